@@ -1,0 +1,1 @@
+"""The loop of pacecar; see ARCHITECTURE.md."""

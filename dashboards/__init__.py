@@ -1,0 +1,1 @@
+"""Grafana dashboards of pacecar; see ARCHITECTURE.md."""

@@ -1,0 +1,1 @@
+"""The daemon of pacecar; see ARCHITECTURE.md."""

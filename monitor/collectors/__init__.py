@@ -1,0 +1,1 @@
+"""One file per source; each turns a reading into samples."""

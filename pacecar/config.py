@@ -1,0 +1,212 @@
+"""What did the user ask for?  TOML file < environment < flags, typed, and no key is ever ignored.
+
+A misspelt key that is silently ignored is the worst configuration bug, because the user believes in it.  So an
+unknown key is an error that names the file, the key and the keys that exist; so is a value of a wrong type or out of
+range.  Each section is a typed record beside the bounds and the reason for its default.
+
+    [daemon]              PACECAR_DAEMON_PORT=9850            --port 9850
+    [hook]                PACECAR_HOOK_OVERHEAD_BUDGET=0.01   attach(overhead_budget=0.01)
+    [tune]                PACECAR_TUNE_MODE=exact             attach(tune="exact")
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "DaemonConfig",
+    "HookConfig",
+    "TuneConfig",
+    "default_socket",
+    "load_config",
+]
+
+CONFIG_BYTES_MAX = 1024 * 1024
+"""No hand-written configuration is larger; a wrong path (a log, a device) is."""
+
+Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
+PositiveInt = Annotated[int, Meta(ge=1)]
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used; the message names the place and what is allowed there."""
+
+
+def default_socket(environ: Mapping[str, str] = os.environ) -> str:
+    """Return where daemon and hooks meet when nobody says: the system's socket, else the user's own.
+
+    A daemon run by root (systemd) listens in /run/pacecar; a daemon run by a user cannot write there and takes
+    $XDG_RUNTIME_DIR or /tmp with the uid in the name, so that users do not meet each other's daemon.
+    """
+    system = "/run/pacecar/pacecar.sock"
+    if os.geteuid() == 0 or Path(system).exists():
+        return system
+    runtime = environ.get("XDG_RUNTIME_DIR")
+    return f"{runtime}/pacecar.sock" if runtime else f"/tmp/pacecar-{os.geteuid()}/pacecar.sock"
+
+
+class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The [daemon] section."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=0, le=65535)] = 9850
+    socket: str = msgspec.field(default_factory=default_socket)
+    period_seconds: Annotated[float, Meta(ge=0.1, le=60.0)] = 1.0
+    jitter_ratio: Annotated[float, Meta(ge=0.0, le=0.5)] = 0.1
+    disable: tuple[str, ...] = ()
+    proc_root: str = "/proc"
+    sys_root: str = "/sys"
+    jobs_max: Annotated[int, Meta(ge=1, le=10_000)] = 64
+    ranks_max: Annotated[int, Meta(ge=1, le=100_000)] = 1024
+    job_forget_seconds: Annotated[float, Meta(ge=1.0)] = 900.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class HookConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The [hook] section: what the hook in a training process may do."""
+
+    enabled: bool = True
+    socket: str = msgspec.field(default_factory=default_socket)
+    overhead_budget: Ratio = 0.01
+    windows: bool = True
+    window_warmup_steps: Annotated[int, Meta(ge=1)] = 3
+    window_interval_steps: PositiveInt = 50
+    job: str | None = None
+    run_dir: str | None = None
+
+
+class TuneConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The [tune] section: how far the controller may go."""
+
+    mode: Literal["off", "advise", "exact"] = "exact"
+    exploration_budget: Ratio = 0.01
+    warmup_steps: PositiveInt = 10
+    dead_band: Ratio = 0.01
+    false_accept_rate: Annotated[float, Meta(gt=0.0, le=0.5)] = 0.05
+    bucket_bytes_min: PositiveInt = 256 * 1024
+    bucket_bytes_max: PositiveInt = 256 * 1024 * 1024
+    micro_batch_min: PositiveInt = 1
+    micro_batch_max: PositiveInt = 65_536
+    knobs: tuple[Literal["bucket_bytes", "micro_batch"], ...] = ("micro_batch", "bucket_bytes")
+
+    def __post_init__(self) -> None:
+        for low, high in (
+            ("bucket_bytes_min", "bucket_bytes_max"),
+            ("micro_batch_min", "micro_batch_max"),
+        ):
+            if getattr(self, low) > getattr(self, high):
+                raise ValueError(f"{low} is above {high}")
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All sections."""
+
+    daemon: DaemonConfig = msgspec.field(default_factory=DaemonConfig)
+    hook: HookConfig = msgspec.field(default_factory=HookConfig)
+    tune: TuneConfig = msgspec.field(default_factory=TuneConfig)
+
+
+_SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "daemon": DaemonConfig,
+    "hook": HookConfig,
+    "tune": TuneConfig,
+}
+_ENV_PREFIX = "PACECAR_"
+_ENV_OTHER = frozenset({"PACECAR_CONFIG", "PACECAR_JOB"})
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def load_config(
+    file: str | os.PathLike[str] | None = None,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    flags: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Config:
+    """Return the configuration from a TOML file, the environment and flags, later ones winning.
+
+    `file` None takes $PACECAR_CONFIG, else /etc/pacecar/pacecar.toml if it exists.  `flags` is section -> key -> value;
+    a value of None means that the flag was not given.
+
+    Raises:
+        ConfigError: unreadable file, bad TOML, unknown section or key, wrong type or range; names file and key.
+    """
+    layers: list[tuple[str, dict[str, dict[str, Any]]]] = []
+    path = file or environ.get("PACECAR_CONFIG")
+    if path is None and Path("/etc/pacecar/pacecar.toml").exists():
+        path = "/etc/pacecar/pacecar.toml"
+    if path is not None:
+        layers.append((str(path), _read_toml(Path(path))))
+    layers.append(("environment", _read_environment(environ)))
+    given = {s: {k: v for k, v in keys.items() if v is not None} for s, keys in (flags or {}).items()}
+    layers.append(("flags", given))
+
+    merged: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
+    for origin, sections in layers:
+        for name, keys in sections.items():
+            _check_section(origin, name, keys)
+            merged[name].update(keys)
+    try:
+        return msgspec.convert(merged, Config, strict=True)
+    except msgspec.ValidationError as error:  # each layer was sound, so two layers disagree (min above max)
+        raise ConfigError(f"configuration from {', '.join(o for o, _ in layers)}: {error}") from error
+
+
+def _read_toml(path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        with path.open("rb") as stream:
+            raw = stream.read(CONFIG_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    if len(raw) > CONFIG_BYTES_MAX:
+        raise ConfigError(f"{path}: larger than {CONFIG_BYTES_MAX} bytes, not a configuration file")
+    try:
+        return tomllib.loads(raw.decode("utf-8"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+
+
+def _read_environment(environ: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    sections: dict[str, dict[str, Any]] = {}
+    for variable, text in sorted(environ.items()):
+        if not variable.startswith(_ENV_PREFIX) or variable in _ENV_OTHER:
+            continue
+        section, _, key = variable.removeprefix(_ENV_PREFIX).lower().partition("_")
+        if section not in _SECTIONS:
+            raise ConfigError(f"environment: {variable}: no section [{section}]; there are {', '.join(_SECTIONS)}")
+        struct = _SECTIONS[section]
+        hints = {f.name: f for f in msgspec.structs.fields(struct)}
+        if key not in hints:
+            raise ConfigError(f"environment: {variable}: [{section}] has no key {key!r}; it has {', '.join(hints)}")
+        value: Any = text
+        if "tuple" in str(hints[key].type):
+            value = [part for part in text.split(",") if part]
+        try:
+            sections.setdefault(section, {})[key] = msgspec.convert(value, hints[key].type, strict=False)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"environment: {variable}={text!r}: {error}") from error
+    return sections
+
+
+def _check_section(origin: str, name: str, keys: object) -> None:
+    if name not in _SECTIONS:
+        raise ConfigError(f"{origin}: no section [{name}]; there are {', '.join(_SECTIONS)}")
+    if not isinstance(keys, dict):
+        raise ConfigError(f"{origin}: {name} is a section: write [{name}] and its keys below it")
+    known = {field.name: field for field in msgspec.structs.fields(_SECTIONS[name])}
+    for key, value in keys.items():
+        if key not in known:
+            raise ConfigError(f"{origin}: [{name}] has no key {key!r}; it has {', '.join(known)}")
+        try:
+            msgspec.convert(value, known[key].type, strict=True)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{origin}: [{name}] {key} = {value!r}: {error}") from error

@@ -1,0 +1,1 @@
+"""The main job: a daemon, a real distributed training run and the tuner, in one command."""

@@ -1,0 +1,307 @@
+"""What do the rooms say to each other?  Frozen, typed values and nothing else.
+
+Everything that crosses from one room to another, from the job to the daemon or into a run folder is one of
+these.  Integers of nanoseconds and bytes; `None` where nothing was measured; zero only where zero was read.
+
+Left out on purpose: behaviour.  A record can check its own invariants and add itself up, no more.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Union
+
+import msgspec
+
+__all__ = [
+    "LEDGER_HEADINGS",
+    "Absent",
+    "Decision",
+    "Failed",
+    "Goodbye",
+    "JobHello",
+    "JobRecord",
+    "KnobSwitch",
+    "KnobValue",
+    "Knobs",
+    "Ledger",
+    "Ok",
+    "Outcome",
+    "Sample",
+    "Snapshot",
+    "StepRecord",
+    "TunerStatus",
+    "Verdict",
+]
+
+LEDGER_HEADINGS = (
+    "compute",
+    "exposed_communication",
+    "exposed_copy",
+    "data_wait",
+    "host_bound",
+    "optimizer_host",
+    "checkpoint",
+    "unknown",
+)
+"""The headings whose sum is the wall time of a step, in the order in which people read them."""
+
+KnobValue = Union[int, str]  # noqa: UP007  msgspec resolves it at run time on every Python we support
+
+
+# --- the host road: collectors to board ---------------------------------------------------------
+
+
+class Sample(msgspec.Struct, frozen=True, gc=False):
+    """One number that was read.  It exists only if it was read.
+
+    `metric` is a name in the catalog, `labels` the values of that metric's labels in its order, and `value` is in
+    the metric's *inside* unit (nanoseconds, bytes, milliwatts ...); the exporter alone converts.
+    """
+
+    metric: str
+    labels: tuple[str, ...]
+    value: int | float
+
+
+class Ok(msgspec.Struct, frozen=True, tag="ok"):
+    """The collector read its source; `samples` may still lack what the source did not offer."""
+
+    samples: tuple[Sample, ...]
+
+
+class Absent(msgspec.Struct, frozen=True, tag="absent"):
+    """There is nothing of that kind here, which is healthy: no GPU, no such file.  `reason` says what was missing."""
+
+    reason: str
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The source is there and could not be read.  `samples` are those that were read all the same."""
+
+    reason: str
+    samples: tuple[Sample, ...] = ()
+
+
+Outcome = Ok | Absent | Failed
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """One tick of the daemon.
+
+    `started_ns` is monotonic, `wall_ns` names the instant, `lateness_ns` is how much later than planned the tick
+    began; `outcomes` and `durations_ns` are keyed by the collector's name.
+    """
+
+    tick: int
+    started_ns: int
+    wall_ns: int
+    lateness_ns: int
+    outcomes: dict[str, Outcome]
+    durations_ns: dict[str, int]
+
+    def samples(self) -> list[Sample]:
+        """Return what was read in this tick, in collector order."""
+        return [
+            sample
+            for outcome in self.outcomes.values()
+            if not isinstance(outcome, Absent)
+            for sample in outcome.samples
+        ]
+
+
+# --- the job road: hook to daemon and run folder ------------------------------------------------
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Where a stretch of wall time went, in nanoseconds.  The headings sum to `wall_ns` exactly.
+
+    compute                a compute kernel ran (on CPU: an operator on a training thread)
+    exposed_communication  communication ran and no compute did
+    exposed_copy           only a copy ran
+    data_wait, host_bound, optimizer_host, checkpoint    nothing ran, by cause
+    unknown                what could not be told; never hidden in another heading
+
+    Beside the sum: `communication_ns` is all communication, `overlapped_communication_ns` the part under compute.
+    Raises ValueError when the parts do not add up, so that a wrong ledger cannot exist.
+    """
+
+    wall_ns: int
+    compute_ns: int = 0
+    exposed_communication_ns: int = 0
+    exposed_copy_ns: int = 0
+    data_wait_ns: int = 0
+    host_bound_ns: int = 0
+    optimizer_host_ns: int = 0
+    checkpoint_ns: int = 0
+    unknown_ns: int = 0
+    communication_ns: int = 0
+    overlapped_communication_ns: int = 0
+
+    def __post_init__(self) -> None:
+        parts = self.parts()
+        total = sum(parts.values())
+        if total != self.wall_ns or min(parts.values()) < 0:
+            raise ValueError(f"ledger parts sum to {total} ns, wall time is {self.wall_ns} ns: {parts}")
+        if self.communication_ns != self.exposed_communication_ns + self.overlapped_communication_ns:
+            raise ValueError(
+                f"communication {self.communication_ns} ns is not exposed {self.exposed_communication_ns} ns"
+                f" plus overlapped {self.overlapped_communication_ns} ns"
+            )
+        if self.overlapped_communication_ns < 0:
+            raise ValueError(f"overlapped communication is {self.overlapped_communication_ns} ns")
+
+    def parts(self) -> dict[str, int]:
+        """Return heading -> nanoseconds, in `LEDGER_HEADINGS` order."""
+        return {heading: getattr(self, heading + "_ns") for heading in LEDGER_HEADINGS}
+
+    @property
+    def overlap_ratio(self) -> float | None:
+        """Overlapped communication over all communication (0..1); None when there was none."""
+        if self.communication_ns == 0:
+            return None
+        return self.overlapped_communication_ns / self.communication_ns
+
+    def __add__(self, other: Ledger) -> Ledger:
+        return Ledger(**{f: getattr(self, f) + getattr(other, f) for f in self.__struct_fields__})
+
+
+class Knobs(msgspec.Struct, frozen=True):
+    """The settings in force.  `epoch` counts the switches since attach; ranks of one job must agree on it."""
+
+    epoch: int = 0
+    values: dict[str, KnobValue] = {}
+
+
+class JobHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """Who is speaking: the first frame of every connection."""
+
+    job: str
+    rank: int
+    local_rank: int
+    world_size: int
+    pid: int
+    host: str
+    device: str
+    device_uuid: str | None = None
+    backend: str | None = None
+    framework: str
+    pacecar_version: str
+    parallel: dict[str, int] = {}
+    started_wall_ns: int
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
+    """One optimizer update of one rank.
+
+    Phases (`data_wait_ns` ... `optimizer_ns`) are host timers; None where the hook could not see that phase.  `source`
+    says whether `ledger` was attributed from a profiled window ("exact") or estimated from host timers
+    ("estimate", calibrated by the window `calibration_age_steps` ago; None: never calibrated).  `totals` adds up every
+    step since attach, so a reader that lost records still has right counters.  `overhead_ns` is pacecar's own
+    time on the step path inside this step's wall time.
+    """
+
+    job: str
+    rank: int
+    step: int
+    ended_wall_ns: int
+    wall_ns: int
+    data_wait_ns: int | None
+    forward_ns: int | None
+    backward_ns: int | None
+    optimizer_ns: int | None
+    micro_batches: int | None
+    samples: int | None
+    tokens: int | None
+    ledger: Ledger
+    source: Literal["exact", "estimate"]
+    calibration_age_steps: int | None
+    totals: Ledger
+    total_steps: int
+    total_samples: int | None
+    total_tokens: int | None
+    overhead_ns: int
+    total_overhead_ns: int
+    total_windows: int
+    dropped_records: int
+    knobs: Knobs
+
+
+class KnobSwitch(msgspec.Struct, frozen=True, kw_only=True, tag="switch"):
+    """A knob was turned on one rank, at the boundary after `step`; `duration_ns` is what the call itself took."""
+
+    job: str
+    rank: int
+    decision: int
+    epoch: int
+    step: int
+    knobs: Knobs
+    duration_ns: int
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True, tag="decision"):
+    """The controller wants `knob` at `to_value`.
+
+    `expected_gain_ratio` is the fraction of step time that the model says is saved (0.1: steps take 10 % less
+    time); None when the model cannot tell.  A "trial" is measured and then kept or taken back; "advise" turns
+    nothing.
+    """
+
+    job: str
+    decision: int
+    kind: Literal["trial", "advise"]
+    knob: str
+    from_value: KnobValue
+    to_value: KnobValue
+    step: int
+    wall_ns: int
+    reason: str
+    expected_gain_ratio: float | None
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
+    """What became of a decision.
+
+    `measured_gain_ratio` has `gain_low` and `gain_high` as its confidence sequence; None when nothing was measured.
+    `trial_steps` ran during the trial, `exploration_ns` is the time the trial cost against the old setting
+    (negative when it gained).  `evidence` is the e-value against "no better".
+    """
+
+    job: str
+    decision: int
+    knob: str
+    outcome: Literal["kept", "rolled_back", "barred", "abandoned"]
+    step: int
+    wall_ns: int
+    measured_gain_ratio: float | None
+    gain_low: float | None
+    gain_high: float | None
+    evidence: float | None
+    trial_steps: int
+    exploration_ns: int
+    reason: str
+
+
+class TunerStatus(msgspec.Struct, frozen=True, kw_only=True, tag="tuner"):
+    """What the tuner of one job is doing; sent on every change of `state` and of `detail`."""
+
+    job: str
+    rank: int
+    state: Literal["off", "advising", "warming", "screening", "trial", "watching", "frozen"]
+    detail: str
+    step: int
+    wall_ns: int
+    exploration_ns: int
+    trials: int
+
+
+class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
+    """The hook closes: the job ended or detached."""
+
+    job: str
+    rank: int
+    reason: str
+    wall_ns: int
+
+
+JobRecord = JobHello | StepRecord | KnobSwitch | Decision | Verdict | TunerStatus | Goodbye
+"""What may cross the socket and what a run folder holds."""

@@ -1,0 +1,99 @@
+r"""How does a record cross from a training process to the daemon?
+
+Over a Unix socket of type SOCK_SEQPACKET: connection-oriented, so the daemon knows the peer's uid and pid, and
+message-preserving, so one frame is one message and a bad frame harms only itself.  A byte stream would need
+resynchronizing after a bad length; datagrams would not tell who is gone.
+
+    frame  = "PC" version:u8 0:u8 length:u32be  payload
+    payload = length bytes of MessagePack, one tagged record of `pacecar.records.JobRecord`
+
+Everything here is pure: bytes in, record out, or a FrameError that says what was wrong.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import StrEnum
+
+import msgspec
+
+from pacecar.records import JobRecord
+
+__all__ = ["FRAME_BYTES_MAX", "VERSION", "FrameError", "Refusal", "decode_frame", "encode_frame"]
+
+VERSION = 1
+MAGIC = b"PC"
+_HEADER = struct.Struct(">2sBxI")
+
+FRAME_BYTES_MAX = 64 * 1024
+"""A StepRecord is under 2 KiB; 64 KiB leaves room and stays below the default socket buffer (208 KiB)."""
+
+
+class Refusal(StrEnum):
+    """Why a frame was refused: the label values of the refusal counter."""
+
+    TRUNCATED = "truncated"
+    OVERSIZED = "oversized"
+    MAGIC = "magic"
+    VERSION = "version"
+    MALFORMED = "malformed"
+    NO_HELLO = "no_hello"
+    IDENTITY = "identity"
+    LIMIT = "limit"
+
+
+class FrameError(ValueError):
+    """A frame that cannot be taken.  `refusal` is the reason as a counter label, the message names the detail."""
+
+    def __init__(self, refusal: Refusal, message: str) -> None:
+        super().__init__(message)
+        self.refusal = refusal
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(JobRecord)
+
+
+def encode_frame(record: JobRecord) -> bytes:
+    """Return `record` as one frame.
+
+    Raises:
+        FrameError: the record is larger than FRAME_BYTES_MAX (refusal OVERSIZED).
+    """
+    payload = _encoder.encode(record)
+    if _HEADER.size + len(payload) > FRAME_BYTES_MAX:
+        raise FrameError(
+            Refusal.OVERSIZED,
+            f"a {type(record).__name__} of {len(payload)} bytes is over the frame limit of {FRAME_BYTES_MAX}",
+        )
+    return _HEADER.pack(MAGIC, VERSION, len(payload)) + payload
+
+
+def decode_frame(frame: bytes) -> JobRecord:
+    """Return the record in `frame`.
+
+    Raises:
+        FrameError: truncated, oversized, not pacecar's, of another version, or not a valid record.
+    """
+    if len(frame) > FRAME_BYTES_MAX:
+        raise FrameError(Refusal.OVERSIZED, f"{len(frame)} bytes is over the frame limit of {FRAME_BYTES_MAX}")
+    if len(frame) < _HEADER.size:
+        raise FrameError(Refusal.TRUNCATED, f"{len(frame)} bytes is less than a frame header")
+    magic, version, length = _HEADER.unpack_from(frame)
+    if magic != MAGIC:
+        raise FrameError(Refusal.MAGIC, f"frame begins with {magic!r}, not {MAGIC!r}")
+    if version != VERSION:
+        raise FrameError(
+            Refusal.VERSION,
+            f"frame has version {version}, this side speaks {VERSION}: upgrade the older one",
+        )
+    payload = memoryview(frame)[_HEADER.size :]
+    if len(payload) < length:
+        raise FrameError(Refusal.TRUNCATED, f"header promises {length} bytes, {len(payload)} came")
+    if len(payload) > length:
+        raise FrameError(Refusal.MALFORMED, f"header promises {length} bytes, {len(payload)} came")
+    try:
+        record: JobRecord = _decoder.decode(payload)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise FrameError(Refusal.MALFORMED, f"payload is not a record: {error}") from error
+    return record
