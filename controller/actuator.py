@@ -1,0 +1,44 @@
+"""What can be turned?  The interface that every knob stands behind."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+__all__ = ["Actuator", "ActuatorError"]
+
+
+class ActuatorError(RuntimeError):
+    """A knob could not be turned; the setting before is in force again."""
+
+
+class Actuator(Protocol):
+    """One knob of the running job.  All calls are made on the training thread at a step boundary."""
+
+    @property
+    def knob(self) -> str:
+        """The knob's name in `Knobs.values`."""
+        ...
+
+    def value(self) -> int:
+        """Return the value in force."""
+        ...
+
+    def domain(self) -> tuple[int, ...]:
+        """Return the values that this rank could take, ascending, the present one among them."""
+        ...
+
+    def refusal(self) -> str | None:
+        """Return why this knob must not be turned here, or None.  Asked once, before tuning begins."""
+        ...
+
+    def layout(self) -> str:
+        """Return what must be equal on all ranks for a switch to be safe, in a form that can be hashed."""
+        ...
+
+    def apply(self, value: int) -> None:
+        """Bring the knob to `value`.
+
+        Raises:
+            ActuatorError: it could not be done; the old value is in force.
+        """
+        ...

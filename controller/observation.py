@@ -1,0 +1,93 @@
+"""What does a policy see, and what may it ask for?  The values between the pure middle and the edges.
+
+A policy runs on rank 0 only.  It sees one Observation a step, with the pace of the *slowest* rank, because that is
+the pace of the job; it answers with a Turn (please bring the knobs to these values) and with records for people.
+It never touches torch, a clock or a process group, so recorded observations replay exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from pacecar.records import Decision, Ledger, TunerStatus, Verdict
+
+__all__ = ["Facts", "KnobSpace", "Observation", "Policy", "Turn"]
+
+
+@dataclass(frozen=True, slots=True)
+class KnobSpace:
+    """One knob that every rank is able to turn: its value at the start and the values it may take, ascending."""
+
+    knob: str
+    value: int
+    domain: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What does not change while the job runs.
+
+    `gradient_bytes` holds the size of each synchronized gradient in the order in which they become ready in
+    backward (as DDP's Reducer recorded it); empty when the model is not under DDP.  `batch_samples` is the number
+    of samples of one rank and step, None when unknown.
+    """
+
+    job: str
+    world_size: int
+    gradient_bytes: tuple[int, ...] = ()
+    batch_samples: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One step of the job.
+
+    `pace_ns` is the slowest rank's wall time.  `values` were in force during the whole step.  The phases and the
+    ledger are rank 0's own, `exact` says whether that ledger came from a profiled window.  A `profiled` step carries a
+    window's cost on some rank, so its pace must not be judged.
+    """
+
+    step: int
+    wall_ns: int
+    values: dict[str, int]
+    pace_ns: int
+    profiled: bool = False
+    ledger: Ledger | None = None
+    exact: bool = False
+    forward_ns: int | None = None
+    backward_ns: int | None = None
+    optimizer_ns: int | None = None
+    data_wait_ns: int | None = None
+    micro_batches: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Bring the knobs to `values` (every knob named) on all ranks, for `decision`, as soon as they agree."""
+
+    decision: int
+    values: dict[str, int] = field(default_factory=dict)
+
+
+class Policy(Protocol):
+    """Something that decides.  Calls come in step order, from one thread."""
+
+    def begin(self, facts: Facts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
+        """Learn what can be turned; called once, before the first observation."""
+        ...
+
+    def advance(
+        self, observations: Sequence[Observation]
+    ) -> tuple[Turn | None, list[Decision | Verdict | TunerStatus]]:
+        """Take the steps since the last call; return a wish, if any, and what people should know.
+
+        A Turn is carried out some steps later, or never if the ranks do not agree: observations say which values
+        are in force, and a policy judges by that alone.
+        """
+        ...
+
+    def finish(self) -> list[Decision | Verdict | TunerStatus]:
+        """The job ends; return verdicts (outcome "abandoned") for whatever is still open."""
+        ...
