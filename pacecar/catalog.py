@@ -91,7 +91,7 @@ CATALOG: tuple[Metric, ...] = (
         Subject.HOST,
         ("host_cpu_seconds_total", _C, _NS, "mode", "CPU time of all processors by mode."),
         ("host_cpu_utilization_ratio", _G, _R, "", "Share of CPU time not idle nor waiting for I/O, over the last tick."),
-        ("host_cpu_count", _G, _N, "", "Logical processors that are online."),
+        ("host_cpus_online", _G, _N, "", "Logical processors that are online."),
         ("host_load_average", _G, _N, "window", "Runnable and uninterruptible tasks, averaged over the window."),
         ("host_context_switches_total", _C, _N, "", "Context switches since boot."),
         ("host_memory_size_bytes", _G, _B, "", "Physical memory."),
