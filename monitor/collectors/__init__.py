@@ -1,1 +1,1 @@
-"""One file per source; each turns a reading into samples."""
+"""What does this machine say about itself?  One file per source; each turns a reading into samples."""

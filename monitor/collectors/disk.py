@@ -1,0 +1,138 @@
+"""How busy are the disks, and how full?  /proc/diskstats for whole disks, statvfs for local file systems.
+
+Partitions are left out: their I/O is in the disk's line already.  So are loop and RAM disks, which are memory or a
+file on another disk.  Network file systems are left out too: statvfs on a server that is gone hangs, and a monitor
+must not.  /dev/shm is kept although it is memory, because data loaders die when it is full.
+
+Source: Documentation/admin-guide/iostats.rst; a sector is 512 bytes there whatever the disk says; proc(5), mountinfo.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pacecar.monitor.collectors.reading import Files, Reading, whole
+from pacecar.records import Outcome
+
+__all__ = ["DiskCollector"]
+
+SECTOR_BYTES = 512
+DEVICES_MAX = 256
+FILESYSTEMS_MAX = 64
+
+_MEMORY_DISK = re.compile(r"(loop|ram|zram|fd|sr)\d+")
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+
+
+class DiskStat(NamedTuple):
+    """One line of diskstats."""
+
+    device: str
+    reads: int
+    read_bytes: int
+    writes: int
+    written_bytes: int
+    busy_ns: int
+
+
+class Mount(NamedTuple):
+    """One line of mountinfo, as far as we need it."""
+
+    device: str
+    root: str
+    mountpoint: str
+    kind: str
+    source: str
+
+
+class DiskCollector:
+    """Disk counters and the room in local file systems."""
+
+    name = "disk"
+
+    def __init__(self, files: Files, *, statvfs: Callable[[str], os.statvfs_result] = os.statvfs) -> None:
+        self._files = files
+        self._statvfs = statvfs
+
+    def collect(self) -> Outcome:
+        """Read diskstats, and ask each local file system for its room."""
+        reading = Reading(self._files)
+        self._disks(reading)
+        self._filesystems(reading)
+        return reading.outcome()
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _disks(self, reading: Reading) -> None:
+        stats = reading.lines(self._files.proc / "diskstats", parse_diskstats_line)
+        if not stats:
+            return
+        whole_disks = reading.names(self._files.sys / "block")
+        if whole_disks is not None:  # in sysfs a slash in a device name is written "!"
+            known = {name.replace("!", "/") for name in whole_disks}
+            stats = [stat for stat in stats if stat.device in known]
+        for stat in reading.first(stats, DEVICES_MAX, "disks"):
+            reading.add("pacecar_host_disk_reads_total", stat.reads, stat.device)
+            reading.add("pacecar_host_disk_read_bytes_total", stat.read_bytes, stat.device)
+            reading.add("pacecar_host_disk_writes_total", stat.writes, stat.device)
+            reading.add("pacecar_host_disk_written_bytes_total", stat.written_bytes, stat.device)
+            reading.add("pacecar_host_disk_busy_seconds_total", stat.busy_ns, stat.device)
+
+    def _filesystems(self, reading: Reading) -> None:
+        mounts = local_filesystems(reading.lines(self._files.proc / "self" / "mountinfo", parse_mountinfo_line))
+        for mount in reading.first(mounts, FILESYSTEMS_MAX, "file systems"):
+            try:
+                room = self._statvfs(mount.mountpoint)
+            except FileNotFoundError:  # unmounted since the list was read
+                reading.lack(f"{mount.mountpoint}: gone")
+                continue
+            except OSError as error:
+                reading.fail(f"{mount.mountpoint}: {error.strerror or error}")
+                continue
+            reading.add("pacecar_host_filesystem_size_bytes", room.f_blocks * room.f_frsize, mount.mountpoint)
+            reading.add("pacecar_host_filesystem_available_bytes", room.f_bavail * room.f_frsize, mount.mountpoint)
+
+
+def parse_diskstats_line(line: str) -> DiskStat | None:
+    """Return one disk's counters; None for disks in memory; raises ValueError."""
+    fields = line.split()
+    if len(fields) < 14:
+        raise ValueError(f"{len(fields)} fields where at least 14 are due")
+    if _MEMORY_DISK.fullmatch(fields[2]):
+        return None
+    return DiskStat(
+        device=fields[2],
+        reads=whole(fields[3]),
+        read_bytes=whole(fields[5]) * SECTOR_BYTES,
+        writes=whole(fields[7]),
+        written_bytes=whole(fields[9]) * SECTOR_BYTES,
+        busy_ns=whole(fields[12]) * 1_000_000,
+    )
+
+
+def parse_mountinfo_line(line: str) -> Mount:
+    """Return one mount; raises ValueError or IndexError."""
+    before, dash, after = line.partition(" - ")
+    if dash == "":
+        raise ValueError("no ` - ` before the file system type")
+    fields, tail = before.split(" "), after.split(" ")
+    return Mount(fields[2], _unescape(fields[3]), _unescape(fields[4]), tail[0], _unescape(tail[1]))
+
+
+def local_filesystems(mounts: list[Mount]) -> list[Mount]:
+    """Return one mount for each local file system, by mount point: the whole one before a bind of a part of it."""
+    chosen: dict[str, Mount] = {}
+    on_top: dict[str, Mount] = {mount.mountpoint: mount for mount in mounts}  # a later mount hides an earlier one
+    for mount in sorted(on_top.values(), key=lambda m: (m.root != "/", len(m.mountpoint), m.mountpoint)):
+        overlay_root = mount.mountpoint == "/" and mount.kind == "overlay"
+        if mount.source.startswith("/dev/") or overlay_root or mount.mountpoint == "/dev/shm":
+            chosen.setdefault(mount.device, mount)
+    return sorted(chosen.values(), key=lambda m: m.mountpoint)
+
+
+def _unescape(text: str) -> str:
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)
