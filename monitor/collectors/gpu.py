@@ -150,9 +150,7 @@ class GpuCollector:
                 self._ask(gpu, samples, failures)
             except GpuLostError as error:
                 failures.append(f"gpu {gpu.label}: {error}")
-            except (
-                DriverStoppedError
-            ) as error:  # the driver was reloaded: old handles are void, open anew at the next tick
+            except DriverStoppedError as error:  # old handles are void: open anew at the next tick
                 self.close()
                 self._look_again_ns = None
                 return Failed(f"gpu {gpu.label}: {error}", tuple(samples))

@@ -1,0 +1,59 @@
+"""What is known right now?  The latest snapshot of the host, and the jobs; one lock, and values out.
+
+Ticks and the inbox write, scrapes read.  A reader gets frozen values, so that it can take its time over them and a
+slow scrape holds up nobody.
+
+Left out on purpose: history.  Prometheus is the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.monitor.jobs import Jobs, JobView
+from pacecar.records import JobHello, JobRecord, Snapshot
+
+__all__ = ["Board"]
+
+_log = logging.getLogger(__name__)
+
+
+class Board:
+    """The latest snapshot and the jobs.  All methods may be called from any thread."""
+
+    def __init__(self, clock: Clock, *, jobs_max: int, ranks_max: int, job_forget_seconds: float) -> None:
+        self._lock = threading.Lock()
+        self._snapshot: Snapshot | None = None
+        self._jobs = Jobs(
+            clock, jobs_max=jobs_max, ranks_max=ranks_max, forget_ns=int(job_forget_seconds * NS_PER_SECOND)
+        )
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """Make `snapshot` the latest, and forget the jobs that said nothing for too long."""
+        with self._lock:
+            self._snapshot = snapshot
+            gone = self._jobs.forget()
+        for name in gone:
+            _log.info("job %s: forgotten, it said nothing for too long", name)
+
+    def snapshot(self) -> Snapshot | None:
+        """Return the latest snapshot; None before the first tick."""
+        with self._lock:
+            return self._snapshot
+
+    def jobs(self) -> tuple[JobView, ...]:
+        """Return the jobs as they are now."""
+        with self._lock:
+            return self._jobs.view()
+
+    def take(self, record: JobRecord, *, hello: JobHello, uid: int, owner: int) -> None:
+        """Take a job's record; raises FrameError as `Jobs.take` does."""
+        with self._lock:
+            self._jobs.take(record, hello=hello, uid=uid, owner=owner)
+
+    def leave(self, hello: JobHello, owner: int) -> bool:
+        """Note that the connection `owner` is gone; return whether it went without a goodbye."""
+        with self._lock:
+            return self._jobs.leave(hello, owner)

@@ -1,0 +1,253 @@
+"""Which jobs are training here, and what did each rank last say?
+
+Counters are the hook's own totals, which travel in every step record; so records that were dropped on the way, or a
+daemon that was restarted, lose nothing.  What is counted here (switches, decisions, verdicts) counts what arrived.
+
+Everything is bounded: jobs, ranks, recent decisions, knobs.  A job that says nothing for `job_forget_seconds` is
+forgotten with all its series.  A finished job makes room for a new one; a running one never does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+import msgspec
+
+from pacecar.clock import Clock
+from pacecar.records import (
+    Decision,
+    Goodbye,
+    JobHello,
+    JobRecord,
+    KnobSwitch,
+    StepRecord,
+    TunerStatus,
+    Verdict,
+)
+from pacecar.wire import FrameError, Refusal
+
+__all__ = ["JobView", "Jobs", "RankView", "Tally"]
+
+RECENT_MAX = 32
+"""Decisions and verdicts of a job that are kept to show; their counts go on."""
+
+TALLIES_MAX = 256
+"""Kinds of decision or verdict counted for one job; further kinds are not counted one by one."""
+
+
+class Tally(msgspec.Struct, frozen=True):
+    """How many decisions (or verdicts) on `knob` were of a kind (or had an outcome)."""
+
+    knob: str
+    what: str
+    count: int
+
+
+class RankView(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank as it was at one moment."""
+
+    hello: JobHello
+    connected: bool
+    step: StepRecord | None
+    step_age_ns: int | None
+    switch: KnobSwitch | None
+    switches: int
+    goodbye: Goodbye | None
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    """One job as it was at one moment."""
+
+    job: str
+    ranks: tuple[RankView, ...]
+    tuner: TunerStatus | None
+    decisions: tuple[Decision, ...]
+    verdicts: tuple[Verdict, ...]
+    decision_tallies: tuple[Tally, ...]
+    verdict_tallies: tuple[Tally, ...]
+    expected_gain: dict[str, float]
+    measured_gain: dict[str, float]
+
+
+class _Rank:
+    def __init__(self, hello: JobHello, owner: int) -> None:
+        self.hello = hello
+        self.owner = owner
+        self.connected = True
+        self.step: StepRecord | None = None
+        self.step_ns: int | None = None
+        self.switch: KnobSwitch | None = None
+        self.switches = 0
+        self.goodbye: Goodbye | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.goodbye is not None or not self.connected
+
+    def view(self, now_ns: int) -> RankView:
+        return RankView(
+            hello=self.hello,
+            connected=self.connected,
+            step=self.step,
+            step_age_ns=None if self.step_ns is None else now_ns - self.step_ns,
+            switch=self.switch,
+            switches=self.switches,
+            goodbye=self.goodbye,
+        )
+
+
+class _Job:
+    def __init__(self, name: str, uid: int, now_ns: int) -> None:
+        self.name = name
+        self.uid = uid
+        self.heard_ns = now_ns
+        self.ranks: dict[int, _Rank] = {}
+        self.tuner: TunerStatus | None = None
+        self.decisions: deque[Decision] = deque(maxlen=RECENT_MAX)
+        self.verdicts: deque[Verdict] = deque(maxlen=RECENT_MAX)
+        self.decision_tallies: Counter[tuple[str, str]] = Counter()
+        self.verdict_tallies: Counter[tuple[str, str]] = Counter()
+        self.expected_gain: dict[str, float] = {}
+        self.measured_gain: dict[str, float] = {}
+
+    def decide(self, decision: Decision) -> None:
+        self.decisions.append(decision)
+        _tally(self.decision_tallies, (decision.knob, decision.kind))
+        if decision.expected_gain_ratio is not None and (decision.knob, decision.kind) in self.decision_tallies:
+            self.expected_gain[decision.knob] = decision.expected_gain_ratio
+
+    def judge(self, verdict: Verdict) -> None:
+        self.verdicts.append(verdict)
+        _tally(self.verdict_tallies, (verdict.knob, verdict.outcome))
+        if verdict.measured_gain_ratio is not None and (verdict.knob, verdict.outcome) in self.verdict_tallies:
+            self.measured_gain[verdict.knob] = verdict.measured_gain_ratio
+
+    def view(self, now_ns: int) -> JobView:
+        return JobView(
+            job=self.name,
+            ranks=tuple(self.ranks[rank].view(now_ns) for rank in sorted(self.ranks)),
+            tuner=self.tuner,
+            decisions=tuple(self.decisions),
+            verdicts=tuple(self.verdicts),
+            decision_tallies=tuple(Tally(*key, count) for key, count in self.decision_tallies.items()),
+            verdict_tallies=tuple(Tally(*key, count) for key, count in self.verdict_tallies.items()),
+            expected_gain=dict(self.expected_gain),
+            measured_gain=dict(self.measured_gain),
+        )
+
+
+def _tally(tallies: Counter[tuple[str, str]], key: tuple[str, str]) -> None:
+    if key in tallies or len(tallies) < TALLIES_MAX:
+        tallies[key] += 1
+
+
+class Jobs:
+    """All jobs of this node.  Not safe for threads by itself: the board holds the lock."""
+
+    def __init__(self, clock: Clock, *, jobs_max: int, ranks_max: int, forget_ns: int) -> None:
+        self._clock = clock
+        self._jobs_max = jobs_max
+        self._ranks_max = ranks_max
+        self._forget_ns = forget_ns
+        self._jobs: dict[str, _Job] = {}
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def view(self) -> tuple[JobView, ...]:
+        """Return all jobs that are not forgotten, by name."""
+        self.forget()
+        now = self._clock.monotonic_ns()
+        return tuple(self._jobs[name].view(now) for name in sorted(self._jobs))
+
+    def forget(self) -> list[str]:
+        """Drop the jobs that said nothing for too long, and return their names."""
+        now = self._clock.monotonic_ns()
+        gone = [name for name, job in self._jobs.items() if now - job.heard_ns >= self._forget_ns]
+        for name in gone:
+            del self._jobs[name]
+        return gone
+
+    def take(self, record: JobRecord, *, hello: JobHello, uid: int, owner: int) -> None:
+        """Take a record from the connection `owner` of user `uid` that introduced itself by `hello`.
+
+        Raises:
+            FrameError: LIMIT when there is no room for another job or rank; IDENTITY when the job is another
+                user's, or the rank has said hello on a newer connection.
+        """
+        now = self._clock.monotonic_ns()
+        job, rank = self._enter(hello, uid, owner, now)
+        if isinstance(record, JobHello):
+            rank = self._greet(job, rank, record, owner)
+        elif rank.owner != owner:
+            raise FrameError(Refusal.IDENTITY, f"rank {hello.rank} of job {hello.job!r} speaks on a newer connection")
+        job.heard_ns = now
+        match record:
+            case StepRecord():
+                rank.step, rank.step_ns = record, now
+            case KnobSwitch():
+                rank.switch = record
+                rank.switches += 1
+            case Decision():
+                job.decide(record)
+            case Verdict():
+                job.judge(record)
+            case TunerStatus():
+                job.tuner = record
+            case Goodbye():
+                rank.goodbye = record
+            case JobHello():
+                pass
+
+    def leave(self, hello: JobHello, owner: int) -> bool:
+        """Note that the connection `owner` is gone; return whether it went without a goodbye."""
+        job = self._jobs.get(hello.job)
+        rank = job.ranks.get(hello.rank) if job is not None else None
+        if rank is None or rank.owner != owner:
+            return False
+        rank.connected = False
+        return rank.goodbye is None
+
+    def _enter(self, hello: JobHello, uid: int, owner: int, now: int) -> tuple[_Job, _Rank]:
+        """Return job and rank of `hello`, made if need be: also for a job that was forgotten and speaks again."""
+        job = self._jobs.get(hello.job)
+        if job is not None and job.uid != uid:
+            raise FrameError(Refusal.IDENTITY, f"job {hello.job!r} belongs to uid {job.uid}, not to uid {uid}")
+        rank = job.ranks.get(hello.rank) if job is not None else None
+        if job is not None and rank is not None:
+            return job, rank
+        self._make_room(hello.job)
+        if job is None:
+            if len(self._jobs) >= self._jobs_max:
+                raise FrameError(Refusal.LIMIT, f"job {hello.job!r} is beyond jobs_max = {self._jobs_max}")
+            job = _Job(hello.job, uid, now)
+        if sum(len(other.ranks) for other in self._jobs.values()) >= self._ranks_max:
+            raise FrameError(
+                Refusal.LIMIT,
+                f"rank {hello.rank} of job {hello.job!r} is beyond ranks_max = {self._ranks_max}",
+            )
+        self._jobs[hello.job] = job
+        rank = job.ranks[hello.rank] = _Rank(hello, owner)
+        return job, rank
+
+    def _greet(self, job: _Job, rank: _Rank, hello: JobHello, owner: int) -> _Rank:
+        """Return the rank after a hello: the same attach goes on where it was, a new one starts anew."""
+        same = (rank.hello.pid, rank.hello.started_wall_ns) == (hello.pid, hello.started_wall_ns)
+        if not same:
+            rank = job.ranks[hello.rank] = _Rank(hello, owner)
+        rank.hello, rank.owner, rank.connected, rank.goodbye = hello, owner, True, None
+        return rank
+
+    def _make_room(self, newcomer: str) -> None:
+        """Forget the finished job that was silent longest, when there is no room without it."""
+        self.forget()
+        full = len(self._jobs) >= self._jobs_max and newcomer not in self._jobs
+        if not full and sum(len(job.ranks) for job in self._jobs.values()) < self._ranks_max:
+            return
+        over = [
+            job
+            for job in self._jobs.values()
+            if job.name != newcomer and all(rank.is_over for rank in job.ranks.values())
+        ]
+        if over:
+            del self._jobs[min(over, key=lambda job: job.heard_ns).name]

@@ -1,0 +1,60 @@
+"""When is the next tick?  A beat of deadlines that does not drift, is not regular and never queues up.
+
+`sleep(period)` drifts by the work's duration.  An exact grid aliases: a training job is periodic too, and a sampler that
+always looks at the same phase of the step sees one phase.  So each deadline lies on the grid plus a random part of
+`jitter_ratio` of the period; what was missed because the work took longer is left out and counted, never made up for
+in a burst.
+
+Left out on purpose: what happens at a tick.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from pacecar.clock import NS_PER_SECOND, Clock
+
+__all__ = ["Beat", "beats"]
+
+
+class Beat(NamedTuple):
+    """One tick: its number, when it began, how late that was, and how many ticks were missed since the start."""
+
+    number: int
+    started_ns: int
+    lateness_ns: int
+    missed: int
+
+
+def beats(
+    clock: Clock,
+    wait: Callable[[float], bool],
+    *,
+    period_ns: int,
+    jitter_ratio: float,
+    chance: random.Random,
+) -> Iterator[Beat]:
+    """Yield a beat at each deadline, the first at once, until `wait` says that it is over.
+
+    `wait(seconds)` sleeps and returns True to stop, as threading.Event.wait does.
+    """
+    assert period_ns > 0, "a beat needs a period"
+    assert 0 <= jitter_ratio <= 0.5, "more jitter than half a period would let deadlines overtake each other"
+    origin = clock.monotonic_ns()
+    slot = number = missed = 0
+    while True:
+        jitter = int(chance.random() * jitter_ratio * period_ns) if slot else 0
+        deadline = origin + slot * period_ns + jitter
+        while (remaining := deadline - clock.monotonic_ns()) > 0:
+            if wait(remaining / NS_PER_SECOND):
+                return
+        if wait(0):
+            return
+        now = clock.monotonic_ns()
+        yield Beat(number, now, now - deadline, missed)
+        number += 1
+        following = max(slot + 1, (clock.monotonic_ns() - origin) // period_ns)
+        missed += following - slot - 1
+        slot = following
