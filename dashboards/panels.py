@@ -1,0 +1,292 @@
+"""What is a panel of ours made of?  A title, a sentence of help, queries, a unit and a word for when there is nothing.
+
+grafanalib would let each be left out, and the result is the dashboard that everybody knows: "No data", and nobody can
+say whether that is good news.  So here none of them has a default.  The help of each panel ends with what the catalog
+says about the metrics it draws.
+
+Positions are computed: panels of a row flow from left to right, so that none can overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grafanalib import core
+
+from pacecar.dashboards.palette import NEUTRAL
+from pacecar.dashboards.queries import metrics_in
+
+__all__ = [
+    "DATASOURCE",
+    "Query",
+    "Section",
+    "Steps",
+    "bar_chart",
+    "colour",
+    "columns",
+    "look",
+    "place",
+    "stat",
+    "state_timeline",
+    "table",
+    "time_series",
+]
+
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+GRID_COLUMNS = 24
+ROW_HEIGHT = 1
+
+Steps = Sequence[tuple[float, str]]
+"""Thresholds: from this value on, this colour.  Below the first the colour is neutral."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One PromQL expression and the name of its series; `instant` asks for the last value only."""
+
+    expression: str
+    legend: str
+    instant: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A row of the dashboard: `panels` as (width, height, panel) in reading order."""
+
+    title: str
+    panels: Sequence[tuple[int, int, core.Panel]]
+    collapsed: bool = False
+
+
+def _targets(queries: Sequence[Query], *, as_table: bool = False) -> list[core.Target]:
+    assert 0 < len(queries) <= 26, "refIds are one letter"
+    return [
+        core.Target(
+            expr=query.expression,
+            legendFormat=query.legend,
+            refId=chr(ord("A") + index),
+            instant=query.instant,
+            format="table" if as_table else "time_series",
+            datasource=DATASOURCE,
+        )
+        for index, query in enumerate(queries)
+    ]
+
+
+def _help(text: str, queries: Sequence[Query]) -> str:
+    lines = [f"- `{metric.name}`: {metric.help}" for metric in metrics_in(q.expression for q in queries)]
+    return "\n".join([text, "", *lines])
+
+
+def _thresholds(steps: Steps) -> list[dict[str, Any]]:
+    # The first step has no value: Grafana reads it as "from minus infinity".
+    return [{"color": NEUTRAL}, *({"value": value, "color": shade} for value, shade in steps)]
+
+
+def colour(series: str, shade: str) -> dict[str, Any]:
+    """Return the override that draws the series called `series` in `shade`."""
+    return look(series, color={"mode": "fixed", "fixedColor": shade})
+
+
+def look(series: str, *, regex: bool = False, **properties: object) -> dict[str, Any]:
+    """Return an override of field properties for the series called `series` (dots are written `__`)."""
+    return {
+        "matcher": {"id": "byRegexp" if regex else "byName", "options": series},
+        "properties": [{"id": name.replace("__", "."), "value": value} for name, value in properties.items()],
+    }
+
+
+def columns(*names: str) -> dict[str, Any]:
+    """Return the transformation that keeps the columns `names` of a table and puts them in this order."""
+    order = {name: index for index, name in enumerate(names)}
+    return {
+        "id": "organize",
+        "options": {
+            "includeByName": dict.fromkeys(names, True),
+            "indexByName": order,
+            "excludeByName": {},
+            "renameByName": {},
+        },
+    }
+
+
+def time_series(
+    title: str,
+    text: str,
+    queries: Sequence[Query],
+    *,
+    unit: str,
+    empty: str,
+    stacked: bool = False,
+    stepped: bool = False,
+    limit: float | None = None,
+    thresholds: Steps = (),
+    overrides: Iterable[Mapping[str, Any]] = (),
+    repeat: str | None = None,
+) -> core.TimeSeries:
+    """Return a panel of lines over time.  `empty` is what it says when there is no series at all.
+
+    `limit` fixes the top of the axis (1 for shares of a whole).  `repeat` names the variable to repeat it for.
+    """
+    return core.TimeSeries(
+        title=title,
+        description=_help(text, queries),
+        dataSource=DATASOURCE,
+        targets=_targets(queries),
+        unit=unit,
+        thresholds=_thresholds(thresholds),
+        thresholdsStyleMode="dashed" if thresholds else "off",
+        fillOpacity=80 if stacked else 0,
+        lineWidth=0 if stacked else 1,
+        stacking={"mode": "normal", "group": "A"} if stacked else {"mode": "none", "group": "A"},
+        lineInterpolation="stepAfter" if stepped else "linear",
+        showPoints="never",
+        legendDisplayMode="table",
+        legendCalcs=["mean", "max", "lastNotNull"],
+        tooltipMode="multi",
+        tooltipSort="none" if stacked else "desc",
+        overrides=list(overrides),
+        maxDataPoints=None,
+        repeat=core.Repeat("h", repeat, 4) if repeat else core.Repeat(),
+        extraJson={"fieldConfig": {"defaults": {"noValue": empty, "min": 0 if stacked else None, "max": limit}}},
+    )
+
+
+def stat(
+    title: str,
+    text: str,
+    queries: Sequence[Query],
+    *,
+    unit: str,
+    empty: str,
+    thresholds: Steps = (),
+    decimals: int | None = None,
+    names: bool = False,
+) -> core.Stat:
+    """Return a panel of one big number per series; `names` writes the series' name beside it."""
+    return core.Stat(
+        title=title,
+        description=_help(text, queries),
+        dataSource=DATASOURCE,
+        targets=_targets(queries),
+        format=unit,
+        noValue=empty,
+        decimals=decimals,
+        color={"mode": "thresholds"},
+        colorMode="value",
+        graphMode="none" if names else "area",
+        reduceCalc="lastNotNull",
+        textMode="value_and_name" if names else "value",
+        maxDataPoints=None,
+        # Stat has a `thresholds` of its own that it never writes; the panel's would stay "".
+        extraJson={"fieldConfig": {"defaults": {"thresholds": {"mode": "absolute", "steps": _thresholds(thresholds)}}}},
+    )
+
+
+def state_timeline(title: str, text: str, queries: Sequence[Query], *, empty: str, shade: str) -> core.StateTimeline:
+    """Return a panel with one bar per series, drawn in `shade` while the series is there."""
+    return core.StateTimeline(
+        title=title,
+        description=_help(text, queries),
+        dataSource=DATASOURCE,
+        targets=_targets(queries),
+        mergeValues=True,
+        showValue="never",
+        fillOpacity=80,
+        colorMode="fixed",
+        maxDataPoints=None,
+        thresholds=_thresholds(()),
+        extraJson={"fieldConfig": {"defaults": {"noValue": empty, "color": {"mode": "fixed", "fixedColor": shade}}}},
+    )
+
+
+def table(
+    title: str,
+    text: str,
+    queries: Sequence[Query],
+    *,
+    empty: str,
+    transformations: Sequence[Mapping[str, Any]],
+    unit: str = "none",
+) -> core.Table:
+    """Return a table of the last values, one row a series, after `transformations`."""
+    return core.Table(
+        title=title,
+        description=_help(text, queries),
+        dataSource=DATASOURCE,
+        targets=_targets(queries, as_table=True),
+        transformations=list(transformations),
+        unit=unit,
+        thresholds=_thresholds(()),
+        maxDataPoints=None,
+        extraJson={"fieldConfig": {"defaults": {"noValue": empty}}},
+    )
+
+
+def bar_chart(
+    title: str,
+    text: str,
+    queries: Sequence[Query],
+    *,
+    unit: str,
+    empty: str,
+    x_field: str,
+    transformations: Sequence[Mapping[str, Any]],
+    overrides: Iterable[Mapping[str, Any]],
+    limit: float,
+) -> core.BarChart:
+    """Return stacked bars, one per value of `x_field`, of the table that `transformations` leave."""
+    return core.BarChart(
+        title=title,
+        description=_help(text, queries),
+        dataSource=DATASOURCE,
+        targets=_targets(queries, as_table=True),
+        transformations=list(transformations),
+        stacking="normal",
+        orientation="auto",
+        showValue="never",
+        fillOpacity=80,
+        tooltipMode="multi",
+        overrides=list(overrides),
+        thresholdSteps=_thresholds(()),
+        maxDataPoints=None,
+        extraJson={
+            "options": {"xField": x_field},
+            "fieldConfig": {"defaults": {"noValue": empty, "unit": unit, "min": 0, "max": limit}},
+        },
+    )
+
+
+def place(sections: Sequence[Section]) -> list[core.Panel]:
+    """Return the panels of all sections with positions and ids, a row panel before each section."""
+    placed: list[core.Panel] = []
+    y = 0
+    for section in sections:
+        row = core.RowPanel(title=section.title, collapsed=section.collapsed, maxDataPoints=None)
+        row.gridPos = core.GridPos(h=ROW_HEIGHT, w=GRID_COLUMNS, x=0, y=y)
+        y += ROW_HEIGHT
+        panels = [panel for _, _, panel in section.panels]
+        bottom = _flow(section, y)
+        if section.collapsed:
+            row.panels = panels  # what a collapsed row holds takes no room until it is opened
+            placed.append(row)
+        else:
+            placed += [row, *panels]
+            y = bottom
+    for number, panel in enumerate((p for top in placed for p in (top, *getattr(top, "panels", ()))), start=1):
+        panel.id = number
+    return placed
+
+
+def _flow(section: Section, top: int) -> int:
+    """Set positions from left to right and line by line, beginning at `top`; return where the section ends."""
+    x, y, bottom = 0, top, top
+    for width, height, panel in section.panels:
+        assert 0 < width <= GRID_COLUMNS, f"{panel.title}: {width} columns"
+        if x + width > GRID_COLUMNS:
+            x, y = 0, bottom
+        panel.gridPos = core.GridPos(h=height, w=width, x=x, y=y)
+        x, bottom = x + width, max(bottom, y + height)
+    return bottom

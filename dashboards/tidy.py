@@ -1,0 +1,51 @@
+"""What of grafanalib's output may reach Grafana?  Only what was said.
+
+grafanalib writes every field that it knows: nulls where nothing was set, `thresholds.steps: ""` where Grafana's code
+expects a list and crashes, fields of Grafana 5 beside those of Grafana 10.  This takes the JSON values and keeps what
+carries meaning.  It is pure: values in, values out.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+__all__ = ["dumps", "tidy"]
+
+LEGACY = frozenset(
+    {
+        # Dashboard: Grafana 5 and older, or set by the importer.
+        "__inputs", "gnetId", "hideControls", "rows", "sharedCrosshair", "style",
+        # Panel.
+        "cacheTimeout", "error", "height", "hideTimeOverride", "minSpan", "span", "editable",
+        # Query and variable.
+        "intervalFactor", "metric", "step", "useTags", "tagsQuery", "tagValuesQuery",
+        "auto", "auto_min", "auto_count",
+    }
+)  # fmt: skip
+"""Fields that Grafana >= 9 does not read."""
+
+ROW_FIELDS = frozenset({"collapsed", "gridPos", "id", "panels", "title", "type"})
+"""All that a row is; grafanalib gives it the queries and thresholds of a panel too."""
+
+
+def tidy(value: Any) -> Any:  # noqa: ANN401  a JSON value is of any type
+    """Return `value` without nulls, without empty strings and without legacy fields, at every depth.
+
+    Empty lists and objects stay: in Grafana they mean "none".  Zero and false stay: they were said.
+    """
+    if isinstance(value, dict):
+        kept = {key: item for key, item in value.items() if key not in LEGACY}
+        if value.get("type") == "row":
+            kept = {key: item for key, item in kept.items() if key in ROW_FIELDS}
+        if "expr" in value:
+            kept.pop("query", None)  # the same text again, for another kind of data source
+        return {key: tidy(item) for key, item in kept.items() if item is not None and item != ""}
+    if isinstance(value, list):
+        return [tidy(item) for item in value if item is not None]
+    return value
+
+
+def dumps(value: Any) -> str:  # noqa: ANN401  a JSON value is of any type
+    """Return `value` as JSON that is the same on every machine: sorted keys, two spaces, a final newline."""
+    return json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"

@@ -1,0 +1,111 @@
+"""Prometheus itself understands every expression, and each finds something in the series of the catalog."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from pacecar.catalog import CATALOG, Kind
+from pacecar.records import LEDGER_HEADINGS
+
+ROOT = Path(__file__).resolve().parents[2]
+VARIABLES = {"$__rate_interval": "1m", "$__range": "5m", "$job": "train", "$rank": ".+", "$node": "node1:9850"}
+VALUES = {
+    "job": ["train"], "rank": ["0", "1"], "heading": list(LEDGER_HEADINGS), "mode": ["idle", "user"],
+    "outcome": ["ok", "failed"], "clock": ["sm", "memory"], "knob": ["bucket_bytes", "micro_batch"],
+    "phase": ["forward", "backward"], "state": ["screening", "watching"],
+}  # fmt: skip
+"""Labels that expressions match on; any other label gets one value."""
+
+
+@pytest.fixture(scope="session")
+def promtool() -> str:
+    found = shutil.which("promtool") or next((str(p) for p in (ROOT / ".tools").glob("**/bin/promtool")), None)
+    if found is None:
+        pytest.skip("promtool is not here: `make tools` fetches it")
+    return found
+
+
+def filled_in(expression: str) -> str:
+    for variable, value in VARIABLES.items():
+        expression = expression.replace(variable, value)
+    assert "$" not in expression.replace('"$', ""), f"a variable without a value in {expression}"
+    return expression
+
+
+def series() -> list[dict[str, str]]:
+    """Every series of the catalog for two ranks on one node: gauges stand at 1, counters grow by 8 every 15 s.
+
+    The headings of the ledger grow by 1 each, so that they sum to the wall time, and overlapped communication is half
+    of all communication.
+    """
+    made = []
+    for metric in CATALOG:
+        choices = [VALUES.get(label, ["x"]) for label in metric.labels]
+        growth = {"pacecar_job_ledger_seconds_total": 1, "pacecar_job_overlapped_communication_seconds_total": 4}
+        values = f"0+{growth.get(metric.name, 8)}x40" if metric.kind is Kind.COUNTER else "1x40"
+        for combination in itertools.product(*choices):
+            pairs = dict(zip(metric.labels, combination, strict=True)) | {"instance": "node1:9850"}
+            labels = ", ".join(f'{label}="{value}"' for label, value in pairs.items())
+            made.append({"series": f"{metric.name}{{{labels}}}", "values": values})
+    return made
+
+
+def check(promtool: str, folder: Path, *questions: dict[str, object]) -> None:
+    test = {
+        "rule_files": [],
+        "evaluation_interval": "15s",
+        "tests": [{"interval": "15s", "input_series": series(), "promql_expr_test": list(questions)}],
+    }
+    file = folder / "test.yml"
+    file.write_text(json.dumps(test), encoding="utf-8")
+    ran = subprocess.run([promtool, "test", "rules", str(file)], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+
+
+def test_promtool_parses_every_expression(promtool, expressions, tmp_path):
+    rules = [
+        {"record": f"panel:{index}:expr", "expr": filled_in(expression), "labels": {"where": where}}
+        for index, (where, expression) in enumerate(expressions.items())
+    ]
+    file = tmp_path / "rules.yml"
+    file.write_text(json.dumps({"groups": [{"name": "panels", "rules": rules}]}), encoding="utf-8")
+    ran = subprocess.run([promtool, "check", "rules", str(file)], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert f"{len(expressions)} rules found" in ran.stdout
+
+
+def test_no_expression_is_empty_when_every_metric_is_there(promtool, expressions, tmp_path):
+    """`absent` of an expression is empty exactly when the expression is not."""
+    questions = [
+        {"expr": f"absent({filled_in(expression)})", "eval_time": "5m", "exp_samples": []}
+        for expression in expressions.values()
+    ]
+    check(promtool, tmp_path, *questions)
+
+
+def test_an_empty_expression_would_be_noticed(promtool, tmp_path):
+    question = {"expr": 'absent(pacecar_job_steps_total{job="other"})', "eval_time": "5m", "exp_samples": []}
+    with pytest.raises(AssertionError, match="got:"):
+        check(promtool, tmp_path, question)
+
+
+def test_ledger_shares_sum_to_one_and_overlap_is_what_was_put_in(promtool, panels, tmp_path):
+    by_title = {panel["title"]: [filled_in(t["expr"]) for t in panel["targets"]] for panel in panels}
+    total = " + ".join(f"({expression})" for expression in by_title["Ledger"])
+    by_rank = by_title["Ledger by rank"][0]
+    whole = [{"labels": "{}", "value": 1000000}]
+    ranks = [{"labels": f'{{rank="{rank}"}}', "value": 1000000} for rank in (0, 1)]
+    halves = [{"labels": f'{{rank="{rank}"}}', "value": 0.5} for rank in (0, 1)]
+    check(
+        promtool,
+        tmp_path,
+        {"expr": f"round(1000000 * ({total}))", "eval_time": "5m", "exp_samples": whole},
+        {"expr": f"round(1000000 * sum by (rank) ({by_rank}))", "eval_time": "5m", "exp_samples": ranks},
+        {"expr": by_title["Overlap ratio"][0], "eval_time": "5m", "exp_samples": halves},
+    )
