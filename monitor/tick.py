@@ -1,7 +1,7 @@
 """When is the next tick?  A beat of deadlines that does not drift, is not regular and never queues up.
 
-`sleep(period)` drifts by the work's duration.  An exact grid aliases: a training job is periodic too, and a sampler that
-always looks at the same phase of the step sees one phase.  So each deadline lies on the grid plus a random part of
+`sleep(period)` drifts by the work's duration.  An exact grid aliases: a training job is periodic too, and a sampler
+that always looks at the same phase of the step sees one phase.  So each deadline lies on the grid plus a random part of
 `jitter_ratio` of the period; what was missed because the work took longer is left out and counted, never made up for
 in a burst.
 

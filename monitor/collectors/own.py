@@ -1,16 +1,16 @@
 """What does the daemon itself cost?  A monitor that does not measure itself cannot claim to be light.
 
-Read at the tick like everything else: a scrape measures nothing.
+Read at the tick like everything else: a scrape measures nothing.  The root of /proc that other collectors may be
+given does not apply: this process knows itself by its own /proc/self.
 """
 
 from __future__ import annotations
 
+import os
 import time
 
-import psutil
-
-from pacecar.monitor.collectors.reading import sample
-from pacecar.records import Failed, Ok, Outcome
+from pacecar.monitor.collectors.reading import Files, Reading, whole
+from pacecar.records import Outcome
 
 __all__ = ["OwnCollector"]
 
@@ -20,17 +20,22 @@ class OwnCollector:
 
     name = "daemon"
 
-    def __init__(self) -> None:
-        self._process = psutil.Process()
+    def __init__(self, files: Files | None = None) -> None:
+        self._files = files or Files()
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
 
     def collect(self) -> Outcome:
         """Read this process's own figures."""
-        spent = sample("pacecar_daemon_cpu_seconds_total", time.process_time_ns())
-        try:
-            resident = self._process.memory_info().rss
-        except (psutil.Error, OSError) as error:
-            return Failed(f"resident memory: {error}", (spent,))
-        return Ok((spent, sample("pacecar_daemon_resident_memory_bytes", resident)))
+        reading = Reading(self._files)
+        reading.add("pacecar_daemon_cpu_seconds_total", time.process_time_ns())
+        for pages in reading.lines(self._files.proc / "self" / "statm", parse_statm):
+            reading.add("pacecar_daemon_resident_memory_bytes", pages * self._page_bytes)
+        return reading.outcome()
 
     def close(self) -> None:
         """Nothing is held open."""
+
+
+def parse_statm(line: str) -> int:
+    """Return the resident pages; raises ValueError or IndexError (proc(5), /proc/pid/statm)."""
+    return whole(line.split()[1])

@@ -1,0 +1,235 @@
+"""How do the hooks' records come in?  One thread, one selector, and no peer that can hold it up.
+
+Any local process may connect and send anything.  So connections are bounded, each gets a bounded turn, a bad frame is
+counted and the connection lives on, and everything that goes wrong is logged once for each connection and reason.
+Nothing is ever sent back: a hook that waited for an answer would make the job wait for the daemon.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import select
+import selectors
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+
+from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.monitor.board import Board
+from pacecar.monitor.conversation import Conversation, Peer, own_pid
+from pacecar.monitor.meeting import Meeting
+from pacecar.records import JobHello
+from pacecar.wire import FRAME_BYTES_MAX, FrameError, Refusal
+
+__all__ = ["CONNECTIONS_MAX", "Inbox"]
+
+CONNECTIONS_MAX = 512
+"""Hooks at one time.  A node has a rank a GPU; this leaves room and stays below the usual 1024 open files."""
+
+FRAMES_PER_TURN = 64
+"""Frames taken from one connection before the next has its turn."""
+
+HELLO_SECONDS = 5
+"""A connection that has not said hello by then makes room when the table is full."""
+
+ACCEPT_PAUSE_SECONDS = 1.0
+"""After accept failed (no file descriptors left): do not spin on a listener that stays readable."""
+
+_PEERCRED = struct.Struct("3i")
+
+_log = logging.getLogger(__name__)
+
+
+class _Connection:
+    """One hook: its socket, what it may say, and which of its faults were logged."""
+
+    def __init__(self, number: int, sock: socket.socket, conversation: Conversation, since_ns: int) -> None:
+        self.number = number
+        self.sock = sock
+        self.conversation = conversation
+        self.since_ns = since_ns
+        self.logged: set[Refusal] = set()
+
+    def __str__(self) -> str:
+        peer, hello = self.conversation.peer, self.conversation.hello
+        who = f"rank {hello.rank} of job {hello.job}, " if hello is not None else ""
+        return f"connection {self.number} ({who}pid {peer.pid}, uid {peer.uid})"
+
+
+class Inbox:
+    """Takes records from hooks and puts them on the board."""
+
+    def __init__(
+        self,
+        meeting: Meeting,
+        board: Board,
+        clock: Clock,
+        *,
+        connections_max: int = CONNECTIONS_MAX,
+        own_pid: Callable[[int], int | None] = own_pid,
+    ) -> None:
+        self._meeting = meeting
+        self._board = board
+        self._clock = clock
+        self._connections_max = connections_max
+        self._own_pid = own_pid
+        self._connections: dict[int, _Connection] = {}
+        self._numbers = itertools.count(1)
+        self._frames = 0
+        self._refused: Counter[Refusal] = Counter()
+        self._buffer = bytearray(FRAME_BYTES_MAX)
+        self._stopping = threading.Event()
+        self._accept_again_ns: int | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def connections(self) -> int:
+        """How many hooks are connected."""
+        return len(self._connections)
+
+    @property
+    def frames(self) -> int:
+        """How many frames were taken in."""
+        return self._frames
+
+    def refused(self) -> dict[Refusal, int]:
+        """Return how many frames were refused, by reason; every reason is there."""
+        return {refusal: self._refused[refusal] for refusal in Refusal}
+
+    def start(self) -> None:
+        """Open the socket and start the thread; raises MeetingError."""
+        self._listener = self._meeting.open()
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._serve, name="pacecar-inbox", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread, hang up on everybody and remove the socket file."""
+        if self._thread is None:
+            return
+        self._stopping.set()
+        os.write(self._wake_write, b"x")
+        self._thread.join()
+        self._thread = None
+        self._meeting.close()
+        self._listener.close()
+        for connection in list(self._connections.values()):
+            connection.sock.close()
+        self._connections.clear()
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _serve(self) -> None:
+        while not self._stopping.is_set():
+            pause = None if self._accept_again_ns is None else ACCEPT_PAUSE_SECONDS
+            for key, _ in self._selector.select(pause):
+                if key.fileobj is self._listener:
+                    self._accept()
+                elif isinstance(key.data, _Connection):
+                    self._hear(key.data)
+            self._resume_accepting()
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            _log.warning("cannot accept a hook: %s; trying again in %s s", error, ACCEPT_PAUSE_SECONDS)
+            self._selector.unregister(self._listener)
+            self._accept_again_ns = self._clock.monotonic_ns() + int(ACCEPT_PAUSE_SECONDS * NS_PER_SECOND)
+            return
+        sock.setblocking(False)
+        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
+        peer = Peer(*_PEERCRED.unpack(credentials))
+        now = self._clock.monotonic_ns()
+        connection = _Connection(next(self._numbers), sock, Conversation(peer, own_pid=self._own_pid), now)
+        if not self._make_room(now):
+            self._refuse(
+                connection,
+                FrameError(Refusal.LIMIT, f"{self._connections_max} hooks are connected already, hung up on this one"),
+            )
+            sock.close()
+            return
+        self._connections[sock.fileno()] = connection
+        self._selector.register(sock, selectors.EVENT_READ, connection)
+        _log.debug("%s: connected", connection)
+
+    def _resume_accepting(self) -> None:
+        if self._accept_again_ns is not None and self._clock.monotonic_ns() >= self._accept_again_ns:
+            self._accept_again_ns = None
+            self._selector.register(self._listener, selectors.EVENT_READ)
+
+    def _make_room(self, now: int) -> bool:
+        """Return whether one more fits, hanging up on the oldest that never said hello if need be."""
+        if len(self._connections) < self._connections_max:
+            return True
+        for connection in self._connections.values():  # in order of age
+            if connection.conversation.hello is None and now - connection.since_ns > HELLO_SECONDS * NS_PER_SECOND:
+                self._refuse(connection, FrameError(Refusal.NO_HELLO, f"no hello in {HELLO_SECONDS} s, hung up"))
+                self._hang_up(connection)
+                return True
+        return False
+
+    def _hear(self, connection: _Connection) -> None:
+        """Take what `connection` has to say, up to its turn."""
+        for _ in range(FRAMES_PER_TURN):
+            try:
+                size, _, flags, _ = connection.sock.recvmsg_into([self._buffer])
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                _log.debug("%s: %s", connection, error)
+                self._lose(connection)
+                return
+            if size == 0 and _is_hung_up(connection.sock):
+                self._lose(connection)
+                return
+            try:
+                if flags & socket.MSG_TRUNC:
+                    raise FrameError(Refusal.OVERSIZED, f"a frame of more than {FRAME_BYTES_MAX} bytes")
+                self._take(connection, bytes(memoryview(self._buffer)[:size]))
+            except FrameError as error:
+                self._refuse(connection, error)
+
+    def _take(self, connection: _Connection, frame: bytes) -> None:
+        record, hello = connection.conversation.take(frame)
+        self._board.take(record, hello=hello, uid=connection.conversation.peer.uid, owner=connection.number)
+        self._frames += 1
+        if isinstance(record, JobHello):
+            _log.info("%s: hello from %s on %s", connection, record.host, record.device)
+
+    def _refuse(self, connection: _Connection, error: FrameError) -> None:
+        self._refused[error.refusal] += 1
+        if error.refusal not in connection.logged:
+            connection.logged.add(error.refusal)
+            _log.warning("%s: refused a frame: %s: %s", connection, error.refusal, error)
+
+    def _lose(self, connection: _Connection) -> None:
+        """The peer is gone: with a goodbye that is the end of a job, without one it is worth a line."""
+        hello = connection.conversation.hello
+        if hello is not None and self._board.leave(hello, connection.number):
+            _log.warning("%s: went without a goodbye", connection)
+        self._hang_up(connection)
+
+    def _hang_up(self, connection: _Connection) -> None:
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(connection.sock)
+        self._connections.pop(connection.sock.fileno(), None)
+        connection.sock.close()
+
+
+def _is_hung_up(sock: socket.socket) -> bool:
+    """Tell the end of a connection from an empty frame: both read as nothing (recv(2))."""
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)
+    return bool(poll.poll(0))

@@ -1,0 +1,145 @@
+"""Where do daemon and hooks meet?  Make the Unix socket, and never take away somebody else's.
+
+A socket file outlives a killed daemon, so "the path exists" says nothing.  Whether anybody listens is found by
+connecting.  A file that nobody listens on is replaced; a live daemon's is not; what is no socket is never removed.
+
+The socket gets its mode before it gets its name, so nobody can connect to a half-made one.
+
+Left out on purpose: a lock against two daemons that start in the same millisecond on one stale file.  The daemon binds
+its port before it comes here, and one port has one daemon.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+__all__ = ["Meeting", "MeetingError"]
+
+BACKLOG = 128
+
+PATH_BYTES_MAX = 107
+"""sockaddr_un.sun_path is 108 bytes with its closing zero (unix(7))."""
+
+SYSTEM_DIRECTORY = Path("/run/pacecar")
+"""Root's meeting place, open to every uid's jobs; any other folder is one user's own."""
+
+_PROBE_SECONDS = 1.0
+
+
+class MeetingError(RuntimeError):
+    """The socket cannot be had; the message names the path and what to do."""
+
+
+class Meeting:
+    """A listening SOCK_SEQPACKET socket with a path."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._inode: tuple[int, int] | None = None
+
+    def open(self) -> socket.socket:
+        """Return the listening, non-blocking socket; raises MeetingError."""
+        length = len(os.fsencode(self.path)) + len(self._suffix)
+        if length > PATH_BYTES_MAX:
+            raise MeetingError(
+                f"socket path {self.path} is {length} bytes long with its temporary suffix, {PATH_BYTES_MAX} are possible:"
+                " choose a shorter one with --socket or [daemon] socket"
+            )
+        self._make_folder()
+        self._clear()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        try:
+            self._name(listener)
+        except OSError as error:
+            listener.close()
+            raise self._refuse(error) from error
+        return listener
+
+    def close(self) -> None:
+        """Remove the socket file if it is still ours."""
+        if self._inode is None:
+            return
+        with suppress(OSError):
+            status = self.path.lstat()
+            if (status.st_dev, status.st_ino) == self._inode:
+                self.path.unlink()
+        self._inode = None
+
+    @property
+    def _suffix(self) -> str:
+        return f".{os.getpid()}"
+
+    def _name(self, listener: socket.socket) -> None:
+        """Bind under a temporary name, set the mode, listen, and only then take the real name."""
+        temporary = self.path.with_name(self.path.name + self._suffix)
+        with suppress(FileNotFoundError):
+            if stat.S_ISSOCK(temporary.lstat().st_mode):  # left by a killed daemon that had our pid
+                temporary.unlink()
+        listener.bind(str(temporary))
+        try:
+            temporary.chmod(0o666 if self.path.parent == SYSTEM_DIRECTORY else 0o600)
+            listener.listen(BACKLOG)
+            os.link(temporary, self.path)  # unlike rename, link does not replace what came in between
+            status = self.path.lstat()
+            self._inode = (status.st_dev, status.st_ino)
+        finally:
+            temporary.unlink()
+
+    def _make_folder(self) -> None:
+        folder = self.path.parent
+        try:
+            folder.mkdir(mode=0o755 if folder == SYSTEM_DIRECTORY else 0o700, parents=True, exist_ok=True)
+            owner = folder.stat().st_uid
+        except OSError as error:
+            raise self._refuse(error) from error
+        if os.geteuid() != 0 and owner not in (0, os.geteuid()):
+            raise MeetingError(
+                f"socket folder {folder} belongs to uid {owner}, who could listen in your place:"
+                " choose another with --socket or [daemon] socket"
+            )
+
+    def _clear(self) -> None:
+        """Remove a socket that nobody listens on; raises MeetingError for everything else that is there."""
+        try:
+            mode = self.path.lstat().st_mode
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self._refuse(error) from error
+        if not stat.S_ISSOCK(mode):
+            raise MeetingError(
+                f"socket path {self.path} is taken by something that is no socket: it is left alone;"
+                " move it away or choose another with --socket or [daemon] socket"
+            )
+        if self._is_live():
+            raise MeetingError(
+                f"a daemon is listening on {self.path} already: stop it, or choose another path with --socket or [daemon] socket"
+            )
+        try:
+            self.path.unlink()
+        except OSError as error:
+            raise self._refuse(error) from error
+
+    def _is_live(self) -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+            probe.settimeout(_PROBE_SECONDS)
+            try:
+                probe.connect(str(self.path))
+            except (ConnectionRefusedError, FileNotFoundError):
+                return False
+            except OSError as error:
+                if error.errno in (errno.EPROTOTYPE, errno.EAGAIN) or isinstance(error, TimeoutError):
+                    return True  # somebody listens: on another type of socket, or too busy to accept
+                raise self._refuse(error) from error
+        return True
+
+    def _refuse(self, error: OSError) -> MeetingError:
+        return MeetingError(
+            f"socket {self.path} cannot be made: {error.strerror or error};"
+            " choose a path that you can write with --socket or [daemon] socket"
+        )
