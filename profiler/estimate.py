@@ -1,0 +1,102 @@
+"""What is the ledger of a step that nobody profiled?
+
+A host timer alone cannot say: "backward took 40 ms" holds compute, hidden and exposed communication and python.  But
+the mix inside one phase changes slowly, while the phases' lengths change from step to step.  So the last exact
+window gives for each phase its own ledger, and a step that was only timed is each phase's length split in that
+proportion, exactly (largest remainder), so that the parts still sum to the wall time.
+
+Never calibrated, only what the timers themselves measure is charged (data wait, checkpoint, pacecar's own time as
+host_bound); all else is unknown.  The mix depends on the knobs, so calibrations are kept by knob values, and an
+estimate that must use another setting's calibration does, and reports its age like any other.
+
+Pure: numbers in, one Ledger out.  Left out: CUDA events, which would follow the device between windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pacecar.profiler.attribution import REST
+from pacecar.records import LEDGER_HEADINGS, Knobs, KnobValue, Ledger
+
+__all__ = ["CALIBRATIONS_MAX", "Calibration", "Calibrations", "estimate", "split"]
+
+CALIBRATIONS_MAX = 64
+"""Settings that are remembered; a tuner tries a few dozen, and the oldest setting is the least likely to return."""
+
+_DIRECT = {"data_wait": "data_wait", "checkpoint": "checkpoint", "overhead": "host_bound"}
+"""Phases that the timers measure by themselves, and the heading that an uncalibrated estimate gives them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What filled each phase in the exact window that ended step `step`."""
+
+    step: int
+    phases: Mapping[str, Ledger]
+
+
+class Calibrations:
+    """The last calibration of each knob setting, at most CALIBRATIONS_MAX."""
+
+    def __init__(self) -> None:
+        self._by_values: dict[frozenset[tuple[str, KnobValue]], Calibration] = {}
+        self._latest: Calibration | None = None
+
+    def add(self, knobs: Knobs, calibration: Calibration) -> None:
+        """Remember `calibration` for the setting `knobs`."""
+        key = frozenset(knobs.values.items())
+        self._by_values.pop(key, None)
+        self._by_values[key] = calibration
+        self._latest = calibration
+        if len(self._by_values) > CALIBRATIONS_MAX:
+            del self._by_values[next(iter(self._by_values))]
+
+    def find(self, knobs: Knobs) -> Calibration | None:
+        """Return this setting's calibration, else the latest of any setting, else None."""
+        return self._by_values.get(frozenset(knobs.values.items()), self._latest)
+
+
+def split(total: int, weights: Sequence[int]) -> list[int]:
+    """Return integers >= 0 in proportion to `weights` that sum to `total` exactly (largest remainder).
+
+    `weights` are >= 0 and not all zero.
+    """
+    mass = sum(weights)
+    assert mass > 0, "nothing to be in proportion to"
+    parts = [total * weight // mass for weight in weights]
+    missing = total - sum(parts)
+    by_remainder = sorted(range(len(weights)), key=lambda i: total * weights[i] % mass, reverse=True)
+    for index in by_remainder[:missing]:
+        parts[index] += 1
+    return parts
+
+
+def estimate(wall_ns: int, phases: Mapping[str, int], calibration: Calibration | None) -> Ledger:
+    """Return the ledger of a step of `wall_ns` whose phases lasted so long; it sums exactly.
+
+    `phases` are disjoint stretches inside the step; what they leave of it is the phase `REST`.  Should timers of a
+    disturbed step sum to more than the step, they are scaled down to it, as only their proportion can be right.
+    """
+    known = {name: duration for name, duration in phases.items() if duration > 0}
+    rest = wall_ns - sum(known.values())
+    if rest < 0:
+        known = dict(zip(known, split(wall_ns, list(known.values())), strict=True))
+        rest = 0
+    parts = dict.fromkeys(LEDGER_HEADINGS, 0)
+    overlapped = 0
+    for name, duration in (*known.items(), (REST, rest)):
+        mix = calibration.phases.get(name) if calibration is not None else None
+        if mix is None or mix.wall_ns == 0:
+            parts[_DIRECT.get(name, "unknown")] += duration
+            continue
+        for heading, share in zip(LEDGER_HEADINGS, split(duration, list(mix.parts().values())), strict=True):
+            parts[heading] += share
+        overlapped += duration * mix.overlapped_communication_ns // mix.wall_ns
+    return Ledger(
+        wall_ns=wall_ns,
+        communication_ns=parts["exposed_communication"] + overlapped,
+        overlapped_communication_ns=overlapped,
+        **{f"{heading}_ns": value for heading, value in parts.items()},
+    )

@@ -1,0 +1,58 @@
+"""What happens when pacecar itself is wrong?  Nothing, to the job.
+
+Every call that torch or the user's loop makes into the hook goes through one boundary.  An exception there is logged
+once with its traceback and swallowed; after FAILURES_MAX the hook is inert.  It is not removed at that moment:
+torch may be iterating over the very table that holds it, and deleting there raises in the user's `optimizer.step()`.
+What is no Exception (KeyboardInterrupt, SystemExit) is the user's business and passes.
+
+The boundary is also the meter: what passes through it is pacecar's own time on the step path.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import ParamSpec
+
+__all__ = ["FAILURES_MAX", "Guard"]
+
+FAILURES_MAX = 3
+
+_log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+
+
+class Guard:
+    """The outer boundary of one hook."""
+
+    def __init__(self, now_ns: Callable[[], int], charge: Callable[[int], None]) -> None:
+        self._now_ns = now_ns
+        self._charge = charge
+        self.failures = 0
+        self.is_alive = True
+
+    def wrap(self, function: Callable[P, None]) -> Callable[P, None]:
+        """Return `function` made harmless, metered, and inert once this guard is dead."""
+        now_ns, charge = self._now_ns, self._charge
+
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+            if not self.is_alive:
+                return
+            start = now_ns()
+            try:
+                function(*args, **kwargs)
+            except Exception:  # noqa: BLE001  the one boundary: the job comes first
+                self._failed(function)
+            charge(now_ns() - start)
+
+        return guarded
+
+    def _failed(self, function: Callable[..., None]) -> None:
+        self.failures += 1
+        name = getattr(function, "__qualname__", repr(function))
+        if self.failures == 1:
+            _log.exception("pacecar failed in %s; training goes on", name)
+        if self.failures >= FAILURES_MAX:
+            self.is_alive = False
+            _log.error("pacecar failed %d times, last in %s; it is off for the rest of this run", self.failures, name)

@@ -1,0 +1,330 @@
+"""Where did each step of this job go?  The hook: the one object of this room that lives in the training process.
+
+It ties the parts together and holds no rule of its own: `phases` says what happens when, `steptimer` adds it up, `window`
+looks exactly now and then within the `budget`, `attribution` turns that into a ledger, `estimate` does for the steps between,
+and a StepRecord goes to the sinks and to `on_boundary`.
+
+    boundary(N)   step N is over: its ledger, its record, on_boundary; then perhaps a window for step N+1
+                  all of that lies inside step N+1's wall time, and is charged there as overhead
+
+On a device job a window opens one step early: kernels that were launched before it are never seen, so the device must
+first run dry of them.  Left out: how records travel (sinks, which belong to the caller), what is tuned (on_boundary).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from torch import nn
+from torch.optim import Optimizer
+
+from pacecar.clock import Clock, SystemClock
+from pacecar.config import HookConfig
+from pacecar.profiler.budget import Budget
+from pacecar.profiler.estimate import Calibration, Calibrations, estimate
+from pacecar.profiler.guard import Guard
+from pacecar.profiler.identity import make_hello, model_device
+from pacecar.profiler.loader import TimedLoader, guess_samples
+from pacecar.profiler.measurement import Measurement, WindowMeter
+from pacecar.profiler.phases import PhaseHooks
+from pacecar.profiler.sink import RecordSink
+from pacecar.profiler.steptimer import StepTimer
+from pacecar.records import Goodbye, JobHello, Knobs, Ledger, StepRecord
+
+__all__ = ["AlreadyAttachedError", "Hook", "make_hello"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class AlreadyAttachedError(RuntimeError):
+    """Another hook is active in this process; the message says where it was started."""
+
+
+_slot = threading.Lock()
+_attached: list[tuple[object, str]] = []
+"""The process's one active hook and where it was started; guarded by `_slot`."""
+
+
+class Hook:
+    """Measures the steps of `model` trained by `optimizer`.
+
+    `optimizer` is a torch.optim.Optimizer: the end of its `step()` ends a step.  `batch_samples` and `batch_tokens`
+    count a batch that `data()` yields; without them the samples are the first dimension of the first tensor and
+    tokens are unknown.  `on_boundary` gets every record on the training thread; what it raises counts as pacecar's failure.
+    The sinks are the caller's: `close()` puts a Goodbye into them and does not close them.
+
+    Raises:
+        TypeError: `optimizer` has no step hooks.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        hello: JobHello,
+        config: HookConfig | None = None,
+        sinks: Sequence[RecordSink] = (),
+        on_boundary: Callable[[StepRecord], None] | None = None,
+        clock: Clock | None = None,
+        batch_samples: Callable[[Any], int | None] | None = None,
+        batch_tokens: Callable[[Any], int | None] | None = None,
+    ) -> None:
+        self._config = config or HookConfig()
+        self._hello = hello
+        self._sinks = tuple(sinks)
+        self._on_boundary = on_boundary
+        self._clock = clock or SystemClock()
+        self._now_ns = self._clock.monotonic_ns
+        self._batch_samples = batch_samples or guess_samples
+        self._batch_tokens = batch_tokens
+        self.knobs = Knobs()
+        """The settings in force; the tuner sets them at a boundary, for the steps that follow."""
+
+        self._timer = StepTimer()
+        self._guard = Guard(self._now_ns, self._charge)
+        self._phases = PhaseHooks(
+            model, optimizer, self._timer, self._guard, now_ns=self._now_ns, boundary=self._boundary
+        )
+        self._meter = WindowMeter(self._clock, on_device=model_device(model).type == "cuda")
+        self._budget = Budget(
+            self._config.overhead_budget,
+            warmup_steps=self._config.window_warmup_steps,
+            interval_steps=self._config.window_interval_steps,
+        )
+        self._calibrations = Calibrations()
+        self._totals = _Totals()
+        self._step = 0
+        self._counted_samples: int | None = None
+        self._counted_tokens: int | None = None
+        self._drawn_samples: int | None = None
+        self._drawn_tokens: int | None = None
+        self._window_price_ns = 0
+        self._in_boundary = False
+        self._is_started = False
+        self._is_closed = False
+
+    # --- life -----------------------------------------------------------------------------------
+
+    @property
+    def is_alive(self) -> bool:
+        """The hook is started, not closed and has not turned itself off."""
+        return self._is_started and not self._is_closed and self._guard.is_alive
+
+    @property
+    def step(self) -> int:
+        """The number of the step under way: how many were finished."""
+        return self._step
+
+    @property
+    def overhead_ratio(self) -> float | None:
+        """What pacecar cost over the job's wall time so far (0..1); None before the first step."""
+        return self._budget.ratio
+
+    def start(self) -> None:
+        """Attach to model and optimizer; the first step counts from the job's first sign of life after this.
+
+        Raises:
+            AlreadyAttachedError: another hook is active in this process.
+        """
+        with _slot:
+            if _attached:
+                raise AlreadyAttachedError(f"pacecar is already attached in this process, at {_attached[0][1]}")
+            _attached.append((self, _caller()))
+        self._is_started = True
+        self._phases.install()
+        begun = self._now_ns()
+        if self._config.windows:
+            self._guard.wrap(self._meter.install)()
+        self._budget.charge(self._now_ns() - begun)
+
+    def close(self, reason: str = "detached") -> None:
+        """Remove every hook, put a Goodbye with `reason` into the sinks, and free the process's slot.
+
+        From inside `on_boundary` the hook is inert at once and removed when the boundary is over.
+        """
+        if self._is_closed or not self._is_started:
+            return
+        self._is_closed = True
+        self._guard.is_alive = False
+        self._meter.uninstall()
+        if not self._in_boundary:
+            self._phases.remove()
+        goodbye = Goodbye(job=self._hello.job, rank=self._hello.rank, reason=reason, wall_ns=self._clock.wall_ns())
+        for sink in self._sinks:
+            sink.put(goodbye)
+        with _slot:
+            _attached[:] = [entry for entry in _attached if entry[0] is not self]
+
+    # --- what the user's loop calls -------------------------------------------------------------
+
+    def data(self, loader: Iterable[T]) -> Iterable[T]:
+        """Return `loader` with its waits timed and its batches counted; iterate it as often as the loader."""
+        return TimedLoader(
+            loader,
+            now_ns=self._now_ns,
+            waited=self._guard.wrap(self._waited),
+            drawn=self._guard.wrap(self._drawn),
+        )
+
+    def count(self, *, samples: int | None = None, tokens: int | None = None) -> None:
+        """Add to this step's samples and tokens; overrides what the hook would guess."""
+        if samples is not None:
+            self._counted_samples = (self._counted_samples or 0) + samples
+        if tokens is not None:
+            self._counted_tokens = (self._counted_tokens or 0) + tokens
+
+    @contextlib.contextmanager
+    def checkpoint(self) -> Iterator[None]:
+        """Charge the time of the body, saving a checkpoint, to the ledger's `checkpoint`."""
+        start = self._now_ns()
+        try:
+            yield
+        finally:
+            self._guard.wrap(self._timer.add)("checkpoint", start, self._now_ns())
+
+    def request_window(self) -> None:
+        """Ask for an exact window soon, as a knob was switched; the budget decides when."""
+        self._budget.request()
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _charge(self, duration_ns: int) -> None:
+        self._timer.in_step_overhead_ns += duration_ns
+
+    def _waited(self, start_ns: int, end_ns: int) -> None:
+        self._timer.begin(start_ns)
+        self._timer.add("data_wait", start_ns, end_ns)
+
+    def _drawn(self, batch: Any) -> None:
+        samples = self._batch_samples(batch)
+        if samples is not None:
+            self._drawn_samples = (self._drawn_samples or 0) + samples
+        if self._batch_tokens is not None:
+            tokens = self._batch_tokens(batch)
+            if tokens is not None:
+                self._drawn_tokens = (self._drawn_tokens or 0) + tokens
+
+    def _boundary(self, now_ns: int) -> None:
+        self._in_boundary = True
+        try:
+            self._finish_step(now_ns)
+        finally:
+            self._in_boundary = False
+            ended = self._now_ns()
+            self._timer.add("overhead", now_ns, ended)
+            self._meter.observed_from(ended)
+
+    def _finish_step(self, now_ns: int) -> None:
+        timer = self._timer
+        assert timer.start_ns is not None, "the optimizer began before it ended"
+        wall_ns = now_ns - timer.start_ns
+        is_profiled = self._meter.is_open
+        measurement = self._measure(timer, now_ns) if is_profiled else None
+        durations, micro_batches = timer.durations, timer.micro_batches
+        backward_ns, own_ns, begun_ns = timer.backward_ns(), timer.in_step_overhead_ns, timer.start_ns
+        samples, tokens = self._take_counts()
+        timer.next_step(now_ns)
+        del begun_ns
+        overhead_ns = self._budget.step(wall_ns, min(own_ns, wall_ns), profiled=is_profiled)
+        if is_profiled and not self._meter.is_open:
+            self._window_price_ns += max(0, overhead_ns - min(own_ns, wall_ns))
+            self._budget.window_taken(self._step, self._window_price_ns + self._now_ns() - now_ns)
+        calibration = self._calibrations.find(self.knobs)
+        ledger = measurement.ledger if measurement is not None else estimate(wall_ns, durations, calibration)
+        self._totals.add(ledger, samples, tokens, overhead_ns)
+        record = StepRecord(
+            job=self._hello.job,
+            rank=self._hello.rank,
+            step=self._step,
+            ended_wall_ns=self._clock.wall_ns(),
+            wall_ns=wall_ns,
+            data_wait_ns=durations.get("data_wait"),
+            forward_ns=durations.get("forward"),
+            backward_ns=backward_ns,
+            optimizer_ns=durations.get("optimizer"),
+            micro_batches=micro_batches or None,
+            samples=samples,
+            tokens=tokens,
+            ledger=ledger,
+            source="exact" if measurement is not None else "estimate",
+            calibration_age_steps=None if calibration is None else self._step - calibration.step,
+            totals=self._totals.ledger,
+            total_steps=self._totals.steps,
+            total_samples=self._totals.samples,
+            total_tokens=self._totals.tokens,
+            overhead_ns=overhead_ns,
+            total_overhead_ns=self._budget.cost_ns,
+            total_windows=self._budget.windows,
+            dropped_records=sum(sink.dropped for sink in self._sinks),
+            knobs=self.knobs,
+        )
+        self._step += 1
+        for sink in self._sinks:
+            sink.put(record)
+        if self._on_boundary is not None:
+            self._on_boundary(record)
+        if self._guard.is_alive and self._config.windows:
+            self._open_window()
+
+    def _take_counts(self) -> tuple[int | None, int | None]:
+        """Return this step's samples and tokens by the best source there is, and begin the next step's."""
+        samples = self._counted_samples
+        if samples is None:
+            samples = self._drawn_samples if self._drawn_samples is not None else self._phases.forward_samples
+        tokens = self._counted_tokens if self._counted_tokens is not None else self._drawn_tokens
+        self._counted_samples = self._counted_tokens = None
+        self._drawn_samples = self._drawn_tokens = self._phases.forward_samples = None
+        return samples, tokens
+
+    def _open_window(self) -> None:
+        if self._meter.is_open:  # the warm step of a device window is over; the next one counts
+            self._timer.keep_marks()
+            return
+        if not self._budget.wants_window(self._step) or not self._meter.may_open():
+            return
+        begun = self._now_ns()
+        self._meter.open()
+        self._window_price_ns = self._now_ns() - begun
+        self._timer.keep_marks()
+
+    def _measure(self, timer: StepTimer, now_ns: int) -> Measurement | None:
+        """Close the window over the step that is ending; None when it was the warm step or saw nothing."""
+        assert timer.start_ns is not None, "a window opens at a boundary"
+        measurement = self._meter.close((timer.start_ns, now_ns), timer.marks or {})
+        if measurement is not None:
+            self._calibrations.add(self.knobs, Calibration(self._step, measurement.phases))
+        return measurement
+
+
+class _Totals:
+    """What all steps since attach add up to; counts are None until one was known."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger(wall_ns=0)
+        self.steps = 0
+        self.samples: int | None = None
+        self.tokens: int | None = None
+
+    def add(self, ledger: Ledger, samples: int | None, tokens: int | None, overhead_ns: int) -> None:
+        self.ledger = self.ledger + ledger
+        self.steps += 1
+        if samples is not None:
+            self.samples = (self.samples or 0) + samples
+        if tokens is not None:
+            self.tokens = (self.tokens or 0) + tokens
+
+
+def _caller() -> str:
+    """Return file:line of the first frame outside pacecar's own hook and facade."""
+    for frame in reversed(traceback.extract_stack(limit=12)[:-2]):
+        if not frame.filename.endswith(("profiler/hook.py", "pacecar/pacer.py")):
+            return f"{frame.filename}:{frame.lineno}"
+    return "an unknown place"

@@ -1,0 +1,98 @@
+"""Who is this process in the job?
+
+A rank number alone does not name a series: two jobs on a node both have a rank 0.  So every record carries a job id that
+all ranks of a job agree on without asking each other: what the user said (PACECAR_JOB), else what the launcher gave
+all of them (torchrun's run id, Slurm's job id), else the script's name and process id, which is right for the one-process
+job that is left.  Ranks come from torch.distributed when it is up, else from the launcher's environment, else the
+process is alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pacecar.clock import Clock, SystemClock
+from pacecar.records import JobHello
+
+__all__ = ["job_id", "make_hello", "model_device"]
+
+JOB_LENGTH_MAX = 128
+"""A job id becomes a label value."""
+
+
+def make_hello(
+    model: nn.Module,
+    *,
+    job: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+    clock: Clock | None = None,
+) -> JobHello:
+    """Return who this process is; `job` (of the configuration) wins over what the environment says.
+
+    Call it after `torch.distributed` was initialized, if it will be.
+    """
+    is_distributed = dist.is_available() and dist.is_initialized()
+    rank = dist.get_rank() if is_distributed else _number(environ, "RANK", "SLURM_PROCID") or 0
+    world_size = dist.get_world_size() if is_distributed else _number(environ, "WORLD_SIZE", "SLURM_NTASKS") or 1
+    local_rank = _number(environ, "LOCAL_RANK", "SLURM_LOCALID")
+    device = model_device(model)
+    is_cuda = device.type == "cuda"
+    if local_rank is None:
+        local_rank = device.index if is_cuda and device.index is not None else rank
+    return JobHello(
+        job=job or job_id(environ),
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world_size,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        device=str(device),
+        device_uuid=_device_uuid(device) if is_cuda else None,
+        backend=dist.get_backend() if is_distributed else None,
+        framework=f"torch {torch.__version__}",
+        pacecar_version=metadata.version("pacecar"),
+        parallel={"data": world_size} if isinstance(model, nn.parallel.DistributedDataParallel) else {},
+        started_wall_ns=(clock or SystemClock()).wall_ns(),
+    )
+
+
+def job_id(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the job id that the environment gives, the same on all ranks of a launched job."""
+    torchrun = environ.get("TORCHELASTIC_RUN_ID")
+    if torchrun == "none":  # torchrun's default names no run; the rendezvous port does, on one machine at a time
+        torchrun = f"torchrun-{environ.get('MASTER_PORT', 'none')}"
+    slurm = environ.get("SLURM_JOB_ID")
+    name = environ.get("PACECAR_JOB") or torchrun or (f"slurm-{slurm}" if slurm else None)
+    if not name:
+        script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else "python"
+        name = f"{script}-{os.getpid()}"
+    return re.sub(r"[^\w.:@+-]", "_", name)[:JOB_LENGTH_MAX]
+
+
+def model_device(model: nn.Module) -> torch.device:
+    """Return where the model's first parameter lives; a model without parameters is on the CPU."""
+    first = next(model.parameters(), None)
+    return first.device if first is not None else torch.device("cpu")
+
+
+def _number(environ: Mapping[str, str], *names: str) -> int | None:
+    for name in names:
+        text = environ.get(name, "")
+        if text.isdigit():
+            return int(text)
+    return None
+
+
+def _device_uuid(device: torch.device) -> str | None:
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return f"GPU-{uuid}" if uuid is not None else None

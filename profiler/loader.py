@@ -1,0 +1,90 @@
+"""How long does the job wait for data, and how much data is it?
+
+The time inside `next()` of the loader, measured from outside, is the wait, whatever the loader is: torch's DataLoader,
+a generator, a streaming reader.  How many samples a batch holds no loader says; the first dimension of the first tensor
+is right for nearly every batch, and who knows better passes a function or calls `Hook.count`.
+
+Batches are looked at and passed on; nothing here keeps one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+import torch
+
+__all__ = ["TimedLoader", "first_tensor", "guess_samples"]
+
+T = TypeVar("T")
+
+DEPTH_MAX = 4
+"""Batches are tuples or dicts of tensors; anything nested deeper is not searched on the step path."""
+
+
+def first_tensor(batch: Any, depth: int = DEPTH_MAX) -> torch.Tensor | None:
+    """Return the first tensor with a dimension in nested tuples, lists and mappings; None when there is none."""
+    if isinstance(batch, torch.Tensor):
+        return batch if batch.dim() else None
+    if depth == 0 or isinstance(batch, str | bytes):
+        return None
+    parts: Iterable[Any] = ()
+    if isinstance(batch, Mapping):
+        parts = batch.values()
+    elif isinstance(batch, list | tuple):
+        parts = batch
+    for part in parts:
+        found = first_tensor(part, depth - 1)
+        if found is not None:
+            return found
+    return None
+
+
+def guess_samples(batch: Any) -> int | None:
+    """Return the first dimension of the batch's first tensor; None when it has none."""
+    tensor = first_tensor(batch)
+    return int(tensor.shape[0]) if tensor is not None else None
+
+
+class TimedLoader(Generic[T]):
+    """`loader` with its waits reported; iterate it as often as the loader itself, `len()` and attributes pass through.
+
+    `waited(start_ns, end_ns)` is called after each `next()`, also the last one that finds no more; `drawn(batch)` for
+    each batch.  Neither may raise.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[T],
+        *,
+        now_ns: Callable[[], int],
+        waited: Callable[[int, int], None],
+        drawn: Callable[[T], None],
+    ) -> None:
+        self._loader = loader
+        self._now_ns = now_ns
+        self._waited = waited
+        self._drawn = drawn
+
+    def __iter__(self) -> Iterator[T]:
+        start = self._now_ns()
+        iterator = iter(self._loader)  # starts worker processes, which is waiting for data too
+        while True:
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                self._waited(start, self._now_ns())
+                return
+            self._waited(start, self._now_ns())
+            self._drawn(batch)
+            yield batch
+            del batch  # or the generator holds it while the loader makes the next one
+            start = self._now_ns()
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]  a loader without length raises its own TypeError
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)

@@ -1,0 +1,136 @@
+"""How does a profiled step become a ledger?  Open a window, close it, read it, charge it.
+
+The one place where host time (monotonic) and trace time (kineto's nanoseconds since the epoch) meet.  The offset between
+them is taken when the window opens and again when it closes; when they differ by more than CLOCK_STEP_NS_MAX somebody set
+the wall clock in between, and the window is thrown away rather than attributed to the wrong instants.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pacecar.clock import Clock
+from pacecar.profiler.attribution import Cause, attribute_phases
+from pacecar.profiler.reading import read_rows
+from pacecar.profiler.spans import EMPTY, Intervals, intervals, union
+from pacecar.profiler.steptimer import PHASES, Stretch
+from pacecar.profiler.window import WindowProfiler, WindowUnavailable, rows
+from pacecar.records import Ledger
+
+__all__ = ["Measurement", "WindowMeter"]
+
+CLOCK_STEP_NS_MAX = 1_000_000
+"""Slewing moves the clock by 0.5 ms a second at most; a step moves it at once."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The exact ledger of one step and of each of its phases, `overhead` left out of the latter."""
+
+    ledger: Ledger
+    phases: Mapping[str, Ledger]
+    row_count: int
+
+
+class WindowMeter:
+    """Takes exact windows; every call comes from the training thread."""
+
+    def __init__(self, clock: Clock, *, on_device: bool) -> None:
+        self._clock = clock
+        self._on_device = on_device
+        self._profiler = WindowProfiler(on_device=on_device)
+        self._is_installed = False
+        self._offset_ns = 0
+        self._warm_steps_left = 0
+        self._observed_from_ns: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """A window is under way."""
+        return self._profiler.is_open
+
+    def install(self) -> None:
+        """Make windows possible, and take a first empty one, because the first costs much more than the others."""
+        try:
+            self._profiler.install()
+        except WindowUnavailable as reason:
+            _log.warning("pacecar estimates only: %s", reason)
+            return
+        self._is_installed = True
+        if self._profiler.may_open():
+            self._profiler.open()
+            self._profiler.close()
+
+    def uninstall(self) -> None:
+        """Throw away an open window and leave torch as it was."""
+        self._is_installed = False
+        self._profiler.uninstall()
+
+    def may_open(self) -> bool:
+        """Return whether a window can open: this torch has them, and no other profiler is on."""
+        return self._is_installed and self._profiler.may_open()
+
+    def open(self) -> None:
+        """Open a window over the step that begins."""
+        self._warm_steps_left = 1 if self._on_device else 0
+        self._observed_from_ns = None
+        self._offset_ns = self._clock_offset_ns()
+        self._profiler.open()
+
+    def observed_from(self, now_ns: int) -> None:
+        """Note the end of a boundary: from here on an open window sees everything."""
+        if self._profiler.is_open and self._observed_from_ns is None:
+            self._observed_from_ns = now_ns
+
+    def close(self, step: Stretch, marks: Mapping[str, Sequence[Stretch]]) -> Measurement | None:
+        """Close the window at the end of `step` and return what it saw.
+
+        None: the step only warmed the window, which stays open; or the clock was set; or no row came from the
+        device of a device job, so the window was blind and not the device idle.
+        """
+        if self._warm_steps_left:
+            self._warm_steps_left -= 1
+            return None
+        results = self._profiler.close()
+        offset = self._offset_ns
+        if abs(self._clock_offset_ns() - offset) > CLOCK_STEP_NS_MAX:
+            _log.info("a window is thrown away: the wall clock was set while it was open")
+            return None
+        stretches = {name: intervals(marks.get(name, ())) + offset for name in PHASES}
+        found = rows(results)
+        thread = threading.get_native_id() if hasattr(results, "trace_activities") else None
+        reading = read_rows(
+            found, training_thread=thread, on_device=self._on_device, data_wait=union(stretches["data_wait"])
+        )
+        if self._on_device and reading.device_rows == 0:
+            _log.info("a window is thrown away: the profiler saw nothing on the device")
+            return None
+        start, end = step[0] + offset, step[1] + offset
+        observed = (self._observed_from_ns or step[0]) + offset
+        causes: dict[Cause, Intervals] = {
+            Cause.DATA_WAIT: np.concatenate((stretches["data_wait"], reading.data_wait)),
+            Cause.CHECKPOINT: stretches["checkpoint"],
+            Cause.OPTIMIZER: stretches["optimizer"],
+            Cause.HOOK: EMPTY if self._on_device else stretches["overhead"],
+        }
+        phases = attribute_phases(
+            reading.work, (start, end), stretches, causes=causes, observed=(min(max(observed, start), end), end)
+        )
+        total = Ledger(wall_ns=0)
+        for ledger in phases.values():
+            total = total + ledger
+        phases.pop("overhead")
+        return Measurement(ledger=total, phases=phases, row_count=len(found))
+
+    def _clock_offset_ns(self) -> int:
+        """Return wall minus monotonic time, read as close together as the host allows."""
+        before = self._clock.monotonic_ns()
+        wall = self._clock.wall_ns()
+        return wall - (before + self._clock.monotonic_ns()) // 2

@@ -1,0 +1,76 @@
+"""How do a job's records reach the daemon of this node?
+
+Over its Unix socket, one frame a record, the hello first on every connection so that a restarted daemon knows at once
+who speaks.  The training thread only appends to a queue (`Courier`); the daemon may be full, gone or never there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+
+from pacecar.profiler.courier import QUEUE_LENGTH_MAX, Courier, Refused
+from pacecar.records import JobHello, JobRecord
+from pacecar.wire import FrameError, encode_frame
+
+__all__ = ["Outbox"]
+
+
+class Outbox(Courier):
+    """A `RecordSink` towards the daemon that listens at `path`."""
+
+    def __init__(self, path: str, hello: JobHello, *, queue_length_max: int = QUEUE_LENGTH_MAX) -> None:
+        super().__init__(_SocketCarrier(path, hello), queue_length_max=queue_length_max)
+
+
+class _SocketCarrier:
+    def __init__(self, path: str, hello: JobHello) -> None:
+        self._path = path
+        self._hello = encode_frame(hello)
+        self._socket: socket.socket | None = None
+
+    @property
+    def destination(self) -> str:
+        return f"the daemon at {self._path}"
+
+    def deliver(self, record: JobRecord, timeout_seconds: float) -> None:
+        try:
+            frame = encode_frame(record)
+        except FrameError as error:
+            raise Refused(str(error)) from error
+        try:
+            if self._socket is None:
+                self._connect(timeout_seconds)
+            self._send(frame, timeout_seconds)
+        except _DaemonFull:
+            raise  # the connection is sound, it is only full
+        except OSError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.close()
+            self._socket = None
+
+    def _connect(self, timeout_seconds: float) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        self._socket.connect(self._path)
+        self._send(self._hello, timeout_seconds)
+
+    def _send(self, frame: bytes, timeout_seconds: float) -> None:
+        assert self._socket is not None, "connected before sending"
+        try:
+            self._socket.send(frame, socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            select.select([], [self._socket], [], timeout_seconds)
+            try:
+                self._socket.send(frame, socket.MSG_NOSIGNAL)
+            except BlockingIOError as error:
+                raise _DaemonFull("the daemon does not read") from error
+
+
+class _DaemonFull(BlockingIOError):
+    """The socket's buffer stayed full."""

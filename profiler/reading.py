@@ -1,0 +1,90 @@
+"""Which spans are in a trace?  Rows of a profiled window in, spans by kind out.
+
+The same reading serves a CUDA job and a CPU job with gloo; they differ in what is "the device":
+
+- on a device job the rows of kernels and copies are the work, and nothing on the host is;
+- on a CPU job the training threads are the device: compute is the union of the operators on the thread that runs the
+  loop and on autograd's threads (known by their `autograd::engine` rows), without the calls that only launch a
+  collective and without operators inside data loading.  Copies (`aten::copy_`) are operators like others.
+
+Communication of host process groups (gloo) is a row on the group's own threads, so on both it is found by name.  A
+collective's row lasts until the last rank has come: waiting for a late rank is inside it.
+
+Left out: what a row means (classification), what the spans mean (attribution), how rows are got (window).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from pacecar.profiler.attribution import Work
+from pacecar.profiler.classification import HostRow, classify_device, classify_host
+from pacecar.profiler.spans import EMPTY, Intervals, intervals, subtract, union
+
+__all__ = ["Activity", "Reading", "read_rows"]
+
+
+class Activity(Protocol):
+    """One row as kineto gives it; times are nanoseconds since the epoch."""
+
+    def name(self) -> str: ...  # noqa: D102
+    def type(self) -> str: ...  # noqa: D102
+    def timestamp(self) -> int: ...  # noqa: D102
+    def duration(self) -> int: ...  # noqa: D102
+    def resource_id(self) -> int: ...  # noqa: D102
+    def linked_activity(self) -> Activity | None: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the rows said: work by kind, the time in data loading, and how many rows there were on a device."""
+
+    work: dict[Work, Intervals]
+    data_wait: Intervals
+    device_rows: int
+
+
+def read_rows(
+    rows: Iterable[Activity], *, training_thread: int | None, on_device: bool, data_wait: Intervals = EMPTY
+) -> Reading:
+    """Return the spans in `rows`.
+
+    `training_thread` is the thread that runs the loop as rows name it; None takes every thread that ran an operator.
+    `data_wait` is what the hook itself timed; on a CPU job operators inside it are not compute.
+    """
+    device: dict[Work, list[tuple[int, int]]] = {kind: [] for kind in Work}
+    operators: dict[int, list[tuple[int, int]]] = {}
+    host: dict[HostRow, list[tuple[int, int]]] = {kind: [] for kind in HostRow}
+    autograd: set[int] = set()
+    device_rows = 0
+    for row in rows:
+        row_type, name = row.type(), row.name()
+        start = row.timestamp()
+        span = (start, start + row.duration())
+        host_row = classify_host(row_type, name)
+        if host_row is HostRow.OPERATOR:
+            thread = row.resource_id()
+            operators.setdefault(thread, []).append(span)
+            if name.startswith("autograd::engine::"):
+                autograd.add(thread)
+        elif host_row is not None:
+            host[host_row].append(span)
+        else:
+            linked = row.linked_activity() if row_type in _MAY_BE_LINKED else None
+            kind = classify_device(row_type, name, linked.name() if linked is not None else None)
+            if kind is not None:
+                device[kind].append(span)
+                device_rows += 1
+    waits = union(intervals([*map(tuple, data_wait.tolist()), *host[HostRow.LOADER]]))
+    work = {kind: intervals(spans) for kind, spans in device.items()}
+    if not on_device:
+        threads = operators.keys() if training_thread is None else {training_thread} | autograd
+        ran = union(intervals(span for thread in threads for span in operators.get(thread, ())))
+        work[Work.COMPUTE] = subtract(subtract(ran, union(intervals(host[HostRow.LAUNCH]))), waits)
+    work[Work.COMMUNICATION] = intervals([*device[Work.COMMUNICATION], *host[HostRow.WORK]])
+    return Reading(work={k: v for k, v in work.items() if len(v)}, data_wait=waits, device_rows=device_rows)
+
+
+_MAY_BE_LINKED = frozenset({"kernel", "concurrent_kernel", "gpu_memcpy", "gpu_memset", "xpu_kernel", "mtia_kernel"})

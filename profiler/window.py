@@ -1,0 +1,203 @@
+"""How does one look exactly at one step without spoiling the job?
+
+torch.profiler's front door parses every event into a python object (50 us each) and synchronizes the device when it
+stops; neither may happen in somebody's training loop.  So this uses the three calls beneath it, `trace_only`, and
+reads kineto's own rows (about 1 us each).
+
+The user's profiler comes first.  A second session silently empties the first, and kineto does not refuse it.  A window
+therefore never starts while a profiler is on, and while a `WindowProfiler` is installed, preparing any other
+`torch.autograd.profiler.profile` (which torch.profiler does too) first throws away the window under way and
+bars new ones until that profiler ends.
+
+Kineto writes two lines ("USDT ... profiler_start") on stderr for each session since torch 2.13, and reads
+KINETO_LOG_LEVEL only once, when the first session of the process is prepared.  Level 6 is above the level of those
+lines.  So that one moment has the variable set, unless the user set it, and the environment is as it was right
+after; the price is that kineto's own error lines are silent in that process too.
+
+Left out: what the rows mean (reading) and when a window is worth its price (budget).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.autograd.profiler as torch_profiler
+from torch.profiler import ProfilerActivity
+
+from pacecar.profiler.reading import Activity
+
+__all__ = ["WindowProfiler", "WindowUnavailable"]
+
+KINETO_LOG_VARIABLE = "KINETO_LOG_LEVEL"
+KINETO_LOG_QUIET = "6"
+"""One above USDT (5): kineto prints severities >= the level."""
+
+
+class WindowUnavailable(RuntimeError):  # noqa: N818  it is a state of this torch, not a failure of the call
+    """This torch has not what a window needs; the message names it."""
+
+
+class WindowProfiler:
+    """A profiler session that can be opened, closed and thrown away, always on the thread that opened it."""
+
+    def __init__(self, *, on_device: bool) -> None:
+        self._activities = {ProfilerActivity.CPU}
+        if on_device:
+            self._activities.add(ProfilerActivity.CUDA)
+        self._open = False
+        self._thread: int | None = None
+        self._foreign = 0
+        self._patched: list[tuple[str, Any, Any]] = []
+        self._is_trace_only = "trace_only" in (torch._C._profiler._ExperimentalConfig.__init__.__doc__ or "")
+
+    @property
+    def is_open(self) -> bool:
+        """A session of ours is running."""
+        return self._open
+
+    def install(self) -> None:
+        """Watch for other profilers.
+
+        Raises:
+            WindowUnavailable: this torch's profiler has other inner parts, so a window could harm the user's.
+        """
+        needed = [name for name in ("_prepare_trace", "_start_trace", "__exit__") if not _has(name)]
+        calls = ("_prepare_profiler", "_enable_profiler", "_disable_profiler", "_profiler_enabled")
+        needed += [name for name in calls if not hasattr(torch._C._autograd, name)]
+        if needed:
+            raise WindowUnavailable(f"torch {torch.__version__} has no {', '.join(needed)}: no exact windows here")
+        self._patch("_prepare_trace", before=self._yield_to_foreign)
+        self._patch("_start_trace", before=self._yield_to_foreign)
+        self._patch("__exit__", after=self._foreign_ended)
+
+    def uninstall(self) -> None:
+        """Throw away an open window and stop watching."""
+        self.discard()
+        for name, ours, original in reversed(self._patched):
+            # Somebody who patched after us holds our function; taking theirs away would break them.
+            if getattr(torch_profiler.profile, name) is ours:
+                setattr(torch_profiler.profile, name, original)
+        self._patched.clear()
+
+    def may_open(self) -> bool:
+        """Return whether no profiler runs or is being prepared."""
+        return not self._open and not self._foreign and not torch._C._autograd._profiler_enabled()
+
+    def open(self) -> None:
+        """Start a session on this thread; `may_open()` holds."""
+        assert self.may_open(), "a second session would empty the first"
+        config = self._config()
+        restore = KINETO_LOG_VARIABLE not in os.environ
+        if restore:
+            os.environ[KINETO_LOG_VARIABLE] = KINETO_LOG_QUIET
+        try:
+            torch._C._autograd._prepare_profiler(config, self._activities)
+        finally:
+            if restore:
+                os.environ.pop(KINETO_LOG_VARIABLE, None)
+        torch._C._autograd._enable_profiler(config, self._activities)
+        self._open = True
+        self._thread = threading.get_ident()
+
+    def close(self) -> Any:
+        """End the session without waiting for the device; return kineto's results for `rows`."""
+        assert self._open, "no window is open"
+        self._open = False
+        if self._thread != threading.get_ident():
+            raise WindowUnavailable("the window was opened on another thread: the training loop changed threads")
+        return torch._C._autograd._disable_profiler()
+
+    def discard(self) -> None:
+        """End an open session, if any, and drop what it saw."""
+        if self._open and self._thread == threading.get_ident():
+            self._open = False
+            torch._C._autograd._disable_profiler()
+
+    def _config(self) -> Any:
+        experimental = (
+            torch._C._profiler._ExperimentalConfig(trace_only=True)
+            if self._is_trace_only
+            else torch._C._profiler._ExperimentalConfig()
+        )
+        profile = torch_profiler.profile(use_cpu=True, use_kineto=True, experimental_config=experimental)
+        return profile.config()
+
+    def _patch(
+        self, name: str, *, before: Callable[[], None] | None = None, after: Callable[[], None] | None = None
+    ) -> None:
+        original = getattr(torch_profiler.profile, name)
+
+        def watched(profile: Any, *args: Any, **kwargs: Any) -> Any:
+            if before is not None:
+                before()
+            try:
+                return original(profile, *args, **kwargs)
+            finally:
+                if after is not None:
+                    after()
+
+        setattr(torch_profiler.profile, name, watched)
+        self._patched.append((name, watched, original))
+
+    def _yield_to_foreign(self) -> None:
+        self._foreign = 1
+        self.discard()
+
+    def _foreign_ended(self) -> None:
+        self._foreign = 0
+
+
+def rows(results: Any) -> Sequence[Activity]:
+    """Return the rows of a closed window, by the cheapest way this torch has."""
+    if hasattr(results, "trace_activities"):
+        activities: Sequence[Activity] = results.trace_activities()
+        return activities
+    return [_KinetoEventRow(event) for event in results.events()]
+
+
+class _KinetoEventRow:
+    """A row of torch < 2.13, which has no `trace_activities()`: the same words from `_KinetoEvent`.
+
+    Its thread is torch's own count and not the system's, and a link has no name, so reading must take every thread
+    and names alone decide what is communication.
+    """
+
+    __slots__ = ("_event",)
+
+    def __init__(self, event: Any) -> None:
+        self._event = event
+
+    def name(self) -> str:
+        return str(self._event.name())
+
+    def type(self) -> str:
+        name = self.name()
+        if self._event.device_type() != torch.autograd.DeviceType.CPU:
+            if getattr(self._event, "is_user_annotation", bool)():
+                return "gpu_user_annotation"
+            return (
+                "gpu_memcpy" if name.startswith("Memcpy") else "gpu_memset" if name.startswith("Memset") else "kernel"
+            )
+        if getattr(self._event, "is_user_annotation", bool)() or "#" in name or name.startswith("gloo:"):
+            return "user_annotation"
+        return "cuda_runtime" if name.startswith(("cuda", "cu")) and "::" not in name else "cpu_op"
+
+    def timestamp(self) -> int:
+        return int(self._event.start_ns())
+
+    def duration(self) -> int:
+        return int(self._event.duration_ns())
+
+    def resource_id(self) -> int:
+        return int(self._event.start_thread_id())
+
+    def linked_activity(self) -> None:
+        return None
+
+
+def _has(name: str) -> bool:
+    return hasattr(torch_profiler.profile, name)
