@@ -1,0 +1,188 @@
+"""What can one type?  The command `pacecar`; each subcommand imports its room only when it runs.
+
+The daemon must never load torch, and `pacecar --help` must not load the daemon, so nothing here imports a room at the
+top.  Whatever the user can cause (a wrong key, a port in use, a package that is not installed) ends in one line on
+stderr and an exit code, never in a traceback:
+
+    0 done    1 it failed    2 wrong usage or configuration    130 interrupted
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from pacecar import __version__
+
+if TYPE_CHECKING:
+    from pacecar.config import Config
+
+__all__ = ["cli", "main"]
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+config_option = click.option(
+    "--config", "config_file", type=click.Path(path_type=Path), help="TOML file; default $PACECAR_CONFIG."
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def cli() -> None:
+    """Measure distributed PyTorch training, and tune it while it runs."""
+
+
+@cli.command()
+@config_option
+@click.option("--host", help="Address of the metrics endpoint.  [default: 127.0.0.1]")
+@click.option("--port", type=int, help="Port of the metrics endpoint; 0 takes a free one.  [default: 9850]")
+@click.option("--socket", help="Unix socket on which hooks in training jobs report.")
+@click.option("--period-seconds", type=float, help="Time between two ticks.  [default: 1.0]")
+@click.option("--disable", multiple=True, metavar="COLLECTOR", help="Leave a collector out; may be repeated.")
+@click.option("--log-level", help="debug, info, warning or error.  [default: info]")
+def daemon(config_file: Path | None, **flags: Any) -> None:  # noqa: ANN401  click's values, checked by the config
+    """Sample this machine and serve its metrics until SIGTERM."""
+    config = _load(config_file, flags)
+    from pacecar.monitor.daemon import DaemonError, run
+
+    _log_to_stderr(config.daemon.log_level)
+    try:
+        code = run(config.daemon)
+    except DaemonError as error:
+        _fail(str(error))
+    sys.exit(code)
+
+
+@cli.command()
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="Print the snapshot as one JSON object.")
+@click.option("--disable", multiple=True, metavar="COLLECTOR", help="Leave a collector out; may be repeated.")
+def sample(config_file: Path | None, as_json: bool, **flags: Any) -> None:  # noqa: ANN401  click's values
+    """Sample this machine once and print what was read.  Needs no daemon."""
+    config = _load(config_file, flags)
+    import msgspec
+
+    from pacecar.monitor.daemon import sample_once
+    from pacecar.records import Absent, Ok
+
+    _log_to_stderr("warning")
+    snapshot = sample_once(config.daemon)
+    if as_json:
+        click.echo(msgspec.json.encode(snapshot))
+        return
+    for name, outcome in snapshot.outcomes.items():
+        click.echo(f"{name}: ok" if isinstance(outcome, Ok) else f"{name}: {outcome.reason}")
+        if not isinstance(outcome, Absent):
+            for row in outcome.samples:
+                click.echo(_sample_line(row.metric, row.labels, row.value))
+
+
+@cli.command()
+@click.option("--seconds", type=click.FloatRange(min=1.0), help="How long to train.  [default: 200]")
+@click.option("--steps", type=click.IntRange(min=1), help="Train so many steps instead.")
+@click.option("--world-size", type=click.IntRange(min=1, max=64), help="Ranks.  [default: 2, or the GPUs there are]")
+@click.option("--tune", type=click.Choice(["off", "advise", "exact"]), default="exact", show_default=True)
+@click.option("--batch", type=click.IntRange(min=1), help="Sequences in a step, on each rank.")
+@click.option("--micro-batch", type=click.IntRange(min=1), help="Sequences in a forward and backward, on each rank.")
+@click.option("--port", type=click.IntRange(0, 65535), default=9850, show_default=True, help="Metrics endpoint.")
+@click.option(
+    "--run-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Parent of run folders."
+)
+@click.option("--seed", type=int, default=1, show_default=True)
+def demo(**options: Any) -> None:  # noqa: ANN401  click's values
+    """Train a small language model here, with daemon, hook and tuner, and show what tuning was worth."""
+    if options["steps"] is not None and options["seconds"] is not None:
+        raise click.UsageError("give --steps or --seconds, not both")
+    _need("torch", "the demo trains a model with PyTorch", "torch")
+    _need("rich", "the demo shows its progress with rich", "demo")
+    from pacecar.demo.launch import DemoOptions
+    from pacecar.demo.session import run_demo
+
+    sys.exit(run_demo(DemoOptions(**options)))
+
+
+@cli.group()
+def dashboards() -> None:
+    """Grafana dashboards."""
+
+
+@dashboards.command()
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+def export(directory: Path) -> None:
+    """Write the dashboards as JSON files into DIRECTORY."""
+    _need("grafanalib", "the dashboards are generated with grafanalib", "dashboards")
+    from pacecar.dashboards import generate
+
+    try:
+        written = generate(directory)
+    except OSError as error:
+        _fail(f"{directory}: cannot be written: {error.strerror}")
+    for path in written:
+        click.echo(str(path))
+
+
+@cli.command()
+def version() -> None:
+    """Print the version."""
+    click.echo(f"pacecar {__version__}")
+
+
+def main() -> NoReturn:
+    """Run the command; a reader of our output that went away is no error."""
+    try:
+        code = cli(standalone_mode=False)
+    except click.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # Python flushes stdout once more on its way out; give it somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    # click returns the code of --help and of ctx.exit() instead of raising it in this mode.
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _load(file: Path | None, flags: dict[str, Any]) -> Config:
+    """Return the configuration, `flags` being of [daemon]; ends the command when it cannot be used."""
+    from pacecar.config import ConfigError, load_config
+
+    # An option that may be repeated and was not given is an empty tuple.
+    given = {key: value for key, value in flags.items() if value not in (None, ())}
+    try:
+        return load_config(file, flags={"daemon": given})
+    except ConfigError as error:
+        _fail(str(error), code=2)
+
+
+def _need(module: str, why: str, extra: str) -> None:
+    from importlib.util import find_spec
+
+    if find_spec(module) is None:
+        _fail(f"{why}, and {module} is not installed: pip install 'pacecar[{extra}]'")
+
+
+def _fail(message: str, *, code: int = 1) -> NoReturn:
+    click.echo(f"pacecar: {message}", err=True)
+    sys.exit(code)
+
+
+def _log_to_stderr(level: str) -> None:
+    logging.basicConfig(level=level.upper(), format=LOG_FORMAT, stream=sys.stderr)
+
+
+def _sample_line(name: str, labels: tuple[str, ...], value: float) -> str:
+    from pacecar.catalog import by_name
+
+    metric = by_name(name)
+    pairs = ",".join(f'{label}="{text}"' for label, text in zip(metric.labels, labels, strict=True))
+    return (
+        f"  {name}{{{pairs}}} {value * metric.unit.scale:.10g}"
+        if pairs
+        else f"  {name} {value * metric.unit.scale:.10g}"
+    )

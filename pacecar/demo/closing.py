@@ -1,0 +1,158 @@
+"""What was it worth?  The Result as the tables that close a run.
+
+Nothing is computed here.  A number that is missing is a dash, and when no change proved better the table says that
+first, because a reader looks for the gain and must not have to infer that there is none.
+"""
+
+from __future__ import annotations
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from pacecar.demo.result import LedgerSum, Result, Throughput
+from pacecar.demo.wording import HEADING_WORDS, knob_text, ledger_bar, percent, plural
+from pacecar.records import LEDGER_HEADINGS
+
+__all__ = ["closing"]
+
+
+def closing(result: Result, places: dict[str, str], console: Console) -> Group:
+    """Return what is printed at the end; `places` says where to look, in order."""
+    parts: list[RenderableType] = [
+        Text(),
+        Text(_headline(result), style="bold"),
+        Text(),
+        _comparison(result),
+        *_bars(result, console),
+        *_decisions(result),
+        *_facts(result),
+        _places(places),
+    ]
+    return Group(*parts)
+
+
+def _headline(result: Result) -> str:
+    if result.throughput_before is None or result.throughput_after is None:
+        return f"The run ended after {plural(result.steps, 'step')}: too early to compare before and after."
+    if not result.kept:
+        tried = plural(len(result.decisions), "decision")
+        return f"Nothing proved better than the settings the job came with ({tried}, none kept)."
+    kept = " and ".join(
+        f"{d.knob} {knob_text(d.knob, d.from_value)} -> {knob_text(d.knob, d.to_value)}" for d in result.kept
+    )
+    return f"Kept: {kept}.  Throughput {percent((result.speedup or 1.0) - 1.0, signed=True)}."
+
+
+def _comparison(result: Result) -> Table:
+    table = Table(pad_edge=False, title="Before and after", title_justify="left", title_style="bold")
+    table.add_column("")
+    for column in ("before", "", "after", ""):
+        table.add_column(column, justify="right")
+    before, after = result.ledger_before, result.ledger_after
+    for heading in LEDGER_HEADINGS:
+        table.add_row(HEADING_WORDS[heading], *_share(before, heading), *_share(after, heading))
+    table.add_section()
+    table.add_row("step (ledger, rank 0)", *_share(before, "wall"), *_share(after, "wall"))
+    table.add_row(
+        "overlapped communication", *_share(before, "overlapped_communication"),
+        *_share(after, "overlapped_communication"),
+    )  # fmt: skip
+    table.add_section()
+    for knob in sorted({*result.knobs_before, *result.knobs_after}):
+        values = [knobs.get(knob) for knobs in (result.knobs_before, result.knobs_after)]
+        old, new = ("-" if value is None else knob_text(knob, value) for value in values)
+        table.add_row(knob, old, "", Text(new, style="bold green" if old != new else ""), "")
+    table.add_section()
+    old_rate, new_rate = result.throughput_before, result.throughput_after
+    table.add_row("samples/s, all ranks", _rate(old_rate), "", _rate(new_rate), "")
+    table.add_row("  low .. high", _spread(old_rate), "", _spread(new_rate), "")
+    table.add_row("steps compared", _range(result.steps_before), "", _range(result.steps_after), "")
+    return table
+
+
+def _share(total: LedgerSum | None, heading: str) -> tuple[str, str]:
+    """Return a heading's milliseconds for each step, and its share of the wall time."""
+    if total is None or total.ledger.wall_ns == 0:
+        return "-", ""
+    part_ns = getattr(total.ledger, f"{heading}_ns")
+    return f"{part_ns / total.steps / 1e6:.2f} ms", percent(part_ns / total.ledger.wall_ns)
+
+
+def _rate(rate: Throughput | None) -> str:
+    return "-" if rate is None else f"{rate.samples_per_second:.1f}"
+
+
+def _spread(rate: Throughput | None) -> str:
+    return "-" if rate is None else f"{rate.low:.1f} .. {rate.high:.1f}"
+
+
+def _range(steps: tuple[int, int] | None) -> str:
+    return "-" if steps is None else f"{steps[0]} .. {steps[1]}"
+
+
+def _bars(result: Result, console: Console) -> list[RenderableType]:
+    width = min(console.width, 88) - 9
+    return [
+        Text.assemble((f"{name:<8} ", "dim"), ledger_bar(total.ledger, width, console))
+        for name, total in (("before", result.ledger_before), ("after", result.ledger_after))
+        if total is not None and total.ledger.wall_ns > 0
+    ]
+
+
+def _decisions(result: Result) -> list[RenderableType]:
+    if not result.decisions:
+        return [Text(), Text("Decisions: none.")]
+    table = Table(
+        pad_edge=False, title="Decisions (share of step time saved)", title_justify="left", title_style="bold"
+    )
+    for column in ("knob", "from", "to", "at step", "expected", "measured", "low .. high", "verdict"):
+        table.add_column(column, justify="left" if column in {"knob", "verdict"} else "right", no_wrap=True)
+    for outcome in result.decisions:
+        applied = sorted(set(outcome.step_applied.values()))
+        bounds = "-"
+        if outcome.gain_low is not None and outcome.gain_high is not None:
+            bounds = f"{percent(outcome.gain_low)} .. {percent(outcome.gain_high)}"
+        table.add_row(
+            outcome.knob,
+            knob_text(outcome.knob, outcome.from_value),
+            knob_text(outcome.knob, outcome.to_value),
+            "/".join(str(step) for step in applied) or "-",
+            percent(outcome.expected_gain_ratio),
+            percent(outcome.measured_gain_ratio),
+            bounds,
+            Text(outcome.verdict or outcome.kind, style="green" if outcome.verdict == "kept" else "yellow"),
+        )
+    reasons = [
+        Padding(Text(f"{o.knob} {knob_text(o.knob, o.to_value)}: {o.reason}", style="dim"), (0, 0, 0, 2))
+        for o in result.decisions
+    ]
+    return [Text(), table, *reasons]
+
+
+def _facts(result: Result) -> list[RenderableType]:
+    losses = result.losses
+    lost = sum(count.dropped_records or 0 for count in result.ranks)
+    lines = [
+        ("overhead", f"{percent(result.overhead_ratio)} of the run's wall time was pacecar's own, on all ranks"),
+        ("trials", "-" if result.exploration_ns is None else f"cost {result.exploration_ns / 1e9:.1f} s"),
+        ("loss", f"{_number(losses.first)} -> {_number(losses.last)} nats"),
+        ("held out", f"{_number(losses.validation_first)} -> {_number(losses.validation_last)} bits per byte"),
+        ("records", f"{sum(count.records for count in result.ranks)} kept, {lost} dropped"),
+    ]
+    if result.tuner is not None:
+        lines.append(("tuner", result.tuner))
+    if result.throughput_before is not None and result.throughput_after is not None:
+        lines.append(
+            ("spread", "median, 10th and 90th percentile over windows of 8 unprofiled steps of the slowest rank")
+        )
+    return [Text(), *(Text.assemble((f"{name:<9} ", "dim"), text) for name, text in lines)]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _places(places: dict[str, str]) -> RenderableType:
+    return Group(*(Text.assemble((f"{name:<9} ", "dim"), place, overflow="fold") for name, place in places.items()))
