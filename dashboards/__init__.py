@@ -21,14 +21,15 @@ __all__ = ["DashboardsError", "export", "generate"]
 
 
 class DashboardsError(RuntimeError):
-    """The dashboards cannot be made or written; the message says what to do."""
+    """The dashboards cannot be drawn here; the message says what to do."""
 
 
 def generate(out_dir: Path) -> list[Path]:
     """Draw every dashboard from the catalog into `out_dir` and return the files, which are replaced if they exist.
 
     Raises:
-        DashboardsError: grafanalib is not installed, or `out_dir` cannot be written.
+        DashboardsError: grafanalib is not installed.
+        OSError: `out_dir` cannot be written.
     """
     if importlib.util.find_spec("grafanalib") is None:
         raise DashboardsError(
@@ -44,7 +45,7 @@ def export(out_dir: Path) -> list[Path]:
     """Copy the dashboards that came with this version of pacecar into `out_dir` and return the files.
 
     Raises:
-        DashboardsError: `out_dir` cannot be written.
+        OSError: `out_dir` cannot be written.
     """
     generated = files("pacecar.dashboards") / "generated"
     found = {item.name: item.read_text(encoding="utf-8") for item in generated.iterdir() if item.name.endswith(".json")}
@@ -52,13 +53,10 @@ def export(out_dir: Path) -> list[Path]:
 
 
 def _write(out_dir: Path, texts: dict[str, str]) -> list[Path]:
+    out_dir.mkdir(parents=True, exist_ok=True)
     written = []
-    try:
-        out_dir.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            path = out_dir / name
-            path.write_text(text, encoding="utf-8")
-            written.append(path)
-    except OSError as error:
-        raise DashboardsError(f"{error.filename or out_dir}: cannot be written: {error.strerror}") from error
+    for name, text in texts.items():
+        path = out_dir / name
+        path.write_text(text, encoding="utf-8")
+        written.append(path)
     return written

@@ -21,10 +21,13 @@ def main(root: Path) -> int:
         return 2
     try:
         written = generate(root / "dashboards" / "generated")
+        page.write_text(reference(), encoding="utf-8")
     except DashboardsError as error:
         print(error, file=sys.stderr)
         return 1
-    page.write_text(reference(), encoding="utf-8")
+    except OSError as error:
+        print(f"{error.filename}: cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
     for path in [*written, page]:
         print(path.relative_to(root))
     return 0
