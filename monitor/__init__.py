@@ -1,1 +1,4 @@
-"""The daemon of pacecar; see ARCHITECTURE.md."""
+"""The daemon, one per node: samples the machine, hears the training jobs, serves both to Prometheus.
+
+Start at `daemon`; see ARCHITECTURE.md for the roads through it.
+"""

@@ -116,7 +116,8 @@ def _check_record(record: JobRecord, hello: JobHello) -> None:
     if (record.job, rank) != (hello.job, hello.rank):
         raise FrameError(
             Refusal.IDENTITY,
-            f"rank {hello.rank} of job {hello.job!r} sent a {_kind(record)} for rank {rank} of job {record.job[:256]!r}",
+            f"rank {hello.rank} of job {hello.job!r} sent a {_kind(record)} for rank {rank}"
+            f" of job {record.job[:LABEL_CHARACTERS_MAX]!r}",
         )
     match record:
         case StepRecord():

@@ -135,7 +135,7 @@ class Inbox:
                 if key.fileobj is self._listener:
                     self._accept()
                 elif isinstance(key.data, _Connection):
-                    self._hear(key.data)
+                    self._hear_safely(key.data)
             self._resume_accepting()
 
     def _accept(self) -> None:
@@ -179,6 +179,13 @@ class Inbox:
                 self._hang_up(connection)
                 return True
         return False
+
+    def _hear_safely(self, connection: _Connection) -> None:
+        try:
+            self._hear(connection)
+        except Exception:  # noqa: BLE001  the outer boundary: one peer must not end the inbox of all the others
+            _log.exception("%s: hung up on it after a bug", connection)
+            self._lose(connection)
 
     def _hear(self, connection: _Connection) -> None:
         """Take what `connection` has to say, up to its turn."""

@@ -47,8 +47,8 @@ class Meeting:
         length = len(os.fsencode(self.path)) + len(self._suffix)
         if length > PATH_BYTES_MAX:
             raise MeetingError(
-                f"socket path {self.path} is {length} bytes long with its temporary suffix, {PATH_BYTES_MAX} are possible:"
-                " choose a shorter one with --socket or [daemon] socket"
+                f"socket path {self.path} is {length} bytes long with its temporary suffix,"
+                f" {PATH_BYTES_MAX} are possible: choose a shorter one with --socket or [daemon] socket"
             )
         self._make_folder()
         self._clear()
@@ -118,7 +118,8 @@ class Meeting:
             )
         if self._is_live():
             raise MeetingError(
-                f"a daemon is listening on {self.path} already: stop it, or choose another path with --socket or [daemon] socket"
+                f"a daemon is listening on {self.path} already: stop it,"
+                " or choose another path with --socket or [daemon] socket"
             )
         try:
             self.path.unlink()

@@ -1,0 +1,160 @@
+"""Which series does the board stand for?  Jobs, the tuner and the daemon itself, as samples.
+
+The host's samples are in the snapshot already; here is the rest, in the same inside units and by the same catalog.
+What a hook could not measure is absent; a state is a row of 0 and 1, so that a change of state is not a new series.
+
+Everything here is pure: views in, samples out.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from pacecar.monitor.collectors.reading import sample
+from pacecar.monitor.jobs import JobView, RankView
+from pacecar.records import Absent, Failed, Knobs, Ok, Sample, Snapshot, StepRecord
+from pacecar.wire import Refusal
+
+__all__ = ["TUNER_STATES", "DaemonFigures", "daemon_samples", "job_samples"]
+
+TUNER_STATES = ("off", "advising", "warming", "screening", "trial", "watching", "frozen")
+"""The states of `TunerStatus`, in the order in which a tuner goes through them."""
+
+_OUTCOMES = {"ok": Ok, "absent": Absent, "failed": Failed}
+
+
+class DaemonFigures(NamedTuple):
+    """What the daemon knows about itself at a scrape."""
+
+    version: str
+    started_wall_ns: int
+    ticks: int
+    ticks_missed: int
+    snapshot: Snapshot | None
+    snapshot_age_ns: int | None
+    failures: Mapping[str, int]
+    connections: int
+    frames: int
+    refused: Mapping[Refusal, int]
+    jobs: int
+
+
+def job_samples(jobs: Sequence[JobView]) -> Iterator[Sample]:
+    """Yield the series of all jobs."""
+    for job in jobs:
+        for rank in job.ranks:
+            yield from _rank_samples(rank)
+        yield from _tuner_samples(job)
+
+
+def _rank_samples(rank: RankView) -> Iterator[Sample]:
+    hello = rank.hello
+    labels = (hello.job, str(hello.rank))
+    yield sample(
+        "pacecar_rank_info",
+        1,
+        *labels,
+        str(hello.local_rank),
+        str(hello.world_size),
+        hello.host,
+        str(hello.pid),
+        hello.device,
+        hello.device_uuid or "",
+        hello.backend or "",
+        hello.framework,
+    )
+    if rank.step is not None:
+        yield from _step_samples(rank.step, labels)
+    if rank.step_age_ns is not None:
+        yield sample("pacecar_job_last_record_age_seconds", rank.step_age_ns, *labels)
+    knobs = _knobs_in_force(rank)
+    if knobs is not None:
+        yield sample("pacecar_knob_epoch", knobs.epoch, *labels)
+        for knob, value in knobs.values.items():
+            if not isinstance(value, str):
+                yield sample("pacecar_knob_value", value, *labels, knob)
+    yield sample("pacecar_knob_switches_total", rank.switches, *labels)
+    if rank.switch is not None:
+        yield sample("pacecar_knob_switch_duration_seconds", rank.switch.duration_ns, *labels)
+
+
+def _knobs_in_force(rank: RankView) -> Knobs | None:
+    """Return the newest knobs that the rank reported: a switch is heard of before the first step under it."""
+    said = [record.knobs for record in (rank.step, rank.switch) if record is not None]
+    return max(said, key=lambda knobs: knobs.epoch, default=None)
+
+
+def _step_samples(step: StepRecord, labels: tuple[str, str]) -> Iterator[Sample]:
+    optional = {
+        "pacecar_job_samples_total": step.total_samples,
+        "pacecar_job_tokens_total": step.total_tokens,
+        "pacecar_job_ledger_calibration_age_steps": step.calibration_age_steps,
+        "pacecar_job_micro_batches": step.micro_batches,
+    }
+    always = {
+        "pacecar_job_steps_total": step.total_steps,
+        "pacecar_job_step": step.step,
+        "pacecar_job_step_duration_seconds": step.wall_ns,
+        "pacecar_job_step_wall_seconds_total": step.totals.wall_ns,
+        "pacecar_job_communication_seconds_total": step.totals.communication_ns,
+        "pacecar_job_overlapped_communication_seconds_total": step.totals.overlapped_communication_ns,
+        "pacecar_job_windows_total": step.total_windows,
+        "pacecar_job_overhead_seconds_total": step.total_overhead_ns,
+        "pacecar_job_records_dropped_total": step.dropped_records,
+    }
+    for metric, value in (always | optional).items():
+        if value is not None:
+            yield sample(metric, value, *labels)
+    phases = {
+        "data_wait": step.data_wait_ns,
+        "forward": step.forward_ns,
+        "backward": step.backward_ns,
+        "optimizer": step.optimizer_ns,
+    }
+    for phase, duration in phases.items():
+        if duration is not None:
+            yield sample("pacecar_job_step_phase_duration_seconds", duration, *labels, phase)
+    for heading, duration in step.totals.parts().items():
+        yield sample("pacecar_job_ledger_seconds_total", duration, *labels, heading)
+
+
+def _tuner_samples(job: JobView) -> Iterator[Sample]:
+    if job.tuner is not None:
+        for state in TUNER_STATES:
+            yield sample("pacecar_tuner_state", int(state == job.tuner.state), job.job, state)
+        yield sample("pacecar_tuner_exploration_seconds", job.tuner.exploration_ns, job.job)
+    for tally in job.decision_tallies:
+        yield sample("pacecar_tuner_decisions_total", tally.count, job.job, tally.knob, tally.what)
+    for tally in job.verdict_tallies:
+        yield sample("pacecar_tuner_verdicts_total", tally.count, job.job, tally.knob, tally.what)
+    for knob, ratio in job.expected_gain.items():
+        yield sample("pacecar_tuner_expected_gain_ratio", ratio, job.job, knob)
+    for knob, ratio in job.measured_gain.items():
+        yield sample("pacecar_tuner_measured_gain_ratio", ratio, job.job, knob)
+
+
+def daemon_samples(figures: DaemonFigures) -> Iterator[Sample]:
+    """Yield what the daemon serves about itself; CPU time and memory are the collector's in `collectors.own`."""
+    yield sample("pacecar_build_info", 1, figures.version, platform.python_version())
+    yield sample("pacecar_daemon_start_time_seconds", figures.started_wall_ns)
+    yield sample("pacecar_daemon_ticks_total", figures.ticks)
+    yield sample("pacecar_daemon_ticks_missed_total", figures.ticks_missed)
+    yield sample("pacecar_inbox_connections", figures.connections)
+    yield sample("pacecar_inbox_frames_total", figures.frames)
+    yield sample("pacecar_inbox_jobs", figures.jobs)
+    for refusal, count in figures.refused.items():
+        yield sample("pacecar_inbox_frames_refused_total", count, refusal.value)
+    for collector, count in figures.failures.items():
+        yield sample("pacecar_collector_failures_total", count, collector)
+    if figures.snapshot_age_ns is not None:
+        yield sample("pacecar_daemon_snapshot_age_seconds", figures.snapshot_age_ns)
+    if figures.snapshot is None:
+        return
+    yield sample("pacecar_daemon_tick_lateness_seconds", figures.snapshot.lateness_ns)
+    for collector, duration in figures.snapshot.durations_ns.items():
+        yield sample("pacecar_collector_duration_seconds", duration, collector)
+    for collector, outcome in figures.snapshot.outcomes.items():
+        for word, kind in _OUTCOMES.items():
+            yield sample("pacecar_collector_outcome", int(isinstance(outcome, kind)), collector, word)
