@@ -1,0 +1,155 @@
+"""Is the candidate faster, or was it luck?  A verdict that stays valid however often it is looked at.
+
+The obvious answer, a t-test on the steps of two windows, is wrong twice.  Looking after every window and stopping when
+it "is significant" accepts nearly everything in the end; and neighbouring steps are not independent (another job
+on the link stays for seconds), so hundreds of steps are worth far fewer.  Here instead:
+
+- a *window* of steps is one number, its Hodges-Lehmann location of log pace: nearly as sharp as the mean, and
+  unmoved by two garbage collections in eight steps;
+- a *pair* is the difference of two adjacent windows, one with each setting; slow drift cancels in A B B A order;
+- how much such a difference varies when nothing was changed is known from pairs of windows of the present setting
+  alone (*null pairs*).  They carry the noise that this machine really has, correlation included;
+- an e-process weighs "saves more than the dead band" against "does not".
+
+The e-process.  Null pairs c_1..c_m ~ N(0, s^2), trial pairs d_1..d_n ~ N(mu, s^2), s unknown.  Under the right-Haar
+prior ds/s and mu/s ~ N(0, g) the Bayes factor against mu = 0 is, with N = n + m and q = g / (1 + n g),
+
+    S0 = sum c^2 + sum d^2        S1 = S0 - q (sum d)^2        BF = (1 + n g)^(-1/2) (S0 / S1)^(N/2)
+
+which for m = 0 is the scale-invariant t-test of Hendriksen, de Heide & Gruenwald (2021, "Optional stopping with Bayes
+factors"; also Wang & Ramdas 2024, "Anytime-valid t-tests and confidence sequences"): a likelihood ratio of what
+remains when the scale is divided out, hence a martingale under the null and safe to stop at any time.  The
+posterior of mu is a t with N degrees of freedom, so restricting the prior to mu > 0 multiplies by twice its
+mass above zero: that is the one-sided test.  Shifting d by the dead band tests "saves more than the dead band".
+
+Left out: unequal noise of the two settings (the pairs pool it), and what happens to the mean through rare, huge steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+from statistics import median
+
+__all__ = ["EFFECT_VARIANCE", "NOISE_FLOOR", "Evidence", "gain_ratio", "location", "student_t_cdf", "weigh"]
+
+EFFECT_VARIANCE = 4.0
+"""g: prior variance of the effect in units of the pairs' noise.
+
+A change worth making is one to seven times the noise of a pair (5 to 20 % at 5 % step noise); 4 accepts the large
+ones in two pairs and loses under half a pair on the small ones.
+"""
+
+NOISE_FLOOR = 5e-4
+"""Standard deviation (of log pace) that every pair is given on top of what was seen: no machine repeats better.
+
+It keeps the ratio finite on a noiseless machine and can only lower the evidence.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the pairs say so far.
+
+    `e_value` is against "saves no more than the dead band"; `gain_ratio` is the fraction of step time saved.
+    `gain_low` and `gain_high` bound it, at every look together with the stated probability; None while the pairs
+    bound nothing.
+    """
+
+    pairs: int
+    e_value: float
+    gain_ratio: float
+    gain_low: float | None
+    gain_high: float | None
+
+
+def gain_ratio(log_saving: float) -> float:
+    """Return the fraction of step time saved for a mean difference of log pace (old minus new)."""
+    return -math.expm1(-log_saving)
+
+
+def location(values: Sequence[float]) -> float:
+    """Return the Hodges-Lehmann estimate: the median of all pairwise means, each value with itself included.
+
+    Breaks down at 29 % outliers and has 95 % of the mean's efficiency on Gaussian noise (the median: 64 %).
+    """
+    return median((a + b) / 2 for a, b in combinations_with_replacement(values, 2))
+
+
+def weigh(
+    savings: Sequence[float],
+    nulls: Sequence[float],
+    *,
+    dead_band: float,
+    false_accept_rate: float,
+    effect_variance: float = EFFECT_VARIANCE,
+) -> Evidence:
+    """Weigh the pairs of a trial.
+
+    `savings` are differences of log pace, old minus new setting, one a pair; `nulls` the same between windows of the
+    old setting.  `dead_band` is a fraction of step time.
+
+    Raises:
+        ValueError: no pairs.
+    """
+    if not savings:
+        raise ValueError("no pairs to weigh")
+    count = len(savings)
+    mean = math.fsum(savings) / count
+    shift = -math.log1p(-dead_band)
+    half_width = _half_width(savings, nulls, mean, false_accept_rate, effect_variance)
+    return Evidence(
+        pairs=count,
+        e_value=_e_value([saving - shift for saving in savings], nulls, effect_variance),
+        gain_ratio=gain_ratio(mean),
+        gain_low=None if half_width is None else gain_ratio(mean - half_width),
+        gain_high=None if half_width is None else gain_ratio(mean + half_width),
+    )
+
+
+def _e_value(shifted: Sequence[float], nulls: Sequence[float], g: float) -> float:
+    """Return the one-sided Bayes factor of the module docstring."""
+    n, total = len(shifted), len(shifted) + len(nulls)
+    s0 = math.fsum(x * x for x in (*shifted, *nulls)) + total * NOISE_FLOOR**2
+    q = g / (1 + n * g)
+    explained = q * math.fsum(shifted) ** 2
+    s1 = s0 - explained
+    t = math.copysign(math.sqrt(explained / s1 * total), math.fsum(shifted))
+    log_factor = 0.5 * total * math.log(s0 / s1) - 0.5 * math.log1p(n * g)
+    log_e = log_factor + math.log(max(2.0 * student_t_cdf(t, total), math.ulp(0.0)))
+    return math.exp(min(log_e, _LOG_E_MAX))
+
+
+_LOG_E_MAX = 690.0
+"""Evidence stops here: exp(709) overflows, and nobody needs more."""
+
+
+def _half_width(savings: Sequence[float], nulls: Sequence[float], mean: float, rate: float, g: float) -> float | None:
+    """Return the half width of the set of means that the two-sided factor does not reject; None if it rejects none.
+
+    BF >= 1/rate solved for the squared distance x of a mean from the observed one: with Q the sum of squares
+    about that mean and R = (sqrt(1 + n g) / rate)^(2/N),  x >= Q (R - 1) / (n (1 - R / (1 + n g))).
+    """
+    n, total = len(savings), len(savings) + len(nulls)
+    scatter = math.fsum((x - mean) ** 2 for x in savings) + math.fsum(x * x for x in nulls) + total * NOISE_FLOOR**2
+    ratio = (math.sqrt(1 + n * g) / rate) ** (2 / total)
+    slack = 1 - ratio / (1 + n * g)
+    if slack <= 0:
+        return None
+    return math.sqrt(scatter * (ratio - 1) / (n * slack))
+
+
+def student_t_cdf(t: float, degrees: int) -> float:
+    """Return P(T <= t) for whole degrees of freedom (Abramowitz & Stegun 26.7.3 and 26.7.4)."""
+    theta = math.atan2(t, math.sqrt(degrees))
+    cosine, sine = math.cos(theta), math.sin(theta)
+    term = total = 1.0 if degrees % 2 == 0 else cosine
+    first = 2 if degrees % 2 == 0 else 3
+    for k in range(first, degrees - 1, 2):
+        term *= cosine * cosine * (k - 1) / k
+        total += term
+    if degrees % 2 == 0:
+        return min(1.0, max(0.0, 0.5 + sine * total / 2))
+    return min(1.0, max(0.0, 0.5 + (theta + (sine * total if degrees > 1 else 0.0)) / math.pi))

@@ -1,0 +1,469 @@
+"""Which settings make this job faster?  Warm up, screen by trials, keep what is proven, then watch.
+
+    warming -> screening <-> trial
+                   |  ^
+                   v  | the pace moved, or the budget allows again
+                watching                          any of them -> frozen (absurd numbers, switches that do not come)
+
+Search-then-stop, the usual shape of a tuner, loses all it won when the world changes; search-for-ever pays for ever.
+This one searches while there is something untried near by and time left to lose (`screen`, `purse`), then only watches.
+
+The ranks carry out a Turn some steps later or never, so nothing here believes a request: a step is judged by
+the values that it had.  The same wish is repeated in every call until it is seen in force; whoever carries it out
+must take the latest wish and ignore one that is already fulfilled.
+
+Pure: no clock, no random numbers, no torch.  The same observations give the same answers.
+Left out: memory head-room (the actuator refuses), more than one knob at a time, unfreezing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from pacecar.config import TuneConfig
+from pacecar.controller import wording
+from pacecar.controller.model import Forecast, Model
+from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
+from pacecar.controller.purse import Purse
+from pacecar.controller.screen import Candidate, Screen
+from pacecar.controller.trial import SETTLE_STEPS, WAIT_STEPS_MAX, WINDOW_STEPS, Cause, Trial, TrialEnd
+from pacecar.controller.watch import NULL_PAIRS_MIN, Alarm, Pace, Watch
+from pacecar.records import Decision, TunerStatus, Verdict
+
+__all__ = ["PacecarPolicy"]
+
+Record = Decision | Verdict | TunerStatus
+State = Literal["off", "advising", "warming", "screening", "trial", "watching", "frozen"]
+
+PACE_NS_MAX = 24 * 3600 * 1_000_000_000
+"""A step longer than a day is a broken timer."""
+
+STALL_RATIO = 20.0
+STALL_STEPS = 8
+"""So many steps on end over so many times the typical pace: a rank is failing.  That is reported, not tuned around."""
+
+NEVER_CAME_MAX = 2
+"""Trials on end whose switch never came: the ranks cannot agree any more."""
+
+ADVICE_MAX = 32
+"""Advice given in one run; more would be noise."""
+
+LATENCY_STEPS_PRIOR = 12
+"""Steps from a wish to its effect before it was measured (control periods of 4: gather, propose, vote)."""
+
+
+class _OpenTrial:
+    """A trial and what the records about it need."""
+
+    def __init__(self, trial: Trial, decision: int, candidate: Candidate, old_value: int, balance_ns: float) -> None:
+        self.trial = trial
+        self.decision = decision
+        self.candidate = candidate
+        self.old_value = old_value
+        self.balance_ns = balance_ns
+
+    @property
+    def detail(self) -> str:
+        evidence = self.trial.evidence
+        gain = None if evidence is None else evidence.gain_ratio
+        return wording.progress(self.candidate.knob, self.old_value, self.candidate.value, self.trial.pairs, gain)
+
+
+class PacecarPolicy(Policy):
+    """The default policy; see the module's docstring."""
+
+    def __init__(self, config: TuneConfig) -> None:
+        self._config = config
+        self._state: State = "warming"
+        self._said: tuple[State, str] | None = None
+        self._records: list[Record] = []
+        self._job = ""
+        self._mode: Literal["advise", "exact"] = "exact"
+        self._kept: dict[str, int] = {}
+        self._asked: dict[str, int] = {}
+        self._in_force: dict[str, int] = {}
+        self._spaces: list[KnobSpace] = []
+        self._screen = Screen(())
+        self._model = Model(Facts(job="", world_size=1))
+        self._pace = Pace()
+        self._watch = Watch()
+        self._purse = Purse(config.exploration_budget)
+        self._open: _OpenTrial | None = None
+        self._last: Observation | None = None
+        self._decision = 0
+        self._trials = 0
+        self._mean_ns: float | None = None
+        self._latency_steps: int | None = None
+        self._steps = 0
+        self._since_switch = 0
+        self._stalled = self._astray = self._never_came = 0
+        self._advice: dict[str, tuple[int, bool]] = {}
+
+    @property
+    def model(self) -> Model:
+        """What was learnt, with every forecast beside its measurement."""
+        return self._model
+
+    @property
+    def spent_ns(self) -> float:
+        """Time lost to exploring so far."""
+        return self._purse.spent_ns
+
+    # --- the Policy protocol ---
+
+    def begin(self, facts: Facts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
+        """Learn what can be turned; called once, before the first observation."""
+        self._job, self._mode = facts.job, mode
+        self._kept = {space.knob: space.value for space in spaces}
+        self._asked = dict(self._kept)
+        self._spaces = [space for space in map(self._bounded, spaces) if space is not None]
+        self._screen = Screen(self._spaces)
+        self._model = Model(facts)
+
+    def advance(self, observations: Sequence[Observation]) -> tuple[Turn | None, list[Record]]:
+        """Take the steps since the last call; return a wish, if any, and what people should know."""
+        for step in observations:
+            if self._state != "frozen":
+                self._take(step)
+            else:
+                self._in_force = {knob: step.values[knob] for knob in self._kept if knob in step.values}
+        records, self._records = self._records, []
+        return self._wish(), records
+
+    def finish(self) -> list[Record]:
+        """The job ends; return verdicts (outcome "abandoned") for whatever is still open."""
+        if self._open is not None and self._last is not None:
+            self._abandon("the job ended before it was decided", self._last)
+        records, self._records = self._records, []
+        return records
+
+    # --- one step ---
+
+    def _take(self, step: Observation) -> None:
+        absurd = self._absurdity(step)
+        if absurd is not None:
+            self._freeze(absurd, step)
+            return
+        self._last = step
+        self._steps += 1
+        self._account(step)
+        self._model.learn(step)
+        if self._open is not None:
+            self._follow(self._open, step)
+            return
+        if self._in_force != self._kept:
+            self._pace.interrupt()
+            self._astray += 1
+            if self._astray > 2 * WAIT_STEPS_MAX:
+                self._freeze(f"the ranks did not come back to {self._name(self._kept)}", step)
+            return
+        self._astray = 0
+        if self._steps <= self._config.warmup_steps:
+            self._say("warming", f"the first {self._config.warmup_steps} steps are not judged", step)
+            return
+        level = self._pace.observe(step.pace_ns, profiled=step.profiled)
+        if self._pace.recent_steps >= WINDOW_STEPS:
+            self._mean_ns = self._pace.mean_ns
+        self._decide(level, step)
+
+    def _decide(self, level: float | None, step: Observation) -> None:
+        """No trial is open and the kept setting is in force."""
+        if len(self._pace.nulls) < NULL_PAIRS_MIN:
+            self._say("warming", "measuring the pace and its noise with nothing changed", step)
+            return
+        if level is not None and self._state in ("watching", "advising"):
+            alarm = self._watch.observe(level, self._pace.window_noise)
+            if alarm is not None:
+                self._reopen(alarm, step)
+        if self._mode == "advise":
+            if level is not None or self._state != "advising":
+                self._advise(step)
+            return
+        if level is not None or self._state != "watching":
+            self._screen_next(step)
+
+    def _account(self, step: Observation) -> None:
+        """Keep the purse: what this step cost because something was or had been tried."""
+        values = {knob: step.values[knob] for knob in self._kept}
+        if values != self._in_force:
+            if self._in_force:
+                self._purse.close_stretch()
+            self._in_force, self._since_switch = values, 0
+        self._since_switch += 1
+        self._purse.pass_step(step.pace_ns)
+        is_settling = self._since_switch <= SETTLE_STEPS and self._decision > 0
+        if (values != self._kept or is_settling) and self._mean_ns is not None and not step.profiled:
+            self._purse.charge(step.pace_ns - self._mean_ns)
+
+    def _absurdity(self, step: Observation) -> str | None:
+        """Return why this observation cannot be true or tuned by, or None."""
+        if not (math.isfinite(step.pace_ns) and 0 < step.pace_ns <= PACE_NS_MAX):
+            return f"step {step.step} is said to have taken {step.pace_ns} ns"
+        if self._last is not None and step.step <= self._last.step:
+            return f"step {step.step} came after step {self._last.step}"
+        missing = [knob for knob in self._kept if knob not in step.values]
+        if missing:
+            return f"step {step.step} does not say the value of {', '.join(missing)}"
+        if self._mean_ns is not None and step.pace_ns > STALL_RATIO * self._mean_ns:
+            self._stalled += 1
+            if self._stalled >= STALL_STEPS:
+                return f"{STALL_STEPS} steps on end took over {STALL_RATIO:.0f} times the usual: a rank is failing"
+        else:
+            self._stalled = 0
+        return None
+
+    # --- screening and trials ---
+
+    def _screen_next(self, step: Observation) -> None:
+        """Open the best trial there is, or say why none."""
+        if not self._spaces:
+            self._say("watching", "no knob can be turned here", step)
+            return
+        latency = self._latency_steps or LATENCY_STEPS_PRIOR
+        if self._pace.settled_steps + latency < WINDOW_STEPS or self._pace.recent_steps < SETTLE_STEPS:
+            self._say("screening", f"letting {self._name(self._kept)} settle", step)
+            return
+        typical_ns = math.exp(self._pace.typical)
+        self._model.note_pace(self._kept, typical_ns)
+        found, left_out = self._screen.candidates(self._kept, self._model.expect, self._model.exposed_ratio)
+        if not found:
+            rest = "; ".join(left_out) or "nothing near it is better"
+            self._watch_on(f"{self._name(self._kept)}: {rest}", step)
+            return
+        steps = 2 * WINDOW_STEPS + SETTLE_STEPS + latency
+        costs = [self._purse.cost_ns(typical_ns, steps, _known_gain(candidate.forecast)) for candidate in found]
+        affordable = [c for c, cost in zip(found, costs, strict=True) if cost <= self._purse.left_ns(typical_ns)]
+        if affordable:
+            self._begin_trial(affordable[0], step)
+            return
+        wait = self._purse.wait_steps(typical_ns, min(costs))
+        until = "and stays so" if wait is None else f"until about step {_rounded(step.step + wait)}"
+        self._watch_on(f"the exploration budget is spent {until}; {len(found)} settings untried", step)
+
+    def _begin_trial(self, candidate: Candidate, step: Observation) -> None:
+        self._decision += 1
+        self._trials += 1
+        old_value = self._kept[candidate.knob]
+        trial = Trial(
+            incumbent=self._kept,
+            candidate={**self._kept, candidate.knob: candidate.value},
+            opening=self._pace.opening,
+            nulls=tuple(self._pace.nulls),
+            typical=self._pace.typical,
+            dead_band=self._config.dead_band,
+            false_accept_rate=self._config.false_accept_rate,
+            latency_steps=self._latency_steps,
+        )
+        self._open = _OpenTrial(trial, self._decision, candidate, old_value, self._purse.balance_ns)
+        self._records.append(self._make_decision("trial", candidate, step))
+        self._say("trial", self._open.detail, step)
+
+    def _follow(self, opened: _OpenTrial, step: Observation) -> None:
+        end = opened.trial.observe(step)
+        if end is not None:
+            self._close(opened, end, step)
+        else:
+            self._say("trial", opened.detail, step)
+
+    def _close(self, opened: _OpenTrial, end: TrialEnd, step: Observation) -> None:
+        """Draw the consequences of a trial's end."""
+        candidate, knob = opened.candidate, opened.candidate.knob
+        outcome = _outcome(end.cause)
+        if end.cause is not Cause.NEVER_CAME:
+            self._latency_steps = opened.trial.latency_steps
+        self._never_came = self._never_came + 1 if end.cause is Cause.NEVER_CAME else 0
+        self._pace.nulls.extend(opened.trial.nulls_seen)
+        self._pace.interrupt()
+        if end.gain_ratio is not None:
+            tried_ns = math.exp(self._pace.typical) * (1 - end.gain_ratio)
+            self._model.note_pace({**self._kept, knob: candidate.value}, tried_ns)
+            if candidate.forecast is not None and not candidate.forecast.is_floor:
+                self._model.remember(knob, candidate.forecast.gain_ratio, end.gain_ratio)
+        if outcome == "kept":
+            self._screen.lost(knob, opened.old_value)
+            self._kept = {**self._kept, knob: candidate.value}
+            self._pace.restart()
+            if self._mean_ns is not None and end.gain_ratio is not None:
+                self._mean_ns *= 1 - end.gain_ratio
+        elif outcome == "barred":
+            self._screen.bar(knob, candidate.value)
+        elif end.cause in (Cause.FUTILE, Cause.UNDECIDED):
+            self._screen.level(knob, candidate.value)
+        else:
+            self._screen.lost(knob, candidate.value)
+        verdict = self._make_verdict(opened, end, outcome, step)
+        self._records.append(verdict)
+        self._open = None
+        if self._never_came >= NEVER_CAME_MAX:
+            self._freeze(f"{NEVER_CAME_MAX} switches on end did not come: the ranks do not agree", step)
+            return
+        self._say("screening", f"{outcome.replace('_', ' ')}: {verdict.reason}", step)
+
+    def _watch_on(self, detail: str, step: Observation) -> None:
+        if self._state != "watching":
+            self._watch = Watch()
+        self._say("watching", detail, step)
+
+    def _reopen(self, alarm: Alarm, step: Observation) -> None:
+        """The world changed: what was learnt about settings is of another one."""
+        self._pace.drop_nulls(alarm.windows)
+        self._pace.resume(self._pace.last_windows)
+        self._screen.forget()
+        self._model.forget()
+        self._advice.clear()
+        self._watch = Watch()
+        way = "slower" if alarm.change_ratio > 0 else "faster"
+        state: State = "advising" if self._mode == "advise" else "screening"
+        self._say(state, f"the pace is {abs(alarm.change_ratio):.0%} {way} than before: searching again", step)
+
+    # --- advice ---
+
+    def _advise(self, step: Observation) -> None:
+        """Say once for each knob what would be tried and what it should save."""
+        self._model.note_pace(self._kept, math.exp(self._pace.typical))
+        found, left_out = self._screen.candidates(self._kept, self._model.expect, self._model.exposed_ratio)
+        advised: list[str] = []
+        for space in self._spaces:
+            best = self._best_advice(space, [c for c in found if c.knob == space.knob])
+            if best is None:
+                continue
+            forecast = best.forecast
+            advised.append(f"{space.knob} {wording.setting(space.knob, best.value)}")
+            key = (best.value, forecast is not None)
+            if self._advice.get(space.knob) != key and self._decision < ADVICE_MAX:
+                self._advice[space.knob] = key
+                self._decision += 1
+                self._records.append(self._make_decision("advise", best, step))
+        said = "would try " + ", ".join(advised) if advised else "; ".join(left_out) or "nothing better is expected"
+        self._say("advising", said, step)
+
+    def _best_advice(self, space: KnobSpace, near: Sequence[Candidate]) -> Candidate | None:
+        """Return the best forecast of the whole domain beyond the dead band; without forecasts the first to try."""
+        if not near:
+            return None
+        here = self._kept[space.knob]
+        forecasts = [
+            Candidate(space.knob, value, forecast, forecast.gain_ratio)
+            for value in space.domain
+            if value != here and (forecast := self._model.expect(space.knob, self._kept, value)) is not None
+        ]
+        if not forecasts:
+            return near[0]
+        best = max(forecasts, key=lambda candidate: candidate.rank_gain)
+        if best.rank_gain > self._config.dead_band:
+            return best
+        return None if all(not c.forecast.is_floor for c in near if c.forecast) else near[0]
+
+    # --- ends, wishes and words ---
+
+    def _freeze(self, reason: str, step: Observation) -> None:
+        if self._open is not None:
+            self._abandon(f"tuning froze: {reason}", step)
+        self._say("frozen", reason, step)
+
+    def _abandon(self, reason: str, step: Observation) -> None:
+        opened = self._open
+        assert opened is not None
+        self._open = None
+        evidence = opened.trial.evidence
+        end = TrialEnd(Cause.ENDLESS, evidence, None if evidence is None else evidence.gain_ratio, reason)
+        self._records.append(self._make_verdict(opened, end, "abandoned", step))
+
+    def _wish(self) -> Turn | None:
+        """Return what should be in force, while it is not seen to be or something else was asked for last."""
+        if self._mode == "advise" or not self._in_force:
+            return None
+        wanted = self._kept if self._open is None else self._open.trial.wanted
+        if wanted == self._in_force and wanted == self._asked:
+            return None
+        self._asked = dict(wanted)
+        return Turn(decision=self._decision, values=dict(wanted))
+
+    def _bounded(self, space: KnobSpace) -> KnobSpace | None:
+        """Return the space within the user's bounds, the present value always in; None if nothing can be turned."""
+        if space.knob not in self._config.knobs:
+            return None
+        low = getattr(self._config, space.knob + "_min")
+        high = getattr(self._config, space.knob + "_max")
+        domain = tuple(sorted(value for value in space.domain if low <= value <= high or value == space.value))
+        return KnobSpace(space.knob, space.value, domain) if len(domain) > 1 else None
+
+    def _name(self, values: dict[str, int]) -> str:
+        return ", ".join(f"{knob} {wording.setting(knob, value)}" for knob, value in values.items())
+
+    def _make_decision(self, kind: Literal["trial", "advise"], candidate: Candidate, step: Observation) -> Decision:
+        old_value, forecast = self._kept[candidate.knob], candidate.forecast
+        return Decision(
+            job=self._job,
+            decision=self._decision,
+            kind=kind,
+            knob=candidate.knob,
+            from_value=old_value,
+            to_value=candidate.value,
+            step=step.step,
+            wall_ns=step.wall_ns,
+            reason=wording.trial_reason(candidate.knob, old_value, candidate.value, forecast),
+            expected_gain_ratio=None if forecast is None else forecast.gain_ratio,
+        )
+
+    def _make_verdict(
+        self,
+        opened: _OpenTrial,
+        end: TrialEnd,
+        outcome: Literal["kept", "rolled_back", "barred", "abandoned"],
+        step: Observation,
+    ) -> Verdict:
+        candidate, evidence = opened.candidate, end.evidence
+        return Verdict(
+            job=self._job,
+            decision=opened.decision,
+            knob=candidate.knob,
+            outcome=outcome,
+            step=step.step,
+            wall_ns=step.wall_ns,
+            measured_gain_ratio=end.gain_ratio,
+            gain_low=None if evidence is None else evidence.gain_low,
+            gain_high=None if evidence is None else evidence.gain_high,
+            evidence=None if evidence is None else evidence.e_value,
+            trial_steps=opened.trial.steps,
+            exploration_ns=round(self._purse.balance_ns - opened.balance_ns),
+            reason=wording.verdict_reason(candidate.knob, opened.old_value, candidate.value, end, candidate.forecast),
+        )
+
+    def _say(self, state: State, detail: str, step: Observation) -> None:
+        """Emit a status when state or detail changed."""
+        self._state = state
+        if self._said == (state, detail):
+            return
+        self._said = (state, detail)
+        self._records.append(
+            TunerStatus(
+                job=self._job,
+                rank=0,
+                state=state,
+                detail=detail,
+                step=step.step,
+                wall_ns=step.wall_ns,
+                exploration_ns=round(self._purse.spent_ns),
+                trials=self._trials,
+            )
+        )
+
+
+def _known_gain(forecast: Forecast | None) -> float | None:
+    return None if forecast is None or forecast.is_floor else forecast.gain_ratio
+
+
+def _rounded(step: int) -> int:
+    """Round up to 50 steps, so that the sentence does not change with every window."""
+    return -(-step // 50) * 50
+
+
+def _outcome(cause: Cause) -> Literal["kept", "rolled_back", "barred", "abandoned"]:
+    if cause is Cause.ACCEPTED:
+        return "kept"
+    if cause is Cause.TAKEN_BACK:
+        return "barred"
+    return "abandoned" if cause in (Cause.NEVER_CAME, Cause.ENDLESS) else "rolled_back"

@@ -1,0 +1,69 @@
+"""What has exploring cost, and may it go on?  The time lost to trials against the budget that the user gave.
+
+Counting trials or trial steps would be easier and wrong: a hundred steps of an equally fast setting cost nothing,
+ten of a threefold slower one cost twenty steps.  So time is charged: steps in other than the kept setting, and those
+that settle after a switch, against the mean of the kept setting.  Each stretch of such steps counts if it lost and
+not if it gained, so luck and good candidates never pay for bad ones.
+
+Left out: what a wrong verdict costs afterwards; that is the watch's business.
+"""
+
+from __future__ import annotations
+
+__all__ = ["ALLOWANCE_STEPS", "Purse"]
+
+ALLOWANCE_STEPS = 10
+"""Steps' worth of time that may be lost beyond the budget ratio, so that a young run can begin a trial at all."""
+
+PRIOR_LOSS_RATIO = 0.05
+"""What a candidate is taken to lose when its loss is not known."""
+
+SWITCH_STEPS = 0.5
+"""Steps' worth of time that one switch costs (TUNING: +5 to +60 % over the first two steps)."""
+
+
+class Purse:
+    """Keeps the account.  `spent_ns` never falls; `balance_ns` is signed and is what people see as a trial's cost."""
+
+    def __init__(self, budget_ratio: float) -> None:
+        self._budget_ratio = budget_ratio
+        self._elapsed_ns = 0
+        self._banked_ns = 0.0
+        self._stretch_ns = 0.0
+        self.balance_ns = 0.0
+
+    @property
+    def spent_ns(self) -> float:
+        """Time lost to exploring so far."""
+        return self._banked_ns + max(0.0, self._stretch_ns)
+
+    def pass_step(self, pace_ns: int) -> None:
+        """A step of the job went by, whatever was in force."""
+        self._elapsed_ns += pace_ns
+
+    def charge(self, extra_ns: float) -> None:
+        """A step took that much longer (or shorter) because of a trial."""
+        self._stretch_ns += extra_ns
+        self.balance_ns += extra_ns
+
+    def close_stretch(self) -> None:
+        """The values in force changed: what was lost so far is settled."""
+        self._banked_ns += max(0.0, self._stretch_ns)
+        self._stretch_ns = 0.0
+
+    def left_ns(self, typical_ns: float) -> float:
+        """Return what may still be lost now."""
+        return self._budget_ratio * self._elapsed_ns + ALLOWANCE_STEPS * typical_ns - self.spent_ns
+
+    def cost_ns(self, typical_ns: float, steps: int, expected_gain: float | None) -> float:
+        """Return what a trial with that many steps under the candidate is expected to lose."""
+        loss = PRIOR_LOSS_RATIO if expected_gain is None else max(0.0, -expected_gain)
+        return typical_ns * (2 * SWITCH_STEPS + steps * loss)
+
+    def wait_steps(self, typical_ns: float, needed_ns: float) -> int | None:
+        """Return after how many more steps `needed_ns` may be lost; None if never (the budget is zero)."""
+        missing = needed_ns - self.left_ns(typical_ns)
+        if missing <= 0:
+            return 0
+        gained = self._budget_ratio * typical_ns
+        return None if gained <= 0 else int(missing / gained) + 1

@@ -1,0 +1,125 @@
+"""What should be tried next?  A short geometric screen around the setting in force.
+
+In one dimension doubling and halving beats Gaussian processes (TUNING: total time -4.5 % against Horovod's -4.0 % and
+Bagua's +1.6 % on the same curve), and never being far from a setting that is known to work bounds what a bad trial can
+cost: tiny buckets cost threefold.  So for each knob: the neighbours at about twice and half the present value; on
+from there in the direction that won; one further (four times, a quarter) only where the neighbour was neither
+better nor worse, because a pure climb sticks on plateaus.  What lost is not tried again until the world changes.
+
+Which first: by expected gain, and where the model cannot tell by a prior from what such changes were worth elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pacecar.controller.model import Forecast
+from pacecar.controller.observation import KnobSpace
+
+__all__ = ["EXPOSED_RATIO_MIN", "Candidate", "Screen", "neighbour"]
+
+EXPOSED_RATIO_MIN = 0.03
+"""Below this share of exposed communication a bucket size has nothing to win (TUNING)."""
+
+PRIOR_GAIN = {
+    ("micro_batch", +1): 0.05,
+    ("bucket_bytes", -1): 0.02,
+    ("bucket_bytes", +1): 0.015,
+    ("micro_batch", -1): 0.01,
+}
+"""What a step in that direction may be worth when nobody can tell: orders the trials, nothing else."""
+
+HOPELESS_SPREADS = 2.0
+"""A forecast that is negative by this many of its uncertainties rules a candidate out without a trial."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A value of one knob that is worth a trial, and why it stands where it stands in the order."""
+
+    knob: str
+    value: int
+    forecast: Forecast | None
+    rank_gain: float
+
+
+def neighbour(domain: Sequence[int], value: int, factor: float) -> int | None:
+    """Return the value of `domain` nearest to `value * factor` (as a ratio) on that side of `value`, or None."""
+    beyond = [other for other in domain if (other > value if factor > 1 else other < value)]
+    if not beyond:
+        return None
+    return min(beyond, key=lambda other: abs(math.log(other / (value * factor))))
+
+
+class Screen:
+    """Remembers what was tried of each knob and says what is left, best first."""
+
+    def __init__(self, spaces: Sequence[KnobSpace]) -> None:
+        self._domains = {space.knob: space.domain for space in spaces}
+        self._lost: dict[str, set[int]] = {knob: set() for knob in self._domains}
+        self._level: dict[str, set[int]] = {knob: set() for knob in self._domains}
+        self._barred: dict[str, set[int]] = {knob: set() for knob in self._domains}
+
+    def lost(self, knob: str, value: int) -> None:
+        """The value was slower than the one in force, or the one in force has beaten it."""
+        self._lost[knob].add(value)
+
+    def level(self, knob: str, value: int) -> None:
+        """The value was neither proven better nor seen to be worse."""
+        self._level[knob].add(value)
+
+    def bar(self, knob: str, value: int) -> None:
+        """The value cannot be used in this job, whatever else changes."""
+        self._barred[knob].add(value)
+
+    def forget(self) -> None:
+        """The world changed: everything may be tried again, but for what is barred."""
+        for knob in self._domains:
+            self._lost[knob].clear()
+            self._level[knob].clear()
+
+    def values_near(self, knob: str, value: int) -> list[int]:
+        """Return the untried values around `value`, nearest first in each direction."""
+        near: list[int] = []
+        closed = self._lost[knob] | self._barred[knob]
+        for factor in (2.0, 0.5):
+            first = neighbour(self._domains[knob], value, factor)
+            if first is None or first in closed:
+                continue
+            if first not in self._level[knob]:
+                near.append(first)
+                continue
+            further = neighbour(self._domains[knob], value, factor * factor)
+            if further is not None and further not in {first, *closed, *self._level[knob]}:
+                near.append(further)
+        return near
+
+    def candidates(
+        self,
+        values: dict[str, int],
+        expect: Callable[[str, dict[str, int], int], Forecast | None],
+        exposed_ratio: float | None,
+    ) -> tuple[list[Candidate], list[str]]:
+        """Return what is worth trying, best first, and the reasons for what was left out."""
+        found: list[Candidate] = []
+        left_out: list[str] = []
+        for knob in self._domains:
+            near = self.values_near(knob, values[knob])
+            if near and knob == "bucket_bytes" and exposed_ratio is not None and exposed_ratio < EXPOSED_RATIO_MIN:
+                left_out.append(f"{knob}: exposed communication is {exposed_ratio:.1%} of the step, nothing to win")
+                continue
+            for value in near:
+                forecast = expect(knob, values, value)
+                prior = PRIOR_GAIN.get((knob, 1 if value > values[knob] else -1), 0.0)
+                if forecast is None:
+                    found.append(Candidate(knob, value, None, prior))
+                elif not forecast.is_floor and forecast.gain_ratio + HOPELESS_SPREADS * forecast.spread_ratio < 0:
+                    left_out.append(f"{knob} {values[knob]} -> {value}: expected to cost {-forecast.gain_ratio:.1%}")
+                elif forecast.is_floor:
+                    found.append(Candidate(knob, value, forecast, max(prior, forecast.gain_ratio)))
+                else:
+                    found.append(Candidate(knob, value, forecast, forecast.gain_ratio))
+        found.sort(key=lambda candidate: -candidate.rank_gain)
+        return found, left_out

@@ -1,0 +1,239 @@
+"""Does this one change hold?  The course of a trial, from the first request to its end.
+
+The obvious trial, "run the new setting for a while and compare with before", charges every change in the world to
+the knob.  So the settings alternate, A B B A A B B A (A: in force before, B: tried), and only neighbours are compared:
+
+    steps   aaaaaaaa ..bbbbbbbbbbbbbbbb ..aaaaaaaaaaaaaaaa ..bbbb     .. settling, charged but not judged
+    windows    A1        B1      B2        A2      A3        B3
+    pairs      `---------'       `---------'       `---------'
+
+A1 is free: the last steps before B came into force.  When B will come into force is not known, a request takes some
+steps to be agreed; so the trial looks at the values that steps really had, and asks for the next switch as early
+as the shortest delay seen allows.  It ends as soon as it is clear, and early for what is bad: rejecting can be hasty
+(nothing was lost but a chance), accepting cannot (`evidence`).
+
+Left out: charging the time (the policy does, it sees the steps around the trial as well), and saying it to people.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from pacecar.controller.evidence import Evidence, gain_ratio, location, weigh
+from pacecar.controller.observation import Observation
+
+__all__ = ["SETTLE_STEPS", "WINDOW_STEPS", "Cause", "Trial", "TrialEnd"]
+
+WINDOW_STEPS = 8
+"""Judged steps of one window: 2-3 are too noisy to judge on, 50 too slow (measured, TUNING)."""
+
+SETTLE_STEPS = 2
+"""Steps after a switch that are charged but not judged: a fresh Reducer costs 5 to 50 % in its first two."""
+
+PAIRS_MIN = 2
+"""No acceptance on one pair: a change in the world at the moment of the switch looks like a gain; A B B A shows it."""
+
+PAIRS_MAX = 8
+"""A gain that eight pairs do not show is not worth more steps: at 5 % step noise it is below 3 %."""
+
+FUTILE_PAIRS = 3
+"""From here on a mean gain inside the dead band ends the trial; a true 5 % gain at 5 % noise is lost in under 1 %."""
+
+DROP_RATIO = 1.2
+"""A candidate whose first `DROP_STEPS` judged steps are all slower than this times the present median goes at once."""
+
+DROP_STEPS = 2
+
+WORSE_NOISES = 3.0
+"""After the first pair a loss of that many standard deviations of null pairs, over the dead band, ends the trial."""
+
+WAIT_STEPS_MAX = 64
+"""A switch takes 4 to 16 steps to be agreed; one that is not there after this many will not come."""
+
+TRIAL_STEPS_MAX = 512
+"""Bound of a whole trial, in case no step can be judged (all profiled, say); eight pairs need about 180."""
+
+LATENCY_STEPS_MIN = 4
+"""Before one was seen: a request takes at least one control period."""
+
+Arm = Literal["A", "B"]
+
+
+class Cause(StrEnum):
+    """Why a trial ended."""
+
+    ACCEPTED = "accepted"
+    DROPPED = "dropped"
+    WORSE = "worse"
+    FUTILE = "futile"
+    UNDECIDED = "undecided"
+    TAKEN_BACK = "taken back"
+    NEVER_CAME = "never came"
+    ENDLESS = "endless"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialEnd:
+    """How a trial ended; `evidence` is None if no pair was completed, `gain` then from the steps that were judged."""
+
+    cause: Cause
+    evidence: Evidence | None
+    gain_ratio: float | None
+    detail: str
+
+    @property
+    def is_loss(self) -> bool:
+        """True when the candidate was seen to be slower, not just no better."""
+        return self.cause in (Cause.DROPPED, Cause.WORSE, Cause.TAKEN_BACK)
+
+
+class Trial:
+    """One candidate against the setting in force.
+
+    Feed it every step from the request on; `wanted` is what should be in force, and changes as steps are observed.
+    `opening` holds log paces of the last settled steps under `incumbent`, `nulls` differences between such windows;
+    `nulls_seen` are further ones, for the trials to come (here they would not be independent of the pairs).
+    """
+
+    def __init__(
+        self,
+        *,
+        incumbent: Mapping[str, int],
+        candidate: Mapping[str, int],
+        opening: Sequence[float],
+        nulls: Sequence[float],
+        typical: float,
+        dead_band: float,
+        false_accept_rate: float,
+        latency_steps: int | None,
+    ) -> None:
+        self._values: dict[Arm, dict[str, int]] = {"A": dict(incumbent), "B": dict(candidate)}
+        self._opening: deque[float] = deque(opening, maxlen=WINDOW_STEPS)
+        self._nulls = tuple(nulls)
+        self._typical = typical
+        self._dead_band = dead_band
+        self._rate = false_accept_rate
+        self.latency_steps = latency_steps
+        self.steps = 0
+        self.evidence: Evidence | None = None
+        self._wanted: Arm = "B"
+        self._asked_step: int | None = None
+        self._arm: Arm | None = "A"
+        self._arrived = False  # the arm that was asked for last has been seen in force
+        self._entered_step = 0
+        self._stretch: list[float] = []
+        self._unpaired: tuple[Arm, float] | None = None
+        self._savings: list[float] = []
+        self._begun = False
+        self.nulls_seen: list[float] = []
+
+    @property
+    def wanted(self) -> dict[str, int]:
+        """The values that should be in force as soon as the ranks agree."""
+        return dict(self._values[self._wanted])
+
+    @property
+    def pairs(self) -> int:
+        """Completed pairs."""
+        return len(self._savings)
+
+    def observe(self, step: Observation) -> TrialEnd | None:
+        """Take one step; return the end of the trial if this step ends it."""
+        self.steps += 1
+        if self._asked_step is None:
+            self._asked_step = step.step - 1
+        arm = self._arm_of(step)
+        if arm != self._arm:
+            end = self._switched(arm, step)
+            if end is not None:
+                return end
+        if not self._arrived and step.step - self._asked_step > WAIT_STEPS_MAX:
+            return self._end(Cause.NEVER_CAME, f"the ranks did not switch within {WAIT_STEPS_MAX} steps")
+        if self.steps > TRIAL_STEPS_MAX:
+            return self._end(Cause.ENDLESS, f"not decided within {TRIAL_STEPS_MAX} steps")
+        if arm is None or step.profiled:
+            return None
+        log_pace = math.log(step.pace_ns)
+        if not self._begun:
+            self._opening.append(log_pace)
+            return None
+        if step.step - self._entered_step < SETTLE_STEPS:
+            return None
+        return self._judge(arm, log_pace, step)
+
+    def _arm_of(self, step: Observation) -> Arm | None:
+        for arm, values in self._values.items():
+            if all(step.values.get(knob) == value for knob, value in values.items()):
+                return arm
+        return None
+
+    def _switched(self, arm: Arm | None, step: Observation) -> TrialEnd | None:
+        """The values in force are others than in the step before."""
+        assert self._asked_step is not None
+        if self._arrived and arm == "A" and self._wanted == "B":
+            return self._end(Cause.TAKEN_BACK, "the ranks took it back by themselves")
+        self._arm = arm
+        self._entered_step = step.step
+        self._stretch = []
+        if arm == self._wanted and not self._arrived:
+            self._arrived = True
+            delay = step.step - self._asked_step
+            self.latency_steps = delay if self.latency_steps is None else min(self.latency_steps, delay)
+        if arm == "B" and not self._begun:
+            self._begun = True
+            if len(self._opening) == WINDOW_STEPS:
+                self._unpaired = ("A", location(self._opening))
+        return None
+
+    def _judge(self, arm: Arm, log_pace: float, step: Observation) -> TrialEnd | None:
+        self._stretch.append(log_pace)
+        count = len(self._stretch)
+        if arm == "B" and count == DROP_STEPS and min(self._stretch) > self._typical + math.log(DROP_RATIO):
+            slower = math.expm1(min(self._stretch) - self._typical)
+            return self._end(Cause.DROPPED, f"its first {DROP_STEPS} steps took over {slower:.0%} longer")
+        if arm == self._wanted and count + (self.latency_steps or LATENCY_STEPS_MIN) > 2 * WINDOW_STEPS:
+            self._wanted = "B" if arm == "A" else "A"
+            self._asked_step, self._arrived = step.step, False
+        if count == 2 * WINDOW_STEPS:
+            self.nulls_seen.append(location(self._stretch[:WINDOW_STEPS]) - location(self._stretch[WINDOW_STEPS:]))
+        if count in (WINDOW_STEPS, 2 * WINDOW_STEPS):
+            return self._window(arm, location(self._stretch[-WINDOW_STEPS:]))
+        return None
+
+    def _window(self, arm: Arm, level: float) -> TrialEnd | None:
+        """Pair the window with the one before it, if that was of the other setting and is still unpaired."""
+        before, self._unpaired = self._unpaired, (arm, level)
+        if before is None or before[0] == arm:
+            return None
+        self._unpaired = None
+        self._savings.append(before[1] - level if arm == "B" else level - before[1])
+        self.evidence = weigh(self._savings, self._nulls, dead_band=self._dead_band, false_accept_rate=self._rate)
+        return self._rule(self.evidence)
+
+    def _rule(self, evidence: Evidence) -> TrialEnd | None:
+        if evidence.pairs >= PAIRS_MIN and evidence.e_value >= 1 / self._rate:
+            return self._end(Cause.ACCEPTED, f"{evidence.pairs} pairs")
+        noise = math.sqrt(math.fsum(x * x for x in self._nulls) / max(1, len(self._nulls)))
+        if evidence.pairs == 1 and self._savings[0] < -max(WORSE_NOISES * noise, -math.log1p(-self._dead_band)):
+            return self._end(Cause.WORSE, "clear from the first pair")
+        if evidence.gain_high is not None and evidence.gain_high < 0:
+            return self._end(Cause.WORSE, f"{evidence.pairs} pairs")
+        band = f"the dead band of {self._dead_band:.1%}"
+        if evidence.gain_high is not None and evidence.gain_high < self._dead_band:
+            return self._end(Cause.FUTILE, f"saves less than {band}")
+        if evidence.pairs >= FUTILE_PAIRS and evidence.gain_ratio <= self._dead_band:
+            return self._end(Cause.FUTILE, f"no more than {band} after {evidence.pairs} pairs")
+        if evidence.pairs >= PAIRS_MAX:
+            return self._end(Cause.UNDECIDED, f"not proven within {PAIRS_MAX} pairs")
+        return None
+
+    def _end(self, cause: Cause, detail: str) -> TrialEnd:
+        measured = None if self.evidence is None else self.evidence.gain_ratio
+        if measured is None and self._arm == "B" and self._stretch:
+            measured = gain_ratio(self._typical - location(self._stretch))
+        return TrialEnd(cause, self.evidence, measured, detail)

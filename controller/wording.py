@@ -1,0 +1,68 @@
+"""How is it said?  The sentences that people read about tuning, in one place, so that they agree with each other."""
+
+from __future__ import annotations
+
+from pacecar.controller.model import Forecast
+from pacecar.controller.trial import PAIRS_MAX, Cause, TrialEnd
+
+__all__ = ["change", "expectation", "progress", "saving", "setting", "trial_reason", "verdict_reason"]
+
+
+def setting(knob: str, value: int) -> str:
+    """Return a knob's value with its unit: bytes as MiB, counts as they are."""
+    return f"{value / 2**20:.4g} MiB" if knob.endswith("_bytes") else str(value)
+
+
+def change(knob: str, old: int, new: int) -> str:
+    """Return "knob old -> new"."""
+    return f"{knob} {setting(knob, old)} -> {setting(knob, new)}"
+
+
+def saving(gain: float) -> str:
+    """Return "saves 4.0 %" or "costs 4.0 %"."""
+    return f"saves {gain * 100:.1f} %" if gain >= 0 else f"costs {-gain * 100:.1f} %"
+
+
+def expectation(forecast: Forecast | None) -> str:
+    """Return what the model expects and from what."""
+    if forecast is None:
+        return "the model cannot tell what it is worth"
+    if forecast.is_floor:
+        return f"expected to save at least {forecast.gain_ratio * 100:.1f} % ({forecast.basis})"
+    spread = f"+- {forecast.spread_ratio * 100:.1f} %"
+    verb = "save" if forecast.gain_ratio >= 0 else "cost"
+    return f"expected to {verb} {abs(forecast.gain_ratio) * 100:.1f} % {spread} ({forecast.basis})"
+
+
+def trial_reason(knob: str, old: int, new: int, forecast: Forecast | None) -> str:
+    """Return why a candidate is tried (or would be)."""
+    if knob == "micro_batch":
+        idea = "fewer, larger micro-batches pay the fixed cost of a pass less often"
+        if new < old:
+            idea = "smaller micro-batches may stay in the cache"
+    elif knob == "bucket_bytes":
+        idea = "smaller buckets leave less to send when backward ends"
+        if new > old:
+            idea = "larger buckets pay the fixed cost of a collective less often"
+    else:
+        idea = "a neighbour of the present value"
+    return f"{change(knob, old, new)}: {idea}; {expectation(forecast)}"
+
+
+def progress(knob: str, old: int, new: int, pairs: int, gain: float | None) -> str:
+    """Return where a trial stands."""
+    so_far = "" if gain is None else f", {saving(gain)} so far"
+    return f"{change(knob, old, new)}: trial, pair {min(pairs + 1, PAIRS_MAX)} of at most {PAIRS_MAX}{so_far}"
+
+
+def verdict_reason(knob: str, old: int, new: int, end: TrialEnd, forecast: Forecast | None) -> str:
+    """Return what became of a candidate."""
+    if end.cause in (Cause.NEVER_CAME, Cause.ENDLESS, Cause.TAKEN_BACK):
+        return f"{change(knob, old, new)}: {end.detail}"
+    measured = "" if end.gain_ratio is None else f" {saving(end.gain_ratio)}"
+    bounds = ""
+    evidence = end.evidence
+    if evidence is not None and evidence.gain_low is not None and evidence.gain_high is not None:
+        bounds = f" ({evidence.gain_low * 100:.1f} .. {evidence.gain_high * 100:.1f} %)"
+    expected = "" if forecast is None else f"; expected {forecast.gain_ratio * 100:.1f} %"
+    return f"{change(knob, old, new)}:{measured}{bounds}, {end.detail}{expected}"
