@@ -6,12 +6,13 @@ first, because a reader looks for the gain and must not have to infer that there
 
 from __future__ import annotations
 
+from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from pacecar.demo.result import LedgerSum, Result, Throughput
+from pacecar.demo.result import WINDOW_STEPS, DecisionOutcome, LedgerSum, Result, Throughput
 from pacecar.demo.wording import HEADING_WORDS, knob_text, ledger_bar, percent, plural
 from pacecar.records import LEDGER_HEADINGS
 
@@ -37,8 +38,11 @@ def _headline(result: Result) -> str:
     if result.throughput_before is None or result.throughput_after is None:
         return f"The run ended after {plural(result.steps, 'step')}: too early to compare before and after."
     if not result.kept:
-        tried = plural(len(result.decisions), "decision")
-        return f"Nothing proved better than the settings the job came with ({tried}, none kept)."
+        trials = [outcome for outcome in result.decisions if outcome.kind == "trial"]
+        decided = plural(sum(outcome.verdict is not None for outcome in trials), "trial")
+        if len(trials) == 0:
+            return "No knob was turned: before and after are the same settings."
+        return f"Nothing proved better than the settings that the job came with ({decided} decided)."
     kept = " and ".join(
         f"{d.knob} {knob_text(d.knob, d.from_value)} -> {knob_text(d.knob, d.to_value)}" for d in result.kept
     )
@@ -46,7 +50,7 @@ def _headline(result: Result) -> str:
 
 
 def _comparison(result: Result) -> Table:
-    table = Table(pad_edge=False, title="Before and after", title_justify="left", title_style="bold")
+    table = _table("Before and after")
     table.add_column("")
     for column in ("before", "", "after", ""):
         table.add_column(column, justify="right")
@@ -70,6 +74,12 @@ def _comparison(result: Result) -> Table:
     table.add_row("  low .. high", _spread(old_rate), "", _spread(new_rate), "")
     table.add_row("steps compared", _range(result.steps_before), "", _range(result.steps_after), "")
     return table
+
+
+def _table(title: str) -> Table:
+    return Table(
+        box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0), title=title, title_justify="left", title_style="bold"
+    )
 
 
 def _share(total: LedgerSum | None, heading: str) -> tuple[str, str]:
@@ -104,28 +114,25 @@ def _bars(result: Result, console: Console) -> list[RenderableType]:
 def _decisions(result: Result) -> list[RenderableType]:
     if not result.decisions:
         return [Text(), Text("Decisions: none.")]
-    table = Table(
-        pad_edge=False, title="Decisions (share of step time saved)", title_justify="left", title_style="bold"
-    )
-    for column in ("knob", "from", "to", "at step", "expected", "measured", "low .. high", "verdict"):
+    table = _table("Decisions (share of step time saved)")
+    for column in ("knob", "change", "at step", "expected", "measured", "low .. high", "verdict"):
         table.add_column(column, justify="left" if column in {"knob", "verdict"} else "right", no_wrap=True)
     for outcome in result.decisions:
         applied = sorted(set(outcome.step_applied.values()))
         bounds = "-"
         if outcome.gain_low is not None and outcome.gain_high is not None:
-            bounds = f"{percent(outcome.gain_low)} .. {percent(outcome.gain_high)}"
+            bounds = f"{outcome.gain_low * 100:.1f} .. {percent(outcome.gain_high)}"
         table.add_row(
             outcome.knob,
-            knob_text(outcome.knob, outcome.from_value),
-            knob_text(outcome.knob, outcome.to_value),
+            f"{knob_text(outcome.knob, outcome.from_value)} -> {knob_text(outcome.knob, outcome.to_value)}",
             "/".join(str(step) for step in applied) or "-",
             percent(outcome.expected_gain_ratio),
             percent(outcome.measured_gain_ratio),
             bounds,
-            Text(outcome.verdict or outcome.kind, style="green" if outcome.verdict == "kept" else "yellow"),
+            Text(outcome.verdict or _pending(outcome), style="green" if outcome.verdict == "kept" else "yellow"),
         )
     reasons = [
-        Padding(Text(f"{o.knob} {knob_text(o.knob, o.to_value)}: {o.reason}", style="dim"), (0, 0, 0, 2))
+        Padding(Text(f"{o.knob} -> {knob_text(o.knob, o.to_value)}: {o.reason}", style="dim"), (0, 0, 0, 2))
         for o in result.decisions
     ]
     return [Text(), table, *reasons]
@@ -144,10 +151,12 @@ def _facts(result: Result) -> list[RenderableType]:
     if result.tuner is not None:
         lines.append(("tuner", result.tuner))
     if result.throughput_before is not None and result.throughput_after is not None:
-        lines.append(
-            ("spread", "median, 10th and 90th percentile over windows of 8 unprofiled steps of the slowest rank")
-        )
+        lines.append(("spread", f"median and 10th .. 90th percentile over windows of {WINDOW_STEPS} unprofiled steps"))
     return [Text(), *(Text.assemble((f"{name:<9} ", "dim"), text) for name, text in lines)]
+
+
+def _pending(outcome: DecisionOutcome) -> str:
+    return "advice" if outcome.kind == "advise" else "still open"
 
 
 def _number(value: float | None) -> str:
@@ -155,4 +164,10 @@ def _number(value: float | None) -> str:
 
 
 def _places(places: dict[str, str]) -> RenderableType:
-    return Group(*(Text.assemble((f"{name:<9} ", "dim"), place, overflow="fold") for name, place in places.items()))
+    # A path that is wrapped cannot be copied.
+    return Group(
+        *(
+            Text.assemble((f"{name:<9} ", "dim"), place, no_wrap=True, overflow="ignore")
+            for name, place in places.items()
+        )
+    )

@@ -44,8 +44,13 @@ TERM_SECONDS_MAX = 8.0
 KILL_SECONDS_MAX = 5.0
 """How long the kernel may take to end it when told."""
 
-EXPLORATION_BUDGET = "0.05"
-"""A run of minutes may spend more of itself on trials than a run of days (default 0.01)."""
+TUNE_DEFAULTS = {
+    # A run of minutes may spend more of itself on trials than a run of days (default 0.01).
+    "PACECAR_TUNE_EXPLORATION_BUDGET": "0.05",
+    # Long enough that the stretch before the first trial has a spread (default 10).
+    "PACECAR_TUNE_WARMUP_STEPS": "50",
+}
+"""What suits a run of minutes; the user's own environment goes first."""
 
 _PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
@@ -156,8 +161,7 @@ class Children:
             "PACECAR_HOOK_RUN_DIR": str(self.folder),
             "OMP_NUM_THREADS": str(max(1, cores // self.world_size)),
         }
-        environment.setdefault("PACECAR_TUNE_EXPLORATION_BUDGET", EXPLORATION_BUDGET)
-        self._job = self._start(command, "job.log", environment)
+        self._job = self._start(command, "job.log", {**TUNE_DEFAULTS, **environment})
 
     def job_exit_code(self) -> int | None:
         """Return the job's exit code, or None while it runs."""

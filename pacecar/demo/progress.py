@@ -101,10 +101,11 @@ class Progress:
 def screen(progress: Progress, around: Surroundings, elapsed_seconds: float, console: Console) -> Group:
     """Return what the terminal shows, at most 22 lines of at most its width."""
     last = progress.last
+    width = max(20, console.width - 12)
     where = f"{progress.world_size} ranks, {progress.place}" if progress.world_size is not None else ""
     rows = [
-        _row("pacecar demo", f"{around.run}   {where}   {_clock(elapsed_seconds)} of {around.limit}", style="bold"),
-        Text(),
+        _row("pacecar", f"demo {around.run}   {where}", style="bold"),
+        _row("time", f"{_clock(elapsed_seconds)} of {around.limit}"),
     ]
     ledger = progress.ledger()
     if last is None or ledger is None:
@@ -112,8 +113,8 @@ def screen(progress: Progress, around: Surroundings, elapsed_seconds: float, con
     else:
         rows += [
             _row("step", f"{last.step}   {_pace(progress)}"),
-            Text.assemble(_label("ledger"), ledger_bar(ledger, max(20, console.width - 12), console)),
-            Text.assemble(_label(""), ledger_legend(ledger, console)),
+            Text.assemble(_label("ledger"), ledger_bar(ledger, width, console)),
+            *(Text.assemble(_label(""), line) for line in ledger_legend(ledger, width, console)),
             _row("knobs", f"{knobs_text(last.knobs.values)}   (epoch {last.knobs.epoch})"),
         ]
     if progress.status is not None:
@@ -160,7 +161,7 @@ def _row(label: str, text: str, style: str = "") -> Text:
 
 
 def _label(text: str) -> tuple[str, str]:
-    return f"{text:<9} " if len(text) < 10 else f"{text}  ", "bold" if len(text) >= 10 else "dim"
+    return f"{text:<9} ", "dim"
 
 
 def _clock(seconds: float) -> str:

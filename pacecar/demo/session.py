@@ -122,7 +122,9 @@ def _display(progress: Progress, around: Surroundings, console: Console, started
             yield time.monotonic() - started
             if time.monotonic() >= next_line:
                 next_line += PLAIN_LINE_SECONDS
-                console.print(plain_line(progress, time.monotonic() - started), soft_wrap=True, highlight=False)
+                console.print(
+                    plain_line(progress, time.monotonic() - started), soft_wrap=True, highlight=False, markup=False
+                )
             time.sleep(REFRESH_SECONDS)
     with Live(console=console, transient=True, auto_refresh=False) as live:
         while True:
@@ -157,7 +159,7 @@ def _conclude(children: Children, console: Console, ending: Ending, seconds: flo
     }
     if _keep_dashboard(folder):
         places["dashboard"] = f"{folder}/dashboard.json, to import into Grafana"
-    console.print(closing(result, places, console))
+    console.print(closing(result, places, console), crop=False)
     console.print(f"{ending} after {seconds:.0f} s", highlight=False)
 
 

@@ -72,14 +72,19 @@ def ledger_bar(ledger: Ledger, width: int, console: Console) -> Text:
     return bar
 
 
-def ledger_legend(ledger: Ledger, console: Console) -> Text:
-    """Return the headings that the bar shows, with their shares."""
-    legend = Text()
+def ledger_legend(ledger: Ledger, width: int, console: Console) -> list[Text]:
+    """Return the headings that the bar shows, with their shares, in lines of at most `width` cells."""
+    lines = [Text()]
     for heading, part_ns in ledger.parts().items():
-        if part_ns > 0:
-            legend.append(_glyph(heading, console), style=_STYLES[heading])
-            legend.append(f" {HEADING_WORDS[heading]} {percent(part_ns / ledger.wall_ns)}   ")
-    return legend
+        if part_ns == 0:
+            continue
+        entry = f" {HEADING_WORDS[heading]} {percent(part_ns / ledger.wall_ns)}"
+        if len(lines[-1]) > 0 and len(lines[-1]) + 3 + 1 + len(entry) > width:
+            lines.append(Text())
+        if len(lines[-1]) > 0:
+            lines[-1].append("   ")
+        lines[-1].append(_glyph(heading, console), style=_STYLES[heading]).append(entry)
+    return lines
 
 
 def _cells(part_ns: int, wall_ns: int, width: int) -> int:
