@@ -9,8 +9,8 @@ communication, when communication runs and no compute does.
 
 One instant has one heading, by this priority: compute, communication, copy, work of a kind that nobody could tell
 (unknown), and, when nothing runs, the cause: data wait, checkpoint, pacecar's own hook, optimizer, else the host did
-not feed the device (host_bound).  Outside the stretch that was observed everything is unknown: no event there is not the same as no work.
-Work of one kind at the same instant counts once; work from before or after the window is clipped.
+not feed the device (host_bound).  Outside the stretch that was observed everything is unknown: no event there is not
+the same as no work.  Work of one kind at the same instant counts once; work from before or after the window is clipped.
 
 On a CPU job the words mean: compute = an operator runs on a training thread, communication = gloo work runs on its own
 threads, host_bound = python between operators; see `pacecar.profiler.reading`, which makes the spans.

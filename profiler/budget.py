@@ -1,7 +1,7 @@
 """May the hook afford the next window?
 
-"Profiling is cheap" is a belief; the budget is a measurement.  Everything that pacecar costs the job is added up: its own
-code on the step path, a window's start, stop and reading, and how much slower the profiled step itself was than the
+"Profiling is cheap" is a belief; the budget is a measurement.  Everything that pacecar costs the job is added up: its
+own code on the step path, a window's start, stop and reading, and how much slower the profiled step itself was than the
 recent steps that were not profiled (never counted as a gain: a step that was fast by luck pays nothing back).  A window
 opens only while all that, with the predicted price of the next window, stays within the ratio that the user gave.
 

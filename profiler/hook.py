@@ -1,8 +1,8 @@
 """Where did each step of this job go?  The hook: the one object of this room that lives in the training process.
 
-It ties the parts together and holds no rule of its own: `phases` says what happens when, `steptimer` adds it up, `window`
-looks exactly now and then within the `budget`, `attribution` turns that into a ledger, `estimate` does for the steps between,
-and a StepRecord goes to the sinks and to `on_boundary`.
+It ties the parts together and holds no rule of its own: `phases` says what happens when, `steptimer` adds it up,
+`measurement` looks exactly now and then within the `budget`, `estimate` does for the steps between, and a StepRecord
+goes to the sinks and to `on_boundary`.
 
     boundary(N)   step N is over: its ledger, its record, on_boundary; then perhaps a window for step N+1
                   all of that lies inside step N+1's wall time, and is charged there as overhead
@@ -14,12 +14,12 @@ first run dry of them.  Left out: how records travel (sinks, which belong to the
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+import msgspec
 from torch import nn
 from torch.optim import Optimizer
 
@@ -30,17 +30,15 @@ from pacecar.profiler.estimate import Calibration, Calibrations, estimate
 from pacecar.profiler.guard import Guard
 from pacecar.profiler.identity import make_hello, model_device
 from pacecar.profiler.loader import TimedLoader, guess_samples
-from pacecar.profiler.measurement import Measurement, WindowMeter
+from pacecar.profiler.measurement import WindowMeter
 from pacecar.profiler.phases import PhaseHooks
 from pacecar.profiler.sink import RecordSink
-from pacecar.profiler.steptimer import StepTimer
+from pacecar.profiler.steptimer import StepTimer, TimedStep
 from pacecar.records import Goodbye, JobHello, Knobs, Ledger, StepRecord
 
 __all__ = ["AlreadyAttachedError", "Hook", "make_hello"]
 
 T = TypeVar("T")
-
-_log = logging.getLogger(__name__)
 
 
 class AlreadyAttachedError(RuntimeError):
@@ -57,7 +55,8 @@ class Hook:
 
     `optimizer` is a torch.optim.Optimizer: the end of its `step()` ends a step.  `batch_samples` and `batch_tokens`
     count a batch that `data()` yields; without them the samples are the first dimension of the first tensor and
-    tokens are unknown.  `on_boundary` gets every record on the training thread; what it raises counts as pacecar's failure.
+    tokens are unknown.  `on_boundary` gets every record on the training thread; what it raises counts as a failure
+    of the hook.
     The sinks are the caller's: `close()` puts a Goodbye into them and does not close them.
 
     Raises:
@@ -91,7 +90,13 @@ class Hook:
         self._timer = StepTimer()
         self._guard = Guard(self._now_ns, self._charge)
         self._phases = PhaseHooks(
-            model, optimizer, self._timer, self._guard, now_ns=self._now_ns, boundary=self._boundary
+            model,
+            optimizer,
+            self._timer,
+            self._guard,
+            now_ns=self._now_ns,
+            boundary=self._boundary,
+            retire=self._retire,
         )
         self._meter = WindowMeter(self._clock, on_device=model_device(model).type == "cuda")
         self._budget = Budget(
@@ -154,9 +159,8 @@ class Hook:
             return
         self._is_closed = True
         self._guard.is_alive = False
-        self._meter.uninstall()
-        if not self._in_boundary:
-            self._phases.remove()
+        if not self._in_boundary:  # else the next forward retires what is inert by then
+            self._retire()
         goodbye = Goodbye(job=self._hello.job, rank=self._hello.rank, reason=reason, wall_ns=self._clock.wall_ns())
         for sink in self._sinks:
             sink.put(goodbye)
@@ -176,10 +180,8 @@ class Hook:
 
     def count(self, *, samples: int | None = None, tokens: int | None = None) -> None:
         """Add to this step's samples and tokens; overrides what the hook would guess."""
-        if samples is not None:
-            self._counted_samples = (self._counted_samples or 0) + samples
-        if tokens is not None:
-            self._counted_tokens = (self._counted_tokens or 0) + tokens
+        self._counted_samples = _plus(self._counted_samples, samples)
+        self._counted_tokens = _plus(self._counted_tokens, tokens)
 
     @contextlib.contextmanager
     def checkpoint(self) -> Iterator[None]:
@@ -197,64 +199,79 @@ class Hook:
     # --- inside ---------------------------------------------------------------------------------
 
     def _charge(self, duration_ns: int) -> None:
-        self._timer.in_step_overhead_ns += duration_ns
+        self._timer.overhead_ns += duration_ns
 
     def _waited(self, start_ns: int, end_ns: int) -> None:
         self._timer.begin(start_ns)
         self._timer.add("data_wait", start_ns, end_ns)
 
-    def _drawn(self, batch: Any) -> None:
-        samples = self._batch_samples(batch)
-        if samples is not None:
-            self._drawn_samples = (self._drawn_samples or 0) + samples
+    def _drawn(self, batch: object) -> None:
+        self._drawn_samples = _plus(self._drawn_samples, self._batch_samples(batch))
         if self._batch_tokens is not None:
-            tokens = self._batch_tokens(batch)
-            if tokens is not None:
-                self._drawn_tokens = (self._drawn_tokens or 0) + tokens
+            self._drawn_tokens = _plus(self._drawn_tokens, self._batch_tokens(batch))
 
     def _boundary(self, now_ns: int) -> None:
+        """Step over: account for it, tell everyone, and prepare the next one, whose time this already is."""
         self._in_boundary = True
+        step = self._timer.finish(now_ns)
         try:
-            self._finish_step(now_ns)
+            record = self._account(step)
+            for sink in self._sinks:
+                sink.put(record)
+            if self._on_boundary is not None:
+                self._on_boundary(record)
+            if self._guard.is_alive and self._config.windows:
+                self._open_window()
         finally:
             self._in_boundary = False
             ended = self._now_ns()
             self._timer.add("overhead", now_ns, ended)
             self._meter.observed_from(ended)
 
-    def _finish_step(self, now_ns: int) -> None:
-        timer = self._timer
-        assert timer.start_ns is not None, "the optimizer began before it ended"
-        wall_ns = now_ns - timer.start_ns
+    def _account(self, step: TimedStep) -> StepRecord:
+        """Return the record of `step`, the ledger exact when a window saw it."""
         is_profiled = self._meter.is_open
-        measurement = self._measure(timer, now_ns) if is_profiled else None
-        durations, micro_batches = timer.durations, timer.micro_batches
-        backward_ns, own_ns, begun_ns = timer.backward_ns(), timer.in_step_overhead_ns, timer.start_ns
-        samples, tokens = self._take_counts()
-        timer.next_step(now_ns)
-        del begun_ns
-        overhead_ns = self._budget.step(wall_ns, min(own_ns, wall_ns), profiled=is_profiled)
-        if is_profiled and not self._meter.is_open:
-            self._window_price_ns += max(0, overhead_ns - min(own_ns, wall_ns))
-            self._budget.window_taken(self._step, self._window_price_ns + self._now_ns() - now_ns)
+        measurement = self._meter.close(step) if is_profiled else None
+        if measurement is not None:
+            self._calibrations.add(self.knobs, Calibration(self._step, measurement.phases))
+        own_ns = min(step.overhead_ns, step.wall_ns)
+        overhead_ns = self._budget.step(step.wall_ns, own_ns, profiled=is_profiled)
+        if is_profiled:
+            self._window_price_ns += overhead_ns - own_ns
+            if not self._meter.is_open:
+                self._budget.window_taken(self._step, self._window_price_ns + self._now_ns() - step.end_ns)
         calibration = self._calibrations.find(self.knobs)
-        ledger = measurement.ledger if measurement is not None else estimate(wall_ns, durations, calibration)
-        self._totals.add(ledger, samples, tokens, overhead_ns)
-        record = StepRecord(
+        ledger = measurement.ledger if measurement else estimate(step.wall_ns, step.phases, calibration)
+        samples, tokens = self._take_counts()
+        self._totals.add(ledger, samples, tokens)
+        record = self._record(step, ledger, "exact" if measurement else "estimate", calibration, overhead_ns)
+        record = msgspec.structs.replace(record, samples=samples, tokens=tokens)
+        self._step += 1
+        return record
+
+    def _record(
+        self,
+        step: TimedStep,
+        ledger: Ledger,
+        source: Literal["exact", "estimate"],
+        calibration: Calibration | None,
+        overhead_ns: int,
+    ) -> StepRecord:
+        return StepRecord(
             job=self._hello.job,
             rank=self._hello.rank,
             step=self._step,
             ended_wall_ns=self._clock.wall_ns(),
-            wall_ns=wall_ns,
-            data_wait_ns=durations.get("data_wait"),
-            forward_ns=durations.get("forward"),
-            backward_ns=backward_ns,
-            optimizer_ns=durations.get("optimizer"),
-            micro_batches=micro_batches or None,
-            samples=samples,
-            tokens=tokens,
+            wall_ns=step.wall_ns,
+            data_wait_ns=step.phases.get("data_wait"),
+            forward_ns=step.phases.get("forward"),
+            backward_ns=step.backward_ns,
+            optimizer_ns=step.phases.get("optimizer"),
+            micro_batches=step.micro_batches or None,
+            samples=None,
+            tokens=None,
             ledger=ledger,
-            source="exact" if measurement is not None else "estimate",
+            source=source,
             calibration_age_steps=None if calibration is None else self._step - calibration.step,
             totals=self._totals.ledger,
             total_steps=self._totals.steps,
@@ -266,13 +283,6 @@ class Hook:
             dropped_records=sum(sink.dropped for sink in self._sinks),
             knobs=self.knobs,
         )
-        self._step += 1
-        for sink in self._sinks:
-            sink.put(record)
-        if self._on_boundary is not None:
-            self._on_boundary(record)
-        if self._guard.is_alive and self._config.windows:
-            self._open_window()
 
     def _take_counts(self) -> tuple[int | None, int | None]:
         """Return this step's samples and tokens by the best source there is, and begin the next step's."""
@@ -285,23 +295,18 @@ class Hook:
         return samples, tokens
 
     def _open_window(self) -> None:
-        if self._meter.is_open:  # the warm step of a device window is over; the next one counts
-            self._timer.keep_marks()
-            return
-        if not self._budget.wants_window(self._step) or not self._meter.may_open():
-            return
-        begun = self._now_ns()
-        self._meter.open()
-        self._window_price_ns = self._now_ns() - begun
+        if not self._meter.is_open:
+            if not self._budget.wants_window(self._step) or not self._meter.may_open():
+                return
+            begun = self._now_ns()
+            self._meter.open()
+            self._window_price_ns = self._now_ns() - begun
         self._timer.keep_marks()
 
-    def _measure(self, timer: StepTimer, now_ns: int) -> Measurement | None:
-        """Close the window over the step that is ending; None when it was the warm step or saw nothing."""
-        assert timer.start_ns is not None, "a window opens at a boundary"
-        measurement = self._meter.close((timer.start_ns, now_ns), timer.marks or {})
-        if measurement is not None:
-            self._calibrations.add(self.knobs, Calibration(self._step, measurement.phases))
-        return measurement
+    def _retire(self) -> None:
+        """Leave torch as it was; not from inside an optimizer hook."""
+        self._meter.uninstall()
+        self._phases.remove()
 
 
 class _Totals:
@@ -313,13 +318,16 @@ class _Totals:
         self.samples: int | None = None
         self.tokens: int | None = None
 
-    def add(self, ledger: Ledger, samples: int | None, tokens: int | None, overhead_ns: int) -> None:
+    def add(self, ledger: Ledger, samples: int | None, tokens: int | None) -> None:
         self.ledger = self.ledger + ledger
         self.steps += 1
-        if samples is not None:
-            self.samples = (self.samples or 0) + samples
-        if tokens is not None:
-            self.tokens = (self.tokens or 0) + tokens
+        self.samples = _plus(self.samples, samples)
+        self.tokens = _plus(self.tokens, tokens)
+
+
+def _plus(total: int | None, part: int | None) -> int | None:
+    """Add what is known; None is nothing known, not zero."""
+    return total if part is None else (total or 0) + part
 
 
 def _caller() -> str:

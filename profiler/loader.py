@@ -22,13 +22,13 @@ DEPTH_MAX = 4
 """Batches are tuples or dicts of tensors; anything nested deeper is not searched on the step path."""
 
 
-def first_tensor(batch: Any, depth: int = DEPTH_MAX) -> torch.Tensor | None:
+def first_tensor(batch: object, depth: int = DEPTH_MAX) -> torch.Tensor | None:
     """Return the first tensor with a dimension in nested tuples, lists and mappings; None when there is none."""
     if isinstance(batch, torch.Tensor):
         return batch if batch.dim() else None
     if depth == 0 or isinstance(batch, str | bytes):
         return None
-    parts: Iterable[Any] = ()
+    parts: Iterable[object] = ()
     if isinstance(batch, Mapping):
         parts = batch.values()
     elif isinstance(batch, list | tuple):
@@ -40,7 +40,7 @@ def first_tensor(batch: Any, depth: int = DEPTH_MAX) -> torch.Tensor | None:
     return None
 
 
-def guess_samples(batch: Any) -> int | None:
+def guess_samples(batch: object) -> int | None:
     """Return the first dimension of the batch's first tensor; None when it has none."""
     tensor = first_tensor(batch)
     return int(tensor.shape[0]) if tensor is not None else None
@@ -82,9 +82,9 @@ class TimedLoader(Generic[T]):
             start = self._now_ns()
 
     def __len__(self) -> int:
-        return len(self._loader)  # type: ignore[arg-type]  a loader without length raises its own TypeError
+        return len(self._loader)  # type: ignore[arg-type]  # a loader without length raises its own TypeError
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the loader has
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self._loader, name)

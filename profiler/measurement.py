@@ -1,15 +1,15 @@
 """How does a profiled step become a ledger?  Open a window, close it, read it, charge it.
 
-The one place where host time (monotonic) and trace time (kineto's nanoseconds since the epoch) meet.  The offset between
-them is taken when the window opens and again when it closes; when they differ by more than CLOCK_STEP_NS_MAX somebody set
-the wall clock in between, and the window is thrown away rather than attributed to the wrong instants.
+The one place where host time (monotonic) and trace time (kineto's nanoseconds since the epoch) meet.  The offset
+between them is taken when the window opens and again when it closes; when they differ by more than CLOCK_STEP_NS_MAX
+somebody set the wall clock in between, and the window is thrown away rather than attributed to the wrong instants.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from pacecar.clock import Clock
 from pacecar.profiler.attribution import Cause, attribute_phases
 from pacecar.profiler.reading import read_rows
 from pacecar.profiler.spans import EMPTY, Intervals, intervals, union
-from pacecar.profiler.steptimer import PHASES, Stretch
+from pacecar.profiler.steptimer import PHASES, TimedStep
 from pacecar.profiler.window import WindowProfiler, WindowUnavailable, rows
 from pacecar.records import Ledger
 
@@ -89,7 +89,7 @@ class WindowMeter:
         if self._profiler.is_open and self._observed_from_ns is None:
             self._observed_from_ns = now_ns
 
-    def close(self, step: Stretch, marks: Mapping[str, Sequence[Stretch]]) -> Measurement | None:
+    def close(self, step: TimedStep) -> Measurement | None:
         """Close the window at the end of `step` and return what it saw.
 
         None: the step only warmed the window, which stays open; or the clock was set; or no row came from the
@@ -103,7 +103,7 @@ class WindowMeter:
         if abs(self._clock_offset_ns() - offset) > CLOCK_STEP_NS_MAX:
             _log.info("a window is thrown away: the wall clock was set while it was open")
             return None
-        stretches = {name: intervals(marks.get(name, ())) + offset for name in PHASES}
+        stretches = {name: intervals(step.marks.get(name, ())) + offset for name in PHASES}
         found = rows(results)
         thread = threading.get_native_id() if hasattr(results, "trace_activities") else None
         reading = read_rows(
@@ -112,8 +112,8 @@ class WindowMeter:
         if self._on_device and reading.device_rows == 0:
             _log.info("a window is thrown away: the profiler saw nothing on the device")
             return None
-        start, end = step[0] + offset, step[1] + offset
-        observed = (self._observed_from_ns or step[0]) + offset
+        start, end = step.start_ns + offset, step.end_ns + offset
+        observed = (step.start_ns if self._observed_from_ns is None else self._observed_from_ns) + offset
         causes: dict[Cause, Intervals] = {
             Cause.DATA_WAIT: np.concatenate((stretches["data_wait"], reading.data_wait)),
             Cause.CHECKPOINT: stretches["checkpoint"],

@@ -43,7 +43,7 @@ class _SocketCarrier:
             if self._socket is None:
                 self._connect(timeout_seconds)
             self._send(frame, timeout_seconds)
-        except _DaemonFull:
+        except _DaemonFullError:
             raise  # the connection is sound, it is only full
         except OSError:
             self.close()
@@ -69,8 +69,8 @@ class _SocketCarrier:
             try:
                 self._socket.send(frame, socket.MSG_NOSIGNAL)
             except BlockingIOError as error:
-                raise _DaemonFull("the daemon does not read") from error
+                raise _DaemonFullError("the daemon does not read") from error
 
 
-class _DaemonFull(BlockingIOError):
+class _DaemonFullError(BlockingIOError):
     """The socket's buffer stayed full."""

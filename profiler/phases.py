@@ -3,9 +3,9 @@
 By hooks that return None, so nothing is replaced:
 
 - forward: pre-hook and hook of the top-level module, in training with gradients on (evaluation is not a micro-batch);
-- backward begins when the gradient of an output tensor arrives.  There it queues a callback of the autograd engine, which
-  runs when no more is to be computed, *before* DDP's own callback waits for the all-reduces; that one queues a
-  second, which runs *after* DDP's.  The stretch between the two is the exposed tail of communication;
+- backward begins when the gradient of an output tensor arrives.  There it queues a callback of the autograd engine,
+  which runs when no more is to be computed, *before* DDP's own callback waits for the all-reduces; that one queues
+  a second, which runs *after* DDP's.  The stretch between the two is the exposed tail of communication;
 - optimizer: step pre-hook and post-hook; the post-hook is the step's boundary.
 
 Outputs may be a tensor, a tuple, a mapping or a dataclass (transformers' ModelOutput is a mapping).  No output with a
@@ -46,6 +46,7 @@ class PhaseHooks:
         *,
         now_ns: Callable[[], int],
         boundary: Callable[[int], None],
+        retire: Callable[[], None],
     ) -> None:
         for method in ("register_step_pre_hook", "register_step_post_hook"):
             if not hasattr(optimizer, method):
@@ -59,18 +60,21 @@ class PhaseHooks:
         self._guard = guard
         self._now_ns = now_ns
         self._boundary = boundary
+        self._retire = retire
         self._handles: list[RemovableHandle] = []
         self._forward_start_ns: int | None = None
         self._backward_start_ns: int | None = None
         self._compute_end_ns: int | None = None
-        self._backward_seen = guard.wrap(self._on_gradient)
+        self._gradient_seen = guard.wrap(self._on_gradient)
+        self._compute_ended = guard.wrap(self._on_compute_end)
+        self._backward_ended = guard.wrap(self._on_backward_end)
         self.forward_samples: int | None = None
 
     def install(self) -> None:
         """Register all hooks."""
         wrap = self._guard.wrap
         self._handles = [
-            self._model.register_forward_pre_hook(wrap(self._before_forward)),
+            self._model.register_forward_pre_hook(self._retire_or(wrap(self._before_forward))),
             self._model.register_forward_hook(wrap(self._after_forward)),
             self._optimizer.register_step_pre_hook(wrap(self._before_optimizer)),
             self._optimizer.register_step_post_hook(wrap(self._after_optimizer)),
@@ -81,6 +85,17 @@ class PhaseHooks:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+
+    def _retire_or(self, pre_hook: Callable[[nn.Module, tuple[Any, ...]], None]) -> Callable[..., None]:
+        """Return `pre_hook`, which takes everything away once the guard is dead; torch has copied this table."""
+
+        def before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if self._guard.is_alive:
+                pre_hook(module, args)
+            else:
+                self._retire()
+
+        return before_forward
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if not (module.training and torch.is_grad_enabled()):
@@ -94,14 +109,14 @@ class PhaseHooks:
         if samples is not None:
             self.forward_samples = (self.forward_samples or 0) + samples
 
-    def _after_forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def _after_forward(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
         if self._forward_start_ns is None:
             return
         self._timer.add("forward", self._forward_start_ns, self._now_ns())
         self._forward_start_ns = None
         self._timer.micro_batches += 1
         for count, tensor in enumerate(_with_gradient(output), start=1):
-            tensor.register_hook(self._backward_seen)
+            tensor.register_hook(self._gradient_seen)  # type: ignore[no-untyped-call]
             if count == OUTPUTS_MAX:
                 break
 
@@ -110,11 +125,11 @@ class PhaseHooks:
             return
         self._backward_start_ns = self._now_ns()
         self._compute_end_ns = None
-        _queue_callback(self._guard.wrap(self._on_compute_end))
+        _queue_callback(self._compute_ended)
 
     def _on_compute_end(self) -> None:
         self._compute_end_ns = self._now_ns()
-        _queue_callback(self._guard.wrap(self._on_backward_end))
+        _queue_callback(self._backward_ended)
 
     def _on_backward_end(self) -> None:
         if self._backward_start_ns is None or self._compute_end_ns is None:
@@ -123,22 +138,22 @@ class PhaseHooks:
         self._timer.add("backward_tail", self._compute_end_ns, self._now_ns())
         self._backward_start_ns = self._compute_end_ns = None
 
-    def _before_optimizer(self, *_: Any) -> None:
+    def _before_optimizer(self, *_: object) -> None:
         now = self._now_ns()
         self._timer.begin(now)
         self._timer.optimizer_started(now)
 
-    def _after_optimizer(self, *_: Any) -> None:
+    def _after_optimizer(self, *_: object) -> None:
         now = self._now_ns()
         self._timer.optimizer_ended(now)
         self._boundary(now)
 
 
 def _queue_callback(callback: Callable[[], None]) -> None:
-    torch.autograd.Variable._execution_engine.queue_callback(callback)  # type: ignore[attr-defined]  C++ object
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
 
 
-def _with_gradient(output: Any) -> Iterator[torch.Tensor]:
+def _with_gradient(output: object) -> Iterator[torch.Tensor]:
     """Yield the output's tensors that backward can come from."""
     if isinstance(output, torch.Tensor):
         if output.grad_fn is not None:

@@ -30,7 +30,7 @@ from torch.profiler import ProfilerActivity
 
 from pacecar.profiler.reading import Activity
 
-__all__ = ["WindowProfiler", "WindowUnavailable"]
+__all__ = ["WindowProfiler", "WindowUnavailable", "rows"]
 
 KINETO_LOG_VARIABLE = "KINETO_LOG_LEVEL"
 KINETO_LOG_QUIET = "6"
@@ -103,13 +103,14 @@ class WindowProfiler:
         self._open = True
         self._thread = threading.get_ident()
 
-    def close(self) -> Any:
+    def close(self) -> object:
         """End the session without waiting for the device; return kineto's results for `rows`."""
         assert self._open, "no window is open"
         self._open = False
         if self._thread != threading.get_ident():
             raise WindowUnavailable("the window was opened on another thread: the training loop changed threads")
-        return torch._C._autograd._disable_profiler()
+        results: object = torch._C._autograd._disable_profiler()
+        return results
 
     def discard(self) -> None:
         """End an open session, if any, and drop what it saw."""
@@ -117,25 +118,27 @@ class WindowProfiler:
             self._open = False
             torch._C._autograd._disable_profiler()
 
-    def _config(self) -> Any:
+    def _config(self) -> torch._C._autograd.ProfilerConfig:
         experimental = (
             torch._C._profiler._ExperimentalConfig(trace_only=True)
             if self._is_trace_only
             else torch._C._profiler._ExperimentalConfig()
         )
         profile = torch_profiler.profile(use_cpu=True, use_kineto=True, experimental_config=experimental)
-        return profile.config()
+        config: torch._C._autograd.ProfilerConfig = profile.config()  # type: ignore[no-untyped-call]
+        return config
 
     def _patch(
         self, name: str, *, before: Callable[[], None] | None = None, after: Callable[[], None] | None = None
     ) -> None:
         original = getattr(torch_profiler.profile, name)
 
-        def watched(profile: Any, *args: Any, **kwargs: Any) -> Any:
+        def watched(profile: object, *args: object, **kwargs: object) -> object:
             if before is not None:
                 before()
             try:
-                return original(profile, *args, **kwargs)
+                result: object = original(profile, *args, **kwargs)
+                return result
             finally:
                 if after is not None:
                     after()
@@ -151,11 +154,12 @@ class WindowProfiler:
         self._foreign = 0
 
 
-def rows(results: Any) -> Sequence[Activity]:
+def rows(results: object) -> Sequence[Activity]:
     """Return the rows of a closed window, by the cheapest way this torch has."""
     if hasattr(results, "trace_activities"):
         activities: Sequence[Activity] = results.trace_activities()
         return activities
+    assert hasattr(results, "events"), "kineto's results have events since torch 1.8"
     return [_KinetoEventRow(event) for event in results.events()]
 
 
@@ -168,7 +172,7 @@ class _KinetoEventRow:
 
     __slots__ = ("_event",)
 
-    def __init__(self, event: Any) -> None:
+    def __init__(self, event: Any) -> None:  # noqa: ANN401  a C++ object without stubs
         self._event = event
 
     def name(self) -> str:
@@ -176,7 +180,7 @@ class _KinetoEventRow:
 
     def type(self) -> str:
         name = self.name()
-        if self._event.device_type() != torch.autograd.DeviceType.CPU:
+        if self._event.device_type() != torch._C._autograd.DeviceType.CPU:
             if getattr(self._event, "is_user_annotation", bool)():
                 return "gpu_user_annotation"
             return (
