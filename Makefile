@@ -1,0 +1,71 @@
+# Everything sets itself up: `make run` or `make test` in a fresh clone is enough.
+#   make run DEMO_FLAGS="--seconds 60"       other length, other knobs: see `pacecar demo --help`
+#   make run PYTHON=python3.12               another interpreter
+#   make run PIP_FLAGS="--index-url ..."     another index, for example one with CPU-only builds of torch
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+PIP_FLAGS ?=
+DEMO_FLAGS ?=
+PYTEST_FLAGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) -c constraints.txt
+# A stamp is touched when all of its installation is done, so what Ctrl-C interrupted is done again.
+RUN_STAMP := $(VENV)/.installed-run
+DEV_STAMP := $(VENV)/.installed-dev
+
+.PHONY: help run test check lint fmt bench dashboards tools clean
+
+help: ## Say what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+run: $(RUN_STAMP) ## Train a small language model with pacecar attached, and show what tuning was worth
+	@exec $(BIN)/python -m pacecar demo $(DEMO_FLAGS)
+
+test: lint tools ## All checks and all tests (but the soak tests)
+	@exec $(BIN)/python -m pytest -m "not soak" $(PYTEST_FLAGS)
+
+check: lint ## The checks and the fast tests
+	@exec $(BIN)/python -m pytest -m "not slow and not distributed and not soak" $(PYTEST_FLAGS)
+
+lint: $(DEV_STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fmt: $(DEV_STAMP) ## Format the code and mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(DEV_STAMP) ## Measure what pacecar costs
+	@for bench in tests/bench/bench_*.py; do echo "== $$bench"; $(BIN)/python $$bench; done
+
+dashboards: $(RUN_STAMP) ## Generate the dashboards and docs/metrics.md from the catalog
+	$(BIN)/python -m pacecar.dashboards
+
+tools: ## Fetch promtool into .tools, for the tests that compare with it
+	@.ci/tools
+
+clean: ## Remove what was built and installed here; runs/ stays
+	rm -rf $(VENV) .tools build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(RUN_STAMP): pyproject.toml constraints.txt
+	@echo "installing pacecar and what the demo needs into $(VENV) (once) ..."
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf $(VENV); $(PYTHON) -m venv $(VENV); }
+	@$(PIP) -e '.[torch,dashboards,demo]'
+	@touch $@
+
+# pip learnt --group in 25.1 and a venv of Python 3.11 brings 23.2, so the group is read from pyproject.toml here.
+$(DEV_STAMP): $(RUN_STAMP)
+	@echo "installing the development tools ..."
+	@$(BIN)/python -c 'import tomllib; \
+	print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")' > $(VENV)/dev.txt
+	@$(PIP) -r $(VENV)/dev.txt
+	@touch $@
