@@ -1,0 +1,184 @@
+"""What the tests of the daemon share: a recorded machine, readers that fail, records of a job, and a hook's end."""
+
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from pacecar.clock import FakeClock
+from pacecar.monitor.collectors.reading import Files
+from pacecar.records import JobHello, Knobs, Ledger, Ok, Sample, StepRecord
+from pacecar.wire import encode_frame
+
+MACHINE = Path(__file__).parent / "machine"
+
+
+class FailingFiles(Files):
+    """Reads a recorded machine and fails at the n-th read (1 is the first)."""
+
+    def __init__(self, root, fail_at):
+        super().__init__(root / "proc", root / "sys")
+        self.fail_at = fail_at
+        self.reads = 0
+
+    def read(self, path):
+        self.reads += 1
+        if self.reads == self.fail_at:
+            raise OSError(5, "Input/output error", str(path))
+        return super().read(path)
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A copy of the recorded machine that a test may change."""
+    return Path(shutil.copytree(MACHINE, tmp_path / "machine"))
+
+
+@pytest.fixture
+def files(machine):
+    return Files(machine / "proc", machine / "sys")
+
+
+@pytest.fixture
+def failing_files(machine):
+    return lambda fail_at: FailingFiles(machine, fail_at)
+
+
+@pytest.fixture
+def clock():
+    return FakeClock(monotonic_ns=5_000_000_000)
+
+
+@pytest.fixture
+def values():
+    """Turn an outcome into {(metric without prefix, labels...): value}."""
+
+    def turn(outcome):
+        return {(s.metric.removeprefix("pacecar_"), *s.labels): s.value for s in outcome.samples}
+
+    return turn
+
+
+@pytest.fixture
+def make_hello():
+    def make(**changes):
+        given = {
+            "job": "run-7",
+            "rank": 0,
+            "local_rank": 0,
+            "world_size": 2,
+            "pid": 4242,
+            "host": "node-a",
+            "device": "cpu",
+            "backend": "gloo",
+            "framework": "torch 2.13.0",
+            "pacecar_version": "0.1.0",
+            "started_wall_ns": 1_700_000_000_000_000_000,
+        }
+        return JobHello(**(given | changes))
+
+    return make
+
+
+@pytest.fixture
+def make_step():
+    """A step record with a different number in every field."""
+
+    def make(**changes):
+        ledger = Ledger(wall_ns=9, compute_ns=4, exposed_communication_ns=5, communication_ns=5)
+        totals = Ledger(
+            wall_ns=3600,
+            compute_ns=1001,
+            exposed_communication_ns=802,
+            exposed_copy_ns=603,
+            data_wait_ns=404,
+            host_bound_ns=305,
+            optimizer_host_ns=206,
+            checkpoint_ns=107,
+            unknown_ns=172,
+            communication_ns=1711,
+            overlapped_communication_ns=909,
+        )
+        given = {
+            "job": "run-7",
+            "rank": 0,
+            "step": 41,
+            "ended_wall_ns": 1_700_000_001_000_000_000,
+            "wall_ns": 9,
+            "data_wait_ns": 11,
+            "forward_ns": 12,
+            "backward_ns": 13,
+            "optimizer_ns": 14,
+            "micro_batches": 3,
+            "samples": 32,
+            "tokens": 512,
+            "ledger": ledger,
+            "source": "estimate",
+            "calibration_age_steps": 17,
+            "totals": totals,
+            "total_steps": 42,
+            "total_samples": 1344,
+            "total_tokens": 21504,
+            "overhead_ns": 15,
+            "total_overhead_ns": 630,
+            "total_windows": 2,
+            "dropped_records": 5,
+            "knobs": Knobs(epoch=6, values={"bucket_bytes": 1048576, "compression": "none"}),
+        }
+        return StepRecord(**(given | changes))
+
+    return make
+
+
+class Hook:
+    """The job's end of a connection."""
+
+    def __init__(self, path):
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.settimeout(5)
+        self.socket.connect(str(path))
+
+    def say(self, *records):
+        for record in records:
+            self.socket.send(encode_frame(record))
+
+    def send(self, frame):
+        self.socket.send(frame)
+
+    def close(self):
+        self.socket.close()
+
+
+@pytest.fixture
+def hooks():
+    """A function that connects a hook to a socket path; all are hung up at the end."""
+    opened = []
+
+    def connect(path):
+        opened.append(Hook(path))
+        return opened[-1]
+
+    yield connect
+    for hook in opened:
+        hook.close()
+
+
+class SteadyCollector:
+    """Always the same; counts how often it was asked."""
+
+    def __init__(self, name="steady"):
+        self.name = name
+        self.calls = 0
+
+    def collect(self):
+        self.calls += 1
+        return Ok((Sample("pacecar_host_cpus_online", (), 2),))
+
+    def close(self):
+        """Hold nothing."""
+
+
+@pytest.fixture
+def steady():
+    return SteadyCollector

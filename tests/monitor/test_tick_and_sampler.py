@@ -1,0 +1,170 @@
+"""Ticks keep their own time, and no collector can hold up another."""
+
+import logging
+import random
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pacecar.clock import FakeClock, SystemClock
+from pacecar.monitor.sampler import Sampler
+from pacecar.monitor.tick import Beat, beats
+from pacecar.records import Absent, Failed, Ok, Sample
+
+PERIOD = 1_000_000_000
+BEAT = Beat(0, 0, 0, 0)
+
+
+def drive(clock, work_ns, jitter_ratio=0.0, ticks=10, chance=None):
+    """Run `ticks` beats whose work takes `work_ns(number)`; return the beats."""
+    out = []
+
+    def wait(seconds):
+        clock.advance(round(seconds * PERIOD))
+        return len(out) >= ticks
+
+    for beat in beats(
+        clock, wait, period_ns=PERIOD, jitter_ratio=jitter_ratio, chance=chance or random.Random(1)
+    ):
+        out.append(beat)
+        clock.advance(work_ns(beat.number))
+    return out
+
+
+def test_the_beat_does_not_drift_by_the_work():
+    got = drive(FakeClock(), lambda number: 300_000_000)
+    assert [beat.started_ns for beat in got] == [PERIOD * n for n in range(10)]
+    assert {beat.lateness_ns for beat in got} == {0}
+    assert got[-1].missed == 0
+
+
+def test_missed_beats_are_left_out_and_counted_not_made_up_for():
+    got = drive(FakeClock(), lambda number: 3_500_000_000 if number == 2 else 0)
+    assert [beat.started_ns / PERIOD for beat in got[:6]] == [0, 1, 2, 5.5, 6, 7]
+    assert got[3].lateness_ns == PERIOD // 2
+    assert [beat.missed for beat in got[:5]] == [0, 0, 0, 2, 2]
+    assert [beat.number for beat in got] == list(range(10))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.floats(0, 0.5), st.integers(0, 1000), st.lists(st.integers(0, 4 * PERIOD), min_size=10, max_size=10))
+def test_beats_keep_order_and_the_grid_whatever_the_jitter_and_the_work(jitter, seed, work):
+    got = drive(FakeClock(), lambda number: work[number], jitter, chance=random.Random(seed))
+    starts = [beat.started_ns for beat in got]
+    assert starts == sorted(starts)
+    for beat in got:
+        planned = beat.started_ns - beat.lateness_ns
+        slot = beat.number + beat.missed
+        assert slot * PERIOD <= planned + 1
+        assert planned <= (slot + jitter) * PERIOD + 1
+
+
+def test_jitter_spreads_the_phase():
+    got = drive(FakeClock(), lambda number: 0, 0.5, ticks=20)
+    assert len({beat.started_ns % PERIOD for beat in got}) > 15
+
+
+class Scripted:
+    def __init__(self, name, *outcomes):
+        self.name = name
+        self.outcomes = list(outcomes)
+        self.closed = False
+
+    def collect(self):
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def close(self):
+        self.closed = True
+
+
+class Hanging:
+    name = "hanging"
+
+    def __init__(self):
+        self.release = threading.Event()
+        self.entered = 0
+
+    def collect(self):
+        self.entered += 1
+        self.release.wait(30)
+        return Ok(())
+
+    def close(self):
+        """Hold nothing."""
+
+
+@pytest.fixture
+def run():
+    started = []
+
+    def start(*collectors, deadline_seconds=5.0):
+        sampler = Sampler(collectors, SystemClock(), deadline_seconds=deadline_seconds)
+        sampler.start()
+        started.append(sampler)
+        return sampler
+
+    yield start
+    for sampler in started:
+        sampler.close()
+
+
+def test_a_snapshot_has_every_outcome_and_duration(run, steady):
+    sampler = run(steady("a"), Scripted("b", Absent("nothing there")))
+    snapshot = sampler.sample(Beat(7, 123, 45, 0))
+    assert (snapshot.tick, snapshot.started_ns, snapshot.lateness_ns) == (7, 123, 45)
+    assert snapshot.outcomes == {"a": Ok((Sample("pacecar_host_cpus_online", (), 2),)), "b": Absent("nothing there")}
+    assert snapshot.durations_ns.keys() == {"a", "b"}
+
+
+def test_a_collector_that_raises_is_failed_and_the_next_tick_is_fine(run, steady):
+    sampler = run(Scripted("odd", ZeroDivisionError("by zero"), Ok(())), steady())
+    first = sampler.sample(BEAT)
+    assert first.outcomes["odd"] == Failed("ZeroDivisionError: by zero")
+    assert isinstance(first.outcomes["steady"], Ok)
+    assert sampler.sample(BEAT).outcomes["odd"] == Ok(())
+    assert sampler.failures() == {"odd": 1, "steady": 0}
+
+
+def test_a_hanging_collector_is_failed_asked_once_and_holds_up_nobody(run, steady):
+    hanging, other = Hanging(), steady()
+    sampler = run(hanging, other, deadline_seconds=0.05)
+    for tick in range(1, 4):
+        snapshot = sampler.sample(BEAT)
+        outcome = snapshot.outcomes["hanging"]
+        assert isinstance(outcome, Failed)
+        assert "still running since" in outcome.reason
+        assert isinstance(snapshot.outcomes["steady"], Ok)
+        assert other.calls == tick
+    assert hanging.entered == 1
+    hanging.release.set()
+    late = run(hanging)  # released: it answers again
+    assert late.sample(BEAT).outcomes["hanging"] == Ok(())
+
+
+def test_closing_leaves_a_hanging_collector_behind(steady):
+    hanging, other = Hanging(), Scripted("other", Ok(()))
+    sampler = Sampler([hanging, other], SystemClock(), deadline_seconds=0.05)
+    sampler.start()
+    sampler.sample(BEAT)
+    sampler.close()
+    assert other.closed
+    hanging.release.set()
+
+
+def test_a_change_of_state_is_logged_once_not_each_tick(run, caplog):
+    caplog.set_level(logging.INFO)
+    bad, fine = Failed("stat:3: bad"), Ok(())
+    sampler = run(Scripted("cpu", fine, bad, bad, bad, fine, fine), Scripted("gpu", *[Absent("no driver")] * 6))
+    for _ in range(6):
+        sampler.sample(BEAT)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [
+        "collector gpu: absent: no driver",
+        "collector cpu: failed: stat:3: bad",
+        "collector cpu: ok again",
+    ]
