@@ -1,0 +1,225 @@
+"""What the documentation says is so."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import msgspec
+import pytest
+
+from pacecar.config import Config, TuneConfig, load_config
+from pacecar.records import LEDGER_HEADINGS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted(
+    page for pattern in ("*.md", "docs/**/*.md", "deploy/*.md") for page in ROOT.glob(pattern) if page.is_file()
+)
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+CONFIGURATION = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
+
+
+def names(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def tables(text: str) -> dict[str, list[list[str]]]:
+    """Heading -> the rows of the tables below it, cells stripped."""
+    found: dict[str, list[list[str]]] = {}
+    heading = ""
+    for line in text.splitlines():
+        if line.startswith("#"):
+            heading = line.lstrip("# ")
+        if line.startswith("| `"):
+            found.setdefault(heading, []).append([cell.strip() for cell in line.strip("|").split("|")])
+    return found
+
+
+def written(value: object) -> str:
+    """A default as one writes it in TOML."""
+    if isinstance(value, tuple):
+        return "[" + ", ".join(written(item) for item in value) + "]"
+    return msgspec.json.encode(value).decode()
+
+
+def bounds(kind: Any) -> tuple[Any, Any]:
+    """Lowest and highest allowed value of a field, None where there is none."""
+    low = high = None
+    for meta in getattr(kind, "__metadata__", ()):
+        low = meta.ge if meta.ge is not None else meta.gt if meta.gt is not None else low
+        high = meta.le if meta.le is not None else meta.lt if meta.lt is not None else high
+    return low, high
+
+
+def choices(kind: Any) -> set[str]:
+    """Every literal value that the type allows, at any depth."""
+    if get_origin(kind) is None:
+        return set()
+    return {a for a in get_args(kind) if isinstance(a, str)} | {c for a in get_args(kind) for c in choices(a)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=names)
+def test_internal_links_resolve(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+        if not re.match(r"\w+://", target):
+            assert (page.parent / target).exists(), f"{names(page)}: {target}"
+
+
+def test_paths_that_are_named_exist():
+    for page in ("README.md", "CONTRIBUTING.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for path in re.findall(
+            r"`((?:pacecar|monitor|profiler|controller|dashboards|tests|deploy|docs)/[\w./]*)`", text
+        ):
+            assert (ROOT / path).exists(), f"{page}: {path}"
+
+
+def test_make_targets_that_are_named_exist():
+    makefile = ROOT / "Makefile"
+    targets = set(re.findall(r"^([a-z][\w-]*):", makefile.read_text(encoding="utf-8"), re.MULTILINE))
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        code = "\n".join([*blocks(text, "sh"), *re.findall(r"`([^`\n]+)`", text)])
+        named = set(re.findall(r"^make (\w[\w-]*)", code, re.MULTILINE))
+        assert named <= targets, f"{names(page)}: {named - targets}"
+
+
+def test_commands_that_are_named_exist():
+    import click
+
+    from pacecar.cli import cli
+
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        code = "\n".join([*blocks(text, "sh"), *re.findall(r"`([^`\n]+)`", text)])
+        for line in re.findall(r"^(?:\S*/)?pacecar ([a-z].*)$", code, re.MULTILINE):
+            command: click.Command = cli
+            for word in line.split("#")[0].split():
+                if word.startswith("-"):
+                    known = {option for parameter in command.params for option in parameter.opts}
+                    assert word in known, f"{names(page)}: pacecar {line}: {word}"
+                elif isinstance(command, click.Group):
+                    assert word in command.commands, f"{names(page)}: pacecar {line}"
+                    command = command.commands[word]
+
+
+def test_every_configuration_key_is_described_with_its_default():
+    described = tables(CONFIGURATION)
+    for section in msgspec.structs.fields(Config):
+        rows = {row[0].strip("`"): row for row in described[f"[{section.name}]"]}
+        fields = msgspec.structs.fields(section.type)
+        assert list(rows) == [field.name for field in fields], f"[{section.name}]"
+        for field in fields:
+            default = rows[field.name][1]
+            if field.default is msgspec.NODEFAULT:
+                assert default == "see below"
+            elif field.default is None:
+                assert default == "none"
+            else:
+                assert default == f"`{written(field.default)}`", f"[{section.name}] {field.name}"
+
+
+def test_every_bound_and_choice_of_the_configuration_is_described():
+    described = tables(CONFIGURATION)
+    for section in msgspec.structs.fields(Config):
+        rows = {row[0].strip("`"): row[2] for row in described[f"[{section.name}]"]}
+        for field in msgspec.structs.fields(section.type):
+            allowed = rows[field.name]
+            given = [number for number in bounds(field.type) if number is not None]
+            assert [float(n) for n in re.findall(r"(?<![\w\"])\d+(?:\.\d+)?", allowed)] == given, field.name
+            assert set(re.findall(r'`"(\w+)"`', allowed)) == choices(field.type), field.name
+
+
+def test_the_readmes_configuration_table_has_todays_defaults():
+    rows = re.findall(r"^\| `(daemon|hook|tune)` \| `(\w+)` \| `([^`]+)` \|", README, re.MULTILINE)
+    assert len(rows) >= 5
+    config = Config()
+    for section, key, default in rows:
+        assert written(getattr(getattr(config, section), key)) == default, f"[{section}] {key}"
+
+
+def test_the_example_configuration_is_accepted(tmp_path):
+    file = tmp_path / "pacecar.toml"
+    file.write_text(blocks(CONFIGURATION, "toml")[0], encoding="utf-8")
+    variables = dict(re.findall(r"(PACECAR_[A-Z_]+)=(\S+)", blocks(CONFIGURATION, "sh")[0]))
+    config = load_config(file, environ=variables)
+    assert config.tune.mode == "advise"
+    assert config.daemon.port == 9851, "the environment wins over the file"
+
+
+def test_modes_and_headings_in_the_documentation_are_those_of_the_code():
+    tuning = (ROOT / "docs/tuning.md").read_text(encoding="utf-8")
+    modes = set(get_args(msgspec.structs.fields(TuneConfig)[0].type))
+    assert set(re.findall(r'^\| `"(\w+)"`', tuning, re.MULTILINE)) == modes
+    assert set(re.findall(r'`tune="(\w+)"`', README)) == modes
+    ledger = tables((ROOT / "docs/ledger.md").read_text(encoding="utf-8"))["Headings"]
+    assert tuple(row[0].strip("`") for row in ledger) == LEDGER_HEADINGS
+
+
+def test_the_pictures_of_the_ledger_are_what_the_attribution_gives():
+    """Every column of the drawings in docs/ledger.md, charged by the code that charges real steps."""
+    from pacecar.profiler.attribution import Cause, Work, attribute
+    from pacecar.profiler.spans import intervals
+
+    letters = {"compute": "c", "exposed_communication": "e", "exposed_copy": "y"}
+    letters |= {"data_wait": "d", "optimizer_host": "o", "host_bound": "h"}
+    text = (ROOT / "docs/ledger.md").read_text(encoding="utf-8")
+    pictures = [block for block in re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL) if "charged" in block]
+    assert len(pictures) == 2
+    for picture in pictures:
+        rows = dict(re.findall(r"^(\w+(?: to)?) +(\S+)", picture, re.MULTILINE))
+        drawn, hidden = rows["charged to"], rows["hidden"]
+
+        def at(column: int, row: str, mark: str, rows: dict[str, str] = rows) -> Any:
+            return intervals([(column, column + 1)] if rows.get(row, "")[column : column + 1] == mark else [])
+
+        for column, letter in enumerate(drawn):
+            ledger = attribute(
+                {
+                    Work.COMPUTE: at(column, "compute", "#"),
+                    Work.COMMUNICATION: at(column, "communication", "#"),
+                    Work.COPY: at(column, "copy", "#"),
+                },
+                (column, column + 1),
+                causes={Cause.DATA_WAIT: at(column, "host", "d"), Cause.OPTIMIZER: at(column, "host", "o")},
+            )
+            charged = next(heading for heading, ns in ledger.parts().items() if ns)
+            assert letters[charged] == letter, f"column {column}"
+            assert (hidden[column] == "o") == bool(ledger.overlapped_communication_ns), f"column {column}"
+
+
+def test_python_in_the_documentation_parses():
+    for page in PAGES:
+        for block in blocks(page.read_text(encoding="utf-8"), "python"):
+            ast.parse(block)
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_the_readmes_script_trains_on_two_ranks_with_the_hook_active(tmp_path):
+    """The script that people copy, run as the README says, measuring and not just surviving."""
+    pytest.importorskip("torch", reason="the extra `torch` is not installed")
+    script = blocks(README, "python")[0].replace(
+        "dist.destroy_process_group()", "assert pacer.inert_because is None\ndist.destroy_process_group()"
+    )
+    (tmp_path / "train.py").write_text(script, encoding="utf-8")
+    ran = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1",
+             "PACECAR_HOOK_SOCKET": str(tmp_path / "nobody.sock"), "PACECAR_HOOK_RUN_DIR": str(tmp_path / "run")},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    for rank in (0, 1):
+        steps = [r for r in (tmp_path / f"run/rank{rank}.jsonl").read_text().splitlines() if '"type":"step"' in r]
+        assert len(steps) == 100
