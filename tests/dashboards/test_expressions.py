@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,8 +11,8 @@ import pytest
 
 from pacecar.catalog import CATALOG, Kind
 from pacecar.records import LEDGER_HEADINGS
+from tests.tools import find_tool
 
-ROOT = Path(__file__).resolve().parents[2]
 VARIABLES = {"$__rate_interval": "1m", "$__range": "5m", "$job": "train", "$rank": ".+", "$node": "node1:9850"}
 VALUES = {
     "job": ["train"], "rank": ["0", "1"], "heading": list(LEDGER_HEADINGS), "mode": ["idle", "user"],
@@ -23,12 +22,9 @@ VALUES = {
 """Labels that expressions match on; any other label gets one value."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def promtool() -> str:
-    found = shutil.which("promtool") or next((str(p) for p in (ROOT / ".tools").glob("**/bin/promtool")), None)
-    if found is None:
-        pytest.skip("promtool is not here: `make tools` fetches it")
-    return found
+    return str(find_tool("promtool"))
 
 
 def filled_in(expression: str) -> str:
