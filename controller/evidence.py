@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement
 from statistics import median
 
-__all__ = ["EFFECT_VARIANCE", "NOISE_FLOOR", "Evidence", "gain_ratio", "location", "student_t_cdf", "weigh"]
+__all__ = ["EFFECT_VARIANCE", "NOISE_FLOOR", "Evidence", "gain_ratio", "location", "promise", "student_t_cdf", "weigh"]
 
 EFFECT_VARIANCE = 4.0
 """g: prior variance of the effect in units of the pairs' noise.
@@ -107,6 +107,21 @@ def weigh(
         gain_low=None if half_width is None else gain_ratio(mean - half_width),
         gain_high=None if half_width is None else gain_ratio(mean + half_width),
     )
+
+
+def promise(
+    savings: Sequence[float], nulls: Sequence[float], *, dead_band: float, false_accept_rate: float, pairs_max: int
+) -> float:
+    """Return the e-value after `pairs_max` pairs if those to come were one standard error better than the mean so far.
+
+    For giving up only: what would not be proven even then is not worth its steps.
+    """
+    count, total = len(savings), len(savings) + len(nulls)
+    mean = math.fsum(savings) / count
+    scatter = math.fsum((x - mean) ** 2 for x in savings) + math.fsum(x * x for x in nulls)
+    hoped = mean + math.sqrt(scatter / (total * count))
+    whole = [*savings, *([hoped] * (pairs_max - count))]
+    return weigh(whole, nulls, dead_band=dead_band, false_accept_rate=false_accept_rate).e_value
 
 
 def _e_value(shifted: Sequence[float], nulls: Sequence[float], g: float) -> float:

@@ -28,7 +28,7 @@ from pacecar.controller.model import Forecast, Model
 from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
 from pacecar.controller.purse import Purse
 from pacecar.controller.screen import Candidate, Screen
-from pacecar.controller.trial import SETTLE_STEPS, WAIT_STEPS_MAX, WINDOW_STEPS, Cause, Trial, TrialEnd
+from pacecar.controller.trial import DROP_RATIO, SETTLE_STEPS, WAIT_STEPS_MAX, WINDOW_STEPS, Cause, Trial, TrialEnd
 from pacecar.controller.watch import NULL_PAIRS_MIN, Alarm, Pace, Watch
 from pacecar.records import Decision, TunerStatus, Verdict
 
@@ -49,6 +49,12 @@ NEVER_CAME_MAX = 2
 
 ADVICE_MAX = 32
 """Advice given in one run; more would be noise."""
+
+SECOND_LOOK_STEPS = 500
+"""Quiet steps before undecided candidates are tried again; doubled each time, so that looking ends by itself."""
+
+TYPICAL_STEPS_MIN = 4
+"""Steps under a new setting before its typical pace is used."""
 
 LATENCY_STEPS_PRIOR = 12
 """Steps from a wish to its effect before it was measured (control periods of 4: gather, propose, vote)."""
@@ -99,6 +105,8 @@ class PacecarPolicy(Policy):
         self._steps = 0
         self._since_switch = 0
         self._stalled = self._astray = self._never_came = 0
+        self._watching_since = 0
+        self._patience_steps = SECOND_LOOK_STEPS
         self._advice: dict[str, tuple[int, bool]] = {}
 
     @property
@@ -173,10 +181,12 @@ class PacecarPolicy(Policy):
         if len(self._pace.nulls) < NULL_PAIRS_MIN:
             self._say("warming", "measuring the pace and its noise with nothing changed", step)
             return
-        if level is not None and self._state in ("watching", "advising"):
+        if level is not None:
             alarm = self._watch.observe(level, self._pace.window_noise)
             if alarm is not None:
                 self._reopen(alarm, step)
+            elif self._state == "watching" and self._steps - self._watching_since >= self._patience_steps:
+                self._look_again(step)
         if self._mode == "advise":
             if level is not None or self._state != "advising":
                 self._advise(step)
@@ -222,7 +232,7 @@ class PacecarPolicy(Policy):
             self._say("watching", "no knob can be turned here", step)
             return
         latency = self._latency_steps or LATENCY_STEPS_PRIOR
-        if self._pace.settled_steps + latency < WINDOW_STEPS or self._pace.recent_steps < SETTLE_STEPS:
+        if self._pace.settled_steps + latency < WINDOW_STEPS or self._pace.recent_steps < TYPICAL_STEPS_MIN:
             self._say("screening", f"letting {self._name(self._kept)} settle", step)
             return
         typical_ns = math.exp(self._pace.typical)
@@ -250,11 +260,12 @@ class PacecarPolicy(Policy):
             incumbent=self._kept,
             candidate={**self._kept, candidate.knob: candidate.value},
             opening=self._pace.opening,
-            nulls=tuple(self._pace.nulls),
+            nulls=self._pace.nulls,
             typical=self._pace.typical,
             dead_band=self._config.dead_band,
             false_accept_rate=self._config.false_accept_rate,
             latency_steps=self._latency_steps,
+            slow_ratio=self._pace.slow_ratio(DROP_RATIO),
         )
         self._open = _OpenTrial(trial, self._decision, candidate, old_value, self._purse.balance_ns)
         self._records.append(self._make_decision("trial", candidate, step))
@@ -271,10 +282,13 @@ class PacecarPolicy(Policy):
         """Draw the consequences of a trial's end."""
         candidate, knob = opened.candidate, opened.candidate.knob
         outcome = _outcome(end.cause)
+        alarm: Alarm | None = None
+        for level in opened.trial.levels_seen:
+            alarm = alarm or self._watch.observe(level, self._pace.window_noise)
         if end.cause is not Cause.NEVER_CAME:
             self._latency_steps = opened.trial.latency_steps
         self._never_came = self._never_came + 1 if end.cause is Cause.NEVER_CAME else 0
-        self._pace.nulls.extend(opened.trial.nulls_seen)
+        self._pace.add_nulls(opened.trial.nulls_seen)
         self._pace.interrupt()
         if end.gain_ratio is not None:
             tried_ns = math.exp(self._pace.typical) * (1 - end.gain_ratio)
@@ -285,11 +299,14 @@ class PacecarPolicy(Policy):
             self._screen.lost(knob, opened.old_value)
             self._kept = {**self._kept, knob: candidate.value}
             self._pace.restart()
+            self._watch = Watch()
             if self._mean_ns is not None and end.gain_ratio is not None:
                 self._mean_ns *= 1 - end.gain_ratio
         elif outcome == "barred":
             self._screen.bar(knob, candidate.value)
-        elif end.cause in (Cause.FUTILE, Cause.UNDECIDED):
+        elif end.cause is Cause.UNDECIDED:
+            self._screen.undecided(knob, candidate.value)
+        elif end.cause is Cause.FUTILE:
             self._screen.level(knob, candidate.value)
         else:
             self._screen.lost(knob, candidate.value)
@@ -300,11 +317,21 @@ class PacecarPolicy(Policy):
             self._freeze(f"{NEVER_CAME_MAX} switches on end did not come: the ranks do not agree", step)
             return
         self._say("screening", f"{outcome.replace('_', ' ')}: {verdict.reason}", step)
+        if alarm is not None:
+            self._pace.restart()
+            self._reopen(alarm, step)
 
     def _watch_on(self, detail: str, step: Observation) -> None:
         if self._state != "watching":
-            self._watch = Watch()
+            self._watching_since = self._steps
         self._say("watching", detail, step)
+
+    def _look_again(self, step: Observation) -> None:
+        """Nothing happened for long: what looked better without proof may be tried once more."""
+        self._patience_steps *= 2
+        self._watching_since = self._steps
+        if self._screen.look_again():
+            self._say("screening", "all quiet: a second look at what was left undecided", step)
 
     def _reopen(self, alarm: Alarm, step: Observation) -> None:
         """The world changed: what was learnt about settings is of another one."""
@@ -314,6 +341,7 @@ class PacecarPolicy(Policy):
         self._model.forget()
         self._advice.clear()
         self._watch = Watch()
+        self._patience_steps = SECOND_LOOK_STEPS
         way = "slower" if alarm.change_ratio > 0 else "faster"
         state: State = "advising" if self._mode == "advise" else "screening"
         self._say(state, f"the pace is {abs(alarm.change_ratio):.0%} {way} than before: searching again", step)

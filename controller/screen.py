@@ -4,7 +4,8 @@ In one dimension doubling and halving beats Gaussian processes (TUNING: total ti
 Bagua's +1.6 % on the same curve), and never being far from a setting that is known to work bounds what a bad trial can
 cost: tiny buckets cost threefold.  So for each knob: the neighbours at about twice and half the present value; on
 from there in the direction that won; one further (four times, a quarter) only where the neighbour was neither
-better nor worse, because a pure climb sticks on plateaus.  What lost is not tried again until the world changes.
+better nor worse, because a pure climb sticks on plateaus.  What lost is not tried again until the world changes; what
+looked better without proof gets a second look after a long while.
 
 Which first: by expected gain, and where the model cannot tell by a prior from what such changes were worth elsewhere.
 """
@@ -60,6 +61,7 @@ class Screen:
         self._domains = {space.knob: space.domain for space in spaces}
         self._lost: dict[str, set[int]] = {knob: set() for knob in self._domains}
         self._level: dict[str, set[int]] = {knob: set() for knob in self._domains}
+        self._open: dict[str, set[int]] = {knob: set() for knob in self._domains}
         self._barred: dict[str, set[int]] = {knob: set() for knob in self._domains}
 
     def lost(self, knob: str, value: int) -> None:
@@ -70,6 +72,20 @@ class Screen:
         """The value was neither proven better nor seen to be worse."""
         self._level[knob].add(value)
 
+    def undecided(self, knob: str, value: int) -> None:
+        """The value looked better, but the pairs did not prove it: level for now, worth a second look later."""
+        self._level[knob].add(value)
+        self._open[knob].add(value)
+
+    def look_again(self) -> bool:
+        """Let the undecided values be tried once more; return whether there were any."""
+        found = False
+        for knob, values in self._open.items():
+            found = found or bool(values)
+            self._level[knob] -= values
+            values.clear()
+        return found
+
     def bar(self, knob: str, value: int) -> None:
         """The value cannot be used in this job, whatever else changes."""
         self._barred[knob].add(value)
@@ -79,6 +95,7 @@ class Screen:
         for knob in self._domains:
             self._lost[knob].clear()
             self._level[knob].clear()
+            self._open[knob].clear()
 
     def values_near(self, knob: str, value: int) -> list[int]:
         """Return the untried values around `value`, nearest first in each direction."""

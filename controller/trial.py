@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from pacecar.controller.evidence import Evidence, gain_ratio, location, weigh
+from pacecar.controller.evidence import Evidence, gain_ratio, location, promise, weigh
 from pacecar.controller.observation import Observation
 
-__all__ = ["SETTLE_STEPS", "WINDOW_STEPS", "Cause", "Trial", "TrialEnd"]
+__all__ = ["DROP_RATIO", "SETTLE_STEPS", "WINDOW_STEPS", "Cause", "Trial", "TrialEnd"]
 
 WINDOW_STEPS = 8
 """Judged steps of one window: 2-3 are too noisy to judge on, 50 too slow (measured, TUNING)."""
@@ -38,8 +38,8 @@ SETTLE_STEPS = 2
 PAIRS_MIN = 2
 """No acceptance on one pair: a change in the world at the moment of the switch looks like a gain; A B B A shows it."""
 
-PAIRS_MAX = 8
-"""A gain that eight pairs do not show is not worth more steps: at 5 % step noise it is below 3 %."""
+PAIRS_MAX = 10
+"""A gain that ten pairs do not show is not worth more steps: at 5 % step noise most gains of 5 % are shown by then."""
 
 FUTILE_PAIRS = 3
 """From here on a mean gain inside the dead band ends the trial; a true 5 % gain at 5 % noise is lost in under 1 %."""
@@ -48,6 +48,9 @@ DROP_RATIO = 1.2
 """A candidate whose first `DROP_STEPS` judged steps are all slower than this times the present median goes at once."""
 
 DROP_STEPS = 2
+"""Twice as many where the present setting has such steps too (`SPIKES_RATIO`): two spikes on end would drop the best."""
+
+SPIKES_RATIO = 0.03
 
 WORSE_NOISES = 3.0
 """After the first pair a loss of that many standard deviations of null pairs, over the dead band, ends the trial."""
@@ -56,7 +59,7 @@ WAIT_STEPS_MAX = 64
 """A switch takes 4 to 16 steps to be agreed; one that is not there after this many will not come."""
 
 TRIAL_STEPS_MAX = 512
-"""Bound of a whole trial, in case no step can be judged (all profiled, say); eight pairs need about 180."""
+"""Bound of a whole trial, in case no step can be judged (all profiled, say); ten pairs need about 200."""
 
 LATENCY_STEPS_MIN = 4
 """Before one was seen: a request takes at least one control period."""
@@ -96,8 +99,10 @@ class Trial:
     """One candidate against the setting in force.
 
     Feed it every step from the request on; `wanted` is what should be in force, and changes as steps are observed.
-    `opening` holds log paces of the last settled steps under `incumbent`, `nulls` differences between such windows;
-    `nulls_seen` are further ones, for the trials to come (here they would not be independent of the pairs).
+    `opening` holds log paces of the last settled steps under `incumbent`, `nulls` differences between such windows, `slow_ratio` the share of its
+    steps that are `DROP_RATIO` slower than typical;
+    `nulls_seen` are further ones, for the trials to come (here they would not be independent of the pairs), and
+    `levels_seen` the windows under `incumbent`, for the watch.
     """
 
     def __init__(
@@ -111,6 +116,7 @@ class Trial:
         dead_band: float,
         false_accept_rate: float,
         latency_steps: int | None,
+        slow_ratio: float = 0.0,
     ) -> None:
         self._values: dict[Arm, dict[str, int]] = {"A": dict(incumbent), "B": dict(candidate)}
         self._opening: deque[float] = deque(opening, maxlen=WINDOW_STEPS)
@@ -118,6 +124,7 @@ class Trial:
         self._typical = typical
         self._dead_band = dead_band
         self._rate = false_accept_rate
+        self._drop_steps = DROP_STEPS if slow_ratio < SPIKES_RATIO else 2 * DROP_STEPS
         self.latency_steps = latency_steps
         self.steps = 0
         self.evidence: Evidence | None = None
@@ -131,6 +138,7 @@ class Trial:
         self._savings: list[float] = []
         self._begun = False
         self.nulls_seen: list[float] = []
+        self.levels_seen: list[float] = []
 
     @property
     def wanted(self) -> dict[str, int]:
@@ -193,9 +201,9 @@ class Trial:
     def _judge(self, arm: Arm, log_pace: float, step: Observation) -> TrialEnd | None:
         self._stretch.append(log_pace)
         count = len(self._stretch)
-        if arm == "B" and count == DROP_STEPS and min(self._stretch) > self._typical + math.log(DROP_RATIO):
+        if arm == "B" and count == self._drop_steps and min(self._stretch) > self._typical + math.log(DROP_RATIO):
             slower = math.expm1(min(self._stretch) - self._typical)
-            return self._end(Cause.DROPPED, f"its first {DROP_STEPS} steps took over {slower:.0%} longer")
+            return self._end(Cause.DROPPED, f"its first {count} steps took over {slower:.0%} longer")
         if arm == self._wanted and count + (self.latency_steps or LATENCY_STEPS_MIN) > 2 * WINDOW_STEPS:
             self._wanted = "B" if arm == "A" else "A"
             self._asked_step, self._arrived = step.step, False
@@ -207,6 +215,8 @@ class Trial:
 
     def _window(self, arm: Arm, level: float) -> TrialEnd | None:
         """Pair the window with the one before it, if that was of the other setting and is still unpaired."""
+        if arm == "A":
+            self.levels_seen.append(level)
         before, self._unpaired = self._unpaired, (arm, level)
         if before is None or before[0] == arm:
             return None
@@ -228,9 +238,20 @@ class Trial:
             return self._end(Cause.FUTILE, f"saves less than {band}")
         if evidence.pairs >= FUTILE_PAIRS and evidence.gain_ratio <= self._dead_band:
             return self._end(Cause.FUTILE, f"no more than {band} after {evidence.pairs} pairs")
+        if FUTILE_PAIRS <= evidence.pairs < PAIRS_MAX and self._hoped() < 1 / self._rate:
+            return self._end(Cause.UNDECIDED, f"{PAIRS_MAX} pairs would hardly prove it")
         if evidence.pairs >= PAIRS_MAX:
             return self._end(Cause.UNDECIDED, f"not proven within {PAIRS_MAX} pairs")
         return None
+
+    def _hoped(self) -> float:
+        return promise(
+            self._savings,
+            self._nulls,
+            dead_band=self._dead_band,
+            false_accept_rate=self._rate,
+            pairs_max=PAIRS_MAX,
+        )
 
     def _end(self, cause: Cause, detail: str) -> TrialEnd:
         measured = None if self.evidence is None else self.evidence.gain_ratio

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from pacecar.controller.evidence import gain_ratio, location
+from pacecar.controller.evidence import location
 from pacecar.controller.trial import SETTLE_STEPS, WINDOW_STEPS
 
 __all__ = ["NULL_PAIRS_MIN", "Alarm", "Pace", "Watch"]
@@ -25,8 +26,11 @@ __all__ = ["NULL_PAIRS_MIN", "Alarm", "Pace", "Watch"]
 NULL_PAIRS_MIN = 2
 """Null pairs before the first trial: 32 steps.  With two the false accept rate holds; more add little power."""
 
-NULL_PAIRS_MAX = 6
+NULL_PAIRS_MAX = 8
 """Null pairs that are kept: old noise is other noise."""
+
+WATCH_PAIRS_MAX = 32
+"""Null pairs that the alarm's noise is taken from: with eight it would be off by a quarter, and the alarm touchy."""
 
 RECENT_STEPS_MAX = 64
 """Steps that the typical pace is taken from."""
@@ -40,7 +44,7 @@ class Pace:
         self._filling: list[float] = []
         self._half: float | None = None
         self._since_switch = 0
-        self.nulls: deque[float] = deque(maxlen=NULL_PAIRS_MAX)
+        self._noise: deque[float] = deque(maxlen=WATCH_PAIRS_MAX)
 
     def restart(self) -> None:
         """Begin anew under a new setting or in a new world.  The noise that was learnt is kept."""
@@ -60,8 +64,12 @@ class Pace:
 
     def drop_nulls(self, windows: int) -> None:
         """Forget the null pairs of the last windows: the change lies within them, they are not noise."""
-        for _ in range(min(len(self.nulls), windows // 2 + 1)):
-            self.nulls.pop()
+        for _ in range(min(len(self._noise), windows // 2 + 1)):
+            self._noise.pop()
+
+    def add_nulls(self, pairs: Sequence[float]) -> None:
+        """Take null pairs that were seen elsewhere: in the longer stretches of a trial."""
+        self._noise.extend(pairs)
 
     def observe(self, pace_ns: int, *, profiled: bool) -> float | None:
         """Take one step; return the level of the window (log pace) that it completes, if it does."""
@@ -77,9 +85,14 @@ class Pace:
         if self._half is None:
             self._half = level
         else:
-            self.nulls.append(self._half - level)
+            self._noise.append(self._half - level)
             self._half = None
         return level
+
+    @property
+    def nulls(self) -> tuple[float, ...]:
+        """The last null pairs, for weighing a trial."""
+        return tuple(self._noise)[-NULL_PAIRS_MAX:]
 
     @property
     def settled_steps(self) -> int:
@@ -109,6 +122,11 @@ class Pace:
             raise ValueError("no step was judged yet")
         return median(self._recent)
 
+    def slow_ratio(self, factor: float) -> float:
+        """Return the share of recent steps that took over `factor` times the typical; 0.0 of none is none."""
+        bound = self.typical + math.log(factor)
+        return sum(log_pace > bound for log_pace in self._recent) / len(self._recent)
+
     @property
     def mean_ns(self) -> float:
         """Mean pace, rare slow steps included: what the setting really costs a step."""
@@ -119,16 +137,15 @@ class Pace:
     @property
     def window_noise(self) -> float:
         """Standard deviation of a window's level, from null pairs (a pair varies by the root of two more)."""
-        if not self.nulls:
+        if not self._noise:
             return NOISE_MIN
-        return max(NOISE_MIN, math.sqrt(fmean(x * x for x in self.nulls) / 2))
+        # Few pairs: the estimate may be low by half, so it is raised by what it may be off.
+        margin = 1 + 1 / math.sqrt(len(self._noise))
+        return max(NOISE_MIN, margin * math.sqrt(fmean(x * x for x in self._noise) / 2))
 
 
 NOISE_MIN = 0.005
 """Window noise is not taken for less than 0.5 %: two quiet null pairs must not make the alarm touchy."""
-
-REFERENCE_WINDOWS = 3
-"""Windows whose median is the reference."""
 
 CLIP = 4.0
 """A window's deviation counts for at most this many standard deviations: under `ALARM` + `SLACK`, so it takes two."""
@@ -141,7 +158,10 @@ SHIFT_MIN = 0.03
 """A change in pace below 3 % is not worth a new search."""
 
 FOLLOW = 0.05
-"""Share of a window's deviation that the reference takes over: slow drift is followed, a jump is not."""
+"""Share of a window's (clipped) deviation that the reference takes over: slow drift is followed, a jump is not."""
+
+RUN_MAX = 8
+"""Windows of a suspected change that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,31 +176,26 @@ class Watch:
     """Raises an alarm when window levels leave their reference for good."""
 
     def __init__(self) -> None:
-        self._first: list[float] = []
         self._reference: float | None = None
+        self._seen = 0
         self._slower = self._faster = 0.0
         self._run: list[float] = []
 
     def observe(self, level: float, noise: float) -> Alarm | None:
         """Take a window's level; return an alarm at most once, after which a new Watch must be made."""
+        self._seen += 1
         if self._reference is None:
-            self._first.append(level)
-            if len(self._first) == REFERENCE_WINDOWS:
-                self._reference = median(self._first)
+            self._reference = level
             return None
-        deviation = level - self._reference
-        score = max(-CLIP, min(CLIP, deviation / noise))
+        # The reference itself is a mean of windows: what it may be off by is not a change of the job.
+        score = (level - self._reference) / (noise * math.sqrt(1 + 1 / self._seen))
+        score = max(-CLIP, min(CLIP, score))
         self._slower = max(0.0, self._slower + score - SLACK)
         self._faster = max(0.0, self._faster - score - SLACK)
-        if self._slower == 0.0 and self._faster == 0.0:
-            self._run.clear()
-            self._reference += FOLLOW * deviation
-            return None
-        self._run = [*self._run[-_RUN_MAX:], level]
-        shift = median(self._run[-2:]) - self._reference
-        if max(self._slower, self._faster) < ALARM or abs(shift) < SHIFT_MIN:
-            return None
-        return Alarm(change_ratio=-gain_ratio(-shift), windows=len(self._run))
-
-
-_RUN_MAX = 7
+        self._run = [*self._run[1 - RUN_MAX :], level] if max(self._slower, self._faster) > 0 else []
+        if max(self._slower, self._faster) >= ALARM:
+            shift = median(self._run[-3:]) - self._reference
+            if abs(shift) >= SHIFT_MIN:
+                return Alarm(change_ratio=math.expm1(shift), windows=len(self._run))
+        self._reference += max(FOLLOW, 1 / self._seen) * score * noise
+        return None
