@@ -10,7 +10,6 @@ stderr and an exit code, never in a traceback:
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -132,7 +131,7 @@ def version() -> None:
 
 
 def main() -> NoReturn:
-    """Run the command; a reader of our output that went away is no error."""
+    """Run the command and exit.  click itself is quiet about a reader that went away (exit code 1)."""
     try:
         code = cli(standalone_mode=False)
     except click.Abort:
@@ -140,10 +139,6 @@ def main() -> NoReturn:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except BrokenPipeError:
-        # Python flushes stdout once more on its way out; give it somewhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
     # click returns the code of --help and of ctx.exit() instead of raising it in this mode.
     sys.exit(code if isinstance(code, int) else 0)
 
