@@ -8,7 +8,7 @@ Two recipes; which one is used is decided before tuning, is part of `layout()` a
 
     ordered   a Reducer whose buckets are laid out in the gradient-ready order that the first Reducer recorded.  The
               first step afterwards already overlaps.
-    helper    DDP's own `_ddp_init_helper`.  Used with find_unused_parameters (there is no recorded order) and where
+    helper    DDP's own `_ddp_init_helper`.  Used with find_unused_parameters and static_graph (no recorded order) and where
               this torch's Reducer takes arguments that we do not know.  Without unused parameters its first step has
               one bucket and no overlap.
 
@@ -208,7 +208,7 @@ class BucketActuator:
     def _choose_recipe(self, ddp: _PrivateDdp) -> str | None:
         parts = _parts(ddp)
         self._signature = _signature(parts)
-        if ddp.find_unused_parameters:
+        if ddp.find_unused_parameters or ddp.static_graph:
             recipe: Recipe = "helper"
         elif self._ready_order(len(parts.parameters)) is None:
             return "DDP has not recorded the order of its gradients yet (it does so in the second step)"

@@ -1,0 +1,289 @@
+"""How do the ranks turn a knob at the same step?  `protocol.py` on the job's process groups, or alone.
+
+The Tuner talks to an Agreement and does not know how many ranks there are.  At every step boundary it calls, in this
+order: `note` (one step was done), `listen` (what came in), `decide` (what all ranks apply now, if anything).
+`decide` is called in every case, also after an exception elsewhere: the votes are launched at fixed boundaries by all
+ranks, and a rank that leaves one out hangs the job.
+
+For the same reason every rank must pass the same boundaries: attach on all ranks, step on all ranks, and close on
+all ranks after the same step.  A rank that stops calling `decide` while others train hangs them at the next vote.
+
+Left out: what the knobs are.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch.distributed as dist
+
+from pacecar.controller.channels import MainRoad, MeetingError, SideRoad, meet
+from pacecar.controller.observation import KnobSpace
+from pacecar.controller.offers import Offer, live_knobs
+from pacecar.controller.protocol import PERIOD, VERSION, JobPace, Member, Proposal
+
+__all__ = ["Agreement", "Heard", "LocalAgreement", "MeetingError", "RankAgreement"]
+
+CLOSE_SECONDS = 2.0
+"""What is out when the job ends has had a step to complete; after this it is abandoned."""
+
+CLOSE_POLL_SECONDS = 0.001
+
+_meetings = itertools.count()
+"""Attachments of this process so far.  Ranks that attach equally often meet; others miss each other and are refused."""
+
+
+@dataclass(slots=True)
+class Heard:
+    """What came in at one boundary: `refused` (knob -> reason) once, when the knobs are settled; then paces."""
+
+    refused: dict[str, str] | None = None
+    paces: list[JobPace] = field(default_factory=list)
+
+
+class Agreement(Protocol):
+    """How the Tuner reaches the other ranks."""
+
+    @property
+    def spaces(self) -> tuple[KnobSpace, ...]:
+        """The knobs that every rank can turn; empty until the offers were exchanged."""
+        ...
+
+    @property
+    def frozen(self) -> str | None:
+        """Why nothing will ever be turned again, or None."""
+        ...
+
+    def open(self, claim: str) -> None:
+        """Meet the other ranks.
+
+        Raises:
+            MeetingError: they did not all come with the same `claim`.
+        """
+        ...
+
+    def offer(self, offer: Offer) -> None:
+        """Say once, at the same boundary on every rank, what this rank can turn."""
+        ...
+
+    def note(self, step: int, pace_ns: int | None, *, profiled: bool) -> None:
+        """One step of this rank is done; its pace is None where it was not measured."""
+        ...
+
+    def listen(self) -> Heard:
+        """Return what came in since the last call; never waits, never raises: what breaks freezes."""
+        ...
+
+    def propose(self, decision: int, values: Sequence[int], *, rehearsal: bool = False) -> None:
+        """Rank 0: ask all ranks to apply `values`, in the order of `spaces`."""
+        ...
+
+    def withdraw(self) -> None:
+        """Rank 0: ask for nothing any more."""
+        ...
+
+    def decide(self, can_apply: Callable[[Proposal], bool]) -> Proposal | None:
+        """Take part in the votes; return what all ranks must apply now, with `settle` told how it went."""
+        ...
+
+    def settle(self, proposal: Proposal, *, is_done: bool, undo: Callable[[], bool]) -> bool:
+        """Return whether every rank carried `proposal` out; where one did not, all ranks `undo`."""
+        ...
+
+    def freeze(self, reason: str) -> None:
+        """Turn nothing any more, on any rank."""
+        ...
+
+    def close(self) -> None:
+        """Let go; waits at most CLOSE_SECONDS for what is out."""
+        ...
+
+
+class LocalAgreement:
+    """One rank agrees with itself at once."""
+
+    def __init__(self) -> None:
+        self.spaces: tuple[KnobSpace, ...] = ()
+        self.frozen: str | None = None
+        self._heard = Heard()
+        self._wanted: Proposal | None = None
+        self._serials = itertools.count(1)
+
+    def open(self, claim: str) -> None:
+        """Nobody to meet."""
+
+    def offer(self, offer: Offer) -> None:
+        """All that is offered and not refused is live."""
+        self.spaces, self._heard.refused = live_knobs([offer])
+
+    def note(self, step: int, pace_ns: int | None, *, profiled: bool) -> None:
+        """The job's pace is this rank's."""
+        if pace_ns is not None:
+            self._heard.paces.append(JobPace(step, pace_ns, profiled))
+
+    def listen(self) -> Heard:
+        """Return what was noted."""
+        heard, self._heard = self._heard, Heard()
+        return heard
+
+    def propose(self, decision: int, values: Sequence[int], *, rehearsal: bool = False) -> None:
+        """Apply at the next `decide`."""
+        self._wanted = Proposal(next(self._serials), decision, tuple(values), rehearsal)
+
+    def withdraw(self) -> None:
+        """Forget the proposal."""
+        self._wanted = None
+
+    def decide(self, can_apply: Callable[[Proposal], bool]) -> Proposal | None:
+        """Return the proposal, once."""
+        wanted, self._wanted = self._wanted, None
+        return wanted if wanted is not None and self.frozen is None and can_apply(wanted) else None
+
+    def settle(self, proposal: Proposal, *, is_done: bool, undo: Callable[[], bool]) -> bool:
+        """Undo what failed; a failed undo freezes."""
+        if not is_done and not undo():
+            self.freeze("the values before a failed switch could not be restored")
+        return is_done
+
+    def freeze(self, reason: str) -> None:
+        """Turn nothing any more."""
+        self.frozen = self.frozen or reason
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+
+class RankAgreement:
+    """One rank among several.  `group` is the job's own process group, None for the default one.
+
+    `votes` False (advise mode) leaves the main road out: nothing is ever turned, paces still come to rank 0.
+    """
+
+    def __init__(self, rank: int, world_size: int, *, votes: bool, group: Any = None) -> None:  # noqa: ANN401  dist.ProcessGroup
+        self._member = Member(rank, world_size)
+        self._side = SideRoad(world_size)
+        self._main = MainRoad(group)
+        self._votes = votes
+        self._boundary = 0
+        self._offer_is_heard = False
+        self._has_offered = False
+        self._range: list[tuple[int, int | None, bool]] = []
+
+    @property
+    def spaces(self) -> tuple[KnobSpace, ...]:
+        """The knobs that every rank can turn; empty until the offers were exchanged."""
+        return self._member.spaces
+
+    @property
+    def frozen(self) -> str | None:
+        """Why nothing will ever be turned again, or None."""
+        return self._member.frozen
+
+    def open(self, claim: str) -> None:
+        """Meet through the store, then make the side group: a collective that every rank now is sure to join.
+
+        Once the ranks have met, this rank is bound to vote: a side group that fails freezes, it does not raise.
+        """
+        member, name = self._member, str(next(_meetings))
+        store = dist.distributed_c10d._get_default_store()
+        self._main.open()
+        meet(store, member.rank, member.world_size, f"protocol {VERSION}, period {PERIOD}, {claim}", name=name)
+        try:
+            self._side.open()
+        except Exception as error:  # noqa: BLE001  whatever gloo raises
+            self._side_failed(error)
+
+    def offer(self, offer: Offer) -> None:
+        """Queue the offer for the first gather; ranges are counted from here."""
+        self._member.offer(offer)
+        self._has_offered = True
+        self._range.clear()
+
+    def note(self, step: int, pace_ns: int | None, *, profiled: bool) -> None:
+        """Count the boundary and close the range at every PERIOD-th."""
+        self._boundary += 1
+        if not self._has_offered:
+            return
+        self._range.append((step, pace_ns, profiled))
+        if self._boundary % PERIOD == 0 and len(self._range) >= PERIOD:
+            last = self._range[-PERIOD:]
+            self._range.clear()
+            self._member.close_range(last[0][0], [p for _, p, _ in last], [f for _, _, f in last])
+
+    def listen(self) -> Heard:
+        """Take the gather that is out, if it is complete, and post the next."""
+        heard = Heard()
+        try:
+            words = self._side.take()
+            if words is not None:
+                if self._offer_is_heard:
+                    heard.paces = self._member.hear(words)
+                else:
+                    heard.refused = self._member.hear_offers(words)
+                    self._offer_is_heard = True
+            if not self._side.is_busy:
+                vector = self._member.next_vector()
+                if vector is not None:
+                    self._side.post(vector)
+        except Exception as error:  # noqa: BLE001  whatever gloo raises: the job goes on without the side road
+            self._side_failed(error)
+        return heard
+
+    def _side_failed(self, error: Exception) -> None:
+        self._member.freeze(f"side group failed: {type(error).__name__}: {str(error)[:200]}")
+        self._member.abandon_side()
+
+    def propose(self, decision: int, values: Sequence[int], *, rehearsal: bool = False) -> None:
+        """Carry the proposal in the next gathers until it is applied."""
+        self._member.propose(decision, values, rehearsal=rehearsal)
+
+    def withdraw(self) -> None:
+        """Carry no proposal."""
+        self._member.withdraw()
+
+    def decide(self, can_apply: Callable[[Proposal], bool]) -> Proposal | None:
+        """Launch a vote one boundary before every PERIOD-th, read it there."""
+        member = self._member
+        if not self._votes or member.has_retired:
+            return None
+        if self._boundary % PERIOD == PERIOD - 1:
+            self._main.launch(member.ballot(can_apply=self._can_apply(can_apply)))
+        elif self._boundary % PERIOD == 0 and self._main.is_busy:
+            return member.tally(self._main.read())
+        return None
+
+    def _can_apply(self, can_apply: Callable[[Proposal], bool]) -> bool:
+        held = self._member.held
+        try:
+            return held is not None and can_apply(held)
+        except Exception as error:  # noqa: BLE001  the vote must be launched whatever happens
+            self._member.freeze(f"{type(error).__name__}: {error}")
+            return False
+
+    def settle(self, proposal: Proposal, *, is_done: bool, undo: Callable[[], bool]) -> bool:
+        """Ask all ranks; where one failed, undo on all and ask again whether that worked."""
+        if self._main.confirm(is_done=is_done):
+            self._member.applied(proposal)
+            return True
+        if not self._main.confirm(is_done=undo()):
+            self._member.freeze("the values before a failed switch could not be restored on all ranks")
+        self._member.failed(proposal)
+        return False
+
+    def freeze(self, reason: str) -> None:
+        """Vote "frozen" from now on, until every rank has seen it and all stop voting."""
+        self._member.freeze(reason)
+
+    def close(self) -> None:
+        """Let what is out complete: all ranks close after the same step, so it can."""
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while time.monotonic() < deadline:
+            self.listen()
+            if not self._side.is_busy and not self._member.has_more and self._main.is_settled():
+                break
+            time.sleep(CLOSE_POLL_SECONDS)
+        self._side.close()

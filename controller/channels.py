@@ -1,0 +1,176 @@
+"""How do numbers get from rank to rank?  The two roads of `protocol.py` on torch's process groups, and a meeting first.
+
+    meet         through the job's store, before any collective: one that a rank does not join hangs the others
+    SideRoad     numbered asynchronous gathers on a gloo group of our own, looked at and never waited for
+    MainRoad     votes on the job's own group, launched at one boundary and read at the next
+
+Left out: what the numbers mean.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+__all__ = ["MainRoad", "MeetingError", "SideRoad", "meet"]
+
+MEET_SECONDS = 30.0
+"""Ranks attach after the same model was built; longer apart than this means that some rank does not attach."""
+
+MEET_POLL_SECONDS = 0.02
+
+SIDE_TIMEOUT = timedelta(minutes=30)
+"""Ranks attach after the same model was built; longer apart than this means that a rank does not attach."""
+
+VOTE_WORDS = 3
+
+
+class MeetingError(RuntimeError):
+    """The ranks did not all come, or want different things; nothing was started."""
+
+
+def meet(store: Any, rank: int, world_size: int, claim: str, *, name: str, seconds: float = MEET_SECONDS) -> None:  # noqa: ANN401  dist.Store; its methods are untyped
+    """Return when all ranks came with the same `claim`; `name` must be the same on all ranks and used once.
+
+    The verdict is one key, written by compare-and-set: a rank that waited too long writes "no" unless "go" is there
+    already.  So either all ranks that came go on or none does, whatever the order of arrival.
+
+    Raises:
+        MeetingError: some rank did not come in time, or came with another claim.
+    """
+    prefix = f"pacecar/{name}"
+    store.set(f"{prefix}/rank{rank}", claim)
+    deadline = time.monotonic() + seconds
+    keys = [f"{prefix}/rank{r}" for r in range(world_size)]
+    while not store.check([f"{prefix}/verdict"]):
+        if rank == 0 and store.check(keys):
+            claims = [store.get(key).decode() for key in keys]
+            other = next((r for r, c in enumerate(claims) if c != claim), None)
+            verdict = "go" if other is None else f"no: rank {other} has {claims[other]}, rank 0 has {claim}"
+            store.compare_set(f"{prefix}/verdict", "", verdict)
+        elif time.monotonic() > deadline:
+            missing = [r for r, key in enumerate(keys) if not store.check([key])]
+            reason = f"ranks {missing[:8]} did not attach" if missing else "rank 0 did not answer"
+            store.compare_set(f"{prefix}/verdict", "", f"no: {reason} within {seconds:g} s")
+        else:
+            time.sleep(MEET_POLL_SECONDS)
+    verdict = store.get(f"{prefix}/verdict").decode()
+    if verdict != "go":
+        raise MeetingError(verdict.removeprefix("no: "))
+
+
+class SideRoad:
+    """Gathers on a gloo group of our own.  `open` is a collective of all ranks; nothing else ever waits."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._group: Any = None
+        self._work: Any = None
+        self._gathered: list[torch.Tensor] = []
+
+    def open(self) -> None:
+        """Make the group; every rank of the job must do it."""
+        self._group = dist.new_group(backend="gloo", timeout=SIDE_TIMEOUT)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a gather is out."""
+        return self._work is not None
+
+    def post(self, words: Sequence[int]) -> None:
+        """Send `words` to all ranks; the previous gather must have been taken."""
+        assert self._work is None, "one gather at a time"
+        mine = torch.tensor(words, dtype=torch.int64)
+        self._gathered = [torch.empty_like(mine) for _ in range(self._world_size)]
+        self._work = dist.all_gather(self._gathered, mine, group=self._group, async_op=True)
+
+    def take(self) -> list[list[int]] | None:
+        """Return every rank's words if the gather is complete, else None.
+
+        Raises:
+            RuntimeError: the gather failed.
+        """
+        if self._work is None or not self._work.is_completed():
+            return None
+        work, self._work = self._work, None
+        work.wait()  # complete: returns or raises at once
+        return [words.tolist() for words in self._gathered]
+
+    def close(self) -> None:
+        """Give the group back; a gather that is out is abandoned."""
+        group, self._group, self._work = self._group, None, None
+        if group is not None and dist.is_initialized():
+            dist.destroy_process_group(group)
+
+
+class MainRoad:
+    """Votes on the job's own group.
+
+    Where the group has gloo the vote is a tensor on the CPU.  Where it has NCCL alone the vote lives on the device and
+    has a stream of its own, so that the training stream is not touched; the copy back is pinned and asynchronous, and
+    reading waits for an event that was recorded one training step ago.
+    """
+
+    def __init__(self, group: Any = None) -> None:  # noqa: ANN401  dist.ProcessGroup, None for the default group
+        self._group = group
+        self._device = torch.device("cpu")
+        self._stream: Any = None
+        self._event: Any = None
+        self._vote = torch.zeros(VOTE_WORDS, dtype=torch.int64)
+        self._on_device = self._vote
+        self._work: Any = None
+
+    def open(self) -> None:
+        """Choose the vote's device and make its buffers; no communication."""
+        group = self._group or dist.group.WORLD
+        devices = {torch.device(d).type for d in getattr(group, "_device_types", ())}
+        if "cpu" in devices or dist.get_backend(group) != "nccl":
+            return
+        self._device = torch.device("cuda", torch.cuda.current_device())
+        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._vote = self._vote.pin_memory()
+        self._on_device = torch.zeros(VOTE_WORDS, dtype=torch.int64, device=self._device)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a vote is out."""
+        return self._work is not None
+
+    def launch(self, vote: Sequence[int]) -> None:
+        """Start the all-reduce MIN of `vote`; the previous one must have been read."""
+        assert self._work is None, "one vote at a time"
+        for index, word in enumerate(vote):
+            self._vote[index] = word
+        if self._stream is None:
+            self._work = dist.all_reduce(self._vote, op=dist.ReduceOp.MIN, group=self._group, async_op=True)
+            return
+        with torch.cuda.stream(self._stream):
+            self._on_device.copy_(self._vote, non_blocking=True)
+            self._work = dist.all_reduce(self._on_device, op=dist.ReduceOp.MIN, group=self._group, async_op=True)
+            self._work.wait()  # orders our own stream after NCCL's; the host goes on
+            self._vote.copy_(self._on_device, non_blocking=True)
+            self._event.record()
+
+    def read(self) -> list[int]:
+        """Return the least of every rank's words; waits for the vote, which was launched one training step ago."""
+        work, self._work = self._work, None
+        if self._stream is None:
+            work.wait()
+        else:
+            self._event.synchronize()
+        return [int(word) for word in self._vote.tolist()]
+
+    def confirm(self, *, is_done: bool) -> bool:
+        """Return whether every rank says `is_done`; blocks, and is used at switches only."""
+        self.launch([int(is_done)] * VOTE_WORDS)
+        return self.read()[0] == 1
+
+    def is_settled(self) -> bool:
+        """Whether no vote is out, or the one that is has completed; does not wait."""
+        return self._work is None or bool(self._work.is_completed())

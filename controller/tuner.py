@@ -1,0 +1,413 @@
+"""Who turns the knobs?  The controller's edge in one rank: steps in, records and switches out.
+
+    step record -> agreement (paces of all ranks) -> policy on rank 0 -> proposal -> vote -> actuators -> KnobSwitch
+
+The Tuner decides nothing: the policy says what to try, the agreement says when, actuators know how.  It runs on the
+training thread at step boundaries, never waits except at a switch, and nothing that it raises reaches the job: an
+exception freezes the tuner, on all ranks, and the votes go on until every rank knows (a rank that stopped voting on
+its own would hang the others).
+
+Modes: "off" does nothing at all; "advise" lets the policy see the job and turns nothing; "exact" turns.
+
+Left out: measuring (the hook does), judging (the policy does).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch.distributed as dist
+
+from pacecar.clock import Clock
+from pacecar.config import TuneConfig
+from pacecar.controller.actuator import Actuator
+from pacecar.controller.agreement import Agreement, LocalAgreement, MeetingError, RankAgreement
+from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
+from pacecar.controller.offers import KnobOffer, Offer
+from pacecar.controller.protocol import PERIOD, JobPace, Proposal
+from pacecar.records import JobHello, JobRecord, Knobs, KnobSwitch, KnobValue, StepRecord, TunerStatus
+
+__all__ = ["OFFER_BOUNDARY", "Tuner"]
+
+logger = logging.getLogger(__name__)
+
+State = Literal["off", "advising", "warming", "screening", "trial", "watching", "frozen"]
+
+OFFER_BOUNDARY = PERIOD
+"""The boundary at which knobs are offered: the batch size is known, and DDP has recorded its gradients' order."""
+
+REHEARSAL_BOUNDARIES_MAX = 32 * PERIOD
+"""Ranks that did not agree on applying the values in force within this many steps will not agree on anything."""
+
+RECORDS_MAX = 32 * PERIOD
+"""Own step records kept until the other ranks' paces of that step come in."""
+
+
+class Tuner:
+    """One rank's part of the controller.
+
+    `policy` is used on rank 0 only.  `facts` is asked once, when the knobs are settled.  `emit` takes records without
+    waiting, `set_knobs` tells the hook what is in force, `request_window` asks it for a new calibration after a switch.
+    """
+
+    def __init__(
+        self,
+        *,
+        hello: JobHello,
+        config: TuneConfig,
+        policy: Policy | None,
+        actuators: Sequence[Actuator],
+        facts: Callable[[], Facts],
+        emit: Callable[[JobRecord], None],
+        set_knobs: Callable[[Knobs], None],
+        request_window: Callable[[], None],
+        clock: Clock,
+        agreement: Agreement | None = None,
+    ) -> None:
+        self._hello = hello
+        self._config = config
+        self._policy = policy if hello.rank == 0 else None
+        self._actuators = {a.knob: a for a in actuators}
+        self._facts = facts
+        self._emit = emit
+        self._set_knobs = set_knobs
+        self._request_window = request_window
+        self._clock = clock
+        self._agreement: Agreement = agreement if agreement is not None else LocalAgreement()
+        self._chooses_agreement = agreement is None
+        self._mode: Literal["advise", "exact"] = "advise" if config.mode == "advise" else "exact"
+        self._is_active = False
+        self._boundary = 0
+        self._step = 0
+        self._knobs = Knobs()
+        self._barred: set[str] = set()
+        self._records: dict[int, StepRecord] = {}
+        self._observations: list[Observation] = []
+        self._is_begun = False
+        self._rehearsals: list[int] = []
+        self._rehearsal_since = 0
+        self._status: TunerStatus | None = None
+
+    @property
+    def knobs(self) -> Knobs:
+        """The knobs in force on this rank."""
+        return self._knobs
+
+    @property
+    def state(self) -> State:
+        """What the tuner is doing: as last reported, "off" before `start`."""
+        return self._status.state if self._status is not None else "off"
+
+    # --- the life of a tuner ------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Meet the other ranks.  Called on all ranks, before the first step; does nothing in mode "off"."""
+        if self._config.mode == "off":
+            return
+        if self._chooses_agreement and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            self._agreement = RankAgreement(dist.get_rank(), dist.get_world_size(), votes=self._mode == "exact")
+        try:
+            self._agreement.open(f"mode {self._mode}")
+        except MeetingError as error:
+            self._say("off", f"not tuning: {error}", level=logging.WARNING)
+            return
+        self._is_active = True
+        self._guarded(self._publish_knobs, 0)
+        self._say("advising" if self._mode == "advise" else "warming", "waiting for the first steps")
+
+    def on_boundary(self, record: StepRecord | None) -> None:
+        """Take part in one step boundary; `record` is the step that just ended, None if it was not measured.
+
+        Must be called at every boundary on every rank, also when nothing can be measured: votes go by boundaries.
+        """
+        if not self._is_active:
+            return
+        self._boundary += 1
+        self._step = record.step if record is not None else self._step + 1
+        pace_ns = record.wall_ns if record is not None else None
+        is_profiled = record is not None and record.source == "exact"
+        self._guarded(self._note, pace_ns, is_profiled)
+        if self._boundary == OFFER_BOUNDARY:
+            self._guarded(self._make_offer)
+        if record is not None and self._policy is not None:
+            self._guarded(self._remember, record)
+        self._guarded(self._listen)
+        if self._agreement.frozen is None:
+            self._guarded(self._think)
+        self._guarded(self._decide)
+        if self._agreement.frozen is not None and self.state not in ("frozen", "off"):
+            self._say("frozen", self._agreement.frozen, level=logging.WARNING)
+            self._finish_policy()
+
+    def close(self) -> None:
+        """End, on all ranks after the same step; waits at most two seconds for what is out.  Harmless when repeated."""
+        if not self._is_active:
+            return
+        self._is_active = False
+        self._finish_policy()
+        self._guarded(self._agreement.close)
+
+    def _guarded(self, act: Callable[..., None], *arguments: object) -> None:
+        """Run a part of ours: whatever it raises freezes the tuner and stays out of the job."""
+        try:
+            act(*arguments)
+        except Exception as error:
+            logger.exception("pacecar: the tuner freezes; training goes on")
+            self._agreement.freeze(f"{type(error).__name__}: {error}")
+
+    def _note(self, pace_ns: int | None, is_profiled: bool) -> None:
+        self._agreement.note(self._step, pace_ns, profiled=is_profiled)
+
+    # --- what this rank knows -----------------------------------------------------------------------
+
+    def _make_offer(self) -> None:
+        offers = []
+        for knob, actuator in sorted(self._actuators.items()):
+            value: int | None = None
+            domain: tuple[int, ...] = ()
+            layout = ""
+            try:
+                refusal = actuator.refusal()
+                if refusal is None:
+                    value, domain, layout = actuator.value(), actuator.domain(), actuator.layout()
+            except Exception as error:  # one knob that cannot be asked leaves the others tunable
+                logger.debug("pacecar: %s cannot be offered", knob, exc_info=True)
+                refusal = f"{type(error).__name__}: {error}"
+            offers.append(KnobOffer(knob, value, domain, refusal, layout))
+        self._publish_knobs(self._knobs.epoch)
+        self._agreement.offer(Offer(tuple(offers)))
+
+    def _publish_knobs(self, epoch: int) -> None:
+        """Say what is in force: the value of every knob that has one, also of those that are not tuned."""
+        values: dict[str, KnobValue] = {}
+        for knob, actuator in self._actuators.items():
+            try:
+                values[knob] = actuator.value()
+            except Exception:
+                logger.debug("pacecar: %s has no value", knob, exc_info=True)
+        self._knobs = Knobs(epoch, values)
+        self._set_knobs(self._knobs)
+
+    def _remember(self, record: StepRecord) -> None:
+        self._records[record.step] = record
+        while len(self._records) > RECORDS_MAX:
+            del self._records[next(iter(self._records))]
+
+    def _listen(self) -> None:
+        heard = self._agreement.listen()
+        if heard.refused is not None:
+            self._settle_knobs(heard.refused)
+        for pace in heard.paces:
+            record = self._records.pop(pace.step, None)
+            if record is not None and self._is_begun:
+                self._observations.append(_observe(record, pace, self._live()))
+
+    def _live(self) -> list[KnobSpace]:
+        return [space for space in self._agreement.spaces if space.knob not in self._barred]
+
+    # --- policy, on rank 0 ------------------------------------------------------------------------
+
+    def _settle_knobs(self, refused: dict[str, str]) -> None:
+        for knob, reason in refused.items():
+            logger.info("pacecar: %s is not tuned: %s", knob, reason)
+        spaces = self._agreement.spaces
+        if not spaces:
+            reasons = "; ".join(f"{knob}: {reason}" for knob, reason in refused.items())
+            self._say("off", f"nothing to tune: {reasons or 'no knobs'}")
+            self._agreement.freeze("nothing to tune")
+        elif self._policy is not None and self._mode == "exact":
+            everything = (1 << len(spaces)) - 1
+            self._rehearsals = [everything]
+            self._rehearse()
+        elif self._policy is not None:
+            self._begin(self._policy)
+
+    def _rehearse(self) -> None:
+        """Ask all ranks to apply what is in force: all knobs in one go, after a failure each by itself.
+
+        A rehearsal's `decision` is the set of knobs to rehearse, one bit each in the order of the spaces.
+        """
+        if self._policy is None:
+            return
+        if not self._rehearsals:
+            self._begin(self._policy)
+            return
+        self._rehearsal_since = self._boundary
+        self._agreement.propose(self._rehearsals[0], self._values(), rehearsal=True)
+
+    def _begin(self, policy: Policy) -> None:
+        live = self._live()
+        if not live:
+            self._agreement.freeze("every knob failed when its present value was applied")
+            return
+        policy.begin(self._facts(), live, mode=self._mode)
+        self._is_begun = True
+
+    def _think(self) -> None:
+        policy = self._policy
+        if policy is None:
+            return
+        if not self._is_begun:
+            if self._rehearsals and self._boundary - self._rehearsal_since > REHEARSAL_BOUNDARIES_MAX:
+                self._agreement.freeze(f"the ranks did not agree within {REHEARSAL_BOUNDARIES_MAX} steps")
+            return
+        if not self._observations:
+            return
+        observations, self._observations = self._observations, []
+        turn, records = policy.advance(observations)
+        self._emit_all(records)
+        if turn is not None and self._mode == "exact":
+            self._wish(turn)
+
+    def _wish(self, turn: Turn) -> None:
+        present = self._values()
+        values = tuple(
+            present[i] if space.knob in self._barred else turn.values.get(space.knob, present[i])
+            for i, space in enumerate(self._agreement.spaces)
+        )
+        if values == present:
+            self._agreement.withdraw()
+        else:
+            self._agreement.propose(turn.decision, values)
+
+    def _finish_policy(self) -> None:
+        policy, self._policy = self._policy, None
+        if policy is not None and self._is_begun:
+            self._guarded(lambda: self._emit_all(policy.finish()))
+
+    # --- switches, on all ranks ---------------------------------------------------------------------
+
+    def _values(self) -> tuple[int, ...]:
+        return tuple(self._actuators[space.knob].value() for space in self._agreement.spaces)
+
+    def _decide(self) -> None:
+        proposal = self._agreement.decide(self._can_apply)
+        if proposal is not None:
+            self._switch(proposal)
+
+    def _can_apply(self, proposal: Proposal) -> bool:
+        spaces, present = self._agreement.spaces, self._values()
+        if len(proposal.values) != len(spaces):
+            return False
+        if proposal.rehearsal:
+            return proposal.values == present
+        return all(
+            new == old or (new in space.domain and space.knob not in self._barred)
+            for space, old, new in zip(spaces, present, proposal.values, strict=True)
+        )
+
+    def _switch(self, proposal: Proposal) -> None:
+        """Apply what all ranks voted for; if any rank fails, all ranks put fresh old values back.
+
+        From here to `settle` nothing may raise: the other ranks are already waiting for this one's answer.
+        """
+        plan = self._plan(proposal)
+        begin_ns = self._clock.monotonic_ns()
+        is_done = plan is not None and self._apply({knob: new for knob, (_, new) in plan.items()})
+        duration_ns = self._clock.monotonic_ns() - begin_ns
+
+        def undo() -> bool:
+            return plan is not None and self._apply({knob: old for knob, (old, _) in plan.items()})
+
+        is_done = self._agreement.settle(proposal, is_done=is_done, undo=undo)
+        turned = sorted(plan or ())
+        if not is_done and (len(turned) == 1 or not proposal.rehearsal):
+            self._barred.update(turned)
+            logger.warning("pacecar: %s could not be turned on all ranks and stays as it is", ", ".join(turned))
+        if proposal.rehearsal:
+            self._rehearsed(proposal, is_done=is_done)
+        elif is_done:
+            self._switched(proposal, duration_ns)
+
+    def _plan(self, proposal: Proposal) -> dict[str, tuple[int, int]] | None:
+        """Return knob -> (old, new) for what `proposal` turns; None if this rank cannot even say that."""
+        try:
+            changes = zip(self._agreement.spaces, self._values(), proposal.values, strict=True)
+            return {
+                space.knob: (old, new)
+                for i, (space, old, new) in enumerate(changes)
+                if (proposal.decision >> i & 1 if proposal.rehearsal else new != old)
+            }
+        except Exception:
+            logger.exception("pacecar: a switch could not be planned on rank %d", self._hello.rank)
+            return None
+
+    def _apply(self, values: dict[str, int]) -> bool:
+        try:
+            for knob, value in values.items():
+                self._actuators[knob].apply(value)
+        except Exception:  # the ranks must hear of it, whatever it was
+            logger.exception("pacecar: %s could not be applied on rank %d", values, self._hello.rank)
+            return False
+        return True
+
+    def _rehearsed(self, proposal: Proposal, *, is_done: bool) -> None:
+        if self._policy is None:
+            return
+        del self._rehearsals[0]
+        single = [1 << i for i in range(len(self._agreement.spaces)) if proposal.decision >> i & 1]
+        if not is_done and len(single) > 1:
+            self._rehearsals = single
+        self._rehearse()
+
+    def _switched(self, proposal: Proposal, duration_ns: int) -> None:
+        self._publish_knobs(self._knobs.epoch + 1)
+        self._emit(
+            KnobSwitch(
+                job=self._hello.job,
+                rank=self._hello.rank,
+                decision=proposal.decision,
+                epoch=self._knobs.epoch,
+                step=self._step,
+                knobs=self._knobs,
+                duration_ns=duration_ns,
+            )
+        )
+        self._request_window()
+
+    # --- what people hear -----------------------------------------------------------------------------
+
+    def _emit_all(self, records: Sequence[JobRecord]) -> None:
+        for record in records:
+            if isinstance(record, TunerStatus):
+                self._status = record
+            self._emit(record)
+
+    def _say(self, state: State, detail: str, *, level: int = logging.DEBUG) -> None:
+        """Record and log a change of state that is not the policy's; every rank says its own."""
+        last = self._status
+        self._status = TunerStatus(
+            job=self._hello.job,
+            rank=self._hello.rank,
+            state=state,
+            detail=detail,
+            step=self._step,
+            wall_ns=self._clock.wall_ns(),
+            exploration_ns=last.exploration_ns if last is not None else 0,
+            trials=last.trials if last is not None else 0,
+        )
+        logger.log(level, "pacecar: tuner %s: %s", state, detail)
+        try:
+            self._emit(self._status)
+        except Exception:
+            logger.exception("pacecar: a status could not be emitted")
+
+
+def _observe(record: StepRecord, pace: JobPace, live: Sequence[KnobSpace]) -> Observation:
+    values = record.knobs.values
+    return Observation(
+        step=record.step,
+        wall_ns=record.ended_wall_ns,
+        values={space.knob: int(values[space.knob]) for space in live},
+        pace_ns=pace.pace_ns,
+        profiled=pace.profiled,
+        ledger=record.ledger,
+        exact=record.source == "exact",
+        forward_ns=record.forward_ns,
+        backward_ns=record.backward_ns,
+        optimizer_ns=record.optimizer_ns,
+        data_wait_ns=record.data_wait_ns,
+        micro_batches=record.micro_batches,
+    )
