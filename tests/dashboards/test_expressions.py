@@ -11,9 +11,9 @@ import pytest
 
 from pacecar.catalog import CATALOG, Kind
 from pacecar.records import LEDGER_HEADINGS
+from tests.dashboards.promql import check, filled_in
 from tests.tools import find_tool
 
-VARIABLES = {"$__rate_interval": "1m", "$__range": "5m", "$job": "train", "$rank": ".+", "$node": "node1:9850"}
 VALUES = {
     "job": ["train"], "rank": ["0", "1"], "heading": list(LEDGER_HEADINGS), "mode": ["idle", "user"],
     "outcome": ["ok", "failed"], "clock": ["sm", "memory"], "knob": ["bucket_bytes", "micro_batch"],
@@ -23,15 +23,8 @@ VALUES = {
 
 
 @pytest.fixture
-def promtool() -> str:
-    return str(find_tool("promtool"))
-
-
-def filled_in(expression: str) -> str:
-    for variable, value in VARIABLES.items():
-        expression = expression.replace(variable, value)
-    assert "$" not in expression.replace('"$', ""), f"a variable without a value in {expression}"
-    return expression
+def promtool() -> Path:
+    return find_tool("promtool")
 
 
 def series() -> list[dict[str, str]]:
@@ -52,18 +45,6 @@ def series() -> list[dict[str, str]]:
     return made
 
 
-def check(promtool: str, folder: Path, *questions: dict[str, object]) -> None:
-    test = {
-        "rule_files": [],
-        "evaluation_interval": "15s",
-        "tests": [{"interval": "15s", "input_series": series(), "promql_expr_test": list(questions)}],
-    }
-    file = folder / "test.yml"
-    file.write_text(json.dumps(test), encoding="utf-8")
-    ran = subprocess.run([promtool, "test", "rules", str(file)], capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
-
-
 def test_promtool_parses_every_expression(promtool, expressions, tmp_path):
     rules = [
         {"record": f"panel:{index}:expr", "expr": filled_in(expression), "labels": {"where": where}}
@@ -82,13 +63,13 @@ def test_no_expression_is_empty_when_every_metric_is_there(promtool, expressions
         {"expr": f"absent({filled_in(expression)})", "eval_time": "5m", "exp_samples": []}
         for expression in expressions.values()
     ]
-    check(promtool, tmp_path, *questions)
+    check(promtool, tmp_path, *questions, series=series())
 
 
 def test_an_empty_expression_would_be_noticed(promtool, tmp_path):
     question = {"expr": 'absent(pacecar_job_steps_total{job="other"})', "eval_time": "5m", "exp_samples": []}
     with pytest.raises(AssertionError, match="got:"):
-        check(promtool, tmp_path, question)
+        check(promtool, tmp_path, question, series=series())
 
 
 def test_ledger_shares_sum_to_one_and_overlap_is_what_was_put_in(promtool, panels, tmp_path):
@@ -104,4 +85,23 @@ def test_ledger_shares_sum_to_one_and_overlap_is_what_was_put_in(promtool, panel
         {"expr": f"round(1000000 * ({total}))", "eval_time": "5m", "exp_samples": whole},
         {"expr": f"round(1000000 * sum by (rank) ({by_rank}))", "eval_time": "5m", "exp_samples": ranks},
         {"expr": by_title["Overlap ratio"][0], "eval_time": "5m", "exp_samples": halves},
+        series=series(),
+    )
+
+
+def test_the_first_decision_of_a_job_is_marked_and_the_mark_goes(promtool, expressions, tmp_path):
+    """A counter that is born at 1 never increases: without more care the first decision would have no mark."""
+    mark = filled_in(expressions["annotation Decisions"])
+    born = {
+        "series": 'pacecar_tuner_decisions_total{job="train", knob="micro_batch", kind="trial"}',
+        "values": "_x8 1x40",  # appears at 2m
+    }
+    seen = [{"labels": born["series"], "value": 1}]
+    check(
+        promtool,
+        tmp_path,
+        {"expr": mark, "eval_time": "1m45s", "exp_samples": []},
+        {"expr": mark, "eval_time": "2m", "exp_samples": seen},
+        {"expr": mark, "eval_time": "3m30s", "exp_samples": []},
+        series=[born],
     )
