@@ -25,9 +25,7 @@ def drive(clock, work_ns, jitter_ratio=0.0, ticks=10, chance=None):
         clock.advance(round(seconds * PERIOD))
         return len(out) >= ticks
 
-    for beat in beats(
-        clock, wait, period_ns=PERIOD, jitter_ratio=jitter_ratio, chance=chance or random.Random(1)
-    ):
+    for beat in beats(clock, wait, period_ns=PERIOD, jitter_ratio=jitter_ratio, chance=chance or random.Random(1)):
         out.append(beat)
         clock.advance(work_ns(beat.number))
     return out

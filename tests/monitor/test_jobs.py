@@ -1,0 +1,191 @@
+"""What the board keeps of jobs: the last word of each rank, bounded, and forgotten in time."""
+
+import pytest
+
+from pacecar.monitor.board import Board
+from pacecar.monitor.jobs import RECENT_MAX, TALLIES_MAX
+from pacecar.monitor.series import job_samples
+from pacecar.records import Decision, Goodbye, Knobs, KnobSwitch, TunerStatus, Verdict
+from pacecar.wire import FrameError, Refusal
+
+SECOND = 1_000_000_000
+
+
+@pytest.fixture
+def board(clock):
+    return Board(clock, jobs_max=2, ranks_max=3, job_forget_seconds=60)
+
+
+def series(board):
+    return {(s.metric.removeprefix("pacecar_"), *s.labels): s.value for s in job_samples(board.jobs())}
+
+
+def decision(number, knob="bucket_bytes", gain=0.1):
+    return Decision(
+        job="run-7", decision=number, kind="trial", knob=knob, from_value=1, to_value=2, step=5, wall_ns=6, reason="r",
+        expected_gain_ratio=gain,
+    )  # fmt: skip
+
+
+def verdict(number, outcome="kept", gain=0.08):
+    return Verdict(
+        job="run-7", decision=number, knob="bucket_bytes", outcome=outcome, step=9, wall_ns=7,
+        measured_gain_ratio=gain, gain_low=0.05, gain_high=0.11, evidence=30.0, trial_steps=16, exploration_ns=-3,
+        reason="r",
+    )  # fmt: skip
+
+
+def test_series_of_a_rank_are_the_totals_of_its_last_record(board, make_hello, make_step):
+    hello = make_hello(device_uuid="GPU-1")
+    for record in (hello, make_step()):
+        board.take(record, hello=hello, uid=1, owner=1)
+    read = series(board)
+    rank = ("run-7", "0")
+    assert read[("rank_info", *rank, "0", "2", "node-a", "4242", "cpu", "GPU-1", "gloo", "torch 2.13.0")] == 1
+    expected = {
+        "job_steps_total": 42,
+        "job_samples_total": 1344,
+        "job_tokens_total": 21504,
+        "job_step": 41,
+        "job_step_duration_seconds": 9,
+        "job_step_wall_seconds_total": 3600,
+        "job_communication_seconds_total": 1711,
+        "job_overlapped_communication_seconds_total": 909,
+        "job_ledger_calibration_age_steps": 17,
+        "job_windows_total": 2,
+        "job_overhead_seconds_total": 630,
+        "job_records_dropped_total": 5,
+        "job_micro_batches": 3,
+        "knob_epoch": 6,
+        "knob_switches_total": 0,
+        "job_last_record_age_seconds": 0,
+    }
+    assert {name: read[(name, *rank)] for name in expected} == expected
+    assert read[("knob_value", *rank, "bucket_bytes")] == 1048576
+    assert ("knob_value", *rank, "compression") not in read
+    phases = {k[3]: v for k, v in read.items() if k[0] == "job_step_phase_duration_seconds"}
+    assert phases == {"data_wait": 11, "forward": 12, "backward": 13, "optimizer": 14}
+    ledger = {k[3]: v for k, v in read.items() if k[0] == "job_ledger_seconds_total"}
+    assert sum(ledger.values()) == 3600
+    assert ledger["host_bound"] == 305
+
+
+def test_what_the_hook_could_not_measure_is_absent_and_zero_is_not(board, make_hello, make_step):
+    hello = make_hello()
+    step = make_step(
+        total_samples=None, total_tokens=0, micro_batches=None, calibration_age_steps=None, forward_ns=None,
+        optimizer_ns=0, total_steps=0,
+    )  # fmt: skip
+    board.take(step, hello=hello, uid=1, owner=1)
+    read = series(board)
+    names = {key[0] for key in read}
+    assert names.isdisjoint({"job_samples_total", "job_micro_batches", "job_ledger_calibration_age_steps"})
+    assert read[("job_tokens_total", "run-7", "0")] == 0
+    assert read[("job_steps_total", "run-7", "0")] == 0
+    assert read[("job_step_phase_duration_seconds", "run-7", "0", "optimizer")] == 0
+    assert ("job_step_phase_duration_seconds", "run-7", "0", "forward") not in read
+
+
+def test_tuner_series(board, make_hello):
+    hello = make_hello()
+    status = TunerStatus(
+        job="run-7", rank=0, state="trial", detail="", step=1, wall_ns=1, exploration_ns=-250, trials=3
+    )
+    switch = KnobSwitch(
+        job="run-7", rank=0, decision=1, epoch=8, step=4, knobs=Knobs(8, {"bucket_bytes": 2**20}), duration_ns=55
+    )
+    for record in (
+        hello, status, decision(1), decision(2, gain=None), verdict(1), verdict(2, "rolled_back", -0.02), switch,
+    ):  # fmt: skip
+        board.take(record, hello=hello, uid=1, owner=1)
+    read = series(board)
+    states = {k[2]: v for k, v in read.items() if k[0] == "tuner_state"}
+    assert [state for state, value in states.items() if value] == ["trial"]
+    assert len(states) == 7
+    assert read[("tuner_exploration_seconds", "run-7")] == -250
+    assert read[("tuner_decisions_total", "run-7", "bucket_bytes", "trial")] == 2
+    assert read[("tuner_verdicts_total", "run-7", "bucket_bytes", "kept")] == 1
+    assert read[("tuner_verdicts_total", "run-7", "bucket_bytes", "rolled_back")] == 1
+    assert read[("tuner_expected_gain_ratio", "run-7", "bucket_bytes")] == 0.1
+    assert read[("tuner_measured_gain_ratio", "run-7", "bucket_bytes")] == -0.02
+    assert read[("knob_switches_total", "run-7", "0")] == 1
+    assert read[("knob_epoch", "run-7", "0")] == 8
+    assert read[("knob_switch_duration_seconds", "run-7", "0")] == 55
+
+
+def test_a_silent_job_is_forgotten_with_its_series_and_comes_back_with_its_next_record(
+    board, clock, make_hello, make_step
+):
+    hello = make_hello()
+    board.take(hello, hello=hello, uid=1, owner=1)
+    clock.advance(59 * SECOND)
+    assert series(board)
+    board.take(make_step(), hello=hello, uid=1, owner=1)
+    clock.advance(59 * SECOND)
+    assert series(board)[("job_last_record_age_seconds", "run-7", "0")] == 59 * SECOND
+    clock.advance(SECOND)
+    assert series(board) == {}
+    board.take(make_step(), hello=hello, uid=1, owner=1)
+    assert ("job_steps_total", "run-7", "0") in series(board)
+
+
+def refusal_of(board, record, hello, uid=1, owner=9):
+    with pytest.raises(FrameError) as caught:
+        board.take(record, hello=hello, uid=uid, owner=owner)
+    return caught.value.refusal
+
+
+def test_jobs_and_ranks_are_bounded_and_a_finished_job_makes_room(board, make_hello):
+    for job in ("a", "b"):
+        hello = make_hello(job=job)
+        board.take(hello, hello=hello, uid=1, owner=1)
+    late = make_hello(job="c")
+    assert refusal_of(board, late, late) is Refusal.LIMIT
+    board.take(Goodbye(job="a", rank=0, reason="done", wall_ns=1), hello=make_hello(job="a"), uid=1, owner=1)
+    board.take(late, hello=late, uid=1, owner=2)
+    assert [job.job for job in board.jobs()] == ["b", "c"]
+    second = make_hello(job="c", rank=1)
+    board.take(second, hello=second, uid=1, owner=3)
+    third = make_hello(job="b", rank=1)
+    assert refusal_of(board, third, third) is Refusal.LIMIT
+
+
+def test_another_users_job_is_not_to_be_spoken_for(board, make_hello, make_step):
+    hello = make_hello()
+    board.take(hello, hello=hello, uid=1000, owner=1)
+    assert refusal_of(board, make_hello(rank=1), make_hello(rank=1), uid=1001) is Refusal.IDENTITY
+    assert refusal_of(board, make_step(), hello, uid=1001) is Refusal.IDENTITY
+
+
+def test_the_newer_connection_speaks_for_a_rank_and_the_older_ones_end_does_not_disconnect_it(
+    board, make_hello, make_step
+):
+    hello = make_hello()
+    board.take(hello, hello=hello, uid=1, owner=1)
+    board.take(hello, hello=hello, uid=1, owner=2)
+    assert refusal_of(board, make_step(), hello, owner=1) is Refusal.IDENTITY
+    assert not board.leave(hello, 1)
+    assert board.jobs()[0].ranks[0].connected
+    assert board.leave(hello, 2)
+    assert not board.jobs()[0].ranks[0].connected
+
+
+def test_a_reconnect_keeps_what_the_rank_said_and_a_new_attach_does_not(board, make_hello, make_step):
+    hello = make_hello()
+    for record in (hello, make_step(), hello):
+        board.take(record, hello=hello, uid=1, owner=1)
+    assert board.jobs()[0].ranks[0].step is not None
+    again = make_hello(started_wall_ns=1)
+    board.take(again, hello=again, uid=1, owner=2)
+    assert board.jobs()[0].ranks[0].step is None
+
+
+def test_decisions_and_their_kinds_are_bounded(board, make_hello):
+    hello = make_hello()
+    for number in range(TALLIES_MAX + 50):
+        board.take(decision(number, knob=f"knob-{number}"), hello=hello, uid=1, owner=1)
+    (job,) = board.jobs()
+    assert len(job.decisions) == RECENT_MAX
+    assert job.decisions[-1].decision == TALLIES_MAX + 49
+    assert len(job.decision_tallies) == TALLIES_MAX
+    assert len(job.expected_gain) == TALLIES_MAX
