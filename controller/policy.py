@@ -28,14 +28,11 @@ from pacecar.controller.model import Forecast, Model
 from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
 from pacecar.controller.purse import Purse
 from pacecar.controller.screen import Candidate, Screen
+from pacecar.controller.scribe import OpenTrial, Record, Scribe, State, outcome_of
 from pacecar.controller.trial import DROP_RATIO, SETTLE_STEPS, WAIT_STEPS_MAX, WINDOW_STEPS, Cause, Trial, TrialEnd
 from pacecar.controller.watch import NULL_PAIRS_MIN, Alarm, Pace, Watch
-from pacecar.records import Decision, TunerStatus, Verdict
 
 __all__ = ["PacecarPolicy"]
-
-Record = Decision | Verdict | TunerStatus
-State = Literal["off", "advising", "warming", "screening", "trial", "watching", "frozen"]
 
 PACE_NS_MAX = 24 * 3600 * 1_000_000_000
 """A step longer than a day is a broken timer."""
@@ -60,32 +57,13 @@ LATENCY_STEPS_PRIOR = 12
 """Steps from a wish to its effect before it was measured (control periods of 4: gather, propose, vote)."""
 
 
-class _OpenTrial:
-    """A trial and what the records about it need."""
-
-    def __init__(self, trial: Trial, decision: int, candidate: Candidate, old_value: int, balance_ns: float) -> None:
-        self.trial = trial
-        self.decision = decision
-        self.candidate = candidate
-        self.old_value = old_value
-        self.balance_ns = balance_ns
-
-    @property
-    def detail(self) -> str:
-        evidence = self.trial.evidence
-        gain = None if evidence is None else evidence.gain_ratio
-        return wording.progress(self.candidate.knob, self.old_value, self.candidate.value, self.trial.pairs, gain)
-
-
 class PacecarPolicy(Policy):
     """The default policy; see the module's docstring."""
 
     def __init__(self, config: TuneConfig) -> None:
         self._config = config
         self._state: State = "warming"
-        self._said: tuple[State, str] | None = None
-        self._records: list[Record] = []
-        self._job = ""
+        self._scribe = Scribe("")
         self._mode: Literal["advise", "exact"] = "exact"
         self._kept: dict[str, int] = {}
         self._asked: dict[str, int] = {}
@@ -96,10 +74,8 @@ class PacecarPolicy(Policy):
         self._pace = Pace()
         self._watch = Watch()
         self._purse = Purse(config.exploration_budget)
-        self._open: _OpenTrial | None = None
+        self._open: OpenTrial | None = None
         self._last: Observation | None = None
-        self._decision = 0
-        self._trials = 0
         self._mean_ns: float | None = None
         self._latency_steps: int | None = None
         self._steps = 0
@@ -123,7 +99,7 @@ class PacecarPolicy(Policy):
 
     def begin(self, facts: Facts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
         """Learn what can be turned; called once, before the first observation."""
-        self._job, self._mode = facts.job, mode
+        self._scribe, self._mode = Scribe(facts.job), mode
         self._kept = {space.knob: space.value for space in spaces}
         self._asked = dict(self._kept)
         self._spaces = [space for space in map(self._bounded, spaces) if space is not None]
@@ -137,15 +113,13 @@ class PacecarPolicy(Policy):
                 self._take(step)
             else:
                 self._in_force = {knob: step.values[knob] for knob in self._kept if knob in step.values}
-        records, self._records = self._records, []
-        return self._wish(), records
+        return self._wish(), self._scribe.take()
 
     def finish(self) -> list[Record]:
         """The job ends; return verdicts (outcome "abandoned") for whatever is still open."""
         if self._open is not None and self._last is not None:
             self._abandon("the job ended before it was decided", self._last)
-        records, self._records = self._records, []
-        return records
+        return self._scribe.take()
 
     # --- one step ---
 
@@ -203,7 +177,7 @@ class PacecarPolicy(Policy):
             self._in_force, self._since_switch = values, 0
         self._since_switch += 1
         self._purse.pass_step(step.pace_ns)
-        is_settling = self._since_switch <= SETTLE_STEPS and self._decision > 0
+        is_settling = self._since_switch <= SETTLE_STEPS and self._scribe.decisions > 0
         if (values != self._kept or is_settling) and self._mean_ns is not None and not step.profiled:
             self._purse.charge(step.pace_ns - self._mean_ns)
 
@@ -253,9 +227,6 @@ class PacecarPolicy(Policy):
         self._watch_on(f"the exploration budget is spent {until}; {len(found)} settings untried", step)
 
     def _begin_trial(self, candidate: Candidate, step: Observation) -> None:
-        self._decision += 1
-        self._trials += 1
-        old_value = self._kept[candidate.knob]
         trial = Trial(
             incumbent=self._kept,
             candidate={**self._kept, candidate.knob: candidate.value},
@@ -267,21 +238,22 @@ class PacecarPolicy(Policy):
             latency_steps=self._latency_steps,
             slow_ratio=self._pace.slow_ratio(DROP_RATIO),
         )
-        self._open = _OpenTrial(trial, self._decision, candidate, old_value, self._purse.balance_ns)
-        self._records.append(self._make_decision("trial", candidate, step))
+        old_value = self._kept[candidate.knob]
+        decision = self._scribe.decide("trial", candidate, old_value, step)
+        self._open = OpenTrial(trial, decision, candidate, old_value, self._purse.balance_ns)
         self._say("trial", self._open.detail, step)
 
-    def _follow(self, opened: _OpenTrial, step: Observation) -> None:
+    def _follow(self, opened: OpenTrial, step: Observation) -> None:
         end = opened.trial.observe(step)
         if end is not None:
             self._close(opened, end, step)
         else:
             self._say("trial", opened.detail, step)
 
-    def _close(self, opened: _OpenTrial, end: TrialEnd, step: Observation) -> None:
+    def _close(self, opened: OpenTrial, end: TrialEnd, step: Observation) -> None:
         """Draw the consequences of a trial's end."""
         candidate, knob = opened.candidate, opened.candidate.knob
-        outcome = _outcome(end.cause)
+        outcome = outcome_of(end.cause)
         alarm: Alarm | None = None
         for level in opened.trial.levels_seen:
             alarm = alarm or self._watch.observe(level, self._pace.window_noise)
@@ -310,13 +282,12 @@ class PacecarPolicy(Policy):
             self._screen.level(knob, candidate.value)
         else:
             self._screen.lost(knob, candidate.value)
-        verdict = self._make_verdict(opened, end, outcome, step)
-        self._records.append(verdict)
+        reason = self._scribe.conclude(opened, end, self._purse.balance_ns, step)
         self._open = None
         if self._never_came >= NEVER_CAME_MAX:
             self._freeze(f"{NEVER_CAME_MAX} switches on end did not come: the ranks do not agree", step)
             return
-        self._say("screening", f"{outcome.replace('_', ' ')}: {verdict.reason}", step)
+        self._say("screening", f"{outcome.replace('_', ' ')}: {reason}", step)
         if alarm is not None:
             self._pace.restart()
             self._reopen(alarm, step)
@@ -360,10 +331,9 @@ class PacecarPolicy(Policy):
             forecast = best.forecast
             advised.append(f"{space.knob} {wording.setting(space.knob, best.value)}")
             key = (best.value, forecast is not None)
-            if self._advice.get(space.knob) != key and self._decision < ADVICE_MAX:
+            if self._advice.get(space.knob) != key and self._scribe.decisions < ADVICE_MAX:
                 self._advice[space.knob] = key
-                self._decision += 1
-                self._records.append(self._make_decision("advise", best, step))
+                self._scribe.decide("advise", best, self._kept[space.knob], step)
         said = "would try " + ", ".join(advised) if advised else "; ".join(left_out) or "nothing better is expected"
         self._say("advising", said, step)
 
@@ -396,8 +366,8 @@ class PacecarPolicy(Policy):
         assert opened is not None
         self._open = None
         evidence = opened.trial.evidence
-        end = TrialEnd(Cause.ENDLESS, evidence, None if evidence is None else evidence.gain_ratio, reason)
-        self._records.append(self._make_verdict(opened, end, "abandoned", step))
+        end = TrialEnd(Cause.CUT_SHORT, evidence, None if evidence is None else evidence.gain_ratio, reason)
+        self._scribe.conclude(opened, end, self._purse.balance_ns, step)
 
     def _wish(self) -> Turn | None:
         """Return what should be in force, while it is not seen to be or something else was asked for last."""
@@ -407,7 +377,7 @@ class PacecarPolicy(Policy):
         if wanted == self._in_force and wanted == self._asked:
             return None
         self._asked = dict(wanted)
-        return Turn(decision=self._decision, values=dict(wanted))
+        return Turn(decision=self._scribe.decisions, values=dict(wanted))
 
     def _bounded(self, space: KnobSpace) -> KnobSpace | None:
         """Return the space within the user's bounds, the present value always in; None if nothing can be turned."""
@@ -421,63 +391,9 @@ class PacecarPolicy(Policy):
     def _name(self, values: dict[str, int]) -> str:
         return ", ".join(f"{knob} {wording.setting(knob, value)}" for knob, value in values.items())
 
-    def _make_decision(self, kind: Literal["trial", "advise"], candidate: Candidate, step: Observation) -> Decision:
-        old_value, forecast = self._kept[candidate.knob], candidate.forecast
-        return Decision(
-            job=self._job,
-            decision=self._decision,
-            kind=kind,
-            knob=candidate.knob,
-            from_value=old_value,
-            to_value=candidate.value,
-            step=step.step,
-            wall_ns=step.wall_ns,
-            reason=wording.trial_reason(candidate.knob, old_value, candidate.value, forecast),
-            expected_gain_ratio=None if forecast is None else forecast.gain_ratio,
-        )
-
-    def _make_verdict(
-        self,
-        opened: _OpenTrial,
-        end: TrialEnd,
-        outcome: Literal["kept", "rolled_back", "barred", "abandoned"],
-        step: Observation,
-    ) -> Verdict:
-        candidate, evidence = opened.candidate, end.evidence
-        return Verdict(
-            job=self._job,
-            decision=opened.decision,
-            knob=candidate.knob,
-            outcome=outcome,
-            step=step.step,
-            wall_ns=step.wall_ns,
-            measured_gain_ratio=end.gain_ratio,
-            gain_low=None if evidence is None else evidence.gain_low,
-            gain_high=None if evidence is None else evidence.gain_high,
-            evidence=None if evidence is None else evidence.e_value,
-            trial_steps=opened.trial.steps,
-            exploration_ns=round(self._purse.balance_ns - opened.balance_ns),
-            reason=wording.verdict_reason(candidate.knob, opened.old_value, candidate.value, end, candidate.forecast),
-        )
-
     def _say(self, state: State, detail: str, step: Observation) -> None:
-        """Emit a status when state or detail changed."""
         self._state = state
-        if self._said == (state, detail):
-            return
-        self._said = (state, detail)
-        self._records.append(
-            TunerStatus(
-                job=self._job,
-                rank=0,
-                state=state,
-                detail=detail,
-                step=step.step,
-                wall_ns=step.wall_ns,
-                exploration_ns=round(self._purse.spent_ns),
-                trials=self._trials,
-            )
-        )
+        self._scribe.say(state, detail, self._purse.spent_ns, step)
 
 
 def _known_gain(forecast: Forecast | None) -> float | None:
@@ -487,11 +403,3 @@ def _known_gain(forecast: Forecast | None) -> float | None:
 def _rounded(step: int) -> int:
     """Round up to 50 steps, so that the sentence does not change with every window."""
     return -(-step // 50) * 50
-
-
-def _outcome(cause: Cause) -> Literal["kept", "rolled_back", "barred", "abandoned"]:
-    if cause is Cause.ACCEPTED:
-        return "kept"
-    if cause is Cause.TAKEN_BACK:
-        return "barred"
-    return "abandoned" if cause in (Cause.NEVER_CAME, Cause.ENDLESS) else "rolled_back"

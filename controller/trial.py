@@ -48,7 +48,7 @@ DROP_RATIO = 1.2
 """A candidate whose first `DROP_STEPS` judged steps are all slower than this times the present median goes at once."""
 
 DROP_STEPS = 2
-"""Twice as many where the present setting has such steps too (`SPIKES_RATIO`): two spikes on end would drop the best."""
+"""Twice as many where the present setting has such steps too (`SPIKES_RATIO`): two spikes on end prove nothing."""
 
 SPIKES_RATIO = 0.03
 
@@ -78,6 +78,7 @@ class Cause(StrEnum):
     TAKEN_BACK = "taken back"
     NEVER_CAME = "never came"
     ENDLESS = "endless"
+    CUT_SHORT = "cut short"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +90,14 @@ class TrialEnd:
     gain_ratio: float | None
     detail: str
 
-    @property
-    def is_loss(self) -> bool:
-        """True when the candidate was seen to be slower, not just no better."""
-        return self.cause in (Cause.DROPPED, Cause.WORSE, Cause.TAKEN_BACK)
-
 
 class Trial:
     """One candidate against the setting in force.
 
     Feed it every step from the request on; `wanted` is what should be in force, and changes as steps are observed.
-    `opening` holds log paces of the last settled steps under `incumbent`, `nulls` differences between such windows, `slow_ratio` the share of its
-    steps that are `DROP_RATIO` slower than typical;
-    `nulls_seen` are further ones, for the trials to come (here they would not be independent of the pairs), and
+    `opening` holds log paces of the last settled steps under `incumbent`, `nulls` differences between such windows,
+    `slow_ratio` the share of such steps that are `DROP_RATIO` slower than typical.  Given back for later:
+    `nulls_seen` are further differences, for the trials to come (here they would not be independent of the pairs), and
     `levels_seen` the windows under `incumbent`, for the watch.
     """
 

@@ -57,7 +57,7 @@ def progress(knob: str, old: int, new: int, pairs: int, gain: float | None) -> s
 
 def verdict_reason(knob: str, old: int, new: int, end: TrialEnd, forecast: Forecast | None) -> str:
     """Return what became of a candidate."""
-    if end.cause in (Cause.NEVER_CAME, Cause.ENDLESS, Cause.TAKEN_BACK):
+    if end.cause in (Cause.NEVER_CAME, Cause.ENDLESS, Cause.CUT_SHORT, Cause.TAKEN_BACK):
         return f"{change(knob, old, new)}: {end.detail}"
     measured = "" if end.gain_ratio is None else f" {saving(end.gain_ratio)}"
     bounds = ""
