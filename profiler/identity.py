@@ -3,8 +3,8 @@
 A rank number alone does not name a series: two jobs on a node both have a rank 0.  So every record carries a job id
 that all ranks of a job agree on without asking each other: what the user said (PACECAR_JOB), else what the launcher
 gave all of them (torchrun's run id, Slurm's job id), else the script's name and process id, which is right for the
-one-process job that is left.  Ranks come from torch.distributed when it is up, else from the launcher's environment, else the
-process is alone.
+one-process job that is left.  Ranks come from torch.distributed when it is up, else from the launcher's environment,
+else the process is alone.
 """
 
 from __future__ import annotations

@@ -118,14 +118,14 @@ class WindowProfiler:
             self._open = False
             torch._C._autograd._disable_profiler()
 
-    def _config(self) -> torch._C._autograd.ProfilerConfig:
+    def _config(self) -> torch._C._profiler.ProfilerConfig:
         experimental = (
             torch._C._profiler._ExperimentalConfig(trace_only=True)
             if self._is_trace_only
             else torch._C._profiler._ExperimentalConfig()
         )
         profile = torch_profiler.profile(use_cpu=True, use_kineto=True, experimental_config=experimental)
-        config: torch._C._autograd.ProfilerConfig = profile.config()  # type: ignore[no-untyped-call]
+        config: torch._C._profiler.ProfilerConfig = profile.config()  # type: ignore[no-untyped-call]
         return config
 
     def _patch(
