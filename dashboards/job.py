@@ -242,7 +242,7 @@ def _itself() -> Section:
         (8, 6, table("Collectors that do not read", "Collectors whose last outcome was failed or absent. Absent is "
             "healthy: there is nothing of that kind on the node.",
             [Query(select("pacecar_collector_outcome", {"outcome": "!=ok"}) + " == 1", "", instant=True)],
-            empty="Every collector reads its source", transformations=[columns(NODE, "collector", "outcome")])),
+            empty="Every collector reads its source", transformations=columns(NODE, "collector", "outcome"))),
         (8, 6, time_series("Failures of collectors", "Ticks in which a collector failed.",
             [Query(combine("sum", increase("pacecar_collector_failures_total"), "collector"), "{{collector}}")],
             unit="none", empty="No collector has failed")),
@@ -262,7 +262,7 @@ def _ranks() -> Section:
     return Section("Ranks", [
         (24, 8, table("Who is who", "One line a rank: where it runs and on what.",
             [Query(select("pacecar_rank_info"), "", instant=True)], empty=NO_JOB,
-            transformations=[columns(*shown)])),
+            transformations=columns(*shown))),
     ], collapsed=True)  # fmt: skip
 
 

@@ -123,5 +123,5 @@ def gpu_section() -> Section:
                 Query(rate("pacecar_gpu_pcie_transmit_bytes_total"), _where("GPU {{gpu}} sent")),
             ], unit="Bps", empty="No PCIe counters on this node")),
         (16, 7, table("GPUs", "Constant facts of each GPU.", [Query(select("pacecar_gpu_info"), "", instant=True)],
-            empty=NO_GPU, transformations=[columns(NODE, "gpu", "name", "uuid", "driver", "pci_bus_id")])),
+            empty=NO_GPU, transformations=columns(NODE, "gpu", "name", "uuid", "driver", "pci_bus_id"))),
     ])  # fmt: skip
