@@ -243,7 +243,9 @@ typedef void *dev; typedef unsigned long long u64;
 typedef struct { u64 total, free, used; } mem;
 typedef struct { unsigned gpu, memory; } util;
 typedef struct { char legacy[16]; unsigned domain, bus, device, id, sub; char bus_id[32]; } pci;
-typedef struct { uint32_t field, scope; int64_t stamp, latency; unsigned type, ret; union { u64 ull; double d; } v; } fv;
+typedef struct {
+  uint32_t field, scope; int64_t stamp, latency; unsigned type, ret; union { u64 ull; double d; } v;
+} fv;
 static int index_of(dev d) { return (int)(intptr_t)d - 1; }
 int nvmlInitWithFlags(unsigned f) { return 0; }
 int nvmlShutdown(void) { return 0; }
@@ -253,7 +255,8 @@ int nvmlDeviceGetCount_v2(unsigned *n) { *n = 2; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned i, dev *d) { *d = (dev)(intptr_t)(i + 1); return 0; }
 int nvmlDeviceGetUUID(dev d, char *s, unsigned n) { snprintf(s, n, "GPU-%d", index_of(d)); return 0; }
 int nvmlDeviceGetName(dev d, char *s, unsigned n) { snprintf(s, n, "Stand-in"); return 0; }
-int nvmlDeviceGetPciInfo_v3(dev d, pci *p) { memset(p, 0, sizeof *p); snprintf(p->bus_id, 32, "0000:0%d:00.0", index_of(d)); return 0; }
+int nvmlDeviceGetPciInfo_v3(dev d, pci *p) {
+  memset(p, 0, sizeof *p); snprintf(p->bus_id, 32, "0000:0%d:00.0", index_of(d)); return 0; }
 int nvmlDeviceGetUtilizationRates(dev d, util *u) { if (index_of(d)) return 15; u->gpu = 97; u->memory = 31; return 0; }
 int nvmlDeviceGetMemoryInfo(dev d, mem *m) { m->total = 1001; m->free = 402; m->used = 603; return 0; }
 int nvmlDeviceGetPowerUsage(dev d, unsigned *p) { *p = 650123; return 0; }

@@ -232,7 +232,7 @@ def test_a_live_socket_is_left_alone(tmp_path, kind):
         live.bind(str(path))
         if kind != socket.SOCK_DGRAM:
             live.listen()
-        with pytest.raises(MeetingError, match="is listening on .* already: stop it, or choose"):
+        with pytest.raises(MeetingError, match=r"is listening on .* already: stop it, or choose"):
             Meeting(path).open()
         assert stat.S_ISSOCK(path.lstat().st_mode)
 

@@ -1,0 +1,368 @@
+"""The daemon as its users meet it: scraped, asked, stopped, and started where it cannot start."""
+
+import errno
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
+
+from pacecar.catalog import CATALOG, Subject, Unit, by_name
+from pacecar.config import DaemonConfig
+from pacecar.monitor.collectors.cpu import CpuCollector
+from pacecar.monitor.collectors.reading import Files
+from pacecar.monitor.daemon import Daemon, DaemonError, default_collectors, sample_once
+from pacecar.monitor.exporter import outside
+from pacecar.monitor.web import REQUESTS_MAX
+from pacecar.records import Decision, Failed, Knobs, KnobSwitch, Ok, Sample, Snapshot, TunerStatus, Verdict
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+def until(claim, what):
+    limit = time.monotonic() + 10
+    while not claim():
+        assert time.monotonic() < limit, what
+        time.sleep(0.005)
+
+
+def get(port, path, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.headers["Content-Type"], answer.read().decode()
+    finally:
+        connection.close()
+
+
+def families(port):
+    """Scrape and return {name of the catalog: samples}."""
+    text = get(port, "/metrics")[2]
+    return {
+        family.name + ("_total" if family.type == "counter" else ""): family.samples
+        for family in parse_prometheus(text)
+    }
+
+
+@pytest.fixture
+def make_config(tmp_path):
+    def make(**changes):
+        given = {"port": 0, "socket": str(tmp_path / "s"), "period_seconds": 0.1, "jitter_ratio": 0.0}
+        return DaemonConfig(**(given | changes))
+
+    return make
+
+
+@pytest.fixture
+def start(make_config):
+    started = []
+
+    def run(collectors=None, **changes):
+        daemon = Daemon(make_config(**changes), collectors=collectors)
+        started.append(daemon)
+        daemon.start()
+        until(daemon.is_healthy, "the first tick")
+        return daemon
+
+    yield run
+    for daemon in started:
+        daemon.close()
+
+
+@pytest.fixture
+def job(hooks, make_hello, make_step):
+    """Let two ranks of a tuned job speak to a daemon, with every kind of record."""
+
+    def speak(daemon):
+        for rank in (0, 1):
+            hook = hooks(daemon.socket)
+            hook.say(make_hello(rank=rank, pid=os.getpid()), make_step(rank=rank))
+            hook.say(
+                KnobSwitch(job="run-7", rank=rank, decision=1, epoch=7, step=5, knobs=Knobs(7, {"k": 1}), duration_ns=3)
+            )
+        common = {"job": "run-7", "decision": 1, "knob": "k", "step": 5, "wall_ns": 1, "reason": 'a "quoted"\nreason'}
+        hook.say(
+            Decision(kind="trial", from_value=1, to_value=2, expected_gain_ratio=0.1, **common),
+            Verdict(
+                outcome="kept",
+                measured_gain_ratio=0.2,
+                gain_low=0.1,
+                gain_high=float("inf"),
+                evidence=2.0,
+                trial_steps=1,
+                exploration_ns=5,
+                **common,
+            ),
+            TunerStatus(
+                job="run-7", rank=1, state="watching", detail="", step=5, wall_ns=1, exploration_ns=5, trials=1
+            ),
+        )
+        until(lambda: "pacecar_tuner_state" in families(daemon.port), "the job's last record")
+
+    return speak
+
+
+def test_both_formats_parse_and_say_the_same(start, job):
+    daemon = start(period_seconds=60.0)  # one tick, so that both scrapes see the same one
+    job(daemon)
+    status, kind, text = get(daemon.port, "/metrics")
+    assert (status, kind.partition(";")[0]) == (200, "text/plain")
+    status, kind, open_text = get(daemon.port, "/metrics", Accept=OPENMETRICS)
+    assert (status, kind.partition(";")[0]) == (200, "application/openmetrics-text")
+    plain = {sample.name for family in parse_prometheus(text) for sample in family.samples}
+    opened = {sample.name for family in parse_openmetrics(open_text) for sample in family.samples}
+    assert plain == opened
+
+
+def test_served_and_catalogued_are_the_same(start, job):
+    """Every family is in the catalog with its labels, and every entry that this machine can have is served."""
+    daemon = start()
+    job(daemon)
+    served = families(daemon.port)
+    for name, samples in served.items():
+        entry = by_name(name)
+        assert {tuple(sorted(s.labels)) for s in samples} == {tuple(sorted(entry.labels))}, name
+    due = {entry.name for entry in CATALOG if entry.subject in (Subject.JOB, Subject.TUNER, Subject.DAEMON)}
+    assert due <= served.keys()
+    host = {entry.name for entry in CATALOG if entry.subject is Subject.HOST}
+    depends = re.compile("pressure|disk|swap|link|filesystem|available")  # on the kernel and the hardware
+    always = {name for name in host if not depends.search(name)}
+    until(lambda: always <= families(daemon.port).keys(), f"{always} are served")  # utilization from the second tick
+
+
+def test_values_come_out_in_base_units(start, job):
+    daemon = start()
+    job(daemon)
+    served = families(daemon.port)
+    steps = {s.labels["rank"]: s.value for s in served["pacecar_job_steps_total"]}
+    assert steps == {"0": 42.0, "1": 42.0}
+    (first, _) = served["pacecar_job_step_wall_seconds_total"]
+    assert first.value == 3.6e-6
+    assert outside(next(e for e in CATALOG if e.unit is Unit.NANOSECONDS), 300_000_000) == 0.3
+    assert outside(by_name("pacecar_gpu_clock_hertz"), 1980) == 1.98e9
+    assert outside(by_name("pacecar_gpu_power_watts"), 650_123) == 650.123
+
+
+def test_promtool_has_no_complaint(start, job):
+    promtool = shutil.which("promtool") or next(map(str, Path(__file__).parents[2].glob(".tools/**/promtool")), None)
+    if promtool is None:
+        pytest.skip("promtool is not on PATH nor under .tools")
+    daemon = start()
+    job(daemon)
+    text = get(daemon.port, "/metrics")[2]
+    done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_other_pages(start, job):
+    daemon = start()
+    job(daemon)
+    assert "/metrics" in get(daemon.port, "/")[2]
+    assert get(daemon.port, "/-/healthy")[::2] == (200, "ok\n")
+    assert get(daemon.port, "/nowhere")[0] == 404
+    status, kind, text = get(daemon.port, "/api/snapshot")
+    node = json.loads(text)
+    assert (status, kind) == (200, "application/json")
+    assert [rank["step"]["total_steps"] for rank in node["jobs"][0]["ranks"]] == [42, 42]
+    assert node["jobs"][0]["verdicts"][0]["outcome"] == "kept"
+    assert node["jobs"][0]["decisions"][0]["reason"] == 'a "quoted"\nreason'
+    assert isinstance(msgspec.convert(node["snapshot"], Snapshot), Snapshot)
+
+
+def test_series_of_a_forgotten_job_vanish(start, job):
+    daemon = start(job_forget_seconds=1.0)
+    job(daemon)
+    until(lambda: "pacecar_job_steps_total" not in families(daemon.port), "the job is forgotten")
+    assert "pacecar_rank_info" not in families(daemon.port)
+
+
+class Hanging:
+    name = "hanging"
+
+    def __init__(self):
+        self.release = threading.Event()
+        self.hang = False
+
+    def collect(self):
+        if self.hang:
+            self.release.wait(60)
+        return Ok((Sample("pacecar_host_cpus_online", (), 3),))
+
+    def close(self):
+        """Hold nothing."""
+
+
+def test_a_hanging_collector_stops_neither_the_scrape_nor_the_others_nor_the_end(start, steady):
+    hanging, other = Hanging(), steady("gpu")
+    daemon = start([hanging, other])
+    assert daemon.is_healthy()
+    hanging.hang = True
+
+    def outcome():
+        served = families(daemon.port)["pacecar_collector_outcome"]
+        return {(s.labels["collector"], s.labels["outcome"]) for s in served if s.value == 1}
+
+    until(lambda: outcome() == {("hanging", "failed"), ("gpu", "ok")}, "the hanging one is failed, the other is ok")
+    calls = other.calls
+    until(lambda: other.calls >= calls + 3, "the other one ticks on")
+    begun = time.monotonic()
+    daemon.close()
+    assert time.monotonic() - begun < 5
+    hanging.release.set()
+
+
+def test_a_scrape_reads_nothing(start, machine):
+    """Between two ticks the same numbers are served however often one asks."""
+    reads = []
+
+    class Counting(Files):
+        def read(self, path):
+            reads.append(path)
+            return super().read(path)
+
+    daemon = start([CpuCollector(Counting(machine / "proc", machine / "sys"))], period_seconds=60.0)
+    before = len(reads)
+    for _ in range(5):
+        assert families(daemon.port)["pacecar_host_cpus_online"][0].value == 3
+    assert len(reads) == before
+
+
+def test_slow_clients_are_bounded_and_do_not_shut_out_the_scraper_for_ever(start, steady):
+    daemon = start([steady()])
+    idle = [socket.create_connection(("127.0.0.1", daemon.port)) for _ in range(REQUESTS_MAX + 4)]
+    workers = [t for t in threading.enumerate() if "process_request_thread" in t.name]
+    assert len(workers) <= REQUESTS_MAX
+    for connection in idle:
+        connection.close()
+
+    def answers():
+        try:
+            return get(daemon.port, "/-/healthy")[0] == 200
+        except (http.client.HTTPException, OSError):
+            return False
+
+    until(answers, "the next one is answered again")
+
+
+def test_a_port_in_use_is_named_and_nothing_is_left_behind(make_config, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(DaemonError, match=rf"cannot listen on 127.0.0.1:{port}: .*in use.*--port"):
+            Daemon(make_config(port=port)).start()
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_host_that_is_not_ours_is_named(make_config):
+    with pytest.raises(DaemonError, match=r"cannot listen on 192\.0\.2\.1:0: .*--host"):
+        Daemon(make_config(host="192.0.2.1")).start()
+
+
+def test_a_socket_in_use_is_named_and_the_port_given_back(make_config, start):
+    first = start()
+    second = Daemon(make_config())
+    with pytest.raises(DaemonError, match=r"a daemon is listening on .* already: stop it, or choose another path"):
+        second.start()
+    assert get(first.port, "/-/healthy")[0] == 200
+
+
+def test_closing_frees_port_socket_and_threads(make_config, tmp_path):
+    before = set(threading.enumerate())
+    daemon = Daemon(make_config())
+    daemon.start()
+    port = daemon.port
+    daemon.close()
+    assert not (tmp_path / "s").exists()
+    assert set(threading.enumerate()) == before
+    with socket.socket() as again:
+        assert again.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
+    daemon.close()  # twice is once
+
+
+def test_an_unknown_collector_in_disable_is_an_error(make_config):
+    with pytest.raises(DaemonError, match="no collector gpus; there are cpu, memory, disk, network, gpu, daemon"):
+        Daemon(make_config(disable=("gpus",)))
+
+
+def test_disabled_collectors_do_not_run(make_config):
+    names = [c.name for c in default_collectors(make_config(disable=("gpu", "disk")), None)]
+    assert names == ["cpu", "memory", "network", "daemon"]
+
+
+def test_sample_once_has_rates(make_config):
+    snapshot = sample_once(make_config())
+    names = {sample.metric for sample in snapshot.samples()}
+    assert "pacecar_host_cpu_utilization_ratio" in names
+    assert not [outcome for outcome in snapshot.outcomes.values() if isinstance(outcome, Failed)]
+
+
+RUN = """
+import sys
+from pacecar.config import DaemonConfig
+from pacecar.monitor.daemon import run
+sys.exit(run(DaemonConfig(port=0, socket=sys.argv[1], period_seconds=0.2)))
+"""
+
+
+def launch(path):
+    return subprocess.Popen([sys.executable, "-c", RUN, str(path)], stderr=subprocess.PIPE, text=True)
+
+
+def served_port(process):
+    for line in process.stderr:
+        if found := re.search(r"http://127\.0\.0\.1:(\d+)/metrics", line):
+            return int(found[1])
+    raise AssertionError("the daemon did not say where it serves")
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly(tmp_path, number):
+    with launch(tmp_path / "s") as process:
+        port = served_port(process)
+        until(lambda: get(port, "/-/healthy")[0] == 200, "it ticks")
+        begun = time.monotonic()
+        process.send_signal(number)
+        rest = process.stderr.read()
+        assert process.wait(10) == 0
+        assert time.monotonic() - begun < 5  # it takes 0.3 s; the bound is for a busy machine
+    assert not (tmp_path / "s").exists()
+    assert "Traceback" not in rest
+    assert rest.count("collector gpu: absent") <= 1
+
+
+@pytest.mark.distributed
+def test_after_kill_9_the_next_daemon_takes_over_the_stale_socket(tmp_path, hooks, make_hello, make_step):
+    path = tmp_path / "s"
+    with launch(path) as process:
+        served_port(process)
+        process.kill()
+    assert path.exists()
+    with launch(path) as process:
+        port = served_port(process)
+        hooks(path).say(make_hello(pid=os.getpid()), make_step())
+        until(lambda: "pacecar_job_steps_total" in families(port), "records again")
+        process.terminate()
+        process.stderr.read()
+        assert process.wait(10) == 0
+
+
+@pytest.mark.distributed
+def test_the_daemon_loads_neither_torch_nor_the_controller():
+    code = "import sys, pacecar.monitor.daemon; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    loaded = done.stdout.split()
+    assert "pacecar.monitor.daemon" in loaded
+    assert {"torch", "numpy", "pacecar.controller", "pacecar.profiler", "pacecar.pacer"}.isdisjoint(loaded)
