@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from pacecar.controller.channels import MainRoad, MeetingError, SideRoad, meet
+from pacecar.controller.channels import MEET_SECONDS, MainRoad, MeetingError, SideRoad, meet
 from pacecar.controller.observation import KnobSpace
 from pacecar.controller.offers import Offer, live_knobs
 from pacecar.controller.protocol import PERIOD, VERSION, JobPace, Member, Proposal
@@ -163,7 +163,16 @@ class RankAgreement:
     `votes` False (advise mode) leaves the main road out: nothing is ever turned, paces still come to rank 0.
     """
 
-    def __init__(self, rank: int, world_size: int, *, votes: bool, group: Any = None) -> None:  # noqa: ANN401  dist.ProcessGroup
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        *,
+        votes: bool,
+        group: Any = None,  # noqa: ANN401  dist.ProcessGroup
+        meet_seconds: float = MEET_SECONDS,
+    ) -> None:
+        self._meet_seconds = meet_seconds
         self._member = Member(rank, world_size)
         self._side = SideRoad(world_size)
         self._main = MainRoad(group)
@@ -191,7 +200,8 @@ class RankAgreement:
         member, name = self._member, str(next(_meetings))
         store = dist.distributed_c10d._get_default_store()
         self._main.open()
-        meet(store, member.rank, member.world_size, f"protocol {VERSION}, period {PERIOD}, {claim}", name=name)
+        claim = f"protocol {VERSION}, period {PERIOD}, {claim}"
+        meet(store, member.rank, member.world_size, claim, name=name, seconds=self._meet_seconds)
         try:
             self._side.open()
         except Exception as error:  # noqa: BLE001  whatever gloo raises

@@ -17,15 +17,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["MainRoad", "MeetingError", "SideRoad", "meet"]
+__all__ = ["MEET_SECONDS", "MainRoad", "MeetingError", "SideRoad", "meet"]
 
 MEET_SECONDS = 30.0
-"""Ranks attach after the same model was built; longer apart than this means that some rank does not attach."""
+"""Ranks attach after the same model was built; longer apart than this means that a rank does not attach."""
 
 MEET_POLL_SECONDS = 0.02
 
 SIDE_TIMEOUT = timedelta(minutes=30)
-"""Ranks attach after the same model was built; longer apart than this means that a rank does not attach."""
+"""One rank may write a checkpoint for minutes while a gather is out; being late freezes, this only cleans up."""
 
 VOTE_WORDS = 3
 
@@ -34,7 +34,7 @@ class MeetingError(RuntimeError):
     """The ranks did not all come, or want different things; nothing was started."""
 
 
-def meet(store: Any, rank: int, world_size: int, claim: str, *, name: str, seconds: float = MEET_SECONDS) -> None:  # noqa: ANN401  dist.Store; its methods are untyped
+def meet(store: Any, rank: int, world_size: int, claim: str, *, name: str, seconds: float) -> None:  # noqa: ANN401  dist.Store; its methods are untyped
     """Return when all ranks came with the same `claim`; `name` must be the same on all ranks and used once.
 
     The verdict is one key, written by compare-and-set: a rank that waited too long writes "no" unless "go" is there

@@ -8,9 +8,9 @@ Two recipes; which one is used is decided before tuning, is part of `layout()` a
 
     ordered   a Reducer whose buckets are laid out in the gradient-ready order that the first Reducer recorded.  The
               first step afterwards already overlaps.
-    helper    DDP's own `_ddp_init_helper`.  Used with find_unused_parameters and static_graph (no recorded order) and where
-              this torch's Reducer takes arguments that we do not know.  Without unused parameters its first step has
-              one bucket and no overlap.
+    helper    DDP's own `_ddp_init_helper`.  Used with find_unused_parameters and static_graph, which record no order,
+              and where this torch's Reducer takes arguments that we do not know.  Without unused parameters its
+              first step has one bucket and no overlap.
 
 Both touch private parts of torch.  What they need is probed on a throw-away Reducer, never assumed from a version;
 where something is missing the knob is refused with the reason.  See docs/decisions/0004-buckets-in-place.md.
