@@ -57,11 +57,7 @@ class _FileCarrier:
         assert self._file is not None, "opened before writing"
         line = self._encoder.encode(record) + b"\n"
         before = os.fstat(self._file).st_size
-        try:
-            written = os.write(self._file, line)
-        except OSError:
-            os.ftruncate(self._file, before)
-            raise
+        written = os.write(self._file, line)
         if written < len(line):
             os.ftruncate(self._file, before)
             raise OSError(f"only {written} of {len(line)} bytes could be written")

@@ -1,0 +1,46 @@
+"""Who a process is, from the environment, torch.distributed or neither."""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pacecar.profiler.identity import JOB_LENGTH_MAX, job_id, make_hello
+
+
+def test_the_job_id_is_what_all_ranks_were_given():
+    assert job_id({"PACECAR_JOB": "mine", "TORCHELASTIC_RUN_ID": "r", "SLURM_JOB_ID": "9"}) == "mine"
+    assert job_id({"TORCHELASTIC_RUN_ID": "r", "SLURM_JOB_ID": "9"}) == "r"
+    assert job_id({"TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "29501"}) == "torchrun-29501"
+    assert job_id({"SLURM_JOB_ID": "9"}) == "slurm-9"
+    assert job_id({}).endswith(f"-{os.getpid()}")
+
+
+def test_a_job_id_can_be_a_label_and_a_file_name():
+    assert job_id({"PACECAR_JOB": 'a "b"/c\n'}) == "a__b__c_"
+    assert len(job_id({"PACECAR_JOB": "x" * 999})) == JOB_LENGTH_MAX
+
+
+def test_alone_a_process_is_rank_zero_of_one():
+    hello = make_hello(nn.Linear(2, 2), environ={})
+    assert (hello.rank, hello.local_rank, hello.world_size) == (0, 0, 1)
+    assert (hello.device, hello.device_uuid, hello.backend, hello.pid) == ("cpu", None, None, os.getpid())
+    assert hello.framework == f"torch {torch.__version__}"
+
+
+def test_ranks_come_from_the_launcher_and_the_given_job_wins():
+    env = {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "r"}
+    hello = make_hello(nn.Identity(), environ=env, job="configured")
+    assert (hello.rank, hello.local_rank, hello.world_size, hello.job) == (5, 1, 8, "configured")
+    slurm = make_hello(nn.Identity(), environ={"SLURM_PROCID": "3", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"})
+    assert (slurm.rank, slurm.local_rank, slurm.world_size) == (3, 0, 4)
+
+
+def test_torch_distributed_knows_better_than_the_environment(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        hello = make_hello(nn.Identity(), environ={"RANK": "5", "WORLD_SIZE": "8"})
+        assert (hello.rank, hello.world_size, hello.backend) == (0, 1, "gloo")
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,215 @@
+"""The outbox against a real SEQPACKET listener: there, absent, full, killed and restarted, and in a forked child."""
+
+import os
+import socket
+import threading
+import time
+
+import msgspec
+import pytest
+
+from pacecar.profiler.courier import Courier, Refused
+from pacecar.profiler.outbox import Outbox
+from pacecar.profiler.runlog import RunLog
+from pacecar.records import Goodbye, JobHello, JobRecord
+from pacecar.wire import decode_frame
+
+WAIT_SECONDS = 10.0
+
+
+def hello(rank=0):
+    return JobHello(
+        job="j", rank=rank, local_rank=rank, world_size=2, pid=1, host="h", device="cpu",
+        framework="torch", pacecar_version="0", started_wall_ns=5,
+    )  # fmt: skip
+
+
+def record(number):
+    return Goodbye(job="j", rank=0, reason=f"r{number}", wall_ns=number)
+
+
+class Listener:
+    """A daemon that keeps what it reads."""
+
+    def __init__(self, path, *, reading=True):
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.bind(str(path))
+        self.socket.listen(4)
+        self.path, self.frames, self.peers = path, [], []
+        if reading:
+            self.thread = threading.Thread(target=self._read, daemon=True)
+            self.thread.start()
+
+    def _read(self):
+        try:
+            while True:
+                peer, _ = self.socket.accept()
+                self.peers.append(peer)
+                while frame := peer.recv(65536):
+                    self.frames.append(decode_frame(frame))
+        except OSError:
+            pass
+
+    def kill(self):
+        self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+        for peer in self.peers:
+            peer.shutdown(socket.SHUT_RDWR)
+            peer.close()
+        os.unlink(self.path)
+
+
+def until(condition):
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.005)
+
+
+def test_hello_comes_first_and_records_in_order(tmp_path):
+    daemon = Listener(tmp_path / "s")
+    outbox = Outbox(str(tmp_path / "s"), hello())
+    for number in range(50):
+        outbox.put(record(number))
+    outbox.close(WAIT_SECONDS)
+    until(lambda: len(daemon.frames) == 51)
+    assert daemon.frames == [hello(), *map(record, range(50))]
+    assert outbox.dropped == 0
+    daemon.kill()
+
+
+def test_a_restarted_daemon_gets_a_new_hello_and_the_records_again(tmp_path, caplog):
+    first = Listener(tmp_path / "s")
+    outbox = Outbox(str(tmp_path / "s"), hello())
+    outbox.put(record(0))
+    until(lambda: len(first.frames) == 2)
+    first.kill()
+    for number in range(1, 20):
+        outbox.put(record(number))
+    time.sleep(0.2)
+    second = Listener(tmp_path / "s")
+    until(lambda: record(19) in second.frames)
+    assert second.frames[0] == hello()
+    assert second.frames[1:] == list(map(record, range(1, 20)))
+    outbox.close(WAIT_SECONDS)
+    assert outbox.dropped == 0
+    assert len([r for r in caplog.records if r.name.startswith("pacecar")]) == 1, "one complaint, not one a retry"
+    second.kill()
+
+
+def test_without_a_daemon_the_oldest_are_dropped_and_counted_and_put_returns(tmp_path):
+    outbox = Outbox(str(tmp_path / "nobody"), hello(), queue_length_max=10)
+    for number in range(100):
+        outbox.put(record(number))
+    assert 85 <= outbox.dropped <= 90, "ten queued, at most one more in the thread's hands"
+    daemon = Listener(tmp_path / "nobody")
+    until(lambda: record(99) in daemon.frames)
+    outbox.close(WAIT_SECONDS)
+    assert len(daemon.frames) - 1 + outbox.dropped == 100, "each record was delivered or counted"
+    daemon.kill()
+
+
+def test_a_daemon_that_does_not_read_blocks_nobody(tmp_path):
+    daemon = Listener(tmp_path / "s", reading=False)
+    outbox = Outbox(str(tmp_path / "s"), hello(), queue_length_max=50)
+    puts = []
+
+    def put_all():
+        for number in range(5000):
+            outbox.put(record(number))
+        puts.append(5000)
+
+    thread = threading.Thread(target=put_all, daemon=True)
+    thread.start()
+    thread.join(WAIT_SECONDS)
+    assert puts == [5000]
+    assert outbox.dropped > 4000
+    outbox.close(0.2)
+    daemon.socket.close()
+
+
+def test_a_record_that_cannot_be_framed_is_dropped_and_the_rest_goes_on(tmp_path):
+    daemon = Listener(tmp_path / "s")
+    outbox = Outbox(str(tmp_path / "s"), hello())
+    outbox.put(Goodbye(job="j", rank=0, reason="x" * 100_000, wall_ns=0))
+    outbox.put(record(1))
+    outbox.close(WAIT_SECONDS)
+    until(lambda: record(1) in daemon.frames)
+    assert outbox.dropped == 1
+    daemon.kill()
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_neither_sends_nor_hangs(tmp_path):
+    outbox = Outbox(str(tmp_path / "nobody"), hello())
+    outbox.put(record(0))
+    child = os.fork()
+    if child == 0:
+        outbox.put(record(1))
+        outbox.close(5.0)
+        os._exit(7)
+    deadline = time.monotonic() + WAIT_SECONDS
+    done, status = 0, 0
+    while not done and time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        time.sleep(0.01)
+    assert os.waitstatus_to_exitcode(status) == 7
+    assert done == child
+    outbox.close(0.1)
+
+
+def test_close_is_bounded_and_counts_what_it_leaves(tmp_path):
+    outbox = Outbox(str(tmp_path / "nobody"), hello())
+    for number in range(5):
+        outbox.put(record(number))
+    outbox.close(0.2)
+    outbox.put(record(6))
+    assert outbox.dropped == 6
+    assert "pacecar-courier" not in {t.name for t in threading.enumerate()}
+
+
+def lines_of(path):
+    return [msgspec.json.decode(line, type=JobRecord) for line in path.read_bytes().splitlines()]
+
+
+def test_a_run_log_holds_the_hello_and_every_record(tmp_path):
+    log = RunLog(tmp_path / "runs" / "1", hello(rank=3))
+    for number in range(20):
+        log.put(record(number))
+    log.close(WAIT_SECONDS)
+    assert log.path == tmp_path / "runs" / "1" / "rank3.jsonl"
+    assert lines_of(log.path) == [hello(rank=3), *map(record, range(20))]
+    assert log.dropped == 0
+
+
+def test_a_full_disk_drops_counts_and_complains_once(caplog, tmp_path):
+    (tmp_path / "rank0.jsonl").symlink_to("/dev/full")
+    log = RunLog(tmp_path, hello(), queue_length_max=4)
+    for number in range(30):
+        log.put(record(number))
+    until(lambda: caplog.records)
+    log.close(0.2)
+    assert log.dropped == 30
+    assert len(caplog.records) == 1
+    assert "No space left" in caplog.text
+
+
+def test_an_error_inside_a_carrier_ends_the_thread_and_not_the_job(caplog):
+    class Broken:
+        destination = "nowhere"
+
+        def deliver(self, record, timeout_seconds):
+            if record.wall_ns == 0:
+                raise Refused("no zeros")
+            raise ZeroDivisionError
+
+        def close(self):
+            pass
+
+    courier = Courier(Broken())
+    for number in range(3):
+        courier.put(record(number))
+    until(lambda: courier.dropped >= 2)
+    courier.put(record(4))
+    courier.close(1.0)
+    assert "ZeroDivisionError" in caplog.text

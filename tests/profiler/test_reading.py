@@ -1,0 +1,85 @@
+"""Rows to spans, on a CPU job and on a device job, with rows as kineto gives them."""
+
+from dataclasses import dataclass
+
+from pacecar.profiler.attribution import Work
+from pacecar.profiler.reading import read_rows
+from pacecar.profiler.spans import intervals, union
+
+MAIN, AUTOGRAD, GLOO, OTHER = 11, 12, 13, 14
+
+
+@dataclass
+class Row:
+    """A kineto row; attributes are methods there."""
+
+    row_type: str
+    row_name: str
+    start: int
+    end: int
+    thread: int = MAIN
+    link: "Row | None" = None
+
+    def name(self):
+        return self.row_name
+
+    def type(self):
+        return self.row_type
+
+    def timestamp(self):
+        return self.start
+
+    def duration(self):
+        return self.end - self.start
+
+    def resource_id(self):
+        return self.thread
+
+    def linked_activity(self):
+        return self.link
+
+
+def spans_of(reading, kind):
+    return union(reading.work.get(kind, intervals([]))).tolist()
+
+
+def test_on_cpu_compute_is_operators_of_training_threads_without_launches_and_loading():
+    rows = [
+        Row("cpu_op", "aten::linear", 0, 100),
+        Row("cpu_op", "aten::addmm", 10, 90),
+        Row("cpu_op", "autograd::engine::evaluate_function: X", 200, 300, AUTOGRAD),
+        Row("cpu_op", "c10d::allreduce_", 250, 270, AUTOGRAD),
+        Row("cpu_op", "aten::add_", 250, 400, OTHER),
+        Row("user_annotation", "gloo:all_reduce", 260, 500, GLOO),
+        Row("user_annotation", "enumerate(DataLoader)#_X.__next__", 600, 700),
+        Row("cpu_op", "aten::stack", 610, 690),
+        Row("cpu_op", "aten::cat", 800, 820),
+        Row("user_annotation", "Optimizer.step#SGD.step", 0, 900),
+    ]
+    reading = read_rows(rows, training_thread=MAIN, on_device=False, data_wait=intervals([(810, 830)]))
+    assert spans_of(reading, Work.COMPUTE) == [[0, 100], [200, 250], [270, 300], [800, 810]]
+    assert spans_of(reading, Work.COMMUNICATION) == [[260, 500]]
+    assert reading.data_wait.tolist() == [[600, 700], [810, 830]]
+    assert reading.device_rows == 0
+
+
+def test_on_a_device_only_the_devices_rows_are_work():
+    comms = Row("cpu_op", "record_param_comms", 5, 6)
+    rows = [
+        Row("cpu_op", "aten::linear", 0, 100),
+        Row("kernel", "gemm", 20, 60, 7),
+        Row("kernel", "odd_name", 60, 80, 9, link=comms),
+        Row("gpu_memcpy", "Memcpy HtoD", 80, 85, 7),
+        Row("gpu_user_annotation", "ProfilerStep", 0, 1000, 7),
+        Row("user_annotation", "gloo:all_gather", 90, 95, GLOO),
+    ]
+    reading = read_rows(rows, training_thread=MAIN, on_device=True)
+    assert spans_of(reading, Work.COMPUTE) == [[20, 60]]
+    assert spans_of(reading, Work.COMMUNICATION) == [[60, 80], [90, 95]]
+    assert spans_of(reading, Work.COPY) == [[80, 85]]
+    assert reading.device_rows == 3
+
+
+def test_without_thread_names_every_operator_thread_trains():
+    rows = [Row("cpu_op", "aten::a", 0, 10, 1), Row("cpu_op", "aten::b", 20, 30, 2)]
+    assert spans_of(read_rows(rows, training_thread=None, on_device=False), Work.COMPUTE) == [[0, 10], [20, 30]]
