@@ -147,6 +147,7 @@ class Daemon:
     def close(self) -> None:
         """Stop, give back port and socket, and wait for the threads; a hanging collector is left behind."""
         self._stopping.set()
+        self._sampler.interrupt()
         self._web.close()
         self._inbox.close()
         if self._ticker is not None:

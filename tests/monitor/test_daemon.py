@@ -224,6 +224,17 @@ def test_a_hanging_collector_stops_neither_the_scrape_nor_the_others_nor_the_end
     hanging.release.set()
 
 
+def test_stopping_does_not_wait_for_the_deadline_of_a_long_period(make_config):
+    hanging = Hanging()
+    hanging.hang = True
+    daemon = Daemon(make_config(period_seconds=60.0), collectors=[hanging])
+    daemon.start()
+    begun = time.monotonic()
+    daemon.close()
+    assert time.monotonic() - begun < 10  # the deadline would be 48 s
+    hanging.release.set()
+
+
 def test_a_scrape_reads_nothing(start, machine):
     """Between two ticks the same numbers are served however often one asks."""
     reads = []
@@ -289,6 +300,12 @@ def test_closing_frees_port_socket_and_threads(make_config, tmp_path):
     with socket.socket() as again:
         assert again.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
     daemon.close()  # twice is once
+
+
+def test_name_parameter_restricts_the_scrape(start, steady):
+    daemon = start([steady()])
+    text = get(daemon.port, "/metrics?name[]=pacecar_daemon_ticks_total")[2]
+    assert {family.name for family in parse_prometheus(text)} == {"pacecar_daemon_ticks"}
 
 
 def test_an_unknown_collector_in_disable_is_an_error(make_config):

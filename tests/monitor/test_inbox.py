@@ -160,7 +160,7 @@ def test_goodbye_is_a_quiet_end(inbox, path, board, hooks, hello, caplog):
     hook = hooks(path)
     hook.say(hello(), Goodbye(job="run-7", rank=0, reason="done", wall_ns=1))
     hook.close()
-    until(lambda: inbox.connections == 0, "hung up")
+    until(lambda: inbox.frames == 2 and inbox.connections == 0, "heard and hung up")
     assert rank_of(board).goodbye.reason == "done"
     assert [r for r in caplog.records if r.levelno >= logging.WARNING] == []
 
@@ -209,6 +209,23 @@ def test_a_flood_from_one_hook_does_not_shut_out_another(inbox, path, hooks, hel
         pass
     hooks(path).say(hello(), make_step())
     until(lambda: inbox.frames == 2, "the other is heard")
+
+
+def test_running_out_of_file_descriptors_pauses_accepting_and_does_not_end_it(inbox, path, hello, caplog):
+    """The listener stays readable while accept fails: a loop without a pause would spin."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as late:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # what is open stays open, nothing new fits
+        try:
+            late.connect(str(path))
+            until(lambda: "cannot accept a hook" in caplog.text, "accept failed")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        late.send(encode_frame(hello()))
+        until(lambda: inbox.frames == 1, "accepted after the pause")
+    assert caplog.text.count("cannot accept a hook") <= 2
 
 
 # --- the meeting place ----------------------------------------------------------------------------

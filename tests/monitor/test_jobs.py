@@ -1,10 +1,12 @@
 """What the board keeps of jobs: the last word of each rank, bounded, and forgotten in time."""
 
+from typing import get_args, get_type_hints
+
 import pytest
 
 from pacecar.monitor.board import Board
 from pacecar.monitor.jobs import RECENT_MAX, TALLIES_MAX
-from pacecar.monitor.series import job_samples
+from pacecar.monitor.series import TUNER_STATES, job_samples
 from pacecar.records import Decision, Goodbye, Knobs, KnobSwitch, TunerStatus, Verdict
 from pacecar.wire import FrameError, Refusal
 
@@ -111,6 +113,10 @@ def test_tuner_series(board, make_hello):
     assert read[("knob_switches_total", "run-7", "0")] == 1
     assert read[("knob_epoch", "run-7", "0")] == 8
     assert read[("knob_switch_duration_seconds", "run-7", "0")] == 55
+
+
+def test_every_state_that_a_tuner_may_send_has_its_series():
+    assert get_args(get_type_hints(TunerStatus)["state"]) == TUNER_STATES
 
 
 def test_a_silent_job_is_forgotten_with_its_series_and_comes_back_with_its_next_record(

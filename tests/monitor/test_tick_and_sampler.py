@@ -164,5 +164,5 @@ def test_a_change_of_state_is_logged_once_not_each_tick(run, caplog):
     assert lines == [
         "collector gpu: absent: no driver",
         "collector cpu: failed: stat:3: bad",
-        "collector cpu: ok again",
+        "collector cpu: ok",
     ]
