@@ -5,14 +5,12 @@ import http.client
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -27,6 +25,7 @@ from pacecar.monitor.daemon import Daemon, DaemonError, default_collectors, samp
 from pacecar.monitor.exporter import outside
 from pacecar.monitor.web import REQUESTS_MAX
 from pacecar.records import Decision, Failed, Knobs, KnobSwitch, Ok, Sample, Snapshot, TunerStatus, Verdict
+from tests.tools import find_tool
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
@@ -157,13 +156,11 @@ def test_values_come_out_in_base_units(start, job):
 
 
 def test_promtool_has_no_complaint(start, job):
-    promtool = shutil.which("promtool") or next(map(str, Path(__file__).parents[2].glob(".tools/**/promtool")), None)
-    if promtool is None:
-        pytest.skip("promtool is not on PATH nor under .tools")
+    promtool = find_tool("promtool")
     daemon = start()
     job(daemon)
     text = get(daemon.port, "/metrics")[2]
-    done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([str(promtool), "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
