@@ -264,7 +264,8 @@ class Model:
         others = sorted(
             (abs(math.log(size / here)), size, other)
             for setting, other in self._paces.items()
-            if _is_beside(setting, values, "micro_batch") and (size := dict(setting)["micro_batch"]) != here
+            if _is_beside(setting, values, "micro_batch")
+            and math.ceil(batch / (size := dict(setting)["micro_batch"])) != count
         )
         if others:
             _, size, other = others[0]

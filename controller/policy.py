@@ -27,7 +27,7 @@ from pacecar.controller import wording
 from pacecar.controller.model import Forecast, Model
 from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
 from pacecar.controller.purse import Purse
-from pacecar.controller.screen import Candidate, Screen
+from pacecar.controller.screen import Candidate, Screen, best_advice
 from pacecar.controller.scribe import OpenTrial, Record, Scribe, State, outcome_of
 from pacecar.controller.trial import DROP_RATIO, SETTLE_STEPS, WAIT_STEPS_MAX, WINDOW_STEPS, Cause, Trial, TrialEnd
 from pacecar.controller.watch import NULL_PAIRS_MIN, Alarm, Pace, Watch
@@ -118,7 +118,7 @@ class PacecarPolicy(Policy):
     def finish(self) -> list[Record]:
         """The job ends; return verdicts (outcome "abandoned") for whatever is still open."""
         if self._open is not None and self._last is not None:
-            self._abandon("the job ended before it was decided", self._last)
+            self._abandon(self._open, "the job ended before it was decided", self._last)
         return self._scribe.take()
 
     # --- one step ---
@@ -128,6 +128,9 @@ class PacecarPolicy(Policy):
         if absurd is not None:
             self._freeze(absurd, step)
             return
+        missing = [knob for knob in self._kept if knob not in step.values]
+        if missing:
+            self._lose(missing, step)
         self._last = step
         self._steps += 1
         self._account(step)
@@ -187,10 +190,8 @@ class PacecarPolicy(Policy):
             return f"step {step.step} is said to have taken {step.pace_ns} ns"
         if self._last is not None and step.step <= self._last.step:
             return f"step {step.step} came after step {self._last.step}"
-        missing = [knob for knob in self._kept if knob not in step.values]
-        if missing:
-            return f"step {step.step} does not say the value of {', '.join(missing)}"
-        if self._mean_ns is not None and step.pace_ns > STALL_RATIO * self._mean_ns:
+        is_known = self._pace.recent_steps >= 2 * STALL_STEPS  # so that the stall itself is not yet the median
+        if is_known and step.pace_ns > STALL_RATIO * math.exp(self._pace.typical):
             self._stalled += 1
             if self._stalled >= STALL_STEPS:
                 return f"{STALL_STEPS} steps on end took over {STALL_RATIO:.0f} times the usual: a rank is failing"
@@ -292,6 +293,22 @@ class PacecarPolicy(Policy):
             self._pace.restart()
             self._reopen(alarm, step)
 
+    def _lose(self, knobs: Sequence[str], step: Observation) -> None:
+        """The ranks do not turn these knobs any more (one could not be applied): go on with the others."""
+        opened = self._open
+        if opened is not None:
+            is_cause = opened.candidate.knob in knobs
+            detail = "the ranks could not apply it" if is_cause else f"{', '.join(knobs)} was lost meanwhile"
+            self._abandon(opened, detail, step, Cause.TAKEN_BACK if is_cause else Cause.CUT_SHORT)
+        for values in (self._kept, self._asked, self._in_force):
+            for knob in knobs:
+                values.pop(knob, None)
+        self._spaces = [space for space in self._spaces if space.knob not in knobs]
+        self._screen = Screen(self._spaces)
+        self._model.forget()
+        self._pace.interrupt()
+        self._say("screening", f"{', '.join(knobs)} cannot be turned any more", step)
+
     def _watch_on(self, detail: str, step: Observation) -> None:
         if self._state != "watching":
             self._watching_since = self._steps
@@ -325,7 +342,7 @@ class PacecarPolicy(Policy):
         found, left_out = self._screen.candidates(self._kept, self._model.expect, self._model.exposed_ratio)
         advised: list[str] = []
         for space in self._spaces:
-            best = self._best_advice(space, [c for c in found if c.knob == space.knob])
+            best = self._best_of(space, [candidate for candidate in found if candidate.knob == space.knob])
             if best is None:
                 continue
             forecast = best.forecast
@@ -337,36 +354,21 @@ class PacecarPolicy(Policy):
         said = "would try " + ", ".join(advised) if advised else "; ".join(left_out) or "nothing better is expected"
         self._say("advising", said, step)
 
-    def _best_advice(self, space: KnobSpace, near: Sequence[Candidate]) -> Candidate | None:
-        """Return the best forecast of the whole domain beyond the dead band; without forecasts the first to try."""
-        if not near:
-            return None
-        here = self._kept[space.knob]
-        forecasts = [
-            Candidate(space.knob, value, forecast, forecast.gain_ratio)
-            for value in space.domain
-            if value != here and (forecast := self._model.expect(space.knob, self._kept, value)) is not None
-        ]
-        if not forecasts:
-            return near[0]
-        best = max(forecasts, key=lambda candidate: candidate.rank_gain)
-        if best.rank_gain > self._config.dead_band:
-            return best
-        return None if all(not c.forecast.is_floor for c in near if c.forecast) else near[0]
+    def _best_of(self, space: KnobSpace, near: Sequence[Candidate]) -> Candidate | None:
+        values, dead_band = self._kept, self._config.dead_band
+        return best_advice(space, near, lambda value: self._model.expect(space.knob, values, value), values, dead_band)
 
     # --- ends, wishes and words ---
 
     def _freeze(self, reason: str, step: Observation) -> None:
         if self._open is not None:
-            self._abandon(f"tuning froze: {reason}", step)
+            self._abandon(self._open, f"tuning froze: {reason}", step)
         self._say("frozen", reason, step)
 
-    def _abandon(self, reason: str, step: Observation) -> None:
-        opened = self._open
-        assert opened is not None
+    def _abandon(self, opened: OpenTrial, reason: str, step: Observation, cause: Cause = Cause.CUT_SHORT) -> None:
         self._open = None
         evidence = opened.trial.evidence
-        end = TrialEnd(Cause.CUT_SHORT, evidence, None if evidence is None else evidence.gain_ratio, reason)
+        end = TrialEnd(cause, evidence, None if evidence is None else evidence.gain_ratio, reason)
         self._scribe.conclude(opened, end, self._purse.balance_ns, step)
 
     def _wish(self) -> Turn | None:

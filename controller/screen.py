@@ -13,13 +13,13 @@ Which first: by expected gain, and where the model cannot tell by a prior from w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pacecar.controller.model import Forecast
 from pacecar.controller.observation import KnobSpace
 
-__all__ = ["EXPOSED_RATIO_MIN", "Candidate", "Screen", "neighbour"]
+__all__ = ["EXPOSED_RATIO_MIN", "Candidate", "Screen", "best_advice", "neighbour"]
 
 EXPOSED_RATIO_MIN = 0.03
 """Below this share of exposed communication a bucket size has nothing to win (TUNING)."""
@@ -52,6 +52,31 @@ def neighbour(domain: Sequence[int], value: int, factor: float) -> int | None:
     if not beyond:
         return None
     return min(beyond, key=lambda other: abs(math.log(other / (value * factor))))
+
+
+def best_advice(
+    space: KnobSpace,
+    near: Sequence[Candidate],
+    expect: Callable[[int], Forecast | None],
+    values: Mapping[str, int],
+    dead_band: float,
+) -> Candidate | None:
+    """Return what to advise: the best forecast of the whole domain beyond the dead band, else the first to try.
+
+    Nobody turns anything on advice, so it may be far away.  None when the forecasts of all neighbours promise nothing.
+    """
+    if not near:
+        return None
+    forecasts = [
+        Candidate(space.knob, value, forecast, forecast.gain_ratio)
+        for value in space.domain
+        if value != values[space.knob] and (forecast := expect(value)) is not None
+    ]
+    best = max(forecasts, key=lambda candidate: candidate.rank_gain, default=None)
+    if best is not None and best.rank_gain > dead_band:
+        return best
+    told = all(candidate.forecast is not None and not candidate.forecast.is_floor for candidate in near)
+    return None if told else near[0]
 
 
 class Screen:

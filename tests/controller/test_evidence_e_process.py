@@ -1,0 +1,165 @@
+"""The evidence keeps its promise: false accepts at most at the stated rate, however often one looks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pacecar.controller.evidence import gain_ratio, location, promise, student_t_cdf, weigh
+from pacecar.controller.trial import PAIRS_MAX, PAIRS_MIN, WINDOW_STEPS
+
+RATE = 0.05
+DEAD_BAND = 0.01
+JOBS = 1000
+STEPS = 400
+
+
+def _noise(kind: str, draw: np.random.Generator) -> np.ndarray:
+    shape = (JOBS, STEPS)
+    if kind == "gaussian":
+        return draw.normal(0, 0.05, shape)
+    if kind == "t3":
+        return draw.standard_t(3, shape) * 0.05 / math.sqrt(3)
+    if kind == "spikes":
+        return draw.normal(0, 0.05, shape) + (draw.random(shape) < 0.05) * draw.lognormal(0, 0.5, shape)
+    steps = draw.normal(0, 0.05 * math.sqrt(1 - 0.9**2), shape)
+    if kind == "ar1":
+        out = np.zeros(shape)
+        out[:, 0] = draw.normal(0, 0.05, JOBS)
+        for t in range(1, STEPS):
+            out[:, t] = 0.9 * out[:, t - 1] + steps[:, t]
+        return out
+    assert kind == "drift"
+    return draw.normal(0, 0.05, shape) + np.cumsum(draw.normal(0, 0.005, shape), axis=1)
+
+
+def _accepted(kind: str, gain: float, seed: int) -> list[int | None]:
+    """Run a trial in each job, looking after every pair; return the pairs to acceptance, None where it never came."""
+    noise = _noise(kind, np.random.default_rng(seed))
+    accepted: list[int | None] = []
+    for job in noise:
+        levels: list[float] = []
+        start, settings = 0, "AAAA" + "ABBA" * (PAIRS_MAX // 2)
+        for before, setting in zip("A" + settings, settings, strict=False):
+            start += 2 if before != setting else 0
+            level = location(list(job[start : start + WINDOW_STEPS]))
+            levels.append(level + (math.log(1 - gain) if setting == "B" else 0.0))
+            start += WINDOW_STEPS
+        nulls = [levels[0] - levels[1], levels[2] - levels[3]]
+        pairs = [(levels[i] - levels[i + 1]) * (1 if settings[i] == "A" else -1) for i in range(4, len(settings), 2)]
+        looks = (
+            n
+            for n in range(PAIRS_MIN, len(pairs) + 1)
+            if weigh(pairs[:n], nulls, dead_band=DEAD_BAND, false_accept_rate=RATE).e_value >= 1 / RATE
+        )
+        accepted.append(next(looks, None))
+    return accepted
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "t3", "spikes", "ar1", "drift"])
+@pytest.mark.parametrize("gain", [0.0, DEAD_BAND])
+def test_looking_after_every_pair_accepts_no_gain_at_most_at_the_stated_rate(kind: str, gain: float) -> None:
+    share = sum(pairs is not None for pairs in _accepted(kind, gain, seed=7)) / JOBS
+    assert share <= RATE, f"{kind}: {share:.1%} false accepts"
+
+
+@pytest.mark.parametrize(("gain", "pairs_median", "share_min"), [(0.05, 6, 0.75), (0.10, 3, 0.98), (0.20, 2, 0.99)])
+def test_real_gains_at_five_percent_step_noise_are_accepted_within_few_pairs(
+    gain: float, pairs_median: int, share_min: float
+) -> None:
+    accepted = [pairs for pairs in _accepted("gaussian", gain, seed=11) if pairs is not None]
+    assert len(accepted) / JOBS >= share_min
+    assert np.median(accepted) <= pairs_median
+
+
+def test_without_null_pairs_the_factor_is_the_published_t_test() -> None:
+    """The two-sided half of the formula, recovered from the one-sided value, equals the closed form in t."""
+    pairs, g = [0.031, 0.052, 0.044, 0.025], 4.0
+    n, mean = len(pairs), np.mean(pairs)
+    t = mean / (np.std(pairs, ddof=1) / math.sqrt(n))
+    published = (1 + n * g) ** -0.5 * ((1 + t**2 / (n - 1)) / (1 + t**2 / ((1 + n * g) * (n - 1)))) ** (n / 2)
+    up = weigh(pairs, [], dead_band=0.0, false_accept_rate=RATE, effect_variance=g).e_value
+    down = weigh([-x for x in pairs], [], dead_band=0.0, false_accept_rate=RATE, effect_variance=g).e_value
+    assert (up + down) / 2 == pytest.approx(published, rel=5e-3)  # the noise floor is the difference
+
+
+def test_the_confidence_sequence_is_where_the_factor_reaches_one_over_the_rate() -> None:
+    pairs, nulls = [0.05, 0.06, 0.045, 0.055], [0.01, -0.02]
+    evidence = weigh(pairs, nulls, dead_band=0.0, false_accept_rate=RATE)
+    assert evidence.gain_low is not None
+    edge = -math.log1p(-evidence.gain_low)
+    shifted = [x - edge for x in pairs]
+    up = weigh(shifted, nulls, dead_band=0.0, false_accept_rate=RATE).e_value
+    down = weigh([-x for x in shifted], nulls, dead_band=0.0, false_accept_rate=RATE).e_value
+    assert (up + down) / 2 == pytest.approx(1 / RATE, rel=1e-6)
+
+
+def test_the_confidence_sequence_holds_the_truth_at_all_looks_together() -> None:
+    draw, missed, jobs = np.random.default_rng(3), 0, 400
+    for _ in range(jobs):
+        pairs, nulls = list(draw.normal(0.04, 0.03, 10)), list(draw.normal(0, 0.03, 3))
+        bounds = [weigh(pairs[:n], nulls, dead_band=0.0, false_accept_rate=RATE) for n in range(1, 11)]
+        missed += any(
+            b.gain_low is not None and b.gain_high is not None and not b.gain_low <= gain_ratio(0.04) <= b.gain_high
+            for b in bounds
+        )
+    assert missed / jobs <= RATE
+
+
+@given(st.lists(st.floats(-3, 3), min_size=1, max_size=12), st.lists(st.floats(-3, 3), max_size=8))
+def test_any_pairs_give_finite_evidence_with_the_gain_between_its_bounds(
+    pairs: list[float], nulls: list[float]
+) -> None:
+    evidence = weigh(pairs, nulls, dead_band=DEAD_BAND, false_accept_rate=RATE)
+    assert math.isfinite(evidence.e_value)
+    assert evidence.e_value >= 0
+    assert (evidence.gain_low is None) == (evidence.gain_high is None)
+    if evidence.gain_low is not None and evidence.gain_high is not None:
+        assert evidence.gain_low <= evidence.gain_ratio <= evidence.gain_high
+
+
+@given(st.permutations([0.03, 0.05, -0.01, 0.08]), st.permutations([0.01, -0.02, 0.0]))
+def test_the_order_of_pairs_is_irrelevant(pairs: list[float], nulls: list[float]) -> None:
+    one = weigh(pairs, nulls, dead_band=DEAD_BAND, false_accept_rate=RATE).e_value
+    two = weigh(sorted(pairs), sorted(nulls), dead_band=DEAD_BAND, false_accept_rate=RATE).e_value
+    assert one == pytest.approx(two)
+
+
+def test_identical_steps_prove_a_gain_without_dividing_by_zero() -> None:
+    evidence = weigh([0.1, 0.1], [0.0, 0.0], dead_band=DEAD_BAND, false_accept_rate=RATE)
+    assert evidence.e_value > 1 / RATE
+    nothing = weigh([0.0, 0.0], [0.0, 0.0], dead_band=0.0, false_accept_rate=RATE)
+    assert nothing.e_value < 1
+    assert nothing.gain_ratio == 0.0
+
+
+def test_no_pairs_are_no_evidence() -> None:
+    with pytest.raises(ValueError, match="no pairs"):
+        weigh([], [0.1], dead_band=0.0, false_accept_rate=RATE)
+
+
+def test_one_huge_step_in_eight_does_not_move_a_window() -> None:
+    steps = [-1.0, -1.01, -0.99, -1.02, -0.98, -1.0, -1.0]
+    assert location([*steps, 5.0]) == pytest.approx(location(steps), abs=0.01)
+
+
+def test_a_clear_loser_has_nothing_to_hope_for_and_a_clear_winner_has() -> None:
+    nulls = [0.02, -0.02]
+    hope = {
+        mean: promise([mean, mean + 0.01, mean - 0.01], nulls, dead_band=0.01, false_accept_rate=RATE, pairs_max=8)
+        for mean in (-0.03, 0.08)
+    }
+    assert hope[-0.03] < 1 / RATE < hope[0.08]
+
+
+@pytest.mark.parametrize(
+    ("t", "degrees", "expected"),
+    [(0.0, 5, 0.5), (1.0, 1, 0.75), (2.920, 2, 0.95), (2.353, 3, 0.95), (2.132, 4, 0.95), (1.812, 10, 0.95)],
+)
+def test_the_t_distribution_agrees_with_the_printed_table(t: float, degrees: int, expected: float) -> None:
+    assert student_t_cdf(t, degrees) == pytest.approx(expected, abs=2e-4)
+    assert student_t_cdf(-t, degrees) == pytest.approx(1 - expected, abs=2e-4)

@@ -1,0 +1,164 @@
+"""The model's timeline is DDP's, its fits recover what made the data, and it is silent where it knows nothing."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pacecar.controller.model import SETTINGS_MAX, Model, pack_buckets, play
+from pacecar.controller.observation import Facts, Observation
+from pacecar.records import Ledger
+
+MIB = 2**20
+MS = 1_000_000
+GRADIENTS = (MIB,) * 64
+FACTS = Facts(job="job", world_size=2, gradient_bytes=GRADIENTS, batch_samples=32)
+COMPUTE_NS = 300 * MS  # two thirds of it backward
+
+
+def _exact(values: dict[str, int], alpha_ns: float, ns_per_byte: float) -> tuple[Observation, float]:
+    """A step of a job that really is as the model assumes, with the ledger that a window would read."""
+    played = play(pack_buckets(GRADIENTS, values["bucket_bytes"]), COMPUTE_NS * 2 / 3, alpha_ns, ns_per_byte)
+    exposed, communication = round(played.exposed_ns), round(played.communication_ns)
+    ledger = Ledger(
+        wall_ns=COMPUTE_NS + exposed,
+        compute_ns=COMPUTE_NS,
+        exposed_communication_ns=exposed,
+        communication_ns=communication,
+        overlapped_communication_ns=communication - exposed,
+    )
+    step = Observation(
+        step=1, wall_ns=1, values=values, pace_ns=ledger.wall_ns, ledger=ledger, exact=True, micro_batches=1
+    )
+    return step, COMPUTE_NS + exposed
+
+
+@given(st.lists(st.integers(1, 9 * MIB), min_size=1, max_size=60), st.integers(1, 40 * MIB))
+def test_buckets_hold_every_byte_and_close_at_the_cap(sizes: list[int], cap: int) -> None:
+    buckets = pack_buckets(sizes, cap)
+    assert sum(buckets) == sum(sizes)
+    assert all(bucket >= cap for bucket in buckets[:-1])
+
+
+@given(st.lists(st.integers(1, MIB), min_size=1, max_size=30), st.floats(0, 1e9), st.floats(0, 1e7), st.floats(0, 10))
+def test_exposed_communication_is_between_the_last_bucket_and_all(
+    buckets: list[int], backward: float, alpha: float, ns_per_byte: float
+) -> None:
+    played = play(buckets, backward, alpha, ns_per_byte)
+    last = alpha + buckets[-1] * ns_per_byte
+    assert last * (1 - 1e-6) - 1e-3 <= played.exposed_ns <= played.communication_ns
+
+
+def test_one_bucket_overlaps_nothing_and_many_leave_their_tail() -> None:
+    backward, ns_per_byte = 200e6, 1.0
+    one = play([64 * MIB], backward, 0.0, ns_per_byte)
+    many = play([MIB] * 64, backward, 0.0, ns_per_byte)
+    assert one.exposed_ns == pytest.approx(64 * MIB)
+    assert one.overlapped_ns == pytest.approx(0, abs=1)
+    assert many.exposed_ns == pytest.approx(MIB)
+
+
+def test_nothing_is_expected_before_a_ledger_was_read() -> None:
+    model, values = Model(FACTS), {"bucket_bytes": 32 * MIB, "micro_batch": 4}
+    model.note_pace(values, 3e8)
+    assert model.expect("bucket_bytes", values, 16 * MIB) is None
+    assert model.expect("micro_batch", values, 8) is None
+    assert model.exposed_ratio is None
+
+
+def test_nothing_is_expected_of_buckets_without_gradients() -> None:
+    model, values = Model(Facts(job="job", world_size=2)), {"bucket_bytes": 32 * MIB}
+    step, pace = _exact(values, 3e5, 4.0)
+    model.learn(step)
+    model.note_pace(values, pace)
+    assert model.expect("bucket_bytes", values, 16 * MIB) is None
+
+
+def test_with_two_sizes_seen_the_gain_of_a_third_is_forecast_within_one_percent() -> None:
+    alpha, ns_per_byte = 5e6, 3.0
+    model = Model(FACTS)
+    for size in (32 * MIB, 16 * MIB):
+        step, pace = _exact({"bucket_bytes": size}, alpha, ns_per_byte)
+        model.learn(step)
+        model.note_pace({"bucket_bytes": size}, pace)
+    for size in (8 * MIB, 4 * MIB, MIB):
+        _, here = _exact({"bucket_bytes": 16 * MIB}, alpha, ns_per_byte)
+        _, there = _exact({"bucket_bytes": size}, alpha, ns_per_byte)
+        forecast = model.expect("bucket_bytes", {"bucket_bytes": 16 * MIB}, size)
+        assert forecast is not None
+        assert forecast.gain_ratio == pytest.approx(1 - there / here, abs=0.01)
+
+
+def test_one_size_seen_gives_the_right_sign_with_the_prior() -> None:
+    model, values = Model(FACTS), {"bucket_bytes": 32 * MIB}
+    step, pace = _exact(values, 3e5, 3.0)
+    model.learn(step)
+    model.note_pace(values, pace)
+    smaller, larger = (model.expect("bucket_bytes", values, size) for size in (8 * MIB, 64 * MIB))
+    assert smaller is not None
+    assert larger is not None
+    assert smaller.gain_ratio > 0 > larger.gain_ratio
+    assert "assumed" in smaller.basis
+
+
+def test_no_more_is_expected_of_buckets_than_is_exposed() -> None:
+    model, values = Model(FACTS), {"bucket_bytes": 64 * MIB}
+    step, pace = _exact(values, 3e5, 0.5)
+    model.learn(step)
+    model.note_pace(values, pace)
+    forecast = model.expect("bucket_bytes", values, MIB)
+    assert forecast is not None
+    assert model.exposed_ratio is not None
+    assert forecast.gain_ratio <= model.exposed_ratio
+
+
+def test_two_micro_batch_sizes_forecast_a_third() -> None:
+    """The step takes 100 ms, and 10 ms for each of 32 / size micro-batches."""
+    model = Model(FACTS)
+    for size in (4, 8):
+        model.note_pace({"micro_batch": size}, (100 + 10 * 32 / size) * MS)
+    forecast = model.expect("micro_batch", {"micro_batch": 8}, 16)
+    assert forecast is not None
+    assert forecast.gain_ratio == pytest.approx(1 - 120 / 140)
+    assert not forecast.is_floor
+
+
+def test_one_micro_batch_size_gives_a_floor_from_host_bound_time() -> None:
+    model, values = Model(FACTS), {"micro_batch": 4}
+    ledger = Ledger(wall_ns=200 * MS, compute_ns=120 * MS, host_bound_ns=80 * MS)
+    model.learn(Observation(step=1, wall_ns=1, values=values, pace_ns=200 * MS, ledger=ledger, exact=True))
+    model.note_pace(values, 200 * MS)
+    forecast = model.expect("micro_batch", values, 8)
+    assert forecast is not None
+    assert forecast.is_floor
+    assert forecast.gain_ratio == pytest.approx(4 * 10 / 200)
+    assert model.expect("micro_batch", values, 2) is None
+
+
+def test_estimated_ledgers_teach_nothing() -> None:
+    model, values = Model(FACTS), {"bucket_bytes": 32 * MIB}
+    step, _ = _exact(values, 3e5, 3.0)
+    model.learn(Observation(step=2, wall_ns=2, values=values, pace_ns=step.pace_ns, ledger=step.ledger, exact=False))
+    assert model.exposed_ratio is None
+
+
+def test_forecasts_that_were_wrong_widen_the_next() -> None:
+    model = Model(FACTS)
+    for size in (4, 8):
+        model.note_pace({"micro_batch": size}, (100 + 10 * 32 / size) * MS)
+    before = model.expect("micro_batch", {"micro_batch": 8}, 16)
+    model.remember("micro_batch", 0.15, -0.25)
+    after = model.expect("micro_batch", {"micro_batch": 8}, 16)
+    assert before is not None
+    assert after is not None
+    assert before.spread_ratio < 0.4 <= after.spread_ratio + 1e-9
+    assert model.forecasts == [("micro_batch", 0.15, -0.25)]
+
+
+def test_the_settings_that_are_remembered_are_bounded() -> None:
+    model = Model(Facts(job="job", world_size=2, batch_samples=10**6))
+    for size in range(1, 3 * SETTINGS_MAX):
+        model.note_pace({"micro_batch": size}, 1e8)
+    assert model.expect("micro_batch", {"micro_batch": 1}, 2) is None
+    assert model.expect("micro_batch", {"micro_batch": 3 * SETTINGS_MAX - 1}, 1) is not None
