@@ -140,8 +140,8 @@ def attach(
         model: what the loop calls; DistributedDataParallel or not.
         optimizer: its `step` ends a step.
         tune: "off", "advise" or "exact"; default as configured ([tune] mode, "exact").
-        micro_batch: samples per forward and backward to begin with.  Giving it allows the controller to tune it, and
-            asks that the loop uses `pacer.microbatches` and `pacer.backward`.
+        micro_batch: samples per forward and backward to begin with.  Giving it lets the controller tune it, and the
+            loop must use `pacer.microbatches` and `pacer.backward`.
         scaler: a GradScaler that `pacer.backward` shall use.
         job: name of the job; default from the launcher's environment.
         run_dir: folder for `rank<r>.jsonl`; default none.
@@ -149,8 +149,8 @@ def attach(
         options: any key of [hook] or [tune], for example `exploration_budget=0.02`.
 
     Returns:
-        A Pacer.  It is inert, with the reason in `inert_because` and in the log, when this process already has one, when
-        [hook] enabled is false, or when pacecar could not start.
+        A Pacer.  It is inert, with the reason in `inert_because` and in the log, when this process already has one,
+        when [hook] enabled is false, or when pacecar could not start.
 
     Raises:
         TypeError: model, optimizer or micro_batch is of a wrong type, or an option does not exist.
@@ -171,7 +171,7 @@ def attach(
         return _start(model, optimizer, batcher, settings)
     except AlreadyAttachedError as error:
         return _inert(batcher, f"{error}; close that one first if this one shall measure")
-    except Exception as error:  # noqa: BLE001  the job comes first: nothing of ours may end it
+    except Exception as error:  # the job comes first: nothing of ours may end it
         logger.debug("attach failed", exc_info=True)
         return _inert(batcher, f"could not start: {type(error).__name__}: {error}")
 
