@@ -128,6 +128,16 @@ def test_every_configuration_key_is_described_with_its_default():
                 assert default == f"`{written(field.default)}`", f"[{section.name}] {field.name}"
 
 
+def test_the_collectors_that_can_be_disabled_are_named():
+    from pacecar.clock import SystemClock
+    from pacecar.config import DaemonConfig
+    from pacecar.monitor.daemon import default_collectors
+
+    meaning = next(row[3] for row in tables(CONFIGURATION)["[daemon]"] if row[0] == "`disable`")
+    collectors = default_collectors(DaemonConfig(), SystemClock())
+    assert re.findall(r"`(\w+)`", meaning) == [collector.name for collector in collectors]
+
+
 def test_every_bound_and_choice_of_the_configuration_is_described():
     described = tables(CONFIGURATION)
     for section in msgspec.structs.fields(Config):
