@@ -8,7 +8,7 @@ opens only while all that, with the predicted price of the next window, stays wi
 Ranks should profile the same step, as two disturbed steps slow a synchronous job twice.  Nobody asks the others for
 that: windows open only on a grid of step numbers, which is the same everywhere.
 
-Pure: numbers in, a yes or no out.
+A ratio of 1 is no limit.  Pure: numbers in, a yes or no out.
 """
 
 from __future__ import annotations
@@ -87,4 +87,4 @@ class Budget:
             return False
         is_due = self._requested or self._last_window is None or step - self._last_window >= self._interval_steps
         predicted = max(self._window_ns, default=FIRST_WINDOW_NS)
-        return is_due and self._cost_ns + predicted <= self._ratio * self._wall_ns
+        return is_due and (self._ratio >= 1.0 or self._cost_ns + predicted <= self._ratio * self._wall_ns)

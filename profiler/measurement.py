@@ -19,7 +19,7 @@ from pacecar.profiler.attribution import Cause, attribute_phases
 from pacecar.profiler.reading import read_rows
 from pacecar.profiler.spans import EMPTY, Intervals, intervals, union
 from pacecar.profiler.steptimer import PHASES, TimedStep
-from pacecar.profiler.window import WindowProfiler, WindowUnavailable, rows
+from pacecar.profiler.window import WindowProfiler, WindowUnavailable
 from pacecar.records import Ledger
 
 __all__ = ["Measurement", "WindowMeter"]
@@ -86,6 +86,7 @@ class WindowMeter:
 
     def observed_from(self, now_ns: int) -> None:
         """Note the end of a boundary: from here on an open window sees everything."""
+        self._profiler.step_passed()
         if self._profiler.is_open and self._observed_from_ns is None:
             self._observed_from_ns = now_ns
 
@@ -98,14 +99,13 @@ class WindowMeter:
         if self._warm_steps_left:
             self._warm_steps_left -= 1
             return None
-        results = self._profiler.close()
+        found, names_threads = self._profiler.close()
         offset = self._offset_ns
         if abs(self._clock_offset_ns() - offset) > CLOCK_STEP_NS_MAX:
             _log.info("a window is thrown away: the wall clock was set while it was open")
             return None
         stretches = {name: intervals(step.marks.get(name, ())) + offset for name in PHASES}
-        found = rows(results)
-        thread = threading.get_native_id() if hasattr(results, "trace_activities") else None
+        thread = threading.get_native_id() if names_threads else None
         reading = read_rows(
             found, training_thread=thread, on_device=self._on_device, data_wait=union(stretches["data_wait"])
         )

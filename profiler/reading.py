@@ -35,6 +35,7 @@ class Activity(Protocol):
     def duration(self) -> int: ...  # noqa: D102
     def resource_id(self) -> int: ...  # noqa: D102
     def linked_activity(self) -> Activity | None: ...  # noqa: D102
+    def metadata_json(self) -> str: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,11 @@ therefore never starts while a profiler is on, and while a `WindowProfiler` is i
 `torch.autograd.profiler.profile` (which torch.profiler does too) first throws away the window under way and
 bars new ones until that profiler ends.
 
+A `record_function` that began in one session and ends in a later one writes into the first session's freed memory and
+ends the process (seen on torch 2.13: SIGSEGV in the second session's stop).  `Optimizer.step` is always open at a
+boundary, so two sessions have a whole step between them; and when a closed window shows any other record still open (a
+user's `record_function("epoch")`), no further window is opened in this process.
+
 Kineto writes two lines ("USDT ... profiler_start") on stderr for each session since torch 2.13, and reads
 KINETO_LOG_LEVEL only once, when the first session of the process is prepared.  Level 6 is above the level of those
 lines.  So that one moment has the variable set, unless the user set it, and the environment is as it was right
@@ -19,6 +24,7 @@ Left out: what the rows mean (reading) and when a window is worth its price (bud
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -30,7 +36,9 @@ from torch.profiler import ProfilerActivity
 
 from pacecar.profiler.reading import Activity
 
-__all__ = ["WindowProfiler", "WindowUnavailable", "rows"]
+__all__ = ["WindowProfiler", "WindowUnavailable"]
+
+_log = logging.getLogger(__name__)
 
 KINETO_LOG_VARIABLE = "KINETO_LOG_LEVEL"
 KINETO_LOG_QUIET = "6"
@@ -50,7 +58,9 @@ class WindowProfiler:
             self._activities.add(ProfilerActivity.CUDA)
         self._open = False
         self._thread: int | None = None
-        self._foreign = 0
+        self._is_foreign = False
+        self._rest_steps = 0
+        self._is_barred = False
         self._patched: list[tuple[str, Any, Any]] = []
         self._is_trace_only = "trace_only" in (torch._C._profiler._ExperimentalConfig.__init__.__doc__ or "")
 
@@ -84,8 +94,13 @@ class WindowProfiler:
         self._patched.clear()
 
     def may_open(self) -> bool:
-        """Return whether no profiler runs or is being prepared."""
-        return not self._open and not self._foreign and not torch._C._autograd._profiler_enabled()
+        """Return whether no profiler runs or is being prepared, and no open record could outlive two sessions."""
+        is_ours_to_take = not (self._open or self._is_foreign or self._is_barred or self._rest_steps)
+        return is_ours_to_take and not torch._C._autograd._profiler_enabled()
+
+    def step_passed(self) -> None:
+        """Note the end of a boundary."""
+        self._rest_steps = max(0, self._rest_steps - 1)
 
     def open(self) -> None:
         """Start a session on this thread; `may_open()` holds."""
@@ -103,20 +118,42 @@ class WindowProfiler:
         self._open = True
         self._thread = threading.get_ident()
 
-    def close(self) -> object:
-        """End the session without waiting for the device; return kineto's results for `rows`."""
+    def close(self) -> tuple[Sequence[Activity], bool]:
+        """End the session without waiting for the device.
+
+        Return its rows, by the cheapest way this torch has, and whether their threads are the system's numbers.
+
+        Raises:
+            WindowUnavailable: the training loop went on in another thread, where a session cannot be ended.
+        """
         assert self._open, "no window is open"
         self._open = False
+        self._rest_steps = 1
         if self._thread != threading.get_ident():
+            self._is_barred = True
             raise WindowUnavailable("the window was opened on another thread: the training loop changed threads")
-        results: object = torch._C._autograd._disable_profiler()
-        return results
+        results: Any = torch._C._autograd._disable_profiler()  # its stubs lag behind
+        names_threads = hasattr(results, "trace_activities")
+        rows: Sequence[Activity] = (
+            results.trace_activities() if names_threads else [_KinetoEventRow(event) for event in results.events()]
+        )
+        self._bar_if_outlived(rows)
+        return rows, names_threads
 
     def discard(self) -> None:
         """End an open session, if any, and drop what it saw."""
         if self._open and self._thread == threading.get_ident():
-            self._open = False
-            torch._C._autograd._disable_profiler()
+            self.close()
+
+    def _bar_if_outlived(self, rows: Sequence[Activity]) -> None:
+        last = max((row.timestamp() + row.duration() for row in rows), default=0)
+        for row in rows:
+            if row.timestamp() + row.duration() < last or row.type() != "user_annotation":
+                continue
+            if '"finished": false' in row.metadata_json() and not row.name().startswith("Optimizer.step#"):
+                self._is_barred = True
+                _log.info("pacecar takes no more windows: the record %r outlives them", row.name())
+                return
 
     def _config(self) -> torch._C._profiler.ProfilerConfig:
         experimental = (
@@ -147,20 +184,12 @@ class WindowProfiler:
         self._patched.append((name, watched, original))
 
     def _yield_to_foreign(self) -> None:
-        self._foreign = 1
+        self._is_foreign = True
         self.discard()
 
     def _foreign_ended(self) -> None:
-        self._foreign = 0
-
-
-def rows(results: object) -> Sequence[Activity]:
-    """Return the rows of a closed window, by the cheapest way this torch has."""
-    if hasattr(results, "trace_activities"):
-        activities: Sequence[Activity] = results.trace_activities()
-        return activities
-    assert hasattr(results, "events"), "kineto's results have events since torch 1.8"
-    return [_KinetoEventRow(event) for event in results.events()]
+        self._is_foreign = False
+        self._rest_steps = 1
 
 
 class _KinetoEventRow:
@@ -201,6 +230,10 @@ class _KinetoEventRow:
 
     def linked_activity(self) -> None:
         return None
+
+    def metadata_json(self) -> str:
+        # These rows do not say whether they are finished; the one that is last of all probably is not.
+        return '"finished": false'
 
 
 def _has(name: str) -> bool:

@@ -48,9 +48,7 @@ def drawn(pictures, kind):
     ],
 )
 def test_drawn_windows(work, causes, observed, charged):
-    ledger = attribute(
-        drawn(work, Work), (0, len(charged) * CELL), causes=drawn(causes, Cause), observed=observed
-    )
+    ledger = attribute(drawn(work, Work), (0, len(charged) * CELL), causes=drawn(causes, Cause), observed=observed)
     expected = dict.fromkeys(LETTERS.values(), 0)
     for letter in charged:
         expected[LETTERS[letter]] += CELL
