@@ -9,6 +9,7 @@ Left out: what the numbers mean.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -88,6 +89,8 @@ class SideRoad:
         mine = torch.tensor(words, dtype=torch.int64)
         self._gathered = [torch.empty_like(mine) for _ in range(self._world_size)]
         self._work = dist.all_gather(self._gathered, mine, group=self._group, async_op=True)
+        if self._work is None:  # torch only warns when the group is gone
+            raise RuntimeError("this rank is not in the side group any more")
 
     def take(self) -> list[list[int]] | None:
         """Return every rank's words if the gather is complete, else None.
@@ -105,7 +108,8 @@ class SideRoad:
         """Give the group back; a gather that is out is abandoned."""
         group, self._group, self._work = self._group, None, None
         if group is not None and dist.is_initialized():
-            dist.destroy_process_group(group)
+            with contextlib.suppress(ValueError):  # the job destroyed it already
+                dist.destroy_process_group(group)
 
 
 class MainRoad:

@@ -21,6 +21,7 @@ their buckets: refused.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import inspect
 import re
@@ -310,7 +311,21 @@ def _drop_reducer(ddp: _PrivateDdp) -> None:
     alive = weakref.ref(reducer)
     del reducer
     if alive() is not None:
+        _forget_copies(alive)
+    if alive() is not None:
         raise ActuatorError("something else holds DDP's Reducer: its buckets would leak at every switch")
+
+
+def _forget_copies(reducer: weakref.ref[Any]) -> None:
+    """Take `reducer` and its logger out of the copies of DDP's attributes that torch.compile made.
+
+    torch.compile(ddp) wraps with functools.wraps, which copies the whole `__dict__` to the wrapper; nobody reads those
+    copies, they only keep the first Reducer's buckets.  Looking for them costs some 50 ms, once.
+    """
+    for holder in gc.get_referrers(reducer()):
+        if isinstance(holder, dict) and "__wrapped__" in holder and holder.get("reducer") is reducer():
+            del holder["reducer"]
+            holder.pop("logger", None)
 
 
 def _build_ordered(ddp: _PrivateDdp, parts: _Parts, order: tuple[int, ...]) -> None:

@@ -19,8 +19,8 @@ from pacecar.controller.observation import KnobSpace
 
 __all__ = ["OFFER_WORDS", "KnobOffer", "Offer", "decode_offer", "encode_offer", "live_knobs", "space_hash"]
 
-OFFER_WORDS = 512
-"""An offer on the wire, in 64-bit words: 4 KiB, room for KNOBS_MAX knobs with DOMAIN_MAX values each."""
+OFFER_WORDS = 1024
+"""An offer on the wire, in 64-bit words: 8 KiB, room for KNOBS_MAX knobs with DOMAIN_MAX values each."""
 
 DOMAIN_MAX = 64
 """More values than this are never tried; the ones nearest to the present value are kept."""

@@ -1,0 +1,177 @@
+"""One rank of a DDP job under a Tuner with a scripted policy; prints what it saw as JSON.
+
+Run by test_tuner_ranks.py:  RANK, WORLD_SIZE and STORE in the environment, a JSON object of options as the argument.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pacecar.clock import SystemClock
+from pacecar.config import TuneConfig
+from pacecar.controller.actuator import ActuatorError
+from pacecar.controller.agreement import RankAgreement
+from pacecar.controller.ddp_buckets import BucketActuator
+from pacecar.controller.microbatch import MicroBatchActuator, MicroBatcher
+from pacecar.controller.observation import Facts, KnobSpace, Observation, Turn
+from pacecar.controller.tuner import Tuner
+from pacecar.records import JobHello, JobRecord, Knobs, KnobSwitch, Ledger, StepRecord, TunerStatus
+
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+class Script:
+    """Wishes for the next values whenever the last ones are seen in force."""
+
+    def __init__(self, fail_at: int | None = None) -> None:
+        self.turn: Turn | None = None
+        self.turns = 0
+        self.fail_at = fail_at
+        self.seen: list[Observation] = []
+        self.finished = 0
+
+    def begin(self, facts: Facts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
+        self.facts, self.spaces, self.mode = facts, spaces, mode
+
+    def advance(self, observations: Sequence[Observation]) -> tuple[Turn | None, list[Any]]:
+        self.seen.extend(observations)
+        if self.fail_at is not None and self.turns >= self.fail_at:
+            raise RuntimeError("the policy broke")
+        if self.turn is None or observations[-1].values == self.turn.values:
+            self.turns += 1
+            values = {s.knob: s.domain[(self.turns * (1 + i)) % len(s.domain)] for i, s in enumerate(self.spaces)}
+            self.turn = Turn(self.turns, values)
+        return self.turn, []
+
+    def finish(self) -> list[Any]:
+        self.finished += 1
+        return []
+
+
+class Brittle(BucketActuator):
+    """Cannot be turned to one value on one rank; `bad_calls` fail whatever the value."""
+
+    bad: int | None = None
+    bad_calls: tuple[int, ...] = ()
+    calls = 0
+
+    def apply(self, value: int) -> None:
+        self.calls += 1
+        if value == self.bad or self.calls in self.bad_calls:
+            raise ActuatorError("planted")
+        super().apply(value)
+
+
+def step_record(step: int, wall_ns: int, knobs: Knobs, samples: int) -> StepRecord:
+    ledger = Ledger(wall_ns=wall_ns, unknown_ns=wall_ns)
+    return StepRecord(
+        job="job", rank=RANK, step=step, ended_wall_ns=time.time_ns(), wall_ns=wall_ns, data_wait_ns=None,
+        forward_ns=None, backward_ns=None, optimizer_ns=None, micro_batches=None, samples=samples, tokens=None,
+        ledger=ledger, source="estimate", calibration_age_steps=None, totals=ledger, total_steps=step,
+        total_samples=None, total_tokens=None, overhead_ns=0, total_overhead_ns=0, total_windows=0, dropped_records=0,
+        knobs=knobs,
+    )  # fmt: skip
+
+
+def main(options: dict[str, Any]) -> dict[str, Any]:
+    torch.manual_seed(0)
+    net = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(12)])
+    ddp = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-2)
+    config = TuneConfig(bucket_bytes_min=16 * 1024, mode=options.get("mode", "exact"))
+    batcher = MicroBatcher(ddp, 4)
+    buckets = Brittle(ddp, config)
+    if RANK == WORLD - 1:
+        buckets.bad, buckets.bad_calls = options.get("bad"), tuple(options.get("bad_calls", ()))
+    actuators: list[Any] = [buckets, MicroBatchActuator(ddp, batcher, config)]
+    policy = Script(options.get("policy_fails")) if RANK == 0 else None
+    emitted: list[JobRecord] = []
+    in_force: list[Knobs] = [Knobs()]
+    agreement_given = None
+    if options.get("meet_seconds"):
+        agreement_given = RankAgreement(RANK, WORLD, votes=True, meet_seconds=options["meet_seconds"])
+    if options.get("absent") != RANK:
+        hello = JobHello(
+            job="job", rank=RANK, local_rank=RANK, world_size=WORLD, pid=os.getpid(), host="h", device="cpu",
+            framework="torch", pacecar_version="0", started_wall_ns=0,
+        )  # fmt: skip
+        tuner = Tuner(
+            hello=hello, config=config, policy=policy, actuators=actuators,
+            facts=lambda: Facts("job", WORLD, buckets.gradient_bytes(), batcher.batch_samples),
+            emit=emitted.append, set_knobs=in_force.append, request_window=lambda: None, clock=SystemClock(),
+            agreement=agreement_given,
+        )  # fmt: skip
+        tuner.start()
+    generator = torch.Generator().manual_seed(RANK)
+    costs: dict[str, list[int]] = {"tick": [], "vote": [], "read": [], "other": []}
+    walls: list[int] = []
+    last = time.perf_counter_ns()
+    for step in range(1, options["steps"] + 1):
+        batch = torch.randn(16, 64, generator=generator)
+        optimizer.zero_grad()
+        for micro in batcher.split(batch):
+            batcher.backward(ddp(micro).square().mean())
+        optimizer.step()
+        if options.get("sleep_us"):
+            time.sleep(options["sleep_us"] / 1e6)
+        now = time.perf_counter_ns()
+        record = step_record(step, now - last, in_force[-1], 16)
+        walls.append(now - last)
+        last = now
+        if options.get("break_side") == step and RANK == WORLD - 1:
+            dist.destroy_process_group(tuner._agreement._side._group)
+            tuner._agreement._side._group = dist.GroupMember.NON_GROUP_MEMBER
+        if options.get("absent") == RANK:
+            continue
+        begin = time.perf_counter_ns()
+        tuner.on_boundary(None if step % 50 == 0 and options.get("holes") else record)
+        costs[{3: "vote", 0: "read"}.get(step % 4, "other")].append(time.perf_counter_ns() - begin)
+        if options.get("crash") == step and RANK == WORLD - 1:
+            raise SystemExit(7)
+    begin = time.perf_counter_ns()
+    state, agreement = "off", None
+    if options.get("absent") != RANK:
+        state, agreement = tuner.state, tuner._agreement
+        tuner.close()
+    close_ms = (time.perf_counter_ns() - begin) / 1e6
+    digest = hashlib.blake2b()
+    for p in net.parameters():
+        digest.update(p.detach().numpy().tobytes())
+    return {
+        "switches": [[r.step, r.epoch, r.knobs.values, r.duration_ns] for r in emitted if isinstance(r, KnobSwitch)],
+        "status": [[r.state, r.detail] for r in emitted if isinstance(r, TunerStatus)],
+        "state": state,
+        "frozen": None if agreement is None else agreement.frozen,
+        "observed": None if policy is None else [[o.step, o.values, o.pace_ns] for o in policy.seen],
+        "spaces": None
+        if policy is None or not hasattr(policy, "spaces")
+        else [[s.knob, s.value, s.domain] for s in policy.spaces],
+        "finished": None if policy is None else policy.finished,
+        "weights": digest.hexdigest(),
+        "close_ms": close_ms,
+        "cost_us": {k: sorted(v)[len(v) // 2] / 1000 for k, v in costs.items() if v},
+        "step_us": sorted(walls)[len(walls) // 2] / 1000,
+        "walls": walls if options.get("walls") else None,
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method="file://" + os.environ["STORE"], rank=RANK, world_size=WORLD, timeout=timedelta(seconds=60)
+    )
+    answer = main(json.loads(sys.argv[1]))
+    dist.destroy_process_group()
+    print(json.dumps(answer))  # noqa: T201  this is what the test reads

@@ -1,0 +1,203 @@
+"""DDP's bucket size changes live: same gradients to the last bit, nothing grows, and what cannot be done is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pacecar.config import TuneConfig
+from pacecar.controller import ddp_buckets
+from pacecar.controller.actuator import ActuatorError
+from pacecar.controller.ddp_buckets import BucketActuator
+
+Run = Callable[..., list[dict[str, Any]]]
+ROUNDING = 1e-6
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_120_live_switches_give_the_gradients_of_a_fresh_ddp_to_the_last_bit_and_grow_nothing(run_ranks: Run) -> None:
+    ranks = run_ranks("job_buckets.py", 2, json.dumps({"switches": 120, "growth": 60, "held": True}))
+    for rank in ranks:
+        assert rank["refusal"] is None
+        assert rank["recipe"] == "ordered"
+        assert rank["unequal"] == 0
+        assert rank["reducers"] == 0, "every Reducer that was replaced is gone"
+        assert rank["resident_late"] - rank["resident_early"] < 2 * 2**20
+        assert rank["buckets_back"] == "761984", "the default's buckets are back as DDP made them"
+        assert "its buckets would leak" in rank["held"]
+        assert rank["value_after_held"] == 25 * 2**20
+    assert ranks[0]["layout"] == ranks[1]["layout"]
+    assert sum(ranks[0]["gradient_bytes"]) == 761984
+    assert ranks[0]["gradient_bytes"][0] == 64 * 4, "the last layer's bias is ready first"
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "recipe"),
+    [
+        ({"view": True, "micro": 3, "hook": True}, "ordered"),
+        ({"compiled": True, "micro": 2}, "ordered"),
+        ({"unused": True, "micro": 2}, "helper"),
+        ({"static": True}, "helper"),
+    ],
+    ids=str,
+)
+def test_every_flavour_of_ddp_keeps_its_gradients(run_ranks: Run, options: dict[str, Any], recipe: str) -> None:
+    for rank in run_ranks("job_buckets.py", 2, json.dumps({"switches": 8, **options})):
+        assert (rank["refusal"], rank["recipe"], rank["unequal"]) == (None, recipe, 0)
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_three_ranks_differ_by_the_order_of_summation_only(run_ranks: Run) -> None:
+    for rank in run_ranks("job_buckets.py", 3, json.dumps({"switches": 8})):
+        assert rank["worst"] < ROUNDING
+
+
+# --- refusals: each names the thing and what to do ------------------------------------------------
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def two_ranks(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a single process believe that it has a peer: refusals never communicate."""
+    monkeypatch.setattr(ddp_buckets.dist, "get_world_size", lambda *_: 2)
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(256, 256), nn.Linear(256, 256))
+
+
+def actuator(model: nn.Module) -> BucketActuator:
+    return BucketActuator(model, TuneConfig(bucket_bytes_min=1024))
+
+
+def test_a_model_that_is_not_ddp_is_refused_by_name() -> None:
+    knob = actuator(nn.Linear(2, 2))
+    assert knob.refusal() == (
+        "model is Linear, not DistributedDataParallel: bucket size is not tuned; wrap it in"
+        " torch.nn.parallel.DistributedDataParallel and pass that to attach()"
+    )
+    assert knob.gradient_bytes() == ()
+    with pytest.raises(ActuatorError, match="not DistributedDataParallel"):
+        knob.value()
+
+
+def test_one_rank_has_nothing_to_win(group: None) -> None:
+    assert (
+        actuator(DistributedDataParallel(net())).refusal() == "DDP runs on one rank: there is no communication to tune"
+    )
+
+
+def test_an_apply_that_was_not_prepared_changes_nothing(group: None) -> None:
+    ddp = DistributedDataParallel(net())
+    reducer = ddp.reducer
+    with pytest.raises(ActuatorError, match="one rank"):
+        actuator(ddp).apply(4096)
+    assert ddp.reducer is reducer
+
+
+def state_hook(state, bucket):
+    """Without annotations: DDP compares them with types, not with their names."""
+    raise AssertionError("never called: no backward runs here")
+
+
+def test_a_hook_with_state_is_refused(two_ranks: None) -> None:
+    ddp = DistributedDataParallel(net())
+    ddp.register_comm_hook({"error": 1}, state_hook)
+    assert "state_hook keeps state (dict)" in str(actuator(ddp).refusal())
+
+
+def test_a_built_in_hook_is_refused(two_ranks: None) -> None:
+    ddp = DistributedDataParallel(net())
+    ddp._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
+    assert "built-in communication hook" in str(actuator(ddp).refusal())
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "reason"),
+    [
+        ("_use_python_reducer", True, "python reducer"),
+        ("mixed_precision", object(), "mixed_precision"),
+        ("_delay_all_reduce_params", [1], "delay_all_reduce"),
+        ("bucket_bytes_cap_list", [1, 2], "bucket_cap_mb_list"),
+    ],
+)
+def test_features_bound_to_the_reducer_are_refused(two_ranks: None, attribute: str, value: Any, reason: str) -> None:
+    ddp = DistributedDataParallel(net())
+    setattr(ddp, attribute, value)
+    assert reason in str(actuator(ddp).refusal())
+
+
+def test_an_optimizer_in_backward_is_refused(two_ranks: None) -> None:
+    ddp = DistributedDataParallel(net())
+    ddp.module[0].weight._in_backward_optimizers = []
+    assert "optimizer runs in backward" in str(actuator(ddp).refusal())
+
+
+def test_a_torch_with_another_ddp_inside_is_refused_by_the_name_of_what_is_missing(two_ranks: None) -> None:
+    ddp = DistributedDataParallel(net())
+    del ddp._comm_hooks
+    assert "no _comm_hooks" in str(actuator(ddp).refusal())
+
+
+def test_a_reducer_with_unknown_arguments_leaves_the_helper(two_ranks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    ddp = DistributedDataParallel(net())
+    knob = actuator(ddp)
+    for _ in range(3):
+        ddp(torch.ones(2, 256)).sum().backward()
+
+    class Changed:
+        def __init__(self) -> None:
+            """(self: R, process_group: c10d::ProcessGroup, novelty: int = 3)."""
+
+    monkeypatch.setattr(dist, "Reducer", Changed)
+    assert knob.refusal() is None
+    assert knob._recipe == "helper"
+
+
+def test_small_models_have_nothing_to_choose(two_ranks: None) -> None:
+    ddp = DistributedDataParallel(nn.Linear(2, 2))
+    knob = BucketActuator(ddp, TuneConfig())
+    assert "fit in the smallest bucket" in str(knob.refusal())
+    assert knob.domain() == (25 * 2**20,)
+
+
+def test_the_domain_is_geometric_and_includes_the_present_value(two_ranks: None) -> None:
+    knob = BucketActuator(DistributedDataParallel(net()), TuneConfig(bucket_bytes_min=10_000, bucket_bytes_max=2**18))
+    assert sum(knob.gradient_bytes()) == 2 * (256 * 256 + 256) * 4
+    assert knob.domain() == (2**14, 2**15, 2**16, 2**17, 2**18, 25 * 2**20)
+
+
+def test_parameters_that_changed_make_apply_fail_with_the_old_reducer_s_size(group: None) -> None:
+    """Thawing a layer after wrapping would change what is synchronized, so the switch is not made."""
+    ddp = DistributedDataParallel(net())
+    knob = actuator(ddp)
+    for _ in range(3):
+        ddp(torch.ones(2, 256)).sum().backward()
+    assert knob._choose_recipe(ddp) is None
+    knob.apply(4096)
+    assert knob.value() == 4096
+    assert ddp._get_ddp_logging_data()["bucket_cap_bytes"] == 4096
+    ddp.module[0].weight.requires_grad_(False)
+    reducer = ddp.reducer
+    with pytest.raises(ActuatorError, match="parameters changed"):
+        knob.apply(8192)
+    assert knob.value() == 4096
+    assert ddp.reducer is reducer

@@ -1,0 +1,242 @@
+"""Micro-batches: the gradient of the whole batch from any split, synchronization with the last one only."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pacecar.config import TuneConfig
+from pacecar.controller.actuator import ActuatorError
+from pacecar.controller.microbatch import MicroBatchActuator, MicroBatcher
+
+Pair = namedtuple("Pair", "x y")
+BATCH = 7
+
+
+def batch() -> dict[str, Any]:
+    x = torch.arange(BATCH * 2.0).reshape(BATCH, 2)
+    return {"pair": Pair(x, [x + 1, (x[:, 0], "tag")]), "scalar": torch.tensor(3.0), "count": 5, "none": None}
+
+
+def test_every_tensor_of_a_nest_is_cut_along_dim_0_and_the_rest_passes_through() -> None:
+    parts = list(MicroBatcher(None, 3).split(batch()))
+    assert [len(p["pair"].x) for p in parts] == [3, 3, 1]
+    whole = batch()
+    for index, part in enumerate(parts):
+        low = 3 * index
+        assert isinstance(part["pair"], Pair)
+        assert torch.equal(part["pair"].x, whole["pair"].x[low : low + 3])
+        assert torch.equal(part["pair"].y[0], whole["pair"].y[0][low : low + 3])
+        assert torch.equal(part["pair"].y[1][0], whole["pair"].y[1][0][low : low + 3])
+        assert part["pair"].y[1][1] == "tag"
+        assert (part["scalar"], part["count"], part["none"]) == (3.0, 5, None)
+
+
+def test_other_mappings_keep_their_type() -> None:
+    parts = list(MicroBatcher(None, 4).split(OrderedDict(x=torch.ones(BATCH, 1))))
+    assert [type(p) for p in parts] == [OrderedDict, OrderedDict]
+
+
+@given(st.integers(0, 40), st.integers(1, 45))
+def test_sizes_add_up_are_the_micro_batch_but_for_the_last_and_weights_sum_to_one(samples: int, size: int) -> None:
+    batcher = MicroBatcher(None, size)
+    sizes, weights = [], []
+    for part in batcher.split(torch.arange(samples)):
+        sizes.append(len(part))
+        weights.append(batcher.weight)
+    assert sum(sizes) == samples
+    assert all(s == min(size, samples) for s in sizes[:-1])
+    assert sum(weights) == pytest.approx(1.0)
+    assert batcher.weight == 1.0
+
+
+def test_a_batch_that_needs_no_split_is_the_same_object() -> None:
+    whole = batch()
+    for size in (None, BATCH, 100):
+        assert [part is whole for part in MicroBatcher(None, size).split(whole)] == [True]
+
+
+def test_tensors_that_disagree_are_named() -> None:
+    with pytest.raises(ValueError, match=r"batch\['b'\]\[1\] has 3 samples in dim 0, batch\['a'\] has 2"):
+        MicroBatcher(None, 1).split({"a": torch.ones(2), "b": [torch.ones(2), torch.ones(3)]})
+
+
+def test_a_batch_without_tensors_and_one_that_contains_itself_are_refused() -> None:
+    with pytest.raises(ValueError, match="no tensor to split"):
+        MicroBatcher(None, 1).split(["a", 1])
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(ValueError, match="nested deeper"):
+        MicroBatcher(None, 1).split(loop)
+
+
+def test_a_size_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        MicroBatcher(None, 0)
+
+
+# --- gradients -------------------------------------------------------------------------------------
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.LayerNorm(16), nn.Linear(16, 3))
+
+
+def gradients(size: int | None, scaler: Any = None) -> list[torch.Tensor]:
+    net, batcher = model(), MicroBatcher(None, size, scaler=scaler)
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(BATCH, 4, generator=generator), torch.randn(BATCH, 3, generator=generator)
+    for part_x, part_y in batcher.split((x, y)):
+        batcher.backward(nn.functional.mse_loss(net(part_x), part_y))
+    return [p.grad for p in net.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_any_split_gives_the_gradient_of_the_batch(size: int) -> None:
+    for split, whole in zip(gradients(size), gradients(None), strict=True):
+        torch.testing.assert_close(split, whole, rtol=1e-5, atol=1e-7)
+
+
+def test_the_whole_batch_at_once_is_the_plain_loop_to_the_last_bit() -> None:
+    net = model()
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(BATCH, 4, generator=generator), torch.randn(BATCH, 3, generator=generator)
+    nn.functional.mse_loss(net(x), y).backward()
+    for ours, plain in zip(gradients(BATCH), net.parameters(), strict=True):
+        assert torch.equal(ours, plain.grad)
+
+
+def test_a_scaler_scales_the_weighted_loss() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for scaled, plain in zip(gradients(3, scaler), gradients(3), strict=True):
+        torch.testing.assert_close(scaled, plain * 1024.0)
+
+
+# --- DDP -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ddp(tmp_path: Path) -> Iterator[DistributedDataParallel]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield DistributedDataParallel(model())
+    dist.destroy_process_group()
+
+
+def test_gradients_are_synchronized_with_the_last_micro_batch_only(ddp: DistributedDataParallel) -> None:
+    flags = [ddp.require_backward_grad_sync for _ in MicroBatcher(ddp, 3).split(torch.ones(BATCH, 4))]
+    assert flags == [False, False, True]
+    assert ddp.require_backward_grad_sync
+
+
+def test_inside_the_user_s_no_sync_nothing_is_synchronized(ddp: DistributedDataParallel) -> None:
+    with ddp.no_sync():
+        flags = [ddp.require_backward_grad_sync for _ in MicroBatcher(ddp, 3).split(torch.ones(BATCH, 4))]
+        assert not ddp.require_backward_grad_sync
+    assert flags == [False, False, False]
+    assert ddp.require_backward_grad_sync
+
+
+def test_a_loop_that_breaks_or_raises_leaves_synchronization_on(ddp: DistributedDataParallel) -> None:
+    batcher = MicroBatcher(ddp, 3)
+    for _ in batcher.split(torch.ones(BATCH, 4)):
+        break
+    assert ddp.require_backward_grad_sync
+    with pytest.raises(RuntimeError, match="planted"):  # noqa: PT012  the loop is what is tested
+        for _ in batcher.split(torch.ones(BATCH, 4)):
+            raise RuntimeError("planted")
+    assert ddp.require_backward_grad_sync
+    assert batcher.weight == 1.0
+
+
+def test_an_iterator_that_was_left_open_is_undone_by_the_next_split(ddp: DistributedDataParallel) -> None:
+    batcher = MicroBatcher(ddp, 3)
+    left = iter(batcher.split(torch.ones(BATCH, 4)))
+    next(left)
+    assert not ddp.require_backward_grad_sync
+    assert [ddp.require_backward_grad_sync for _ in batcher.split(torch.ones(2, 4))] == [True]
+
+
+# --- the knob -------------------------------------------------------------------------------------
+
+
+def actuator(net: nn.Module, size: int | None = 2, samples: int | None = 16, **bounds: int) -> MicroBatchActuator:
+    batcher = MicroBatcher(None, size)
+    if samples is not None:
+        for _ in batcher.split(torch.ones(samples)):
+            pass
+    return MicroBatchActuator(net, batcher, TuneConfig(**bounds))  # type: ignore[arg-type]
+
+
+def test_the_domain_is_the_present_size_times_powers_of_two_and_the_batch() -> None:
+    assert actuator(model()).domain() == (1, 2, 4, 8, 16)
+    assert actuator(model(), size=3, samples=20).domain() == (1, 3, 6, 12, 20)
+    assert actuator(model(), size=None).domain() == (1, 2, 4, 8, 16)
+    assert actuator(model(), micro_batch_min=2, micro_batch_max=8).domain() == (2, 4, 8)
+    assert actuator(model(), size=32).domain() == (1, 2, 4, 8, 16, 32)
+
+
+def test_apply_takes_effect_at_the_next_split() -> None:
+    batcher = MicroBatcher(None, 2)
+    knob = MicroBatchActuator(model(), batcher, TuneConfig())
+    iterator = batcher.split(torch.ones(8))
+    next(iterator)
+    knob.apply(8)
+    assert [len(p) for p in iterator] == [2, 2, 2]
+    assert [len(p) for p in batcher.split(torch.ones(8))] == [8]
+    with pytest.raises(ActuatorError, match="below 1"):
+        knob.apply(0)
+
+
+def test_an_unknown_batch_is_refused() -> None:
+    knob = actuator(model(), size=None, samples=None)
+    assert "batch size is not known" in str(knob.refusal())
+    with pytest.raises(ActuatorError, match="not known yet"):
+        knob.value()
+
+
+def test_a_batch_of_one_is_refused() -> None:
+    assert "nothing to split" in str(actuator(model(), samples=1).refusal())
+
+
+class HiddenDropout(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention_dropout = 0.1
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (nn.BatchNorm1d(4), "0 is BatchNorm1d"),
+        (nn.SyncBatchNorm(4), "0 is SyncBatchNorm"),
+        (nn.Dropout(0.1), r"0 (Dropout) has p=0.1"),
+        (nn.MultiheadAttention(4, 2, dropout=0.2), "has dropout=0.2"),
+        (nn.LSTM(4, 4, num_layers=2, dropout=0.3), "has dropout=0.3"),
+        (HiddenDropout(), "has attention_dropout=0.1"),
+    ],
+)
+def test_what_depends_on_the_micro_batch_is_refused_by_name(layer: nn.Module, reason: str) -> None:
+    assert reason in str(actuator(nn.Sequential(layer)).refusal())
+
+
+def test_what_does_not_is_not_refused() -> None:
+    assert (
+        actuator(nn.Sequential(nn.Dropout(0.0), nn.GroupNorm(1, 4), nn.LayerNorm(4), nn.Embedding(3, 3))).refusal()
+        is None
+    )
+
+
+def test_a_static_graph_is_refused(ddp: DistributedDataParallel) -> None:
+    ddp.static_graph = True
+    assert "static_graph" in str(actuator(ddp).refusal())
