@@ -1,7 +1,7 @@
 """A simulated job whose step time is a known function of its knobs: what the policy is tested on.
 
-It carries out a Turn some steps later, reports steps in batches of a control period, makes the first steps after a
-switch slow, and adds noise; so it shows what the real edges show, with an optimum that is known.
+It carries out a Turn some steps later, reports steps in batches and one control period late, makes the first steps
+after a switch slow, and adds noise; so it shows what the real edges show, with an optimum that is known.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class Plant:
         self.values = {space.knob: space.value for space in self.spaces}
         wish: tuple[int, dict[str, int]] | None = None
         batch: list[Observation] = []
+        gathered: list[Observation] = []  # what the ranks posted a period ago and rank 0 reads now
         since_switch = 1000
         for step in range(1, steps + 1):
             if wish is not None and step >= wish[0]:
@@ -91,8 +92,8 @@ class Plant:
                 )
             )
             if step % PERIOD_STEPS == 0:
-                turn, records = policy.advance(batch)
-                batch = []
+                turn, records = policy.advance(gathered)
+                gathered, batch = batch, []
                 self.records += records
                 if turn is not None and self.obey:
                     delay = draw.randint(*self.latency_steps)

@@ -81,9 +81,9 @@ def test_two_knobs_are_tuned_within_a_short_run(noise: str) -> None:
 
 @pytest.mark.parametrize("noise", NOISES)
 def test_tuning_a_job_whose_default_is_best_costs_under_one_percent(noise: str) -> None:
-    runs = _runs(link_curve(DEFAULT_IS_BEST), _buckets(), NOISES[noise], 1500, 0.01)
+    runs = _runs(link_curve(DEFAULT_IS_BEST), _buckets(), NOISES[noise], 2000, 0.01)
     assert median(_against_never_tuning(plant) for plant in runs) < 0.01
-    assert fmean(_off(plant, 1500) <= 0.005 for plant in runs) >= 0.95
+    assert fmean(_off(plant, 2000) <= 0.005 for plant in runs) >= 0.95
     assert fmean(any("searching again" in status.detail for status in plant.statuses) for plant in runs) <= 0.1
 
 
