@@ -18,13 +18,17 @@ __all__ = ["GPT", "GPTConfig"]
 
 @dataclass(frozen=True, slots=True)
 class GPTConfig:
-    """The size of a GPT.  The default has 2.3 million parameters: about a quarter of a second a step on two cores."""
+    """The size of a GPT.
+
+    The default has 2.6 million parameters and takes about a fifth of a second a step on two cores.  It is deep, narrow
+    and short-sighted, so that launching operators costs as large a part of a small micro-batch as it does on a GPU.
+    """
 
     vocabulary: int = 256
-    context: int = 64
-    width: int = 192
-    layers: int = 5
-    heads: int = 3
+    context: int = 32
+    width: int = 160
+    layers: int = 8
+    heads: int = 5
 
 
 class Block(nn.Module):

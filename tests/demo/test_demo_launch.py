@@ -1,0 +1,213 @@
+"""The demo as a user runs it: real daemon, real torchrun, real signals; and nothing is left behind, however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pacecar.demo.launch import Children, DemoOptions, LaunchError, free_port, survivors
+from tools import find_tool
+
+pytestmark = [pytest.mark.distributed]
+
+SMALL = ("--batch", "4", "--micro-batch", "1")
+WAIT_SECONDS = 90.0
+"""Bounds a test that would hang; nothing is judged by it."""
+
+
+def start_demo(run_dir: Path, *arguments: str, **environ: str) -> subprocess.Popen[str]:
+    base = {name: value for name, value in os.environ.items() if not name.startswith("PACECAR_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "pacecar", "demo", "--run-dir", str(run_dir), "--port", "0", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**base, **environ},
+        start_new_session=True,
+    )
+
+
+def wait_for(claim: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not claim():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+
+
+def the_run(run_dir: Path) -> Path:
+    (folder,) = [path for path in run_dir.iterdir() if not path.is_symlink()]
+    return folder
+
+
+def has_stepped(run_dir: Path) -> bool:
+    return any(b'"step"' in path.read_bytes() for path in run_dir.glob("2*/rank1.jsonl"))
+
+
+def losses(folder: Path) -> dict[int, float]:
+    lines = [json.loads(line) for line in (folder / "losses.jsonl").read_text().splitlines()]
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run of 60 steps with tuning on, early enough that knobs are turned in it."""
+    run_dir = tmp_path_factory.mktemp("finished")
+    demo = start_demo(run_dir, "--steps", "60", *SMALL, PACECAR_TUNE_WARMUP_STEPS="12")
+    output, _ = demo.communicate(timeout=WAIT_SECONDS)
+    assert demo.returncode == 0, output
+    return the_run(run_dir), output
+
+
+@pytest.mark.slow
+def test_a_run_ends_with_a_result_that_adds_up(finished: tuple[Path, str]) -> None:
+    folder, output = finished
+    assert os.readlink(folder.parent / "latest") == folder.name
+    result = json.loads((folder / "result.json").read_text())
+    assert result["status"] == "finished"
+    assert (result["world_size"], result["steps"]) == (2, 60)
+    assert 0.0 < result["overhead_ratio"] < 1.0
+    for phase in ("before", "after"):
+        ledger = result[f"ledger_{phase}"]
+        headings = ("compute", "exposed_communication", "exposed_copy", "data_wait", "host_bound", "optimizer_host")
+        parts = [ledger[f"{heading}_ns"] for heading in (*headings, "checkpoint", "unknown")]
+        assert sum(parts) == ledger["wall_ns"] > 0
+        rate = result[f"throughput_{phase}"]
+        assert 0.0 < rate["low"] <= rate["samples_per_second"] <= rate["high"]
+    assert [rank["steps"] for rank in result["ranks"]] == [60, 60]
+    assert "Before and after" in output
+    assert str(folder / "result.json") in output
+
+
+@pytest.mark.slow
+def test_every_switch_was_made_at_the_same_step_on_both_ranks(finished: tuple[Path, str]) -> None:
+    result = json.loads((finished[0] / "result.json").read_text())
+    assert result["decisions"], "sixty steps are enough to begin a trial"
+    for decision in result["decisions"]:
+        if decision["step_applied"]:
+            assert set(decision["step_applied"]) == {"0", "1"}
+            assert len(set(decision["step_applied"].values())) == 1
+
+
+@pytest.mark.slow
+def test_the_last_metrics_are_kept_and_promtool_has_no_complaint(finished: tuple[Path, str]) -> None:
+    text = (finished[0] / "metrics.txt").read_text()
+    for part in ('pacecar_job_steps_total{job="', 'rank="1"', "pacecar_job_ledger_seconds_total", "pacecar_host_"):
+        assert part in text
+    promtool = find_tool("promtool")
+    checked = subprocess.run(
+        [promtool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_tuning_does_not_change_what_is_learnt(finished: tuple[Path, str], tmp_path: Path) -> None:
+    """Exact knobs change the order of summation only: the same losses but for rounding."""
+    demo = start_demo(tmp_path, "--steps", "60", "--tune", "off", *SMALL)
+    output, _ = demo.communicate(timeout=WAIT_SECONDS)
+    assert demo.returncode == 0, output
+    tuned, plain = losses(finished[0]), losses(the_run(tmp_path))
+    assert tuned.keys() == plain.keys() == {1, 20, 40, 60}
+    for step, loss in plain.items():
+        assert tuned[step] == pytest.approx(loss, rel=1e-3), step
+    assert json.loads((the_run(tmp_path) / "result.json").read_text())["decisions"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_leaves_a_result_and_no_process(tmp_path: Path, number: int, code: int) -> None:
+    demo = start_demo(tmp_path, "--steps", "100000", *SMALL)
+    try:
+        wait_for(lambda: has_stepped(tmp_path))
+        folder = the_run(tmp_path)
+        assert len(survivors(folder.name)) >= 4, "daemon, torchrun and two workers"
+        demo.send_signal(number)
+        demo.send_signal(number)  # an impatient user
+        output, _ = demo.communicate(timeout=WAIT_SECONDS)
+    finally:
+        demo.kill()
+    assert demo.returncode == code, output
+    assert "Traceback" not in output
+    assert survivors(folder.name) == []
+    assert json.loads((folder / "result.json").read_text())["status"] == "interrupted"
+    assert not (folder / "daemon.sock").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_launcher_takes_its_processes_with_it(tmp_path: Path) -> None:
+    demo = start_demo(tmp_path, "--steps", "100000", *SMALL)
+    try:
+        wait_for(lambda: has_stepped(tmp_path))
+        job = the_run(tmp_path).name
+        demo.kill()
+        demo.communicate()
+        wait_for(lambda: survivors(job) == [])
+    finally:
+        demo.kill()
+        for process in survivors(the_run(tmp_path).name):
+            process.kill()
+
+
+@pytest.mark.slow
+def test_a_failing_job_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(
+        "import os\nif os.environ.get('RANK') == '1':\n    raise SystemExit('planted failure')\n"
+    )
+    demo = start_demo(tmp_path / "runs", "--steps", "10", *SMALL, PYTHONPATH=str(site))
+    output, _ = demo.communicate(timeout=WAIT_SECONDS)
+    assert demo.returncode == 1
+    assert "the job ended with exit code" in output
+    assert "planted failure" in output
+    folder = the_run(tmp_path / "runs")
+    assert json.loads((folder / "result.json").read_text())["status"] == "failed"
+    assert survivors(folder.name) == []
+
+
+def test_a_taken_port_gives_another_and_a_free_one_itself() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        other = free_port(port)
+        assert other not in (port, 0)
+    assert free_port(port) == port
+
+
+def test_a_daemon_that_cannot_start_is_named_with_its_log(tmp_path: Path) -> None:
+    options = DemoOptions(port=0)
+    environ = {**os.environ, "PACECAR_DAEMON_PROT": "1"}
+    with Children(tmp_path, options, environ=environ) as children, pytest.raises(LaunchError, match="no key 'prot'"):
+        children.start_daemon()
+    assert survivors(tmp_path.name) == []
+
+
+def test_a_long_folder_gets_its_socket_elsewhere_and_it_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 120)
+    folder.mkdir()
+    with Children(folder, DemoOptions(port=0)) as children:
+        children.start_daemon()
+        (daemon,) = survivors(folder.name)
+        socket_path = Path(daemon.cmdline()[-1])
+        assert len(str(socket_path)) <= 107
+        assert socket_path.is_socket()
+    assert not socket_path.parent.exists()
+    assert not psutil.pid_exists(daemon.pid)
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    demo = start_demo(tmp_path / "file" / "runs", "--steps", "1")
+    output, _ = demo.communicate(timeout=WAIT_SECONDS)
+    assert demo.returncode == 1
+    assert "a run folder cannot be made here" in output
+    assert "Traceback" not in output

@@ -1,0 +1,179 @@
+"""What people see: within 80 x 24 while it runs, and at the end no gain that was not proved."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console, RenderableType
+
+from pacecar.demo.closing import closing
+from pacecar.demo.progress import RECENT_STEPS, Progress, Surroundings, plain_line, screen
+from pacecar.demo.result import DecisionOutcome, LedgerSum, Losses, RankCount, Result, Throughput
+from pacecar.demo.wording import knob_text, ledger_bar, percent
+from pacecar.records import Decision, Goodbye, JobHello, Knobs, Ledger, StepRecord, TunerStatus, Verdict
+
+AROUND = Surroundings("20261121T000000Z-abcd", "http://127.0.0.1:9850/metrics", "runs/20261121T000000Z-abcd", "200 s")
+LEDGER = Ledger(
+    wall_ns=100_000_000, compute_ns=60_000_000, exposed_communication_ns=20_000_000, exposed_copy_ns=1_000_000,
+    data_wait_ns=5_000_000, host_bound_ns=6_000_000, optimizer_host_ns=4_000_000, checkpoint_ns=2_000_000,
+    unknown_ns=2_000_000, communication_ns=30_000_000, overlapped_communication_ns=10_000_000,
+)  # fmt: skip
+
+
+def console(*, colour: bool = False) -> Console:
+    return Console(file=io.StringIO(), width=80, height=24, color_system="truecolor" if colour else None)
+
+
+def shown(renderable: RenderableType, on: Console) -> str:
+    with on.capture() as capture:
+        on.print(renderable)
+    return capture.get()
+
+
+def a_step(rank: int, number: int, *, samples: int | None = 16, exact: bool = False) -> StepRecord:
+    return StepRecord(
+        job="j", rank=rank, step=number, ended_wall_ns=0, wall_ns=(1 + rank) * 10**10 if exact else LEDGER.wall_ns,
+        data_wait_ns=None, forward_ns=None, backward_ns=None, optimizer_ns=None, micro_batches=None, samples=samples,
+        tokens=None, ledger=Ledger(wall_ns=0) if exact else LEDGER, source="exact" if exact else "estimate",
+        calibration_age_steps=None, totals=LEDGER, total_steps=number, total_samples=None, total_tokens=None,
+        overhead_ns=0, total_overhead_ns=0, total_windows=0, dropped_records=0,
+        knobs=Knobs(epoch=7, values={"bucket_bytes": 25 * 2**20, "micro_batch": 4}),
+    )  # fmt: skip
+
+
+def busy() -> Progress:
+    progress = Progress()
+    for rank in (0, 1):
+        progress.take(
+            [
+                JobHello(
+                    job="j", rank=rank, local_rank=rank, world_size=2, pid=1, host="h", device="cpu", backend="gloo",
+                    framework="torch", pacecar_version="0", started_wall_ns=0,
+                ),
+                *(a_step(rank, n, exact=n == 30) for n in range(1, 200)),
+            ]
+        )  # fmt: skip
+    for number in range(1, 10):
+        progress.take(
+            [
+                Decision(
+                    job="j", decision=number, kind="trial", knob="bucket_bytes", from_value=2**20 * number,
+                    to_value=2**21 * number, step=1, wall_ns=0, reason="", expected_gain_ratio=None,
+                ),
+                TunerStatus(
+                    job="j", rank=0, state="trial", detail="bucket_bytes 1 MiB -> 2 MiB: " + "pair 2 of 8, " * 5,
+                    step=1, wall_ns=0, exploration_ns=0, trials=number,
+                ),
+                Verdict(
+                    job="j", decision=number, knob="bucket_bytes", outcome="kept", step=2, wall_ns=0,
+                    measured_gain_ratio=0.05, gain_low=None, gain_high=None, evidence=None, trial_steps=0,
+                    exploration_ns=0, reason="",
+                ),
+            ]
+        )  # fmt: skip
+    return progress
+
+
+@pytest.mark.parametrize("colour", [False, True])
+def test_the_busiest_screen_fits_80_by_24(colour: bool) -> None:
+    on = console(colour=colour)
+    text = shown(screen(busy(), AROUND, 83.0, on), on)
+    plain = shown(screen(busy(), AROUND, 83.0, console()), console())
+    assert len(text.splitlines()) <= 24
+    assert all(len(line) <= 80 for line in plain.splitlines())
+    for part in ("199", "320.0 samples/s", "100.0 ms/step", "exposed communication 20.0 %", "micro_batch 4", "trial:"):
+        assert part in plain
+    assert "http://127.0.0.1:9850/metrics" in plain
+
+
+def test_before_the_first_step_the_screen_says_what_is_waited_for() -> None:
+    on = console()
+    assert "starting" in shown(screen(Progress(), AROUND, 1.0, on), on)
+    assert "starting" in plain_line(Progress(), 1.0)
+
+
+def test_a_display_keeps_no_more_than_the_recent_steps() -> None:
+    progress = Progress()
+    progress.take(a_step(0, n) for n in range(1, 10_000))
+    ledger = progress.ledger()
+    assert ledger is not None
+    assert ledger.wall_ns == RECENT_STEPS * LEDGER.wall_ns
+
+
+def test_samples_that_are_not_counted_are_not_shown_as_zero() -> None:
+    progress = Progress()
+    progress.take([a_step(0, 1, samples=None)])
+    assert progress.samples_per_second() is None
+    assert "samples" not in plain_line(progress, 1.0)
+
+
+def test_records_that_a_display_does_not_need_do_not_disturb_it() -> None:
+    progress = Progress()
+    progress.take([Goodbye(job="j", rank=0, reason="x", wall_ns=0)])
+    assert progress.last is None
+
+
+@pytest.mark.parametrize("width", [1, 7, 20, 68, 200])
+def test_a_bar_is_always_full(width: int) -> None:
+    assert len(ledger_bar(LEDGER, width, console()).plain) == width
+
+
+def test_a_bar_of_no_time_is_empty() -> None:
+    assert ledger_bar(Ledger(wall_ns=0), 40, console()).plain == ""
+
+
+def test_bytes_are_written_as_people_write_them_and_missing_is_a_dash() -> None:
+    assert knob_text("bucket_bytes", 25 * 2**20) == "25 MiB"
+    assert knob_text("bucket_bytes", 512 * 2**10) == "512 KiB"
+    assert knob_text("micro_batch", 8) == "8"
+    assert percent(None) == "-"
+    assert percent(0.0) == "0.0 %"
+
+
+def outcome(verdict: str | None, kind: str = "trial") -> DecisionOutcome:
+    return DecisionOutcome(
+        decision=1, kind=kind, knob="micro_batch", from_value=2, to_value=4, step_applied={0: 60, 1: 60},
+        expected_gain_ratio=None, measured_gain_ratio=None if verdict is None else 0.18, gain_low=0.08, gain_high=0.27,
+        verdict=verdict, reason="a reason for people",
+    )  # fmt: skip
+
+
+def a_result(*decisions: DecisionOutcome, early: bool = False) -> Result:
+    rate = None if early else Throughput(120.0, 110.0, 130.0, steps=40, windows=5)
+    ledger = None if early else LedgerSum(rank=0, steps=40, estimate=40, exact=0, ledger=LEDGER)
+    return Result(
+        world_size=2, steps=600, ledger_before=ledger, ledger_after=ledger, exact_before=None, exact_after=None,
+        knobs_before={"micro_batch": 2}, knobs_after={"micro_batch": 4}, throughput_before=rate, throughput_after=rate,
+        decisions=decisions, switches=3, overhead_ratio=0.0042, exploration_ns=0, tuner=None,
+        losses=Losses(first=5.5, last=2.0), ranks=(RankCount(0, 600, 610, 0, None),),
+    )  # fmt: skip
+
+
+def closed(result: Result) -> str:
+    on = console()
+    return shown(closing(result, {"result": "runs/x/result.json"}, on), on)
+
+
+def test_the_closing_fits_80_columns_and_has_every_number() -> None:
+    text = closed(a_result(outcome("kept")))
+    assert all(len(line.rstrip()) <= 80 for line in text.splitlines())
+    for part in (
+        "Kept: micro_batch 2 -> 4", "compute", "60.0 %", "unknown", "120.0", "110.0 .. 130.0", "18.0 %",
+        "8.0 .. 27.0 %",
+        "a reason for people", "0.4 %", "5.500 -> 2.000", "runs/x/result.json",
+    ):  # fmt: skip
+        assert part in text
+
+
+def test_no_gain_is_said_plainly() -> None:
+    assert "Nothing proved better" in closed(a_result(outcome("rolled_back")))
+    assert "No knob was turned" in closed(a_result())
+    assert "No knob was turned" in closed(a_result(outcome(None, kind="advise")))
+    assert "too early to compare" in closed(a_result(early=True))
+
+
+def test_a_trial_without_a_verdict_is_open_and_its_gain_a_dash() -> None:
+    text = closed(a_result(outcome(None)))
+    assert "still open" in text
+    assert "Kept" not in text

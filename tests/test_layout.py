@@ -1,0 +1,141 @@
+"""The house stands as it is drawn: packages, links, sizes; and it never takes the names `monitor` and `profiler`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("monitor", "profiler", "controller", "dashboards")
+MODULE_LINES_MAX = 450
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def packages_on_disk() -> set[str]:
+    found = {"pacecar"}
+    for folder in (ROOT / "pacecar", *(ROOT / room for room in ROOMS)):
+        prefix = "" if folder.name == "pacecar" else "pacecar."
+        for init in folder.rglob("__init__.py"):
+            parts = init.parent.relative_to(ROOT).parts
+            # The links in pacecar/ lead to the rooms, which are counted where they stand.
+            if len(parts) > 1 and parts[0] == "pacecar" and parts[1] in ROOMS:
+                continue
+            found.add(prefix + ".".join(parts))
+    return found
+
+
+def modules() -> list[Path]:
+    tops = [ROOT / "pacecar" / "demo", *(ROOT / room for room in ROOMS)]
+    return sorted([*(ROOT / "pacecar").glob("*.py"), *(path for top in tops for path in top.rglob("*.py"))])
+
+
+def test_every_package_on_disk_is_listed_and_every_listed_one_is_there() -> None:
+    assert set(PROJECT["tool"]["setuptools"]["packages"]) == packages_on_disk()
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_each_room_is_mounted_and_linked(room: str) -> None:
+    assert PROJECT["tool"]["setuptools"]["package-dir"][f"pacecar.{room}"] == room
+    link = ROOT / "pacecar" / room
+    assert link.is_symlink()
+    assert os.readlink(link) == f"../{room}"
+    assert (ROOT / room / "py.typed").exists()
+
+
+@pytest.mark.parametrize("module", modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_modules_stay_small_and_say_what_they_are_for(module: Path) -> None:
+    text = module.read_text()
+    assert len(text.splitlines()) <= MODULE_LINES_MAX
+    assert text.lstrip("r").startswith('"""'), "a module docstring says which question the module answers"
+
+
+def test_no_file_of_the_project_is_named_twice_among_the_tests() -> None:
+    """`--import-mode=importlib` allows it, but people who run one file by name do not."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_the_command_and_the_version_are_the_packages_own() -> None:
+    import pacecar
+
+    assert PROJECT["project"]["scripts"] == {"pacecar": "pacecar.cli:main"}
+    assert PROJECT["project"]["version"] == pacecar.__version__
+
+
+TRAIN = """
+import monitor, profiler
+assert monitor.MINE == profiler.MINE == "the user's own"
+
+import pacecar, pacecar.profiler, pacecar.monitor, pacecar.controller, pacecar.dashboards
+import torch
+assert pacecar.profiler is not profiler and pacecar.__file__.startswith(EXPECTED), pacecar.__file__
+assert pacecar.profiler.__file__.startswith(EXPECTED), pacecar.profiler.__file__
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with pacecar.attach(model, optimizer, tune="off") as pacer:
+    assert pacer.is_active, pacer.inert_because
+    for batch in pacer.data([torch.ones(2, 4)] * 3):
+        model(batch).mean().backward()
+        optimizer.step()
+print("trained")
+"""
+
+
+def train_beside_own_modules(folder: Path, expected: Path, **environ: str) -> None:
+    """Run a training script in a folder that has its own profiler.py and monitor.py."""
+    for name in ("profiler.py", "monitor.py"):
+        (folder / name).write_text('MINE = "the user\'s own"\n')
+    script = folder / "train.py"
+    script.write_text(f"EXPECTED = {str(expected)!r}\n{TRAIN}")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=folder,
+        env={**os.environ, "PACECAR_HOOK_SOCKET": str(folder / "none"), **environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "trained\n"
+
+
+@pytest.mark.slow
+def test_the_users_own_profiler_and_monitor_stay_theirs_beside_an_editable_install(tmp_path: Path) -> None:
+    user = tmp_path / "user"
+    user.mkdir()
+    train_beside_own_modules(user, ROOT)
+
+
+@pytest.mark.slow
+def test_the_users_own_profiler_and_monitor_stay_theirs_beside_an_installed_wheel(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    # Built from a copy: setuptools leaves build/ behind, and a stale one would go into the wheel.
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE", "pacecar", *ROOMS):
+        path = ROOT / name
+        if path.is_dir():
+            shutil.copytree(path, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        elif path.exists():
+            shutil.copy(path, source / name)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    wheels, target = tmp_path / "wheels", tmp_path / "target"
+    build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(source)]
+    subprocess.run(build, check=True, capture_output=True, timeout=120)
+    (wheel,) = wheels.glob("pacecar-*.whl")
+    install = [*pip, "install", "--no-deps", "--no-index", "--target", str(target), str(wheel)]
+    subprocess.run(install, check=True, capture_output=True, timeout=120)
+    assert sorted(path.name for path in target.iterdir() if "dist-info" not in path.name) == ["bin", "pacecar"]
+    assert (target / "pacecar" / "py.typed").exists()
+    assert list((target / "pacecar" / "dashboards" / "generated").glob("*.json"))
+    user = tmp_path / "user"
+    user.mkdir()
+    train_beside_own_modules(user, target, PYTHONPATH=str(target))
