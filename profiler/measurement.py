@@ -106,8 +106,13 @@ class WindowMeter:
             return None
         stretches = {name: intervals(step.marks.get(name, ())) + offset for name in PHASES}
         thread = threading.get_native_id() if names_threads else None
+        tails = stretches["backward_tail"]
         reading = read_rows(
-            found, training_thread=thread, on_device=self._on_device, data_wait=union(stretches["data_wait"])
+            found,
+            training_thread=thread,
+            on_device=self._on_device,
+            data_wait=union(stretches["data_wait"]),
+            backward_end_ns=int(tails[:, 1].max()) if len(tails) else None,
         )
         if self._on_device and reading.device_rows == 0:
             _log.info("a window is thrown away: the profiler saw nothing on the device")

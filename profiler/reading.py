@@ -48,12 +48,19 @@ class Reading:
 
 
 def read_rows(
-    rows: Iterable[Activity], *, training_thread: int | None, on_device: bool, data_wait: Intervals = EMPTY
+    rows: Iterable[Activity],
+    *,
+    training_thread: int | None,
+    on_device: bool,
+    data_wait: Intervals = EMPTY,
+    backward_end_ns: int | None = None,
 ) -> Reading:
     """Return the spans in `rows`.
 
     `training_thread` is the thread that runs the loop as rows name it; None takes every thread that ran an operator.
-    `data_wait` is what the hook itself timed; on a CPU job operators inside it are not compute.
+    `data_wait` is what the hook itself timed; on a CPU job operators inside it are not compute.  A collective's row may
+    still be open when the trace ends although the job has long gone on: the group's thread wakes the training thread
+    first and closes the row afterwards.  Such a row ends at `backward_end_ns`, when DDP has waited for all of them.
     """
     device: dict[Work, list[tuple[int, int]]] = {kind: [] for kind in Work}
     operators: dict[int, list[tuple[int, int]]] = {}
@@ -70,6 +77,9 @@ def read_rows(
             operators.setdefault(thread, []).append(span)
             if name.startswith("autograd::engine::"):
                 autograd.add(thread)
+        elif host_row is HostRow.WORK and backward_end_ns is not None and start < backward_end_ns < span[1]:
+            is_open = '"finished": false' in row.metadata_json()
+            host[host_row].append((start, backward_end_ns) if is_open else span)
         elif host_row is not None:
             host[host_row].append(span)
         else:

@@ -40,6 +40,9 @@ __all__ = ["WindowProfiler", "WindowUnavailable"]
 
 _log = logging.getLogger(__name__)
 
+_MAY_BE_OPEN = ("Optimizer.step#", "gloo:", "ucc:", "mpi:", "nccl:")
+"""A collective's record ends on the group's own thread, which carries (and so keeps alive) the state of its session."""
+
 KINETO_LOG_VARIABLE = "KINETO_LOG_LEVEL"
 KINETO_LOG_QUIET = "6"
 """One above USDT (5): kineto prints severities >= the level."""
@@ -150,7 +153,9 @@ class WindowProfiler:
         for row in rows:
             if row.timestamp() + row.duration() < last or row.type() != "user_annotation":
                 continue
-            if '"finished": false' in row.metadata_json() and not row.name().startswith("Optimizer.step#"):
+            if row.name().startswith(_MAY_BE_OPEN):
+                continue
+            if '"finished": false' in row.metadata_json():
                 self._is_barred = True
                 _log.info("pacecar takes no more windows: the record %r outlives them", row.name())
                 return

@@ -19,6 +19,7 @@ class Row:
     end: int
     thread: int = MAIN
     link: "Row | None" = None
+    metadata: str = ""
 
     def name(self):
         return self.row_name
@@ -34,6 +35,9 @@ class Row:
 
     def resource_id(self):
         return self.thread
+
+    def metadata_json(self):
+        return self.metadata
 
     def linked_activity(self):
         return self.link
@@ -78,6 +82,13 @@ def test_on_a_device_only_the_devices_rows_are_work():
     assert spans_of(reading, Work.COMMUNICATION) == [[60, 80], [90, 95]]
     assert spans_of(reading, Work.COPY) == [[80, 85]]
     assert reading.device_rows == 3
+
+
+def test_a_collective_still_open_at_the_end_ends_where_ddp_had_waited_for_it():
+    open_row = Row("user_annotation", "gloo:all_reduce", 10, 500, GLOO, metadata='"finished": false')
+    closed = Row("user_annotation", "gloo:broadcast", 600, 700, GLOO)
+    reading = read_rows([open_row, closed], training_thread=MAIN, on_device=False, backward_end_ns=90)
+    assert spans_of(reading, Work.COMMUNICATION) == [[10, 90], [600, 700]]
 
 
 def test_without_thread_names_every_operator_thread_trains():

@@ -1,0 +1,89 @@
+"""The hook on a real DDP job of two gloo ranks: ledgers sum, communication is seen, and the numbers are the same."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pacecar.records import Goodbye, JobHello, JobRecord, StepRecord
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+TIMEOUT_SECONDS = 120
+
+
+def run(folder, mode):
+    """Run both ranks; return each rank's result."""
+    folder.mkdir()
+    command = [sys.executable, str(Path(__file__).parent / "ddp_job.py")]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(folder / "store"), str(folder), mode], stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    try:
+        for process in ranks:
+            _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
+            assert process.returncode == 0, errors
+            assert "USDT" not in errors
+    finally:
+        for process in ranks:
+            process.kill()
+    return [msgspec.msgpack.decode((folder / f"result{rank}").read_bytes()) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ddp")
+    return {mode: run(folder / mode, mode) for mode in ("hooked", "plain")}, folder / "hooked"
+
+
+def records_of(folder, rank):
+    lines = (folder / f"rank{rank}.jsonl").read_bytes().splitlines()
+    return [msgspec.json.decode(line, type=JobRecord) for line in lines]
+
+
+def test_losses_and_parameters_are_equal_to_the_last_bit_under_ddp(runs):
+    results, _ = runs
+    assert results["hooked"] == results["plain"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_rank_tells_its_whole_story(runs, rank):
+    records = records_of(runs[1], rank)
+    assert isinstance(records[0], JobHello)
+    assert (records[0].rank, records[0].world_size, records[0].backend) == (rank, 2, "gloo")
+    assert isinstance(records[-1], Goodbye)
+    steps = [r for r in records if isinstance(r, StepRecord)]
+    assert [r.step for r in steps] == list(range(200))
+    for record in steps:
+        assert sum(record.ledger.parts().values()) == record.wall_ns
+        assert record.forward_ns + record.backward_ns + record.optimizer_ns <= record.wall_ns
+        assert record.micro_batches == (2 if record.step % 4 == 3 else 1)
+        assert record.samples == 32 * record.micro_batches
+    assert steps[-1].dropped_records == 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_exact_windows_see_communication_and_estimates_follow_them(runs, rank):
+    steps = [r for r in records_of(runs[1], rank) if isinstance(r, StepRecord)]
+    exact = [r for r in steps if r.source == "exact"]
+    assert len(exact) >= 15
+    for record in exact:
+        assert record.ledger.communication_ns > 0
+        assert record.ledger.compute_ns > 0
+        assert record.ledger.unknown_ns == 0
+    calibrated = [r for r in steps if r.source == "estimate" and r.calibration_age_steps is not None]
+    assert sum(r.ledger.exposed_communication_ns for r in calibrated) > 0
+    assert all(r.ledger.unknown_ns == 0 for r in calibrated)
+
+
+def test_both_ranks_profile_the_same_steps(runs):
+    profiled = [
+        [r.step for r in records_of(runs[1], rank) if isinstance(r, StepRecord) and r.source == "exact"]
+        for rank in range(2)
+    ]
+    assert profiled[0] == profiled[1]
