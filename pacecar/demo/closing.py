@@ -131,10 +131,7 @@ def _decisions(result: Result) -> list[RenderableType]:
             bounds,
             Text(outcome.verdict or _pending(outcome), style="green" if outcome.verdict == "kept" else "yellow"),
         )
-    reasons = [
-        Padding(Text(f"{o.knob} -> {knob_text(o.knob, o.to_value)}: {o.reason}", style="dim"), (0, 0, 0, 2))
-        for o in result.decisions
-    ]
+    reasons = [Padding(Text(_reason(o), style="dim"), (0, 0, 0, 2)) for o in result.decisions]
     return [Text(), table, *reasons]
 
 
@@ -153,6 +150,13 @@ def _facts(result: Result) -> list[RenderableType]:
     if result.throughput_before is not None and result.throughput_after is not None:
         lines.append(("spread", f"median and 10th .. 90th percentile over windows of {WINDOW_STEPS} unprofiled steps"))
     return [Text(), *(Text.assemble((f"{name:<9} ", "dim"), text) for name, text in lines)]
+
+
+def _reason(outcome: DecisionOutcome) -> str:
+    """Return the reason; the policy's own begin with the knob, another's may not."""
+    if outcome.reason.startswith(outcome.knob):
+        return outcome.reason
+    return f"{outcome.knob} -> {knob_text(outcome.knob, outcome.to_value)}: {outcome.reason}"
 
 
 def _pending(outcome: DecisionOutcome) -> str:

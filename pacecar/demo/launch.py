@@ -38,6 +38,12 @@ SOCKET_PATH_BYTES_MAX = 107
 DAEMON_START_SECONDS_MAX = 15.0
 """A daemon is up in well under a second; a loaded machine may take its time."""
 
+LOG_BYTES_MAX = 256 * 1024
+"""The end of a log that is looked at."""
+
+LOG_LINES_SHOWN = 20
+"""A traceback and what led to it."""
+
 TERM_SECONDS_MAX = 8.0
 """How long a process may take to end when asked."""
 
@@ -167,13 +173,15 @@ class Children:
         """Return the job's exit code, or None while it runs."""
         return self._job.poll() if self._job is not None else None
 
-    def log_tail(self, name: str, lines: int = 20) -> str:
-        """Return the last lines of one of the run's logs."""
+    def log_tail(self, name: str) -> str:
+        """Return the last lines of one of the run's logs, torchrun's own report of a failure left out."""
         try:
-            text = (self.folder / name).read_text(encoding="utf-8", errors="replace")
+            with (self.folder / name).open("rb") as stream:
+                stream.seek(max(0, stream.seek(0, os.SEEK_END) - LOG_BYTES_MAX))
+                text = stream.read().decode("utf-8", errors="replace")
         except OSError:
             return "(no log)"
-        return "\n".join(text.splitlines()[-lines:])
+        return "\n".join(_before_torchruns_report(text.splitlines())[-LOG_LINES_SHOWN:])
 
     def stop_job(self) -> None:
         """End the job: torchrun is asked, then whatever is left of it is told."""
@@ -220,6 +228,14 @@ class Children:
                 start_new_session=True,
                 preexec_fn=_die_with_parent,  # no thread runs yet when the demo starts its processes
             )
+
+
+def _before_torchruns_report(lines: list[str]) -> list[str]:
+    """Cut off torchrun's forty lines about itself, which push the cause out of sight."""
+    for i, line in enumerate(lines):
+        if "torch/distributed/elastic/" in line and line[:1] in {"W", "E"}:
+            return lines[:i] or lines
+    return lines
 
 
 def _die_with_parent() -> None:

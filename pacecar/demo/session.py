@@ -59,6 +59,7 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> int:
     except OSError as error:
         return _complain(f"{options.run_dir}: a run folder cannot be made here: {error.strerror}")
     code = 0
+    message: str | None = None
     ending: Ending = "failed"
     with _signals() as caught, Children(folder, options) as children:
         try:
@@ -68,8 +69,6 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> int:
             children.start_job()
             point_latest(folder)
             ending, message = _follow(children, console, started)
-            if message is not None:
-                code = _complain(message)
         except KeyboardInterrupt:
             ending = "interrupted"
             code = 128 + (caught[0] if caught else signal.SIGINT)
@@ -82,7 +81,7 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> int:
         children.stop_job()
         _keep_last_metrics(children)
         _conclude(children, console, ending, time.monotonic() - started)
-    return code
+    return code if message is None else _complain(message)
 
 
 def _follow(children: Children, console: Console, started: float) -> tuple[Ending, str | None]:
@@ -159,7 +158,10 @@ def _conclude(children: Children, console: Console, ending: Ending, seconds: flo
     }
     if _keep_dashboard(folder):
         places["dashboard"] = f"{folder}/dashboard.json, to import into Grafana"
-    console.print(closing(result, places, console), crop=False)
+    if result.steps > 0:
+        console.print(closing(result, places, console), crop=False)
+    else:
+        console.print(f"no step was completed; the logs are in {folder}", soft_wrap=True, highlight=False)
     console.print(f"{ending} after {seconds:.0f} s", highlight=False)
 
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from pacecar.demo.launch import Children, DemoOptions, LaunchError, free_port, survivors
-from tools import find_tool
+from tests.tools import find_tool
 
 pytestmark = [pytest.mark.distributed]
 
