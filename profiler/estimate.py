@@ -15,7 +15,7 @@ Pure: numbers in, one Ledger out.  Left out: CUDA events, which would follow the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pacecar.profiler.attribution import REST
 from pacecar.records import LEDGER_HEADINGS, Knobs, KnobValue, Ledger
@@ -30,11 +30,33 @@ _DIRECT = {"data_wait": "data_wait", "checkpoint": "checkpoint", "overhead": "ho
 
 
 @dataclass(frozen=True, slots=True)
+class _Mix:
+    """One phase's ledger without its zeros."""
+
+    wall_ns: int
+    headings: tuple[str, ...]
+    weights: tuple[int, ...]
+    overlapped_ns: int
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> _Mix:
+        parts = {heading: value for heading, value in ledger.parts().items() if value}
+        return cls(ledger.wall_ns, tuple(parts), tuple(parts.values()), ledger.overlapped_communication_ns)
+
+
+@dataclass(frozen=True, slots=True)
 class Calibration:
     """What filled each phase in the exact window that ended step `step`."""
 
     step: int
     phases: Mapping[str, Ledger]
+    mixes: Mapping[str, _Mix] = field(init=False, repr=False, compare=False)
+    """`phases` as estimates need them, so that a step's estimate costs microseconds."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "mixes", {name: _Mix.of(ledger) for name, ledger in self.phases.items() if ledger.wall_ns}
+        )
 
 
 class Calibrations:
@@ -67,6 +89,8 @@ def split(total: int, weights: Sequence[int]) -> list[int]:
     assert mass > 0, "nothing to be in proportion to"
     parts = [total * weight // mass for weight in weights]
     missing = total - sum(parts)
+    if not missing:
+        return parts
     by_remainder = sorted(range(len(weights)), key=lambda i: total * weights[i] % mass, reverse=True)
     for index in by_remainder[:missing]:
         parts[index] += 1
@@ -87,16 +111,23 @@ def estimate(wall_ns: int, phases: Mapping[str, int], calibration: Calibration |
     parts = dict.fromkeys(LEDGER_HEADINGS, 0)
     overlapped = 0
     for name, duration in (*known.items(), (REST, rest)):
-        mix = calibration.phases.get(name) if calibration is not None else None
-        if mix is None or mix.wall_ns == 0:
+        mix = calibration.mixes.get(name) if calibration is not None else None
+        if mix is None:
             parts[_DIRECT.get(name, "unknown")] += duration
             continue
-        for heading, share in zip(LEDGER_HEADINGS, split(duration, list(mix.parts().values())), strict=True):
+        for heading, share in zip(mix.headings, split(duration, mix.weights), strict=True):
             parts[heading] += share
-        overlapped += duration * mix.overlapped_communication_ns // mix.wall_ns
+        overlapped += duration * mix.overlapped_ns // mix.wall_ns
     return Ledger(
         wall_ns=wall_ns,
+        compute_ns=parts["compute"],
+        exposed_communication_ns=parts["exposed_communication"],
+        exposed_copy_ns=parts["exposed_copy"],
+        data_wait_ns=parts["data_wait"],
+        host_bound_ns=parts["host_bound"],
+        optimizer_host_ns=parts["optimizer_host"],
+        checkpoint_ns=parts["checkpoint"],
+        unknown_ns=parts["unknown"],
         communication_ns=parts["exposed_communication"] + overlapped,
         overlapped_communication_ns=overlapped,
-        **{f"{heading}_ns": value for heading, value in parts.items()},
     )

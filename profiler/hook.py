@@ -19,7 +19,6 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
-import msgspec
 from torch import nn
 from torch.optim import Optimizer
 
@@ -244,8 +243,8 @@ class Hook:
         ledger = measurement.ledger if measurement else estimate(step.wall_ns, step.phases, calibration)
         samples, tokens = self._take_counts()
         self._totals.add(ledger, samples, tokens)
-        record = self._record(step, ledger, "exact" if measurement else "estimate", calibration, overhead_ns)
-        record = msgspec.structs.replace(record, samples=samples, tokens=tokens)
+        source: Literal["exact", "estimate"] = "exact" if measurement else "estimate"
+        record = self._record(step, ledger, source, calibration, overhead_ns, samples, tokens)
         self._step += 1
         return record
 
@@ -256,6 +255,8 @@ class Hook:
         source: Literal["exact", "estimate"],
         calibration: Calibration | None,
         overhead_ns: int,
+        samples: int | None,
+        tokens: int | None,
     ) -> StepRecord:
         return StepRecord(
             job=self._hello.job,
@@ -268,8 +269,8 @@ class Hook:
             backward_ns=step.backward_ns,
             optimizer_ns=step.phases.get("optimizer"),
             micro_batches=step.micro_batches or None,
-            samples=None,
-            tokens=None,
+            samples=samples,
+            tokens=tokens,
             ledger=ledger,
             source=source,
             calibration_age_steps=None if calibration is None else self._step - calibration.step,
