@@ -149,9 +149,11 @@ class WindowProfiler:
             self.close()
 
     def _bar_if_outlived(self, rows: Sequence[Activity]) -> None:
-        last = max((row.timestamp() + row.duration() for row in rows), default=0)
-        for row in rows:
-            if row.timestamp() + row.duration() < last or row.type() != "user_annotation":
+        # An unfinished row ends with the trace, as `Optimizer.step` always does here: no need to look at operators.
+        annotations = [row for row in rows if row.type() == "user_annotation"]
+        last = max((row.timestamp() + row.duration() for row in annotations), default=0)
+        for row in annotations:
+            if row.timestamp() + row.duration() < last:
                 continue
             if row.name().startswith(_MAY_BE_OPEN):
                 continue
