@@ -12,23 +12,24 @@ from typing import Any
 
 import pytest
 
-RANKS_SECONDS_MAX = 60
-"""A job of a few hundred tiny steps takes seconds; importing torch on a busy machine takes most of it."""
+RANKS_SECONDS_MAX = 120
+"""Some hundred tiny steps take seconds, importing torch takes more on a busy machine; this is only against hangs."""
 
 
-@pytest.fixture
-def run_ranks(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
-    """Return run(script, world_size, *arguments): each rank's last line of stdout, as JSON.
+@pytest.fixture(scope="session")
+def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[list[dict[str, Any]]]]:
+    """Return run(script, world_size, jobs): for each of `jobs` (options for the script) what each rank said.
 
-    Fails with the stderr of the ranks when one of them does not exit 0 in time; leaves no process behind.
+    The jobs run one after the other in the same processes: starting torch takes longer than they do.  Fails with the
+    stderr of the ranks when one of them does not exit 0 in time; leaves no process behind.
     """
 
-    def run(script: str, world_size: int, *arguments: str, ok: bool = True) -> list[dict[str, Any]]:
-        store = tmp_path / f"store{len(list(tmp_path.iterdir()))}"
+    def run(script: str, world_size: int, jobs: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+        store = tmp_path_factory.mktemp("ranks") / "store"
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(world_size), "STORE": str(store)}
         ranks = [
             subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name(script)), *arguments],
+                [sys.executable, str(Path(__file__).with_name(script)), json.dumps(jobs)],
                 env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -40,16 +41,17 @@ def run_ranks(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
         try:
             outputs.extend(process.communicate(timeout=RANKS_SECONDS_MAX) for process in ranks)
         except subprocess.TimeoutExpired:
-            pytest.fail(f"{script} {arguments} did not end within {RANKS_SECONDS_MAX} s: {_tails(ranks)}")
+            pytest.fail(f"{script} did not end within {RANKS_SECONDS_MAX} s: {_tails(ranks)}")
         finally:
             for process in ranks:
                 if process.poll() is None:
                     process.kill()
                     process.wait()
         codes = [process.returncode for process in ranks]
-        if ok and any(codes):
-            pytest.fail(f"{script} {arguments} exited {codes}:\n" + "\n".join(err[-3000:] for _, err in outputs))
-        return [json.loads(out.strip().splitlines()[-1]) for out, _ in outputs]
+        if any(codes):
+            pytest.fail(f"{script} exited {codes}:\n" + "\n".join(err[-3000:] for _, err in outputs))
+        answers = [json.loads(out.strip().splitlines()[-1]) for out, _ in outputs]
+        return [list(ranks_of_job) for ranks_of_job in zip(*answers, strict=True)]
 
     return run
 

@@ -1,6 +1,7 @@
 """One rank of a job that changes DDP's bucket size live and compares every gradient with a fresh DDP's.
 
-Run by test_ddp_buckets.py:  RANK, WORLD_SIZE and STORE in the environment, a JSON object of options as the argument.
+Run by test_ddp_buckets.py:  RANK, WORLD_SIZE and STORE in the environment, a JSON list of jobs' options as
+the argument; the jobs run one after the other.
 """
 
 from __future__ import annotations
@@ -175,6 +176,6 @@ if __name__ == "__main__":
         world_size=int(os.environ["WORLD_SIZE"]),
         timeout=timedelta(seconds=60),
     )
-    answer = main(json.loads(sys.argv[1]))
+    answer = [main(options) for options in json.loads(sys.argv[1])]
     dist.destroy_process_group()
     print(json.dumps(answer))  # noqa: T201  this is what the test reads

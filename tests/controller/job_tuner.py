@@ -1,6 +1,7 @@
 """One rank of a DDP job under a Tuner with a scripted policy; prints what it saw as JSON.
 
-Run by test_tuner_ranks.py:  RANK, WORLD_SIZE and STORE in the environment, a JSON object of options as the argument.
+Run by test_tuner_ranks.py:  RANK, WORLD_SIZE and STORE in the environment, a JSON list of jobs' options as
+the argument; the jobs run one after the other.
 """
 
 from __future__ import annotations
@@ -172,6 +173,6 @@ if __name__ == "__main__":
     dist.init_process_group(
         "gloo", init_method="file://" + os.environ["STORE"], rank=RANK, world_size=WORLD, timeout=timedelta(seconds=60)
     )
-    answer = main(json.loads(sys.argv[1]))
+    answer = [main(options) for options in json.loads(sys.argv[1])]
     dist.destroy_process_group()
     print(json.dumps(answer))  # noqa: T201  this is what the test reads

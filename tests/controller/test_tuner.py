@@ -1,0 +1,297 @@
+"""The Tuner on one rank, and the ranks' meeting: nothing reaches the job, and nothing is turned unasked."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from pacecar.clock import FakeClock
+from pacecar.config import TuneConfig
+from pacecar.controller.actuator import ActuatorError
+from pacecar.controller.channels import MeetingError, meet
+from pacecar.controller.observation import Facts, Observation, Turn
+from pacecar.controller.tuner import OFFER_BOUNDARY, Tuner
+from pacecar.records import JobHello, JobRecord, Knobs, KnobSwitch, Ledger, StepRecord, TunerStatus
+
+
+class Dial:
+    """A knob that remembers how it was turned, and fails when told to."""
+
+    knob = "micro_batch"
+
+    def __init__(self) -> None:
+        self.turned: list[int] = []
+        self.fails: dict[str, BaseException] = {}
+        self.refuses: str | None = None
+
+    def _maybe(self, name: str) -> None:
+        if name in self.fails:
+            raise self.fails[name]
+
+    def value(self) -> int:
+        self._maybe("value")
+        return self.turned[-1] if self.turned else 4
+
+    def domain(self) -> tuple[int, ...]:
+        return (2, 4, 8)
+
+    def refusal(self) -> str | None:
+        self._maybe("refusal")
+        return self.refuses
+
+    def layout(self) -> str:
+        return ""
+
+    def apply(self, value: int) -> None:
+        self._maybe(f"apply {value}")
+        self.turned.append(value)
+
+
+class Wisher:
+    """A policy that wishes for what it is told to."""
+
+    def __init__(self) -> None:
+        self.turn: Turn | None = None
+        self.seen: list[Observation] = []
+        self.fails: BaseException | None = None
+        self.began = self.finished = 0
+
+    def begin(self, facts: Facts, spaces: Sequence[Any], *, mode: str) -> None:
+        self.began += 1
+
+    def advance(self, observations: Sequence[Observation]) -> tuple[Turn | None, list[Any]]:
+        if self.fails is not None:
+            raise self.fails
+        self.seen.extend(observations)
+        return self.turn, []
+
+    def finish(self) -> list[Any]:
+        self.finished += 1
+        return []
+
+
+class Bench:
+    """A tuner and everything around it."""
+
+    def __init__(self, mode: str = "exact") -> None:
+        self.dial, self.policy = Dial(), Wisher()
+        self.emitted: list[JobRecord] = []
+        self.in_force = Knobs()
+        self.windows = 0
+        self.step = 0
+        hello = JobHello(
+            job="j", rank=0, local_rank=0, world_size=1, pid=1, host="h", device="cpu", framework="torch",
+            pacecar_version="0", started_wall_ns=0,
+        )  # fmt: skip
+        self.tuner = Tuner(
+            hello=hello,
+            config=TuneConfig(mode=mode),  # type: ignore[arg-type]
+            policy=self.policy,
+            actuators=[self.dial],
+            facts=lambda: Facts("j", 1),
+            emit=self.emitted.append,
+            set_knobs=lambda knobs: setattr(self, "in_force", knobs),
+            request_window=lambda: setattr(self, "windows", self.windows + 1),
+            clock=FakeClock(),
+        )
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step += 1
+            ledger = Ledger(wall_ns=self.step, unknown_ns=self.step)
+            self.tuner.on_boundary(
+                StepRecord(
+                    job="j",
+                    rank=0,
+                    step=self.step,
+                    ended_wall_ns=1,
+                    wall_ns=self.step,
+                    data_wait_ns=None,
+                    forward_ns=None,
+                    backward_ns=None,
+                    optimizer_ns=None,
+                    micro_batches=None,
+                    samples=None,
+                    tokens=None,
+                    ledger=ledger,
+                    source="exact" if self.step == 9 else "estimate",
+                    calibration_age_steps=None,
+                    totals=ledger,
+                    total_steps=self.step,
+                    total_samples=None,
+                    total_tokens=None,
+                    overhead_ns=0,
+                    total_overhead_ns=0,
+                    total_windows=0,
+                    dropped_records=0,
+                    knobs=self.in_force,
+                )
+            )
+
+    def switches(self) -> list[tuple[int, int, dict[str, Any]]]:
+        return [(r.step, r.epoch, r.knobs.values) for r in self.emitted if isinstance(r, KnobSwitch)]
+
+    def states(self) -> list[str]:
+        return [r.state for r in self.emitted if isinstance(r, TunerStatus)]
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_one_rank_turns_a_knob_at_the_next_boundary_and_says_so(bench: Bench) -> None:
+    bench.tuner.start()
+    assert bench.in_force == Knobs(0, {"micro_batch": 4})
+    bench.run(OFFER_BOUNDARY + 2)
+    assert bench.dial.turned == [4], "the rehearsal applied what was in force"
+    assert bench.policy.began == 1
+    bench.policy.turn = Turn(1, {"micro_batch": 8})
+    bench.run(4)
+    assert bench.switches() == [(7, 1, {"micro_batch": 8})]
+    assert bench.tuner.knobs == bench.in_force == Knobs(1, {"micro_batch": 8})
+    assert bench.windows == 1
+    assert [(o.step, o.values["micro_batch"], o.pace_ns, o.profiled) for o in bench.policy.seen][-3:] == [
+        (8, 8, 8, False),
+        (9, 8, 9, True),
+        (10, 8, 10, False),
+    ]
+    bench.tuner.close()
+    bench.tuner.close()
+    assert bench.policy.finished == 1
+
+
+def test_off_and_advise_turn_nothing() -> None:
+    off, advise = Bench("off"), Bench("advise")
+    for b in (off, advise):
+        b.policy.turn = Turn(1, {"micro_batch": 8})
+        b.tuner.start()
+        b.run(20)
+        b.tuner.close()
+        assert b.dial.turned == []
+        assert b.switches() == []
+    assert (off.emitted, off.policy.seen, off.in_force) == ([], [], Knobs())
+    assert len(advise.policy.seen) >= 15
+
+
+def break_policy(b: Bench) -> None:
+    b.policy.fails = RuntimeError("planted")
+
+
+def break_actuator(b: Bench) -> None:
+    b.dial.fails["value"] = RuntimeError("planted")
+
+
+def break_emit(b: Bench) -> None:
+    b.tuner._emit = break_policy  # type: ignore[assignment]  # raises: a record has no policy
+    b.policy.turn = Turn(1, {"micro_batch": 8})
+
+
+@pytest.mark.parametrize("sabotage", [break_policy, break_actuator, break_emit])
+def test_whatever_raises_freezes_the_tuner_and_stays_out_of_the_job(
+    bench: Bench, sabotage: Callable[[Bench], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.tuner.start()
+    bench.run(OFFER_BOUNDARY + 2)
+    sabotage(bench)
+    with caplog.at_level(logging.ERROR):
+        bench.policy.turn = Turn(1, {"micro_batch": 8})
+        bench.run(6)
+    assert bench.tuner.state == "frozen"
+    assert bench.policy.finished == 1
+    assert "training goes on" in caplog.text
+    turned = list(bench.dial.turned)
+    bench.run(6)
+    assert bench.dial.turned == turned
+    bench.tuner.close()
+
+
+def test_ctrl_c_is_not_ours(bench: Bench) -> None:
+    bench.tuner.start()
+    bench.run(OFFER_BOUNDARY + 2)
+    bench.policy.fails = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(1)
+
+
+def test_a_value_that_fails_leaves_the_old_one_and_bars_the_knob(bench: Bench) -> None:
+    bench.tuner.start()
+    bench.run(OFFER_BOUNDARY + 2)
+    bench.dial.fails["apply 8"] = ActuatorError("planted")
+    bench.policy.turn = Turn(1, {"micro_batch": 8})
+    bench.run(10)
+    assert bench.switches() == []
+    assert bench.dial.turned == [4, 4], "rehearsed once, put back once, not tried again"
+    assert bench.tuner.state == "warming"
+
+
+def test_a_value_outside_the_domain_is_not_applied(bench: Bench) -> None:
+    bench.tuner.start()
+    bench.policy.turn = Turn(1, {"micro_batch": 5})
+    bench.run(20)
+    assert bench.switches() == []
+
+
+def test_nothing_to_tune_is_said_with_the_reason(bench: Bench) -> None:
+    bench.dial.refuses = "the model has BatchNorm"
+    bench.tuner.start()
+    bench.run(10)
+    assert bench.tuner.state == "off"
+    detail = [r.detail for r in bench.emitted if isinstance(r, TunerStatus)][-1]
+    assert detail == "nothing to tune: micro_batch: the model has BatchNorm"
+    assert bench.policy.began == 0
+
+
+def test_a_boundary_without_a_record_is_a_step_without_an_observation(bench: Bench) -> None:
+    bench.tuner.start()
+    bench.run(OFFER_BOUNDARY + 2)
+    bench.tuner.on_boundary(None)
+    bench.step += 1
+    bench.run(2)
+    assert [o.step for o in bench.policy.seen][-3:] == [6, 8, 9]
+
+
+# --- meeting ------------------------------------------------------------------------------------------
+
+
+def come(store: Any, claims: Sequence[str | None], seconds: float) -> list[str]:
+    said = ["absent"] * len(claims)
+
+    def attend(rank: int, claim: str) -> None:
+        try:
+            meet(store, rank, len(claims), claim, name="t", seconds=seconds)
+            said[rank] = "go"
+        except MeetingError as error:
+            said[rank] = str(error)
+
+    threads = [threading.Thread(target=attend, args=(r, c)) for r, c in enumerate(claims) if c is not None]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return said
+
+
+def test_all_ranks_meet() -> None:
+    assert come(dist.HashStore(), ["a"] * 4, 20) == ["go"] * 4
+
+
+def test_one_rank_that_does_not_come_is_named_by_all() -> None:
+    said = come(dist.HashStore(), ["a", "a", None], 0.2)
+    assert said == ["ranks [2] did not attach within 0.2 s"] * 2 + ["absent"]
+
+
+def test_without_rank_0_the_others_give_up() -> None:
+    assert come(dist.HashStore(), [None, "a", "a"], 0.2)[1:] == ["ranks [0] did not attach within 0.2 s"] * 2
+
+
+def test_ranks_that_want_different_things_do_not_start() -> None:
+    assert (
+        come(dist.HashStore(), ["mode exact", "mode advise"], 20)
+        == ["rank 1 has mode advise, rank 0 has mode exact"] * 2
+    )
