@@ -66,7 +66,7 @@ def scrape(port: int) -> dict[str, dict[str, float]] | None:
     found: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(text):
         for series in family.samples:
-            if series.labels.get("job") == "loop":
+            if series.labels.get("training_job") == "loop":
                 found.setdefault(series.name, {})[series.labels.get("rank", "")] = series.value
     return found
 

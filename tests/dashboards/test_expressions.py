@@ -15,7 +15,7 @@ from tests.dashboards.promql import check, filled_in
 from tests.tools import find_tool
 
 VALUES = {
-    "job": ["train"], "rank": ["0", "1"], "heading": list(LEDGER_HEADINGS), "mode": ["idle", "user"],
+    "training_job": ["train"], "rank": ["0", "1"], "heading": list(LEDGER_HEADINGS), "mode": ["idle", "user"],
     "outcome": ["ok", "failed"], "clock": ["sm", "memory"], "knob": ["bucket_bytes", "micro_batch"],
     "phase": ["forward", "backward"], "state": ["screening", "watching"],
 }  # fmt: skip
@@ -67,7 +67,7 @@ def test_no_expression_is_empty_when_every_metric_is_there(promtool, expressions
 
 
 def test_an_empty_expression_would_be_noticed(promtool, tmp_path):
-    question = {"expr": 'absent(pacecar_job_steps_total{job="other"})', "eval_time": "5m", "exp_samples": []}
+    question = {"expr": 'absent(pacecar_job_steps_total{training_job="other"})', "eval_time": "5m", "exp_samples": []}
     with pytest.raises(AssertionError, match="got:"):
         check(promtool, tmp_path, question, series=series())
 
@@ -93,7 +93,7 @@ def test_the_first_decision_of_a_job_is_marked_and_the_mark_goes(promtool, expre
     """A counter that is born at 1 never increases: without more care the first decision would have no mark."""
     mark = filled_in(expressions["annotation Decisions"])
     born = {
-        "series": 'pacecar_tuner_decisions_total{job="train", knob="micro_batch", kind="trial"}',
+        "series": 'pacecar_tuner_decisions_total{training_job="train", knob="micro_batch", kind="trial"}',
         "values": "_x8 1x40",  # appears at 2m
     }
     seen = [{"labels": born["series"], "value": 1}]

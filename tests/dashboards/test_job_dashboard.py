@@ -9,7 +9,7 @@ from typing import Any
 
 from pacecar.catalog import CATALOG, by_name
 from pacecar.dashboards.palette import HEADING_COLOURS
-from pacecar.dashboards.queries import NODE, metrics_in
+from pacecar.dashboards.queries import JOB, NODE, metrics_in
 from pacecar.records import LEDGER_HEADINGS
 
 SELECTOR = re.compile(r"(pacecar_[a-z0-9_]+)\{([^}]*)\}")
@@ -84,7 +84,7 @@ def test_every_metric_in_an_expression_is_in_the_catalog_with_the_labels_used(ex
         for name, matchers in selectors:
             used = re.findall(r"(\w+)(?:=~|!~|!=|=)\"", matchers)
             assert set(used) <= {*by_name(name).labels, NODE}, f"{where}: {name} has no such label: {used}"
-            assert {"job", NODE} & set(used), f"{where}: {name} is not bound to the job or its nodes"
+            assert {JOB, NODE} & set(used), f"{where}: {name} is not bound to the job or its nodes"
 
 
 def test_every_grouping_and_legend_label_exists(panels):

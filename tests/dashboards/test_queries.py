@@ -13,7 +13,7 @@ def test_an_unknown_metric_cannot_be_asked_for():
 
 
 def test_a_label_that_the_metric_lacks_cannot_be_asked_for():
-    with pytest.raises(QueryError, match="pacecar_job_steps_total has no label 'heading'; it has job, rank"):
+    with pytest.raises(QueryError, match="pacecar_job_steps_total has no label 'heading'; it has training_job, rank"):
         select("pacecar_job_steps_total", {"heading": "compute"})
 
 
@@ -24,8 +24,8 @@ def test_a_gauge_has_no_rate(ask):
 
 
 def test_job_series_follow_the_job_and_the_ranks_chosen():
-    assert select("pacecar_job_step") == 'pacecar_job_step{job="$job", rank=~"$rank"}'
-    assert select("pacecar_job_step", all_ranks=True) == 'pacecar_job_step{job="$job"}'
+    assert select("pacecar_job_step") == 'pacecar_job_step{training_job="$job", rank=~"$rank"}'
+    assert select("pacecar_job_step", all_ranks=True) == 'pacecar_job_step{training_job="$job"}'
 
 
 def test_host_series_follow_the_nodes_of_the_job():

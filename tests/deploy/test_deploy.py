@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from pacecar.catalog import CATALOG
 from pacecar.config import DaemonConfig, load_config
 from tests.tools import find_tool
 
@@ -90,8 +91,10 @@ def test_prometheus_accepts_the_scrape_configuration():
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_the_scrape_configuration_keeps_our_job_label_and_names_our_port():
-    """With Prometheus' default the training job's label `job` becomes `exported_job` and no panel finds it."""
-    text = SCRAPE.read_text(encoding="utf-8")
-    assert re.search(r"^    honor_labels: true$", text, re.MULTILINE)
-    assert f'"127.0.0.1:{DaemonConfig().port}"' in text
+def test_no_series_has_a_label_that_prometheus_gives_to_targets_itself():
+    """A label called `job` or `instance` would come out as `exported_job`, and no panel would find it."""
+    assert not {label for metric in CATALOG for label in metric.labels} & {"job", "instance"}
+
+
+def test_the_scrape_configuration_names_our_port():
+    assert f'"127.0.0.1:{DaemonConfig().port}"' in SCRAPE.read_text(encoding="utf-8")
