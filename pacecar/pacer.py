@@ -224,7 +224,7 @@ def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settin
         sinks.append(RunLog(settings.hook.run_dir, hello))
     tuner: Tuner | None = None
 
-    def on_boundary(record: StepRecord) -> None:
+    def on_boundary(record: StepRecord | None) -> None:
         if tuner is not None:
             tuner.on_boundary(record)
 

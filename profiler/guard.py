@@ -43,16 +43,17 @@ class Guard:
             try:
                 function(*args, **kwargs)
             except Exception:  # noqa: BLE001  the one boundary: the job comes first
-                self._failed(function)
+                self.failed(function)
             charge(now_ns() - start)
 
         return guarded
 
-    def _failed(self, function: Callable[..., None]) -> None:
+    def failed(self, function: Callable[..., None]) -> None:
+        """Count an exception that is being handled; log the first, give up at the last."""
         self.failures += 1
         name = getattr(function, "__qualname__", repr(function))
         if self.failures == 1:
             _log.exception("pacecar failed in %s; training goes on", name)
-        if self.failures >= FAILURES_MAX:
+        if self.failures == FAILURES_MAX:
             self.is_alive = False
             _log.error("pacecar failed %d times, last in %s; it is off for the rest of this run", self.failures, name)

@@ -7,6 +7,9 @@ goes to the sinks and to `on_boundary`.
     boundary(N)   step N is over: its ledger, its record, on_boundary; then perhaps a window for step N+1
                   all of that lies inside step N+1's wall time, and is charged there as overhead
 
+`on_boundary` is called at every boundary until `close`, with None where the hook could not measure the step or has
+turned itself off: who listens may have promised other ranks to be there.
+
 On a device job a window opens one step early: kernels that were launched before it are never seen, so the device must
 first run dry of them.  Left out: how records travel (sinks, which belong to the caller), what is tuned (on_boundary).
 """
@@ -21,6 +24,7 @@ from typing import Any, Literal, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from pacecar.clock import Clock, SystemClock
 from pacecar.config import HookConfig
@@ -54,8 +58,8 @@ class Hook:
 
     `optimizer` is a torch.optim.Optimizer: the end of its `step()` ends a step.  `batch_samples` and `batch_tokens`
     count a batch that `data()` yields; without them the samples are the first dimension of the first tensor and
-    tokens are unknown.  `on_boundary` gets every record on the training thread; what it raises counts as a failure
-    of the hook.
+    tokens are unknown.  `on_boundary` gets every record on the training thread, None for a step that was not
+    measured; what it raises counts as a failure of the hook.
     The sinks are the caller's: `close()` puts a Goodbye into them and does not close them.
 
     Raises:
@@ -70,7 +74,7 @@ class Hook:
         hello: JobHello,
         config: HookConfig | None = None,
         sinks: Sequence[RecordSink] = (),
-        on_boundary: Callable[[StepRecord], None] | None = None,
+        on_boundary: Callable[[StepRecord | None], None] | None = None,
         clock: Clock | None = None,
         batch_samples: Callable[[Any], int | None] | None = None,
         batch_tokens: Callable[[Any], int | None] | None = None,
@@ -97,6 +101,7 @@ class Hook:
             boundary=self._boundary,
             retire=self._retire,
         )
+        self._prepare = self._guard.wrap(self._prepare_next)
         self._meter = WindowMeter(self._clock, on_device=model_device(model).type == "cuda")
         self._budget = Budget(
             self._config.overhead_budget,
@@ -111,6 +116,10 @@ class Hook:
         self._drawn_samples: int | None = None
         self._drawn_tokens: int | None = None
         self._window_price_ns = 0
+        self._fresh: StepRecord | None = None
+        self._boundary_ns: int | None = None
+        self._beat_handle: RemovableHandle | None = None
+        self._optimizer = optimizer
         self._in_boundary = False
         self._is_started = False
         self._is_closed = False
@@ -144,6 +153,8 @@ class Hook:
             _attached.append((self, _caller()))
         self._is_started = True
         self._phases.install()
+        # Registered after the phases' own hook, so that it runs after it, and apart from it, so that it outlives it.
+        self._beat_handle = self._optimizer.register_step_post_hook(self._beat)
         begun = self._now_ns()
         if self._config.windows:
             self._guard.wrap(self._meter.install)()
@@ -210,22 +221,44 @@ class Hook:
             self._drawn_tokens = _plus(self._drawn_tokens, self._batch_tokens(batch))
 
     def _boundary(self, now_ns: int) -> None:
-        """Step over: account for it, tell everyone, and prepare the next one, whose time this already is."""
+        """Step over: account for it and tell the sinks, in what is already the next step's time."""
+        self._boundary_ns = now_ns
+        self._fresh = self._account(self._timer.finish(now_ns))
+        for sink in self._sinks:
+            sink.put(self._fresh)
+
+    def _beat(self, *_: object) -> None:
+        """Tell the listener, whether or not there is a record, and prepare the next step."""
+        if self._is_closed:
+            return
+        record, self._fresh = self._fresh, None
         self._in_boundary = True
-        step = self._timer.finish(now_ns)
         try:
-            record = self._account(step)
-            for sink in self._sinks:
-                sink.put(record)
             if self._on_boundary is not None:
-                self._on_boundary(record)
-            if self._guard.is_alive and self._config.windows:
-                self._open_window()
+                self._tell(self._on_boundary, record)
+            self._prepare()
         finally:
             self._in_boundary = False
-            ended = self._now_ns()
-            self._timer.add("overhead", now_ns, ended)
-            self._meter.observed_from(ended)
+
+    def _tell(self, listener: Callable[[StepRecord | None], None], record: StepRecord | None) -> None:
+        begun = self._now_ns()
+        try:
+            listener(record)
+        except Exception:  # noqa: BLE001  as in the guard, which would not call a listener once it is dead
+            self._guard.failed(listener)
+            if not self._guard.is_alive:
+                self._on_boundary = None
+        self._charge(self._now_ns() - begun)
+
+    def _prepare_next(self) -> None:
+        if self._boundary_ns is None:
+            return
+        if self._config.windows:
+            self._open_window()
+        ended = self._now_ns()
+        self._timer.add("overhead", self._boundary_ns, ended)
+        self._meter.observed_from(ended)
+        self._boundary_ns = None
 
     def _account(self, step: TimedStep) -> StepRecord:
         """Return the record of `step`, the ledger exact when a window saw it."""
@@ -308,6 +341,9 @@ class Hook:
         """Leave torch as it was; not from inside an optimizer hook."""
         self._meter.uninstall()
         self._phases.remove()
+        if self._is_closed and self._beat_handle is not None:
+            self._beat_handle.remove()
+            self._beat_handle = None
 
 
 class _Totals:

@@ -123,7 +123,27 @@ def test_an_exception_in_the_callback_is_logged_once_and_training_goes_on(job, a
     assert not hook.is_alive
     assert sum("planted" in (r.exc_text or "") for r in caplog.records) == 1
     assert len([r for r in sink.records if isinstance(r, StepRecord)]) == FAILURES_MAX
-    assert hook_counts(job) == before, "a dead hook leaves at the next forward"
+    hook.close()
+    assert hook_counts(job) == before
+
+
+def test_a_hook_that_turned_itself_off_still_tells_its_listener_of_every_boundary(job, attach, sink):
+    """The listener votes with other ranks at fixed boundaries; one that it misses would hang them."""
+    heard = []
+
+    def fail(*_):
+        raise ValueError("planted")
+
+    sink.put = fail
+    hook = attach(job, on_boundary=heard.append)
+    job.run(12)
+    assert not hook.is_alive
+    assert len(heard) == 12
+    assert heard[-1] is None
+    sink.put = lambda record: None
+    hook.close()
+    job.run(2)
+    assert len(heard) == 12
 
 
 @pytest.mark.parametrize("place", ["batch_samples", "sink"])
