@@ -76,9 +76,15 @@ def _comparison(result: Result) -> Table:
     return table
 
 
-def _table(title: str) -> Table:
+def _table(title: str, gap: int = 1) -> Table:
     return Table(
-        box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0), title=title, title_justify="left", title_style="bold"
+        box=box.SIMPLE,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, gap, 0, 0),
+        title=title,
+        title_justify="left",
+        title_style="bold",
     )
 
 
@@ -114,14 +120,14 @@ def _bars(result: Result, console: Console) -> list[RenderableType]:
 def _decisions(result: Result) -> list[RenderableType]:
     if not result.decisions:
         return [Text(), Text("Decisions: none.")]
-    table = _table("Decisions (share of step time saved)")
-    for column in ("knob", "change", "at step", "expected", "measured", "low .. high", "verdict"):
+    table = _table("Decisions (share of step time saved)", gap=0)  # a bucket's row needs all of 80 columns
+    for column in ("knob", "change", "step", "expected", "measured", "low .. high", "verdict"):
         table.add_column(column, justify="left" if column in {"knob", "verdict"} else "right", no_wrap=True)
     for outcome in result.decisions:
         applied = sorted(set(outcome.step_applied.values()))
         bounds = "-"
         if outcome.gain_low is not None and outcome.gain_high is not None:
-            bounds = f"{outcome.gain_low * 100:.1f} .. {percent(outcome.gain_high)}"
+            bounds = f"{outcome.gain_low * 100:.1f} .. {outcome.gain_high * 100:.1f}"
         table.add_row(
             outcome.knob,
             f"{knob_text(outcome.knob, outcome.from_value)} -> {knob_text(outcome.knob, outcome.to_value)}",
@@ -129,7 +135,10 @@ def _decisions(result: Result) -> list[RenderableType]:
             percent(outcome.expected_gain_ratio),
             percent(outcome.measured_gain_ratio),
             bounds,
-            Text(outcome.verdict or _pending(outcome), style="green" if outcome.verdict == "kept" else "yellow"),
+            Text(
+                (outcome.verdict or _pending(outcome)).replace("_", " "),
+                style="green" if outcome.verdict == "kept" else "yellow",
+            ),
         )
     reasons = [Padding(Text(_reason(o), style="dim"), (0, 0, 0, 2)) for o in result.decisions]
     return [Text(), table, *reasons]

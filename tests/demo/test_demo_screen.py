@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 
 import pytest
@@ -160,10 +161,20 @@ def test_the_closing_fits_80_columns_and_has_every_number() -> None:
     assert all(len(line.rstrip()) <= 80 for line in text.splitlines())
     for part in (
         "Kept: micro_batch 2 -> 4", "compute", "60.0 %", "unknown", "120.0", "110.0 .. 130.0", "18.0 %",
-        "8.0 .. 27.0 %",
+        "8.0 .. 27.0",
         "a reason for people", "0.4 %", "5.500 -> 2.000", "runs/x/result.json",
     ):  # fmt: skip
         assert part in text
+
+
+def test_the_widest_decision_is_not_cut() -> None:
+    wide = dataclasses.replace(
+        outcome("rolled_back"), knob="bucket_bytes", from_value=25 * 2**20, to_value=16 * 2**20, gain_low=-0.302,
+        expected_gain_ratio=-0.123, step_applied={0: 1200, 1: 1200},
+    )  # fmt: skip
+    (row,) = [line for line in closed(a_result(wide)).splitlines() if "25 MiB -> 16 MiB" in line]
+    for part in ("bucket_bytes", "1200", "-12.3 %", "18.0 %", "-30.2 .. 27.0", "rolled back"):
+        assert part in row
 
 
 def test_no_gain_is_said_plainly() -> None:
