@@ -24,7 +24,7 @@ import torch.distributed as dist
 from pacecar.controller.channels import MEET_SECONDS, MainRoad, MeetingError, SideRoad, meet
 from pacecar.controller.observation import KnobSpace
 from pacecar.controller.offers import Offer, live_knobs
-from pacecar.controller.protocol import PERIOD, VERSION, JobPace, Member, Proposal
+from pacecar.controller.protocol import PERIOD, VERSION, JobPace, Kind, Member, Proposal
 
 __all__ = ["Agreement", "Heard", "LocalAgreement", "MeetingError", "RankAgreement"]
 
@@ -58,6 +58,11 @@ class Agreement(Protocol):
         """Why nothing will ever be turned again, or None."""
         ...
 
+    @property
+    def has_retired(self) -> bool:
+        """Whether every rank froze; they all see it at the same boundary, and no vote follows."""
+        ...
+
     def open(self, claim: str) -> None:
         """Meet the other ranks.
 
@@ -78,7 +83,7 @@ class Agreement(Protocol):
         """Return what came in since the last call; never waits, never raises: what breaks freezes."""
         ...
 
-    def propose(self, decision: int, values: Sequence[int], *, rehearsal: bool = False) -> None:
+    def propose(self, decision: int, values: Sequence[int], *, kind: Kind = Kind.KEEP) -> None:
         """Rank 0: ask all ranks to apply `values`, in the order of `spaces`."""
         ...
 
@@ -113,6 +118,11 @@ class LocalAgreement:
         self._wanted: Proposal | None = None
         self._serials = itertools.count(1)
 
+    @property
+    def has_retired(self) -> bool:
+        """One rank is all ranks."""
+        return self.frozen is not None
+
     def open(self, claim: str) -> None:
         """Nobody to meet."""
 
@@ -130,9 +140,9 @@ class LocalAgreement:
         heard, self._heard = self._heard, Heard()
         return heard
 
-    def propose(self, decision: int, values: Sequence[int], *, rehearsal: bool = False) -> None:
+    def propose(self, decision: int, values: Sequence[int], *, kind: Kind = Kind.KEEP) -> None:
         """Apply at the next `decide`."""
-        self._wanted = Proposal(next(self._serials), decision, tuple(values), rehearsal)
+        self._wanted = Proposal(next(self._serials), decision, tuple(values), kind)
 
     def withdraw(self) -> None:
         """Forget the proposal."""
@@ -192,6 +202,11 @@ class RankAgreement:
         """Why nothing will ever be turned again, or None."""
         return self._member.frozen
 
+    @property
+    def has_retired(self) -> bool:
+        """Whether every rank froze; they all see it at the same boundary, and no vote follows."""
+        return self._member.has_retired
+
     def open(self, claim: str) -> None:
         """Meet through the store, then make the side group: a collective that every rank now is sure to join.
 
@@ -247,9 +262,9 @@ class RankAgreement:
         self._member.freeze(f"side group failed: {type(error).__name__}: {str(error)[:200]}")
         self._member.abandon_side()
 
-    def propose(self, decision: int, values: Sequence[int], *, rehearsal: bool = False) -> None:
+    def propose(self, decision: int, values: Sequence[int], *, kind: Kind = Kind.KEEP) -> None:
         """Carry the proposal in the next gathers until it is applied."""
-        self._member.propose(decision, values, rehearsal=rehearsal)
+        self._member.propose(decision, values, kind=kind)
 
     def withdraw(self) -> None:
         """Carry no proposal."""

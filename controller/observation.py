@@ -65,10 +65,15 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Bring the knobs to `values` (every knob named) on all ranks, for `decision`, as soon as they agree."""
+    """Bring the knobs to `values` (every knob named) on all ranks, for `decision`, as soon as they agree.
+
+    `is_trial`: not proven.  Should tuning freeze before a turn that is not a trial was carried out, all ranks go back
+    to the values before the first one that was.  So the end of a trial is a Turn too, even where it changes no value.
+    """
 
     decision: int
     values: dict[str, int] = field(default_factory=dict)
+    is_trial: bool = False
 
 
 class Policy(Protocol):
@@ -88,6 +93,6 @@ class Policy(Protocol):
         """
         ...
 
-    def finish(self) -> list[Decision | Verdict | TunerStatus]:
-        """The job ends; return verdicts (outcome "abandoned") for whatever is still open."""
+    def finish(self, reason: str = "the job ended") -> list[Decision | Verdict | TunerStatus]:
+        """No more steps will come, for `reason`; return verdicts (outcome "abandoned") for what is still open."""
         ...

@@ -66,7 +66,7 @@ class PacecarPolicy(Policy):
         self._scribe = Scribe("")
         self._mode: Literal["advise", "exact"] = "exact"
         self._kept: dict[str, int] = {}
-        self._asked: dict[str, int] = {}
+        self._asked: tuple[dict[str, int], bool] = ({}, False)
         self._in_force: dict[str, int] = {}
         self._spaces: list[KnobSpace] = []
         self._screen = Screen(())
@@ -101,7 +101,7 @@ class PacecarPolicy(Policy):
         """Learn what can be turned; called once, before the first observation."""
         self._scribe, self._mode = Scribe(facts.job), mode
         self._kept = {space.knob: space.value for space in spaces}
-        self._asked = dict(self._kept)
+        self._asked = (dict(self._kept), False)
         self._spaces = [space for space in map(self._bounded, spaces) if space is not None]
         self._screen = Screen(self._spaces)
         self._model = Model(facts)
@@ -115,10 +115,10 @@ class PacecarPolicy(Policy):
                 self._in_force = {knob: step.values[knob] for knob in self._kept if knob in step.values}
         return self._wish(), self._scribe.take()
 
-    def finish(self) -> list[Record]:
-        """The job ends; return verdicts (outcome "abandoned") for whatever is still open."""
+    def finish(self, reason: str = "the job ended") -> list[Record]:
+        """No more steps will come; return verdicts (outcome "abandoned") for whatever is still open."""
         if self._open is not None and self._last is not None:
-            self._abandon(self._open, "the job ended before it was decided", self._last)
+            self._abandon(self._open, f"{reason} before it was decided", self._last)
         return self._scribe.take()
 
     # --- one step ---
@@ -300,7 +300,7 @@ class PacecarPolicy(Policy):
             is_cause = opened.candidate.knob in knobs
             detail = "the ranks could not apply it" if is_cause else f"{', '.join(knobs)} was lost meanwhile"
             self._abandon(opened, detail, step, Cause.TAKEN_BACK if is_cause else Cause.CUT_SHORT)
-        for values in (self._kept, self._asked, self._in_force):
+        for values in (self._kept, self._asked[0], self._in_force):
             for knob in knobs:
                 values.pop(knob, None)
         self._spaces = [space for space in self._spaces if space.knob not in knobs]
@@ -376,10 +376,11 @@ class PacecarPolicy(Policy):
         if self._mode == "advise" or not self._in_force:
             return None
         wanted = self._kept if self._open is None else self._open.trial.wanted
-        if wanted == self._in_force and wanted == self._asked:
+        is_trial = self._open is not None
+        if wanted == self._in_force and (wanted, is_trial) == self._asked:
             return None
-        self._asked = dict(wanted)
-        return Turn(decision=self._scribe.decisions, values=dict(wanted))
+        self._asked = (dict(wanted), is_trial)
+        return Turn(decision=self._scribe.decisions, values=dict(wanted), is_trial=is_trial)
 
     def _bounded(self, space: KnobSpace) -> KnobSpace | None:
         """Return the space within the user's bounds, the present value always in; None if nothing can be turned."""

@@ -31,11 +31,12 @@ import hashlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from pacecar.controller.observation import KnobSpace
 from pacecar.controller.offers import Offer, decode_offer, encode_offer, live_knobs, space_hash
 
-__all__ = ["KNOBS_MAX", "PERIOD", "JobPace", "Member", "Proposal"]
+__all__ = ["KNOBS_MAX", "PERIOD", "JobPace", "Kind", "Member", "Proposal"]
 
 PERIOD = 4
 """Steps between votes.  A switch takes effect 5 to 8 steps after it is wished for; one tiny all-reduce in 4 steps."""
@@ -48,26 +49,37 @@ QUEUE_MAX = 16
 
 VERSION = 1
 _HEAD = 9
-_FLAG_FROZEN, _FLAG_PROPOSAL, _FLAG_REHEARSAL = 1, 2, 4
+_FLAG_FROZEN, _FLAG_PROPOSAL, _FLAG_REHEARSAL, _FLAG_TRIAL = 1, 2, 4, 8
 REPORT_WORDS = _HEAD + PERIOD + KNOBS_MAX
+
+
+class Kind(StrEnum):
+    """What a proposal is for."""
+
+    REHEARSAL = "rehearsal"
+    """Apply the values that are in force, to prove that it works."""
+    TRIAL = "trial"
+    """Not proven: a freeze takes it back."""
+    KEEP = "keep"
+    """From now on these are the values to come back to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Bring the knobs, in the agreed order, to `values`.
-
-    `serial` counts rank 0's proposals.  A rehearsal applies the values that are in force, to prove that it works.
-    """
+    """Bring the knobs, in the agreed order, to `values`; `serial` counts rank 0's proposals."""
 
     serial: int
     decision: int
     values: tuple[int, ...]
-    rehearsal: bool = False
+    kind: Kind = Kind.KEEP
 
     def digest(self, epoch: int, layout: int) -> int:
         """Return 62 bits, never 0, that name this proposal under this knob epoch and layout."""
-        text = repr((self.serial, self.decision, self.values, self.rehearsal, epoch, layout))
+        text = repr((self.serial, self.decision, self.values, self.kind.value, epoch, layout))
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 2 | 1
+
+
+_KIND_FLAGS = {Kind.REHEARSAL: _FLAG_REHEARSAL, Kind.TRIAL: _FLAG_TRIAL, Kind.KEEP: 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +139,15 @@ class Member:
             self.freeze(f"the side group is {QUEUE_MAX} control periods late")
             self.abandon_side()
 
-    def propose(self, decision: int, values: Sequence[int], *, rehearsal: bool = False) -> None:
+    def propose(self, decision: int, values: Sequence[int], *, kind: Kind = Kind.KEEP) -> None:
         """Rank 0: put this to the vote until it is applied, replaced or withdrawn; the same wish again is one wish."""
         assert self.rank == 0, "rank 0 alone proposes"
         wish = tuple(values)
-        if self.wanted is not None and (self.wanted.decision, self.wanted.values) == (decision, wish):
+        present = self.wanted
+        if present is not None and (present.decision, present.values, present.kind) == (decision, wish, kind):
             return
         self._serial += 1
-        self.wanted = Proposal(self._serial, decision, wish, rehearsal)
+        self.wanted = Proposal(self._serial, decision, wish, kind)
 
     def withdraw(self) -> None:
         """Rank 0: stop proposing.  If the others still hold it, rank 0's own vote keeps it from being applied."""
@@ -232,7 +245,7 @@ class Member:
     def applied(self, proposal: Proposal) -> None:
         """All ranks carried `proposal` out."""
         self._finish(proposal)
-        if not proposal.rehearsal:
+        if proposal.kind is not Kind.REHEARSAL:
             self.epoch += 1
 
     def failed(self, proposal: Proposal) -> None:
@@ -253,7 +266,7 @@ class Member:
         wanted = self.wanted if self.rank == 0 else None
         flags = _FLAG_FROZEN if self.frozen is not None else 0
         if wanted is not None:
-            flags |= _FLAG_PROPOSAL | (_FLAG_REHEARSAL if wanted.rehearsal else 0)
+            flags |= _FLAG_PROPOSAL | _KIND_FLAGS[wanted.kind]
         present = sum(1 << i for i, pace in enumerate(closed.paces) if pace is not None)
         profiled = sum(1 << i for i, flag in enumerate(closed.profiled) if flag)
         head = [VERSION, closed.ordinal, closed.epoch, self._layout, flags, closed.first_step]
@@ -265,7 +278,8 @@ class Member:
         if not words[4] & _FLAG_PROPOSAL:
             return None
         values = tuple(words[_HEAD + PERIOD :][: len(self.spaces)])
-        return Proposal(words[7], words[8], values, bool(words[4] & _FLAG_REHEARSAL))
+        kind = next(k for k, flag in _KIND_FLAGS.items() if words[4] & (_FLAG_REHEARSAL | _FLAG_TRIAL) == flag)
+        return Proposal(words[7], words[8], values, kind)
 
 
 def _slowest(vectors: Sequence[Sequence[int]]) -> list[JobPace]:

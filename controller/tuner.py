@@ -26,7 +26,8 @@ from pacecar.controller.actuator import Actuator
 from pacecar.controller.agreement import Agreement, LocalAgreement, MeetingError, RankAgreement
 from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
 from pacecar.controller.offers import KnobOffer, Offer
-from pacecar.controller.protocol import PERIOD, JobPace, Proposal
+from pacecar.controller.protocol import PERIOD, JobPace, Kind, Proposal
+from pacecar.controller.switchboard import Switchboard
 from pacecar.records import JobHello, JobRecord, Knobs, KnobSwitch, KnobValue, StepRecord, TunerStatus
 
 __all__ = ["OFFER_BOUNDARY", "Tuner"]
@@ -77,18 +78,20 @@ class Tuner:
         self._clock = clock
         self._agreement: Agreement = agreement if agreement is not None else LocalAgreement()
         self._chooses_agreement = agreement is None
+        self._board = Switchboard(self._actuators, self._agreement, clock)
         self._mode: Literal["advise", "exact"] = "advise" if config.mode == "advise" else "exact"
         self._is_active = False
         self._boundary = 0
         self._step = 0
         self._knobs = Knobs()
-        self._barred: set[str] = set()
         self._records: dict[int, StepRecord] = {}
         self._observations: list[Observation] = []
         self._is_begun = False
         self._rehearsals: list[int] = []
         self._rehearsal_since = 0
         self._status: TunerStatus | None = None
+        self._proven: tuple[int, ...] | None = None  # the values to come back to while a trial's are in force
+        self._decision = 0
 
     @property
     def knobs(self) -> Knobs:
@@ -108,6 +111,7 @@ class Tuner:
             return
         if self._chooses_agreement and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             self._agreement = RankAgreement(dist.get_rank(), dist.get_world_size(), votes=self._mode == "exact")
+            self._board = Switchboard(self._actuators, self._agreement, self._clock)
         try:
             self._agreement.open(f"mode {self._mode}")
         except MeetingError as error:
@@ -137,6 +141,8 @@ class Tuner:
         if self._agreement.frozen is None:
             self._guarded(self._think)
         self._guarded(self._decide)
+        if self._agreement.has_retired and self._proven is not None:
+            self._guarded(self._take_back, self._proven)
         if self._agreement.frozen is not None and self.state not in ("frozen", "off"):
             self._say("frozen", self._agreement.frozen, level=logging.WARNING)
             self._finish_policy()
@@ -205,7 +211,7 @@ class Tuner:
                 self._observations.append(_observe(record, pace, self._live()))
 
     def _live(self) -> list[KnobSpace]:
-        return [space for space in self._agreement.spaces if space.knob not in self._barred]
+        return [space for space in self._agreement.spaces if space.knob not in self._board.barred]
 
     # --- policy, on rank 0 ------------------------------------------------------------------------
 
@@ -235,7 +241,7 @@ class Tuner:
             self._begin(self._policy)
             return
         self._rehearsal_since = self._boundary
-        self._agreement.propose(self._rehearsals[0], self._values(), rehearsal=True)
+        self._agreement.propose(self._rehearsals[0], self._board.values(), kind=Kind.REHEARSAL)
 
     def _begin(self, policy: Policy) -> None:
         live = self._live()
@@ -262,86 +268,51 @@ class Tuner:
             self._wish(turn)
 
     def _wish(self, turn: Turn) -> None:
-        present = self._values()
+        present = self._board.values()
         values = tuple(
-            present[i] if space.knob in self._barred else turn.values.get(space.knob, present[i])
+            present[i] if space.knob in self._board.barred else turn.values.get(space.knob, present[i])
             for i, space in enumerate(self._agreement.spaces)
         )
-        if values == present:
+        if values == present and (turn.is_trial or self._proven is None):
             self._agreement.withdraw()
         else:
-            self._agreement.propose(turn.decision, values)
+            self._agreement.propose(turn.decision, values, kind=Kind.TRIAL if turn.is_trial else Kind.KEEP)
 
     def _finish_policy(self) -> None:
         policy, self._policy = self._policy, None
         if policy is not None and self._is_begun:
-            self._guarded(lambda: self._emit_all(policy.finish()))
+            frozen = self._agreement.frozen
+            reason = "the job ended" if frozen is None else f"tuning froze ({frozen})"
+            self._guarded(lambda: self._emit_all(policy.finish(reason)))
 
     # --- switches, on all ranks ---------------------------------------------------------------------
 
-    def _values(self) -> tuple[int, ...]:
-        return tuple(self._actuators[space.knob].value() for space in self._agreement.spaces)
-
     def _decide(self) -> None:
-        proposal = self._agreement.decide(self._can_apply)
+        proposal = self._agreement.decide(self._board.can_apply)
         if proposal is not None:
             self._switch(proposal)
 
-    def _can_apply(self, proposal: Proposal) -> bool:
-        spaces, present = self._agreement.spaces, self._values()
-        if len(proposal.values) != len(spaces):
-            return False
-        if proposal.rehearsal:
-            return proposal.values == present
-        return all(
-            new == old or (new in space.domain and space.knob not in self._barred)
-            for space, old, new in zip(spaces, present, proposal.values, strict=True)
-        )
-
     def _switch(self, proposal: Proposal) -> None:
-        """Apply what all ranks voted for; if any rank fails, all ranks put fresh old values back.
+        """Carry out what all ranks voted for, and remember what to come back to while it is not proven."""
+        switch = self._board.carry_out(proposal)
+        if proposal.kind is Kind.REHEARSAL:
+            self._rehearsed(proposal, is_done=switch.is_done)
+            return
+        if not switch.is_done:
+            return
+        self._decision = proposal.decision
+        if proposal.kind is Kind.KEEP:
+            self._proven = None
+        elif self._proven is None:
+            pairs = zip(self._agreement.spaces, proposal.values, strict=True)
+            self._proven = tuple(switch.turned.get(space.knob, (new, new))[0] for space, new in pairs)
+        if switch.turned:
+            self._switched(proposal, switch.duration_ns)
 
-        From here to `settle` nothing may raise: the other ranks are already waiting for this one's answer.
-        """
-        plan = self._plan(proposal)
-        begin_ns = self._clock.monotonic_ns()
-        is_done = plan is not None and self._apply({knob: new for knob, (_, new) in plan.items()})
-        duration_ns = self._clock.monotonic_ns() - begin_ns
-
-        def undo() -> bool:
-            return plan is not None and self._apply({knob: old for knob, (old, _) in plan.items()})
-
-        is_done = self._agreement.settle(proposal, is_done=is_done, undo=undo)
-        turned = sorted(plan or ())
-        if not is_done and (len(turned) == 1 or not proposal.rehearsal):
-            self._barred.update(turned)
-            logger.warning("pacecar: %s could not be turned on all ranks and stays as it is", ", ".join(turned))
-        if proposal.rehearsal:
-            self._rehearsed(proposal, is_done=is_done)
-        elif is_done:
-            self._switched(proposal, duration_ns)
-
-    def _plan(self, proposal: Proposal) -> dict[str, tuple[int, int]] | None:
-        """Return knob -> (old, new) for what `proposal` turns; None if this rank cannot even say that."""
-        try:
-            changes = zip(self._agreement.spaces, self._values(), proposal.values, strict=True)
-            return {
-                space.knob: (old, new)
-                for i, (space, old, new) in enumerate(changes)
-                if (proposal.decision >> i & 1 if proposal.rehearsal else new != old)
-            }
-        except Exception:
-            logger.exception("pacecar: a switch could not be planned on rank %d", self._hello.rank)
-            return None
-
-    def _apply(self, values: dict[str, int]) -> bool:
-        try:
-            for knob, value in values.items():
-                self._actuators[knob].apply(value)
-        except Exception:  # the ranks must hear of it, whatever it was
-            logger.exception("pacecar: %s could not be applied on rank %d", values, self._hello.rank)
-            return False
-        return True
+    def _take_back(self, proven: tuple[int, ...]) -> None:
+        """Tuning froze during a trial: every rank sees that at this very boundary, so all can go back here."""
+        self._switch(Proposal(serial=0, decision=self._decision, values=proven))
+        self._proven = None
 
     def _rehearsed(self, proposal: Proposal, *, is_done: bool) -> None:
         if self._policy is None:

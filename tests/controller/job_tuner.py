@@ -36,7 +36,8 @@ RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 class Script:
     """Wishes for the next values whenever the last ones are seen in force."""
 
-    def __init__(self, fail_at: int | None = None) -> None:
+    def __init__(self, fail_at: int | None = None, *, is_trial: bool = False) -> None:
+        self.is_trial = is_trial
         self.turn: Turn | None = None
         self.turns = 0
         self.fail_at = fail_at
@@ -53,10 +54,10 @@ class Script:
         if self.turn is None or observations[-1].values == self.turn.values:
             self.turns += 1
             values = {s.knob: s.domain[(self.turns * (1 + i)) % len(s.domain)] for i, s in enumerate(self.spaces)}
-            self.turn = Turn(self.turns, values)
+            self.turn = Turn(self.turns, values, is_trial=self.is_trial)
         return self.turn, []
 
-    def finish(self) -> list[Any]:
+    def finish(self, reason: str = "") -> list[Any]:
         self.finished += 1
         return []
 
@@ -97,7 +98,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     if RANK == WORLD - 1:
         buckets.bad, buckets.bad_calls = options.get("bad"), tuple(options.get("bad_calls", ()))
     actuators: list[Any] = [buckets, MicroBatchActuator(ddp, batcher, config)]
-    policy = Script(options.get("policy_fails")) if RANK == 0 else None
+    policy = Script(options.get("policy_fails"), is_trial=options.get("trial", False)) if RANK == 0 else None
     emitted: list[JobRecord] = []
     in_force: list[Knobs] = [Knobs()]
     agreement_given = None

@@ -70,7 +70,7 @@ class Wisher:
         self.seen.extend(observations)
         return self.turn, []
 
-    def finish(self) -> list[Any]:
+    def finish(self, reason: str = "") -> list[Any]:
         self.finished += 1
         return []
 
@@ -209,6 +209,22 @@ def test_whatever_raises_freezes_the_tuner_and_stays_out_of_the_job(
     bench.run(6)
     assert bench.dial.turned == turned
     bench.tuner.close()
+
+
+def test_a_freeze_takes_a_trial_back_and_leaves_what_was_kept(bench: Bench) -> None:
+    bench.tuner.start()
+    bench.run(OFFER_BOUNDARY + 2)
+    bench.policy.turn = Turn(1, {"micro_batch": 8}, is_trial=True)
+    bench.run(2)
+    bench.policy.turn = Turn(1, {"micro_batch": 8})  # proven: nothing to turn, but nothing to go back to either
+    bench.run(2)
+    bench.policy.turn = Turn(2, {"micro_batch": 2}, is_trial=True)
+    bench.run(2)
+    assert [values["micro_batch"] for _, _, values in bench.switches()] == [8, 2]
+    break_policy(bench)
+    bench.run(6)
+    assert bench.tuner.state == "frozen"
+    assert [values["micro_batch"] for _, _, values in bench.switches()] == [8, 2, 8]
 
 
 def test_ctrl_c_is_not_ours(bench: Bench) -> None:

@@ -15,6 +15,8 @@ JOBS: dict[str, dict[str, Any]] = {
     "turns": {"steps": 120, "holes": True},
     "side breaks": {"steps": 60, "break_side": 30},
     "policy fails": {"steps": 48, "policy_fails": 2},
+    "side breaks in a trial": {"steps": 60, "break_side": 30, "trial": True},
+    "policy fails in a trial": {"steps": 48, "policy_fails": 2, "trial": True},
     "one rank fails": {"steps": 56, "bad": 65536},
     "rehearsal fails": {"steps": 60, "bad_calls": [1, 3]},  # the undos in between work
     "advise": {"steps": 40, "mode": "advise"},
@@ -78,6 +80,17 @@ def test_a_policy_that_raises_freezes_the_tuner_on_all_ranks(two_ranks: dict[str
     assert [rank["frozen"] for rank in ranks] == ["RuntimeError: the policy broke", "another rank froze"]
     assert len(switched(ranks[0])) == 1
     assert switched(ranks[0]) == switched(ranks[1])
+
+
+@pytest.mark.parametrize("job", ["side breaks in a trial", "policy fails in a trial"])
+def test_a_freeze_during_a_trial_takes_all_ranks_back_to_the_proven_values_at_the_same_step(
+    two_ranks: dict[str, list[Rank]], job: str
+) -> None:
+    ranks = two_ranks[job]
+    assert switched(ranks[0]) == switched(ranks[1])
+    assert len(switched(ranks[0])) >= 2, "a trial was in force before the freeze"
+    assert [rank["state"] for rank in ranks] == ["frozen", "frozen"]
+    assert switched(ranks[0])[-1][2] == {"bucket_bytes": 25 * 2**20, "micro_batch": 4}
 
 
 def test_a_value_that_one_rank_cannot_take_is_taken_back_on_all(two_ranks: dict[str, list[Rank]]) -> None:

@@ -1,0 +1,99 @@
+"""How does one rank carry out what all ranks voted for?  Every knob or none, and the old values back on any failure.
+
+From the vote to `settle` the other ranks wait for this one's answer, so nothing in between may raise: what goes wrong
+here becomes the answer "no", upon which all ranks put the old values back.
+
+Left out: which proposals are made (the tuner), and how the ranks agree (agreement).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pacecar.clock import Clock
+from pacecar.controller.actuator import Actuator
+from pacecar.controller.agreement import Agreement
+from pacecar.controller.protocol import Kind, Proposal
+
+__all__ = ["Switch", "Switchboard"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """What became of a proposal: `turned` knob -> (old, new), done on all ranks or on none."""
+
+    is_done: bool
+    turned: dict[str, tuple[int, int]]
+    duration_ns: int
+
+
+class Switchboard:
+    """The actuators of one rank, in the agreed order.  `barred` knobs failed on some rank and are not turned again."""
+
+    def __init__(self, actuators: Mapping[str, Actuator], agreement: Agreement, clock: Clock) -> None:
+        self._actuators = actuators
+        self._agreement = agreement
+        self._clock = clock
+        self.barred: set[str] = set()
+
+    def values(self) -> tuple[int, ...]:
+        """Return what is in force, in the order of the agreed spaces."""
+        return tuple(self._actuators[space.knob].value() for space in self._agreement.spaces)
+
+    def can_apply(self, proposal: Proposal) -> bool:
+        """Return whether this rank is able to carry `proposal` out."""
+        spaces, present = self._agreement.spaces, self.values()
+        if len(proposal.values) != len(spaces):
+            return False
+        if proposal.kind is Kind.REHEARSAL:
+            return proposal.values == present
+        return all(
+            new == old or (new in space.domain and space.knob not in self.barred)
+            for space, old, new in zip(spaces, present, proposal.values, strict=True)
+        )
+
+    def carry_out(self, proposal: Proposal) -> Switch:
+        """Apply `proposal`; if any rank fails, all ranks put fresh old values back and bar the knob."""
+        plan = self._plan(proposal)
+        begin_ns = self._clock.monotonic_ns()
+        is_done = plan is not None and self._apply({knob: new for knob, (_, new) in plan.items()})
+        duration_ns = self._clock.monotonic_ns() - begin_ns
+
+        def undo() -> bool:
+            return plan is not None and self._apply({knob: old for knob, (old, _) in plan.items()})
+
+        is_done = self._agreement.settle(proposal, is_done=is_done, undo=undo)
+        turned = plan or {}
+        if not is_done and (len(turned) == 1 or proposal.kind is not Kind.REHEARSAL):
+            self.barred.update(turned)
+            logger.warning("pacecar: %s could not be turned on all ranks and stays as it is", ", ".join(sorted(turned)))
+        return Switch(is_done, turned, duration_ns)
+
+    def _plan(self, proposal: Proposal) -> dict[str, tuple[int, int]] | None:
+        """Return knob -> (old, new) for what `proposal` turns; None if this rank cannot even say that.
+
+        A rehearsal's `decision` is the set of knobs to rehearse, one bit each in the order of the spaces.
+        """
+        try:
+            changes = zip(self._agreement.spaces, self.values(), proposal.values, strict=True)
+            return {
+                space.knob: (old, new)
+                for i, (space, old, new) in enumerate(changes)
+                if (proposal.decision >> i & 1 if proposal.kind is Kind.REHEARSAL else new != old)
+            }
+        except Exception:
+            logger.exception("pacecar: a switch could not be planned")
+            return None
+
+    def _apply(self, values: dict[str, int]) -> bool:
+        try:
+            for knob, value in values.items():
+                self._actuators[knob].apply(value)
+        except Exception:  # the ranks must hear of it, whatever it was
+            logger.exception("pacecar: %s could not be applied", values)
+            return False
+        return True
