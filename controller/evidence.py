@@ -54,8 +54,9 @@ class Evidence:
     """What the pairs say so far.
 
     `e_value` is against "saves no more than the dead band"; `gain_ratio` is the fraction of step time saved.
-    `gain_low` and `gain_high` bound it, at every look together with the stated probability; None while the pairs
-    bound nothing.
+    `gain_low` and `gain_high` are what the same test rejects on either side, each wrong at any look with at most the
+    stated rate; None while the pairs bound nothing.  So a change is accepted exactly when `gain_low` reaches the dead
+    band, and nobody is shown a kept change whose bounds say that it may cost time.
     """
 
     pairs: int
@@ -96,16 +97,17 @@ def weigh(
     """
     if not savings:
         raise ValueError("no pairs to weigh")
-    count = len(savings)
+    count, total = len(savings), len(savings) + len(nulls)
     mean = math.fsum(savings) / count
-    shift = -math.log1p(-dead_band)
-    half_width = _half_width(savings, nulls, mean, false_accept_rate, effect_variance)
+    scatter = math.fsum((x - mean) ** 2 for x in savings) + math.fsum(x * x for x in nulls) + total * NOISE_FLOOR**2
+    log_e = _log_e(count, total, scatter, mean + math.log1p(-dead_band), effect_variance)
+    reach = _reach(count, total, scatter, false_accept_rate, effect_variance)
     return Evidence(
         pairs=count,
-        e_value=_e_value([saving - shift for saving in savings], nulls, effect_variance),
+        e_value=math.exp(min(log_e, _LOG_E_MAX)),
         gain_ratio=gain_ratio(mean),
-        gain_low=None if half_width is None else gain_ratio(mean - half_width),
-        gain_high=None if half_width is None else gain_ratio(mean + half_width),
+        gain_low=None if reach is None else gain_ratio(mean - reach),
+        gain_high=None if reach is None else gain_ratio(mean + reach),
     )
 
 
@@ -124,36 +126,45 @@ def promise(
     return weigh(whole, nulls, dead_band=dead_band, false_accept_rate=false_accept_rate).e_value
 
 
-def _e_value(shifted: Sequence[float], nulls: Sequence[float], g: float) -> float:
-    """Return the one-sided Bayes factor of the module docstring."""
-    n, total = len(shifted), len(shifted) + len(nulls)
-    s0 = math.fsum(x * x for x in (*shifted, *nulls)) + total * NOISE_FLOOR**2
-    q = g / (1 + n * g)
-    explained = q * math.fsum(shifted) ** 2
+def _log_e(pairs: int, total: int, scatter: float, distance: float, g: float) -> float:
+    """Return the logarithm of the module docstring's one-sided Bayes factor.
+
+    `distance` is the mean saving over the value tested, `scatter` the sum of squares about the mean and of the nulls.
+    """
+    s0 = scatter + pairs * distance**2
+    explained = g / (1 + pairs * g) * (pairs * distance) ** 2
     s1 = s0 - explained
-    t = math.copysign(math.sqrt(explained / s1 * total), math.fsum(shifted))
-    log_factor = 0.5 * total * math.log(s0 / s1) - 0.5 * math.log1p(n * g)
-    log_e = log_factor + math.log(max(2.0 * student_t_cdf(t, total), math.ulp(0.0)))
-    return math.exp(min(log_e, _LOG_E_MAX))
+    t = math.copysign(math.sqrt(explained / s1 * total), distance)
+    log_factor = 0.5 * total * math.log(s0 / s1) - 0.5 * math.log1p(pairs * g)
+    return log_factor + math.log(max(2.0 * student_t_cdf(t, total), math.ulp(0.0)))
 
 
 _LOG_E_MAX = 690.0
 """Evidence stops here: exp(709) overflows, and nobody needs more."""
 
+_FAR_NOISES = 1e6
+"""A value so many standard deviations away that no further one is more implausible."""
 
-def _half_width(savings: Sequence[float], nulls: Sequence[float], mean: float, rate: float, g: float) -> float | None:
-    """Return the half width of the set of means that the two-sided factor does not reject; None if it rejects none.
+_BISECTIONS = 60
 
-    BF >= 1/rate solved for the squared distance x of a mean from the observed one: with Q the sum of squares
-    about that mean and R = (sqrt(1 + n g) / rate)^(2/N),  x >= Q (R - 1) / (n (1 - R / (1 + n g))).
+
+def _reach(pairs: int, total: int, scatter: float, rate: float, g: float) -> float | None:
+    """Return how far from the mean the one-sided test rejects a value at `rate`; None if it rejects none.
+
+    The evidence grows with the distance and is symmetric, so both bounds lie this far from the mean.
     """
-    n, total = len(savings), len(savings) + len(nulls)
-    scatter = math.fsum((x - mean) ** 2 for x in savings) + math.fsum(x * x for x in nulls) + total * NOISE_FLOOR**2
-    ratio = (math.sqrt(1 + n * g) / rate) ** (2 / total)
-    slack = 1 - ratio / (1 + n * g)
-    if slack <= 0:
+    needed = -math.log(rate)
+    far = _FAR_NOISES * math.sqrt(scatter / total)
+    if _log_e(pairs, total, scatter, far, g) < needed:
         return None
-    return math.sqrt(scatter * (ratio - 1) / (n * slack))
+    near = 0.0
+    for _ in range(_BISECTIONS):
+        middle = (near + far) / 2
+        if _log_e(pairs, total, scatter, middle, g) < needed:
+            near = middle
+        else:
+            far = middle
+    return far
 
 
 def student_t_cdf(t: float, degrees: int) -> float:

@@ -261,7 +261,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, tag="decision"):
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
     """What became of a decision.
 
-    `measured_gain_ratio` has `gain_low` and `gain_high` as its confidence sequence; None when nothing was measured.
+    `measured_gain_ratio` has `gain_low` and `gain_high` as its bounds, each valid at every look at the stated
+    false-accept rate; None when nothing was measured.
     `trial_steps` ran during the trial, `exploration_ns` is the time the trial cost against the old setting
     (negative when it gained).  `evidence` is the e-value against "no better".
     """

@@ -87,27 +87,38 @@ def test_without_null_pairs_the_factor_is_the_published_t_test() -> None:
     assert (up + down) / 2 == pytest.approx(published, rel=5e-3)  # the noise floor is the difference
 
 
-def test_the_confidence_sequence_is_where_the_factor_reaches_one_over_the_rate() -> None:
+def test_each_bound_is_where_the_one_sided_factor_reaches_one_over_the_rate() -> None:
     pairs, nulls = [0.05, 0.06, 0.045, 0.055], [0.01, -0.02]
     evidence = weigh(pairs, nulls, dead_band=0.0, false_accept_rate=RATE)
     assert evidence.gain_low is not None
-    edge = -math.log1p(-evidence.gain_low)
-    shifted = [x - edge for x in pairs]
-    up = weigh(shifted, nulls, dead_band=0.0, false_accept_rate=RATE).e_value
-    down = weigh([-x for x in shifted], nulls, dead_band=0.0, false_accept_rate=RATE).e_value
-    assert (up + down) / 2 == pytest.approx(1 / RATE, rel=1e-6)
+    assert evidence.gain_high is not None
+    low, high = -math.log1p(-evidence.gain_low), -math.log1p(-evidence.gain_high)
+    above = weigh([x - low for x in pairs], nulls, dead_band=0.0, false_accept_rate=RATE).e_value
+    below = weigh([high - x for x in pairs], nulls, dead_band=0.0, false_accept_rate=RATE).e_value
+    assert above == pytest.approx(1 / RATE, rel=1e-6)
+    assert below == pytest.approx(1 / RATE, rel=1e-6)
 
 
-def test_the_confidence_sequence_holds_the_truth_at_all_looks_together() -> None:
-    draw, missed, jobs = np.random.default_rng(3), 0, 400
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=12), st.lists(st.floats(-1, 1), max_size=8))
+def test_a_change_is_accepted_exactly_when_its_lower_bound_reaches_the_dead_band(
+    pairs: list[float], nulls: list[float]
+) -> None:
+    evidence = weigh(pairs, nulls, dead_band=DEAD_BAND, false_accept_rate=RATE)
+    is_accepted = evidence.e_value >= 1 / RATE * (1 + 1e-9)
+    is_bounded = evidence.gain_low is not None and evidence.gain_low >= DEAD_BAND + 1e-9
+    if abs(math.log(max(evidence.e_value, 1e-9) * RATE)) > 1e-6:  # not on the edge itself
+        assert is_accepted == is_bounded
+
+
+def test_each_bound_is_on_the_right_side_of_the_truth_at_all_looks_together() -> None:
+    draw, too_high, too_low, jobs = np.random.default_rng(3), 0, 0, 400
     for _ in range(jobs):
         pairs, nulls = list(draw.normal(0.04, 0.03, 10)), list(draw.normal(0, 0.03, 3))
         bounds = [weigh(pairs[:n], nulls, dead_band=0.0, false_accept_rate=RATE) for n in range(1, 11)]
-        missed += any(
-            b.gain_low is not None and b.gain_high is not None and not b.gain_low <= gain_ratio(0.04) <= b.gain_high
-            for b in bounds
-        )
-    assert missed / jobs <= RATE
+        too_high += any(b.gain_low is not None and b.gain_low > gain_ratio(0.04) for b in bounds)
+        too_low += any(b.gain_high is not None and b.gain_high < gain_ratio(0.04) for b in bounds)
+    assert too_high / jobs <= RATE
+    assert too_low / jobs <= RATE
 
 
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=12), st.lists(st.floats(-3, 3), max_size=8))
