@@ -16,6 +16,9 @@ PYTEST_FLAGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) -c constraints.txt
+# Debian has ensurepip in a package of its own (python3-venv); without it the pip that is there brings the new one its pip.
+MAKE_VENV = $(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { rm -rf $(VENV); $(PYTHON) -m venv --without-pip $(VENV) && \
+	$(PYTHON) -m pip --python $(BIN)/python --disable-pip-version-check install --quiet pip; }
 # A stamp is touched when all of its installation is done, so what Ctrl-C interrupted is done again.
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
@@ -58,7 +61,7 @@ clean: ## Remove what was built and installed here; runs/ stays
 
 $(RUN_STAMP): pyproject.toml constraints.txt
 	@echo "installing pacecar and what the demo needs into $(VENV) (once) ..."
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf $(VENV); $(PYTHON) -m venv $(VENV); }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf $(VENV); $(MAKE_VENV); }
 	@$(PIP) -e '.[torch,dashboards,demo]'
 	@touch $@
 

@@ -148,6 +148,7 @@ def _facts(result: Result) -> list[RenderableType]:
     losses = result.losses
     lost = sum(count.dropped_records or 0 for count in result.ranks)
     lines = [
+        *([("proven", _proven(result))] if result.kept else []),
         ("overhead", f"{percent(result.overhead_ratio)} of the run's wall time was pacecar's own, on all ranks"),
         ("trials", "-" if result.exploration_ns is None else f"cost {result.exploration_ns / 1e9:.1f} s"),
         ("loss", f"{_number(losses.first)} -> {_number(losses.last)} nats"),
@@ -159,6 +160,11 @@ def _facts(result: Result) -> list[RenderableType]:
     if result.throughput_before is not None and result.throughput_after is not None:
         lines.append(("spread", f"median and 10th .. 90th percentile over windows of {WINDOW_STEPS} unprofiled steps"))
     return [Text(), *(Text.assemble((f"{name:<9} ", "dim"), text) for name, text in lines)]
+
+
+def _proven(result: Result) -> str:
+    together = percent(result.proven_gain_ratio)
+    return f"in interleaved trials the kept changes save {together} of step time; before and after lie minutes apart"
 
 
 def _reason(outcome: DecisionOutcome) -> str:

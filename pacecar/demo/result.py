@@ -117,6 +117,18 @@ class Result:
         return tuple(outcome for outcome in self.decisions if outcome.verdict == "kept")
 
     @property
+    def proven_gain_ratio(self) -> float | None:
+        """Share of step time that the kept changes save together, each as its paired trial measured it.
+
+        Unlike `speedup` it does not compare minutes that lie apart, so another load on the machine in between is
+        not in it.  None when nothing was kept.
+        """
+        gains = [outcome.measured_gain_ratio for outcome in self.kept]
+        if not gains or None in gains:
+            return None
+        return 1.0 - math.prod(1.0 - gain for gain in gains if gain is not None)
+
+    @property
     def speedup(self) -> float | None:
         """Throughput after over before, or None when one of them is missing."""
         if self.throughput_before is None or self.throughput_after is None:
@@ -139,6 +151,7 @@ def as_document(result: Result) -> dict[str, Any]:
         "throughput_before": _throughput_document(result.throughput_before),
         "throughput_after": _throughput_document(result.throughput_after),
         "speedup": result.speedup,
+        "proven_gain_ratio": result.proven_gain_ratio,
         "steps_before": result.steps_before,
         "steps_after": result.steps_after,
         "decisions": [
