@@ -65,19 +65,19 @@ def sample(config_file: Path | None, as_json: bool, **flags: Any) -> None:  # no
     config = _load(config_file, flags)
     import msgspec
 
-    from pacecar.monitor.daemon import sample_once
-    from pacecar.records import Absent, Ok
+    from pacecar.monitor.daemon import DaemonError, sample_once
+    from pacecar.monitor.listing import document, lines
 
     _log_to_stderr("warning")
-    snapshot = sample_once(config.daemon)
+    try:
+        snapshot = sample_once(config.daemon)
+    except DaemonError as error:
+        _fail(str(error))
     if as_json:
-        click.echo(msgspec.json.encode(snapshot))
+        click.echo(msgspec.json.format(msgspec.json.encode(document(snapshot)), indent=2))
         return
-    for name, outcome in snapshot.outcomes.items():
-        click.echo(f"{name}: ok" if isinstance(outcome, Ok) else f"{name}: {outcome.reason}")
-        if not isinstance(outcome, Absent):
-            for row in outcome.samples:
-                click.echo(_sample_line(row.metric, row.labels, row.value))
+    for line in lines(snapshot):
+        click.echo(line)
 
 
 @cli.command()
@@ -113,11 +113,10 @@ def dashboards() -> None:
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 def export(directory: Path) -> None:
     """Write the dashboards as JSON files into DIRECTORY."""
-    _need("grafanalib", "the dashboards are generated with grafanalib", "dashboards")
-    from pacecar.dashboards import generate
+    from pacecar.dashboards import export as export_dashboards
 
     try:
-        written = generate(directory)
+        written = export_dashboards(directory)
     except OSError as error:
         _fail(f"{directory}: cannot be written: {error.strerror}")
     for path in written:
@@ -169,15 +168,3 @@ def _fail(message: str, *, code: int = 1) -> NoReturn:
 
 def _log_to_stderr(level: str) -> None:
     logging.basicConfig(level=level.upper(), format=LOG_FORMAT, stream=sys.stderr)
-
-
-def _sample_line(name: str, labels: tuple[str, ...], value: float) -> str:
-    from pacecar.catalog import by_name
-
-    metric = by_name(name)
-    pairs = ",".join(f'{label}="{text}"' for label, text in zip(metric.labels, labels, strict=True))
-    return (
-        f"  {name}{{{pairs}}} {value * metric.unit.scale:.10g}"
-        if pairs
-        else f"  {name} {value * metric.unit.scale:.10g}"
-    )

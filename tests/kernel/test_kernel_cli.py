@@ -16,7 +16,6 @@ import msgspec
 import pytest
 
 from pacecar import __version__
-from pacecar.records import Snapshot
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("PACECAR_")}
 
@@ -66,8 +65,19 @@ def test_wrong_usage_exits_2_and_names_what_is_wrong(
 def test_sample_prints_a_snapshot_that_a_program_can_read() -> None:
     done = pacecar("sample", "--json")
     assert done.returncode == 0
-    snapshot = msgspec.json.decode(done.stdout, type=Snapshot)
-    assert any(sample.metric == "pacecar_host_memory_size_bytes" for sample in snapshot.samples())
+    collectors = msgspec.json.decode(done.stdout)["collectors"]
+    assert collectors["cpu"]["outcome"] == "ok"
+    values = {(s["metric"], *s["labels"].values()): s["value"] for s in collectors["cpu"]["samples"]}
+    with Path("/proc/uptime").open() as uptime:
+        booted_seconds = float(uptime.read().split()[0])
+    assert 0 < values["pacecar_host_cpu_seconds_total", "user"] < booted_seconds * (os.cpu_count() or 1), "in seconds"
+
+
+def test_sample_names_a_collector_that_does_not_exist() -> None:
+    done = pacecar("sample", "--disable", "nosuch")
+    assert done.returncode == 1
+    assert "nosuch" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_sample_prints_base_units_for_people() -> None:
