@@ -173,6 +173,10 @@ class Children:
         """Return the job's exit code, or None while it runs."""
         return self._job.poll() if self._job is not None else None
 
+    def daemon_exit_code(self) -> int | None:
+        """Return how the daemon ended; None while it runs."""
+        return None if self._daemon is None else self._daemon.poll()
+
     def log_tail(self, name: str) -> str:
         """Return the last lines of one of the run's logs, torchrun's own report of a failure left out."""
         try:

@@ -94,10 +94,19 @@ def _follow(children: Children, console: Console, started: float) -> tuple[Endin
     console.print(f"folder {children.folder}", soft_wrap=True)
     progress = Progress()
     tails = [RecordTail(children.folder / f"rank{rank}.jsonl") for rank in range(children.world_size or 0)]
+    is_daemon_missed = False
     deadline = None if options.seconds is None else started + options.seconds + OVERTIME_SECONDS_MAX
     for elapsed in _display(progress, around, console, started):
         for tail in tails:
             progress.take(tail.read())
+        daemon_code = children.daemon_exit_code()
+        if daemon_code is not None and not is_daemon_missed:
+            is_daemon_missed = True
+            console.print(
+                f"the daemon ended with exit code {daemon_code}: nothing is served until one is started again at"
+                " its socket; training and tuning go on without it",
+                highlight=False,
+            )
         code = children.job_exit_code()
         if code == 0:
             return "finished", None

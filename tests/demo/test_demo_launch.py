@@ -215,3 +215,15 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     assert demo.returncode == 1
     assert "a run folder cannot be made here" in output
     assert "Traceback" not in output
+
+
+@pytest.mark.slow
+def test_a_daemon_that_is_killed_is_missed_aloud_and_the_run_goes_on_to_its_result(tmp_path: Path) -> None:
+    demo = start_demo(tmp_path, "--steps", "40", *SMALL)
+    wait_for(lambda: has_stepped(tmp_path))
+    (daemon,) = [process for process in psutil.Process(demo.pid).children() if "daemon" in process.cmdline()]
+    daemon.kill()
+    output, _ = demo.communicate(timeout=WAIT_SECONDS)
+    assert demo.returncode == 0, output
+    assert "the daemon ended with exit code -9" in output
+    assert json.loads((the_run(tmp_path) / "result.json").read_text())["steps"] == 40
