@@ -164,7 +164,7 @@ def _facts(result: Result) -> list[RenderableType]:
 
 def _proven(result: Result) -> str:
     together = percent(result.proven_gain_ratio)
-    return f"in interleaved trials the kept changes save {together} of step time; before and after lie minutes apart"
+    return f"{together} of step time saved, as measured in interleaved trials"
 
 
 def _reason(outcome: DecisionOutcome) -> str:
