@@ -138,10 +138,16 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     overlapped_communication_ns: int = 0
 
     def __post_init__(self) -> None:
-        parts = self.parts()
-        total = sum(parts.values())
-        if total != self.wall_ns or min(parts.values()) < 0:
-            raise ValueError(f"ledger parts sum to {total} ns, wall time is {self.wall_ns} ns: {parts}")
+        # Written out: this runs twice a step inside the training process.
+        compute, exposed, copy, data = (
+            self.compute_ns, self.exposed_communication_ns, self.exposed_copy_ns, self.data_wait_ns,
+        )  # fmt: skip
+        host, optimizer, checkpoint, unknown = (
+            self.host_bound_ns, self.optimizer_host_ns, self.checkpoint_ns, self.unknown_ns,
+        )  # fmt: skip
+        total = compute + exposed + copy + data + host + optimizer + checkpoint + unknown
+        if total != self.wall_ns or min(compute, exposed, copy, data, host, optimizer, checkpoint, unknown) < 0:
+            raise ValueError(f"ledger parts sum to {total} ns, wall time is {self.wall_ns} ns: {self.parts()}")
         if self.communication_ns != self.exposed_communication_ns + self.overlapped_communication_ns:
             raise ValueError(
                 f"communication {self.communication_ns} ns is not exposed {self.exposed_communication_ns} ns"
@@ -162,7 +168,19 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.overlapped_communication_ns / self.communication_ns
 
     def __add__(self, other: Ledger) -> Ledger:
-        return Ledger(**{f: getattr(self, f) + getattr(other, f) for f in self.__struct_fields__})
+        return Ledger(
+            wall_ns=self.wall_ns + other.wall_ns,
+            compute_ns=self.compute_ns + other.compute_ns,
+            exposed_communication_ns=self.exposed_communication_ns + other.exposed_communication_ns,
+            exposed_copy_ns=self.exposed_copy_ns + other.exposed_copy_ns,
+            data_wait_ns=self.data_wait_ns + other.data_wait_ns,
+            host_bound_ns=self.host_bound_ns + other.host_bound_ns,
+            optimizer_host_ns=self.optimizer_host_ns + other.optimizer_host_ns,
+            checkpoint_ns=self.checkpoint_ns + other.checkpoint_ns,
+            unknown_ns=self.unknown_ns + other.unknown_ns,
+            communication_ns=self.communication_ns + other.communication_ns,
+            overlapped_communication_ns=self.overlapped_communication_ns + other.overlapped_communication_ns,
+        )
 
 
 class Knobs(msgspec.Struct, frozen=True):
@@ -197,7 +215,9 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     says whether `ledger` was attributed from a profiled window ("exact") or estimated from host timers
     ("estimate", calibrated by the window `calibration_age_steps` ago; None: never calibrated).  `totals` adds up every
     step since attach, so a reader that lost records still has right counters.  `overhead_ns` is pacecar's own
-    time on the step path inside this step's wall time.
+    time on the step path inside this step's wall time.  `disturbed` says that pacecar's window slowed this
+    step on this rank: it was profiled, or the window of the step before was opened, ended or read inside it.  Such a
+    step's pace says nothing about the job's settings.
     """
 
     job: str
@@ -224,6 +244,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     total_windows: int
     dropped_records: int
     knobs: Knobs
+    disturbed: bool = False
 
 
 class KnobSwitch(msgspec.Struct, frozen=True, kw_only=True, tag="switch"):

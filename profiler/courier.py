@@ -1,6 +1,8 @@
 """How do records leave the training thread without it ever waiting?
 
-By a bounded queue and a thread behind it.  `put` is an append and at most an event flag.  When the queue is full the
+By a bounded queue and a thread behind it.  `put` is an append and wakes nobody: waking a thread costs the training
+thread a system call, and the woken one then wants the GIL just as the next forward begins.  The thread looks by itself a few
+times a second and delivers what has come, all at once.  When the queue is full the
 *oldest* record goes, because the totals in every step record make the newest worth the most.  The thread delivers
 through a `Carrier`, and when that fails (no daemon, full disk) it waits a little longer each time, at most
 BACKOFF_SECONDS_MAX, and tries the same record again.
@@ -22,10 +24,13 @@ from typing import Protocol
 
 from pacecar.records import JobRecord
 
-__all__ = ["BACKOFF_SECONDS_MAX", "QUEUE_LENGTH_MAX", "Carrier", "Courier", "Refused"]
+__all__ = ["BACKOFF_SECONDS_MAX", "LOOK_SECONDS", "QUEUE_LENGTH_MAX", "Carrier", "Courier", "Refused"]
 
 QUEUE_LENGTH_MAX = 1024
 """About 1 MiB of records: minutes of a usual job, so that a daemon can be restarted without loss."""
+
+LOOK_SECONDS = 0.25
+"""Between two looks at the queue: fast enough for a person who watches, and four wake-ups a second whatever the pace."""
 
 BACKOFF_SECONDS_MIN = 0.05
 BACKOFF_SECONDS_MAX = 2.0
@@ -70,7 +75,6 @@ class Courier:
         self._dropped = 0
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
-        self._wake = threading.Event()
         self._closing = threading.Event()
         self._deadline = float("inf")
         self._is_complaining = False
@@ -97,8 +101,6 @@ class Courier:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="pacecar-courier", daemon=True)
             self._thread.start()
-        if not self._wake.is_set():
-            self._wake.set()
 
     def close(self, timeout_seconds: float) -> None:
         """Deliver what is queued, for at most `timeout_seconds`, then let go; what is left is counted as dropped."""
@@ -106,7 +108,6 @@ class Courier:
             return
         self._deadline = time.monotonic() + timeout_seconds
         self._closing.set()
-        self._wake.set()
         if self._thread is not None:
             self._thread.join(timeout_seconds + 0.5)
 
@@ -114,8 +115,7 @@ class Courier:
         backoff = BACKOFF_SECONDS_MIN
         try:
             while True:
-                self._wake.wait()
-                self._wake.clear()
+                self._closing.wait(LOOK_SECONDS)
                 while self._queue and time.monotonic() < self._deadline:
                     record = self._queue.popleft()
                     if self._deliver(record):

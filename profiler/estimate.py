@@ -3,7 +3,7 @@
 A host timer alone cannot say: "backward took 40 ms" holds compute, hidden and exposed communication and python.  But
 the mix inside one phase changes slowly, while the phases' lengths change from step to step.  So the last exact
 window gives for each phase its own ledger, and a step that was only timed is each phase's length split in that
-proportion, exactly (largest remainder), so that the parts still sum to the wall time.
+proportion, exactly, so that the parts still sum to the wall time.
 
 Never calibrated, only what the timers themselves measure is charged (data wait, checkpoint, pacecar's own time as
 host_bound); all else is unknown.  The mix depends on the knobs, so calibrations are kept by knob values, and an
@@ -81,19 +81,22 @@ class Calibrations:
 
 
 def split(total: int, weights: Sequence[int]) -> list[int]:
-    """Return integers >= 0 in proportion to `weights` that sum to `total` exactly (largest remainder).
+    """Return integers >= 0 in proportion to `weights` that sum to `total` exactly, each less than one off.
 
     `weights` are >= 0 and not all zero.
     """
     mass = sum(weights)
     assert mass > 0, "nothing to be in proportion to"
+    if len(weights) == 1:
+        return [total]
     parts = [total * weight // mass for weight in weights]
     missing = total - sum(parts)
-    if not missing:
-        return parts
-    by_remainder = sorted(range(len(weights)), key=lambda i: total * weights[i] % mass, reverse=True)
-    for index in by_remainder[:missing]:
-        parts[index] += 1
+    for index, weight in enumerate(weights):  # fewer are missing than were rounded down
+        if not missing:
+            break
+        if total * weight % mass:
+            parts[index] += 1
+            missing -= 1
     return parts
 
 

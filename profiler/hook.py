@@ -216,7 +216,10 @@ class Hook:
         self._timer.add("data_wait", start_ns, end_ns)
 
     def _drawn(self, batch: object) -> None:
-        self._drawn_samples = _plus(self._drawn_samples, self._batch_samples(batch))
+        samples = self._batch_samples(batch)
+        if samples is not None:
+            self._drawn_samples = (self._drawn_samples or 0) + samples
+            self._phases.guesses_samples = False
         if self._batch_tokens is not None:
             self._drawn_tokens = _plus(self._drawn_tokens, self._batch_tokens(batch))
 
@@ -326,6 +329,7 @@ class Hook:
         tokens = self._counted_tokens if self._counted_tokens is not None else self._drawn_tokens
         self._counted_samples = self._counted_tokens = None
         self._drawn_samples = self._drawn_tokens = self._phases.forward_samples = None
+        self._phases.guesses_samples = True
         return samples, tokens
 
     def _open_window(self) -> None:

@@ -15,7 +15,7 @@ from autograd's thread while the training thread waits for it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 __all__ = ["MARKS_MAX", "PHASES", "StepTimer", "Stretch", "TimedStep"]
 
@@ -28,8 +28,7 @@ MARKS_MAX = 4096
 Stretch = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class TimedStep:
+class TimedStep(msgspec.Struct, frozen=True, kw_only=True):
     """One finished step; times are monotonic nanoseconds, `phases` are disjoint durations inside it."""
 
     start_ns: int
