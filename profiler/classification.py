@@ -22,7 +22,7 @@ from functools import lru_cache
 
 from pacecar.profiler.attribution import Work
 
-__all__ = ["HostRow", "classify_device", "classify_host"]
+__all__ = ["HostRow", "classify_device", "classify_host", "is_closed"]
 
 NAMES_MAX = 16_384
 """Distinct names that are remembered; generated kernels have thousands, and a look-up is 30 times a search."""
@@ -102,3 +102,16 @@ def classify_host(row_type: str, name: str) -> HostRow | None:
             return HostRow.LOADER
         return HostRow.WORK if name.startswith(("gloo:", "ucc:", "mpi:")) else None
     return None
+
+
+_CLOSED = re.compile(r"^aten:: | Backward [0-9]+ $", re.VERBOSE)
+
+
+@lru_cache(maxsize=NAMES_MAX)
+def is_closed(name: str) -> bool:
+    """Return whether an operator of this name has nothing but operators inside it.
+
+    ATen's own do, and autograd's generated nodes (`AddmmBackward0`), whose hooks run outside their row.  Not so the
+    engine's rows (DDP launches collectives in one) and functions written in python, whose names end without a number.
+    """
+    return _CLOSED.search(name) is not None and not name.startswith("autograd::engine::")

@@ -111,16 +111,22 @@ def estimate(wall_ns: int, phases: Mapping[str, int], calibration: Calibration |
     if rest < 0:
         known = dict(zip(known, split(wall_ns, list(known.values())), strict=True))
         rest = 0
+    known[REST] = known.get(REST, 0) + rest
     parts = dict.fromkeys(LEDGER_HEADINGS, 0)
     overlapped = 0
-    for name, duration in (*known.items(), (REST, rest)):
-        mix = calibration.mixes.get(name) if calibration is not None else None
+    mixes = calibration.mixes if calibration is not None else {}
+    for name, duration in known.items():
+        mix = mixes.get(name)
         if mix is None:
             parts[_DIRECT.get(name, "unknown")] += duration
             continue
-        for heading, share in zip(mix.headings, split(duration, mix.weights), strict=True):
-            parts[heading] += share
-        overlapped += duration * mix.overlapped_ns // mix.wall_ns
+        if len(mix.headings) == 1:
+            parts[mix.headings[0]] += duration
+        else:
+            for heading, share in zip(mix.headings, split(duration, mix.weights), strict=True):
+                parts[heading] += share
+        if mix.overlapped_ns:
+            overlapped += duration * mix.overlapped_ns // mix.wall_ns
     return Ledger(
         wall_ns=wall_ns,
         compute_ns=parts["compute"],

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pacecar.clock import Clock
 from pacecar.profiler.attribution import Cause, attribute_phases
-from pacecar.profiler.reading import read_rows
+from pacecar.profiler.reading import Activity, read_rows
 from pacecar.profiler.spans import EMPTY, Intervals, intervals, union
 from pacecar.profiler.steptimer import PHASES, TimedStep
 from pacecar.profiler.window import WindowProfiler, WindowUnavailable
@@ -66,7 +66,7 @@ class WindowMeter:
         self._is_installed = True
         if self._profiler.may_open():
             self._profiler.open()
-            self._profiler.close()
+            self._profiler.discard()
 
     def uninstall(self) -> None:
         """Throw away an open window and leave torch as it was."""
@@ -100,9 +100,17 @@ class WindowMeter:
             self._warm_steps_left -= 1
             return None
         found, names_threads = self._profiler.close()
+        try:
+            return self._read(step, found, names_threads=names_threads)
+        except BaseException:
+            self._profiler.bar_if_outlived(found)
+            raise
+
+    def _read(self, step: TimedStep, found: Sequence[Activity], *, names_threads: bool) -> Measurement | None:
         offset = self._offset_ns
         if abs(self._clock_offset_ns() - offset) > CLOCK_STEP_NS_MAX:
             _log.info("a window is thrown away: the wall clock was set while it was open")
+            self._profiler.bar_if_outlived(found)
             return None
         stretches = {name: intervals(step.marks.get(name, ())) + offset for name in PHASES}
         thread = threading.get_native_id() if names_threads else None
@@ -114,6 +122,7 @@ class WindowMeter:
             data_wait=union(stretches["data_wait"]),
             backward_end_ns=int(tails[:, 1].max()) if len(tails) else None,
         )
+        self._profiler.bar_if_outlived(reading.annotations)
         if self._on_device and reading.device_rows == 0:
             _log.info("a window is thrown away: the profiler saw nothing on the device")
             return None

@@ -217,8 +217,10 @@ def _watch_by_register(tensor: torch.Tensor, seen: Callable[[torch.Tensor], None
 
 def _watch_directly(tensor: torch.Tensor, seen: Callable[[torch.Tensor], None]) -> None:
     """Do what register_hook does for a tensor without hooks, less the handle that nobody keeps."""
-    if tensor._backward_hooks is None:
+    node: Any = tensor.grad_fn
+    if tensor._backward_hooks is None and node is not None:
         tensor._backward_hooks = OrderedDict(((_WATCH_KEY, seen),))  # type: ignore[assignment]
+        node._register_hook_dict(tensor)
     else:
         _watch_by_register(tensor, seen)
 

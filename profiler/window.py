@@ -27,7 +27,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -140,15 +140,15 @@ class WindowProfiler:
         rows: Sequence[Activity] = (
             results.trace_activities() if names_threads else [_KinetoEventRow(event) for event in results.events()]
         )
-        self._bar_if_outlived(rows)
         return rows, names_threads
 
     def discard(self) -> None:
         """End an open session, if any, and drop what it saw."""
         if self._open and self._thread == threading.get_ident():
-            self.close()
+            self.bar_if_outlived(self.close()[0])
 
-    def _bar_if_outlived(self, rows: Sequence[Activity]) -> None:
+    def bar_if_outlived(self, rows: Iterable[Activity]) -> None:
+        """Open no further window when one of `rows`, what `close` returned, was still open then; always ask that."""
         # An unfinished row ends with the trace, as `Optimizer.step` always does here: no need to look at operators.
         annotations = [row for row in rows if row.type() == "user_annotation"]
         last = max((row.timestamp() + row.duration() for row in annotations), default=0)
