@@ -131,7 +131,7 @@ class Tuner:
         self._boundary += 1
         self._step = record.step if record is not None else self._step + 1
         pace_ns = record.wall_ns if record is not None else None
-        is_profiled = record is not None and record.source == "exact"
+        is_profiled = record is not None and record.disturbed
         self._guarded(self._note, pace_ns, is_profiled)
         if self._boundary == OFFER_BOUNDARY:
             self._guarded(self._make_offer)

@@ -5,10 +5,16 @@ own code on the step path, a window's start, stop and reading, and how much slow
 recent steps that were not profiled (never counted as a gain: a step that was fast by luck pays nothing back).  A window
 opens only while all that, with the predicted price of the next window, stays within the ratio that the user gave.
 
-Ranks should profile the same step, as two disturbed steps slow a synchronous job twice.  Nobody asks the others for
-that: windows open only on a grid of step numbers, which is the same everywhere.
+Credit.  Before the first calibration a ledger is mostly `unknown`, so the first window is taken right after the warm-up,
+before the budget has earned it; so is the first of a setting that was never calibrated, if the budget earns it back within
+CREDIT_STEPS.  Both are charged in full and everything waits until the running ratio is back below the limit.  The
+consequence: a run shorter than (price of a window / ratio) ends above the budget: 100 ms at 0.01 take ten seconds.
 
-A ratio of 1 is no limit.  Pure: numbers in, a yes or no out.
+Ranks take turns: windows open on a grid of step numbers that is shifted by two steps from rank to rank (the profiled step
+and the one that pays for reading it), so that they do not slow each other's reading on a shared host.  The shift is at
+most SPREAD_STEPS, or the last rank would wait for ever.  Beyond SPREAD_STEPS / 2 ranks, some share a turn.
+
+A ratio of 1 is no limit, of 0 no window.  Pure: numbers in, a yes or no out.
 """
 
 from __future__ import annotations
@@ -22,7 +28,13 @@ RECENT_STEPS = 32
 """Steps whose median is "as usual": long enough to be steady, short enough to follow the job."""
 
 FIRST_WINDOW_NS = 5_000_000
-"""Predicted price before any was taken: start 0.5 ms, 1000 events at 4 us."""
+"""Predicted price when none was ever finished: start 0.5 ms, 1000 events at 4 us."""
+
+CREDIT_STEPS = 100
+"""A calibration of a new setting may be bought before it is earned if so many steps earn it back."""
+
+SPREAD_STEPS = 16
+"""By how much a rank's windows may be later than those of rank 0."""
 
 GRID_PARTS = 10
 """A window that could not be afforded is tried again after a tenth of the interval."""
@@ -31,16 +43,17 @@ GRID_PARTS = 10
 class Budget:
     """Adds up wall time and pacecar's cost, and says when a window may open."""
 
-    def __init__(self, ratio: float, *, warmup_steps: int, interval_steps: int) -> None:
+    def __init__(self, ratio: float, *, warmup_steps: int, interval_steps: int, rank: int = 0) -> None:
         self._ratio = ratio
-        self._warmup_steps = warmup_steps
+        self._first_step = warmup_steps + 2 * rank % min(interval_steps, SPREAD_STEPS)
         self._interval_steps = interval_steps
         self._grid_steps = max(1, interval_steps // GRID_PARTS)
         self._wall_ns = 0
         self._cost_ns = 0
         self._recent: deque[int] = deque(maxlen=RECENT_STEPS)
-        self._window_ns: deque[int] = deque(maxlen=4)
+        self._window_ns: deque[int] = deque(maxlen=2)
         self._requested = False
+        self._on_credit = True
         self._last_window: int | None = None
         self.windows = 0
 
@@ -74,17 +87,28 @@ class Budget:
         """Remember what the window of `step` cost in all, to predict the next."""
         self._window_ns.append(price_ns)
         self._last_window = step
-        self._requested = False
+        self._requested = self._on_credit = False
         self.windows += 1
 
-    def request(self) -> None:
-        """Want a window soon, whatever the interval says; the ratio still holds."""
+    def request(self, *, on_credit: bool = False) -> None:
+        """Want a window soon, whatever the interval says; `on_credit` also before the ratio has earned it."""
         self._requested = True
+        self._on_credit = self._on_credit or on_credit
 
     def wants_window(self, step: int) -> bool:
         """Return whether `step`, the next one, should be profiled."""
-        if step < self._warmup_steps or (step - self._warmup_steps) % self._grid_steps:
+        if step < self._first_step or (step - self._first_step) % self._grid_steps:
             return False
         is_due = self._requested or self._last_window is None or step - self._last_window >= self._interval_steps
+        return is_due and self._can_pay()
+
+    def _can_pay(self) -> bool:
+        if self._ratio >= 1.0 or self._ratio <= 0.0:
+            return self._ratio >= 1.0
+        if self._on_credit and not self.windows:
+            return True
         predicted = max(self._window_ns, default=FIRST_WINDOW_NS)
-        return is_due and (self._ratio >= 1.0 or self._cost_ns + predicted <= self._ratio * self._wall_ns)
+        earned = self._ratio * self._wall_ns
+        if self._on_credit and self._recent:
+            earned += self._ratio * CREDIT_STEPS * median(self._recent)
+        return self._cost_ns + predicted <= earned

@@ -75,6 +75,10 @@ class Calibrations:
         if len(self._by_values) > CALIBRATIONS_MAX:
             del self._by_values[next(iter(self._by_values))]
 
+    def knows(self, knobs: Knobs) -> bool:
+        """Return whether this very setting was calibrated."""
+        return frozenset(knobs.values.items()) in self._by_values
+
     def find(self, knobs: Knobs) -> Calibration | None:
         """Return this setting's calibration, else the latest of any setting, else None."""
         return self._by_values.get(frozenset(knobs.values.items()), self._latest)

@@ -107,6 +107,7 @@ class Hook:
             self._config.overhead_budget,
             warmup_steps=self._config.window_warmup_steps,
             interval_steps=self._config.window_interval_steps,
+            rank=hello.rank,
         )
         self._calibrations = Calibrations()
         self._totals = _Totals()
@@ -116,6 +117,7 @@ class Hook:
         self._drawn_samples: int | None = None
         self._drawn_tokens: int | None = None
         self._window_price_ns = 0
+        self._has_aftermath = False
         self._fresh: StepRecord | None = None
         self._boundary_ns: int | None = None
         self._beat_handle: RemovableHandle | None = None
@@ -203,8 +205,8 @@ class Hook:
             self._guard.wrap(self._timer.add)("checkpoint", start, self._now_ns())
 
     def request_window(self) -> None:
-        """Ask for an exact window soon, as a knob was switched; the budget decides when."""
-        self._budget.request()
+        """Ask for an exact window soon, as a knob was switched; the budget decides when, on credit for a new setting."""
+        self._budget.request(on_credit=not self._calibrations.knows(self.knobs))
 
     # --- inside ---------------------------------------------------------------------------------
 
@@ -266,6 +268,8 @@ class Hook:
     def _account(self, step: TimedStep) -> StepRecord:
         """Return the record of `step`, the ledger exact when a window saw it."""
         is_profiled = self._meter.is_open
+        is_disturbed = is_profiled or self._has_aftermath
+        self._has_aftermath = is_profiled  # ending and reading the window falls into the next step
         measurement = self._meter.close(step) if is_profiled else None
         if measurement is not None:
             self._calibrations.add(self.knobs, Calibration(self._step, measurement.phases))
@@ -280,7 +284,7 @@ class Hook:
         samples, tokens = self._take_counts()
         self._totals.add(ledger, samples, tokens)
         source: Literal["exact", "estimate"] = "exact" if measurement else "estimate"
-        record = self._record(step, ledger, source, calibration, overhead_ns, samples, tokens)
+        record = self._record(step, ledger, source, calibration, overhead_ns, samples, tokens, is_disturbed)
         self._step += 1
         return record
 
@@ -293,6 +297,7 @@ class Hook:
         overhead_ns: int,
         samples: int | None,
         tokens: int | None,
+        is_disturbed: bool,  # noqa: FBT001  a value to pass on, not a switch
     ) -> StepRecord:
         return StepRecord(
             job=self._hello.job,
@@ -319,6 +324,7 @@ class Hook:
             total_windows=self._budget.windows,
             dropped_records=sum(sink.dropped for sink in self._sinks),
             knobs=self.knobs,
+            disturbed=is_disturbed,
         )
 
     def _take_counts(self) -> tuple[int | None, int | None]:

@@ -75,6 +75,8 @@ class PhaseHooks:
         self._forward_start_ns: int | None = None
         self._backward_start_ns: int | None = None
         self._compute_end_ns: int | None = None
+        self._optimizer_start_ns: int | None = None
+        self._nested_from = 0
         self._is_ddp = hasattr(model, "require_backward_grad_sync")
         self._has_tail = True
         self._watch = _watch_directly if _can_watch_directly() else _watch_by_register
@@ -91,7 +93,7 @@ class PhaseHooks:
         self._handles = [
             self._model.register_forward_pre_hook(self._before_forward),
             self._model.register_forward_hook(self._after_forward),
-            self._optimizer.register_step_pre_hook(wrap(self._before_optimizer)),
+            self._optimizer.register_step_pre_hook(self._before_optimizer),
             self._optimizer.register_step_post_hook(wrap(self._after_optimizer)),
         ]
 
@@ -194,15 +196,23 @@ class PhaseHooks:
         self._own_ns += self._now_ns() - now
 
     def _before_optimizer(self, *_: object) -> None:
-        now = self._now_ns()
-        self.fold()
-        self._timer.begin(now)
-        self._timer.optimizer_started(now)
+        self._optimizer_start_ns = self._now_ns()
+        self._nested_from = len(self._events)
 
     def _after_optimizer(self, *_: object) -> None:
         now = self._now_ns()
-        self.fold()  # a closure's forward and backward, which were inside the optimizer
-        self._timer.optimizer_ended(now)
+        start, self._optimizer_start_ns = self._optimizer_start_ns, None
+        if start is None:
+            self.fold()
+        else:
+            nested = self._events[self._nested_from :]  # of a closure
+            del self._events[self._nested_from :]
+            self.fold()
+            self._timer.begin(start)
+            self._timer.optimizer_started(start)
+            self._events.extend(nested)
+            self.fold()
+            self._timer.optimizer_ended(now)
         self._boundary(now)
 
 

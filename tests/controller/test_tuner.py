@@ -120,6 +120,7 @@ class Bench:
                     tokens=None,
                     ledger=ledger,
                     source="exact" if self.step == 9 else "estimate",
+                    disturbed=self.step in (9, 10),
                     calibration_age_steps=None,
                     totals=ledger,
                     total_steps=self.step,

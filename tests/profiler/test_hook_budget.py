@@ -1,9 +1,10 @@
 """The budget keeps its ratio whatever windows cost, and lets them open on one grid."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacecar.profiler.budget import FIRST_WINDOW_NS, Budget
+from pacecar.profiler.budget import CREDIT_STEPS, SPREAD_STEPS, Budget
 
 MS = 1_000_000
 
@@ -54,7 +55,41 @@ def test_the_slow_down_of_a_profiled_step_is_charged_and_luck_is_not_paid_back()
     assert budget.cost_ns == 9 * 2 + 32 + 2
 
 
-def test_the_first_window_waits_until_its_predicted_price_fits():
+def test_the_first_window_is_on_credit_and_the_next_waits_until_it_is_earned_back():
+    price = 100
     budget = Budget(0.01, warmup_steps=3, interval_steps=10)
-    first = run(budget, 100, own=0)[0]
-    assert first * 50 * MS * 0.01 >= FIRST_WINDOW_NS
+    first, second = run(budget, 700, own=0, price=price * MS)[:2]
+    assert first == 3
+    assert (second - 1) * 50 * MS * 0.01 >= 2 * (price - 1) * MS, "the first paid back, the second earned"
+    assert second * 50 * MS * 0.01 <= 2 * (price + 10) * MS, "and not much later"
+
+
+def test_a_new_setting_gets_credit_only_if_it_is_soon_earned_back_and_a_known_one_none():
+    step, warmup = 50 * MS, 3
+
+    def second_window(price, *, on_credit):
+        budget = Budget(0.01, warmup_steps=warmup, interval_steps=10)
+        for number in range(60):
+            budget.step(step, price if number == warmup + 1 else 0, profiled=number == warmup)
+            if number == warmup + 1:
+                budget.window_taken(warmup, price)
+            if number == 20:
+                budget.request(on_credit=on_credit)
+            if number > warmup and budget.wants_window(number + 1):
+                return number + 1
+        return None
+
+    earned_back = int(0.01 * CREDIT_STEPS * step) // 2  # what was paid and what is to be paid
+    assert second_window(earned_back, on_credit=True) == 21
+    assert second_window(earned_back, on_credit=False) is None
+    assert second_window(4 * earned_back, on_credit=True) is None
+
+
+@pytest.mark.parametrize("interval", [10, 20, 50, 200])
+def test_ranks_have_turns_of_their_own_and_all_begin_soon(interval):
+    firsts = [
+        run(Budget(0.9, warmup_steps=3, interval_steps=interval, rank=rank), 3 + SPREAD_STEPS)[0] for rank in range(64)
+    ]
+    assert max(firsts) < 3 + SPREAD_STEPS
+    assert [abs(a - b) >= 2 for a, b in zip(firsts, firsts[1:], strict=False)] == [True] * 63
+    assert len(set(firsts)) >= min(interval, SPREAD_STEPS) // 2

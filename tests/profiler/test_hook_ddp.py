@@ -81,9 +81,17 @@ def test_exact_windows_see_communication_and_estimates_follow_them(runs, rank):
     assert all(r.ledger.unknown_ns == 0 for r in calibrated)
 
 
-def test_both_ranks_profile_the_same_steps(runs):
-    profiled = [
-        [r.step for r in records_of(runs[1], rank) if isinstance(r, StepRecord) and r.source == "exact"]
-        for rank in range(2)
-    ]
-    assert profiled[0] == profiled[1]
+def test_ranks_take_turns_and_no_step_is_disturbed_on_both(runs):
+    steps = [[r for r in records_of(runs[1], rank) if isinstance(r, StepRecord)] for rank in range(2)]
+    profiled, disturbed = ([{r.step for r in rank if test(r)} for rank in steps] for test in (is_exact, is_disturbed))
+    for exact, slowed in zip(profiled, disturbed, strict=True):
+        assert slowed == (exact | {step + 1 for step in exact}) & set(range(200))
+    assert disturbed[0].isdisjoint(disturbed[1])
+
+
+def is_exact(record):
+    return record.source == "exact"
+
+
+def is_disturbed(record):
+    return record.disturbed

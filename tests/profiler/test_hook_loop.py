@@ -7,6 +7,7 @@ import torch
 
 from pacecar.config import HookConfig
 from pacecar.profiler.hook import AlreadyAttachedError, Hook, make_hello
+from pacecar.profiler.phases import EVENTS_MAX
 from pacecar.records import Goodbye, Knobs, Ledger, StepRecord
 
 
@@ -159,6 +160,36 @@ def test_a_requested_window_comes_before_its_interval(job, attach, sink):
     hook.request_window()
     job.run(5)
     assert [r.step for r in steps_of(sink) if r.source == "exact"] == [3, 6]
+
+
+def test_the_profiled_step_and_the_one_that_pays_for_reading_are_disturbed(job, attach, sink):
+    attach(job, config=HookConfig(overhead_budget=1.0, window_interval_steps=5))
+    job.run(12)
+    assert [r.step for r in steps_of(sink) if r.source == "exact"] == [3, 8]
+    assert [r.step for r in steps_of(sink) if r.disturbed] == [3, 4, 8, 9]
+
+
+def test_a_loop_that_never_ends_a_step_keeps_a_bounded_number_of_events(job, attach, sink):
+    hook = attach(job)
+    for _ in range(EVENTS_MAX):
+        job.model(job.batches[0][0]).sum().backward()
+        assert len(hook._phases._events) <= EVENTS_MAX + 3
+    job.optimizer.step()
+    (record,) = steps_of(sink)
+    assert record.micro_batches == EVENTS_MAX
+
+
+def test_a_hook_of_the_users_on_the_models_output_runs_beside_ours(job, attach, sink):
+    attach(job)
+    heard = []
+    for x, _ in job.batches:
+        output = job.model(x)
+        handle = output.register_hook(lambda gradient: heard.append(gradient.shape))
+        output.sum().backward()
+        handle.remove()
+        job.optimizer.step()
+    assert len(heard) == len(job.batches)
+    assert all(r.backward_ns for r in steps_of(sink))
 
 
 def test_checkpoint_time_is_charged_to_checkpoint(job, attach, sink):

@@ -8,7 +8,7 @@ import time
 import msgspec
 import pytest
 
-from pacecar.profiler.courier import Courier, Refused
+from pacecar.profiler.courier import LOOK_SECONDS, Courier, Refused
 from pacecar.profiler.outbox import Outbox
 from pacecar.profiler.runlog import RunLog
 from pacecar.records import Goodbye, JobHello, JobRecord
@@ -156,6 +156,37 @@ def test_a_forked_child_neither_sends_nor_hangs(tmp_path):
     assert os.waitstatus_to_exitcode(status) == 7
     assert done == child
     outbox.close(0.1)
+
+
+def test_the_thread_wakes_by_its_own_timer_and_not_for_each_record():
+    class Counting:
+        destination = "here"
+        delivered = 0
+
+        def deliver(self, record, timeout_seconds):
+            self.delivered += 1
+
+        def close(self):
+            pass
+
+    carrier = Counting()
+    courier = Courier(carrier)
+    waits = []
+    wait = courier._closing.wait
+
+    def counted(timeout=None):
+        waits.append(time.monotonic())
+        return wait(timeout)
+
+    courier._closing.wait = counted
+    begun = time.monotonic()
+    for number in range(200):
+        courier.put(record(number))
+        time.sleep(0.005)
+    elapsed = time.monotonic() - begun
+    assert len(waits) <= elapsed / LOOK_SECONDS + 2
+    courier.close(WAIT_SECONDS)
+    assert carrier.delivered == 200
 
 
 def test_close_is_bounded_and_counts_what_it_leaves(tmp_path):
