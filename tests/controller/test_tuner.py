@@ -160,7 +160,7 @@ def test_one_rank_turns_a_knob_at_the_next_boundary_and_says_so(bench: Bench) ->
     assert [(o.step, o.values["micro_batch"], o.pace_ns, o.profiled) for o in bench.policy.seen][-3:] == [
         (8, 8, 8, False),
         (9, 8, 9, True),
-        (10, 8, 10, False),
+        (10, 8, 10, True),
     ]
     bench.tuner.close()
     bench.tuner.close()
