@@ -86,6 +86,7 @@ class Tuner:
         self._knobs = Knobs()
         self._records: dict[int, StepRecord] = {}
         self._observations: list[Observation] = []
+        self._early: StepRecord | None = None  # the last exact step before the policy begins: it forecasts from it
         self._is_begun = False
         self._rehearsals: list[int] = []
         self._rehearsal_since = 0
@@ -198,6 +199,8 @@ class Tuner:
 
     def _remember(self, record: StepRecord) -> None:
         self._records[record.step] = record
+        if record.source == "exact" and not self._is_begun:
+            self._early = record
         while len(self._records) > RECORDS_MAX:
             del self._records[next(iter(self._records))]
 
@@ -250,6 +253,9 @@ class Tuner:
             return
         policy.begin(self._facts(), live, mode=self._mode)
         self._is_begun = True
+        early, self._early = self._early, None
+        if early is not None and all(space.knob in early.knobs.values for space in live):
+            self._observations.append(_observe(early, JobPace(early.step, early.wall_ns, profiled=True), live))
 
     def _think(self) -> None:
         policy = self._policy

@@ -42,7 +42,10 @@ def _headline(result: Result) -> str:
         decided = plural(sum(outcome.verdict is not None for outcome in trials), "trial")
         if len(trials) == 0:
             return "No knob was turned: before and after are the same settings."
-        return f"Nothing proved better than the settings that the job came with ({decided} decided)."
+        return (
+            f"Nothing proved better than the settings that the job came with ({decided} decided)."
+            "  Before and after are the same settings, minutes apart."
+        )
     kept = " and ".join(
         f"{d.knob} {knob_text(d.knob, d.from_value)} -> {knob_text(d.knob, d.to_value)}" for d in result.kept
     )

@@ -83,6 +83,7 @@ class Bench:
         self.emitted: list[JobRecord] = []
         self.in_force = Knobs()
         self.windows = 0
+        self.exact_step = 9
         self.step = 0
         hello = JobHello(
             job="j", rank=0, local_rank=0, world_size=1, pid=1, host="h", device="cpu", framework="torch",
@@ -119,7 +120,7 @@ class Bench:
                     samples=None,
                     tokens=None,
                     ledger=ledger,
-                    source="exact" if self.step == 9 else "estimate",
+                    source="exact" if self.step == self.exact_step else "estimate",
                     disturbed=self.step in (9, 10),
                     calibration_age_steps=None,
                     totals=ledger,
@@ -165,6 +166,17 @@ def test_one_rank_turns_a_knob_at_the_next_boundary_and_says_so(bench: Bench) ->
     bench.tuner.close()
     bench.tuner.close()
     assert bench.policy.finished == 1
+
+
+def test_the_policy_begins_with_the_exact_step_that_came_before_it(bench: Bench) -> None:
+    """The first window is taken in the warm-up; a policy that never saw it could forecast nothing for a long while."""
+    bench.exact_step = 2
+    bench.tuner.start()
+    bench.run(OFFER_BOUNDARY + 4)
+    first = bench.policy.seen[0]
+    assert (first.step, first.exact, first.profiled, first.values) == (2, True, True, {"micro_batch": 4})
+    steps = [o.step for o in bench.policy.seen]
+    assert steps == sorted(set(steps))
 
 
 def test_off_and_advise_turn_nothing() -> None:
