@@ -5,14 +5,14 @@ own code on the step path, a window's start, stop and reading, and how much slow
 recent steps that were not profiled (never counted as a gain: a step that was fast by luck pays nothing back).  A window
 opens only while all that, with the predicted price of the next window, stays within the ratio that the user gave.
 
-Credit.  Before the first calibration a ledger is mostly `unknown`, so the first window is taken right after the warm-up,
-before the budget has earned it; so is the first of a setting that was never calibrated, if the budget earns it back within
-CREDIT_STEPS.  Both are charged in full and everything waits until the running ratio is back below the limit.  The
-consequence: a run shorter than (price of a window / ratio) ends above the budget: 100 ms at 0.01 take ten seconds.
+Credit.  Before the first calibration a ledger is mostly `unknown`, so the first window is taken right after the
+warm-up, before the budget has earned it; so is the first of a setting that was never calibrated, if the budget earns it
+back within CREDIT_STEPS.  Both are charged in full and everything waits until the running ratio is below the limit.
+The consequence: a run shorter than (price of a window / ratio) ends above the budget: 100 ms at 0.01 take ten seconds.
 
-Ranks take turns: windows open on a grid of step numbers that is shifted by two steps from rank to rank (the profiled step
-and the one that pays for reading it), so that they do not slow each other's reading on a shared host.  The shift is at
-most SPREAD_STEPS, or the last rank would wait for ever.  Beyond SPREAD_STEPS / 2 ranks, some share a turn.
+Ranks take turns: windows open on a grid of step numbers that is shifted by two steps from rank to rank (the profiled
+step and the one that pays for reading it), so that they do not slow each other's reading on a shared host.  The shift
+is less than SPREAD_STEPS, or the last rank would wait for ever.  Beyond SPREAD_STEPS / 2 ranks, some share a turn.
 
 A ratio of 1 is no limit, of 0 no window.  Pure: numbers in, a yes or no out.
 """

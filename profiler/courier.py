@@ -1,9 +1,9 @@
 """How do records leave the training thread without it ever waiting?
 
 By a bounded queue and a thread behind it.  `put` is an append and wakes nobody: waking a thread costs the training
-thread a system call, and the woken one then wants the GIL just as the next forward begins.  The thread looks by itself a few
-times a second and delivers what has come, all at once.  When the queue is full the
-*oldest* record goes, because the totals in every step record make the newest worth the most.  The thread delivers
+thread a system call, and the woken one then wants the GIL just as the next forward begins.  The thread looks by itself
+a few times a second and delivers what has come, all at once.  When the queue is full the *oldest* record
+goes, because the totals in every step record make the newest worth the most.  The thread delivers
 through a `Carrier`, and when that fails (no daemon, full disk) it waits a little longer each time, at most
 BACKOFF_SECONDS_MAX, and tries the same record again.
 
@@ -30,7 +30,7 @@ QUEUE_LENGTH_MAX = 1024
 """About 1 MiB of records: minutes of a usual job, so that a daemon can be restarted without loss."""
 
 LOOK_SECONDS = 0.25
-"""Between two looks at the queue: fast enough for a person who watches, and four wake-ups a second whatever the pace."""
+"""Between two looks at the queue: fast enough for a person who watches, and four wake-ups a second at any pace."""
 
 BACKOFF_SECONDS_MIN = 0.05
 BACKOFF_SECONDS_MAX = 2.0

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
@@ -84,7 +85,8 @@ class Hook:
         self._sinks = tuple(sinks)
         self._on_boundary = on_boundary
         self._clock = clock or SystemClock()
-        self._now_ns = self._clock.monotonic_ns
+        # The method of the real clock is a second python frame around this very function, in every callback.
+        self._now_ns = time.monotonic_ns if isinstance(self._clock, SystemClock) else self._clock.monotonic_ns
         self._batch_samples = batch_samples or guess_samples
         self._batch_tokens = batch_tokens
         self.knobs = Knobs()
@@ -205,7 +207,7 @@ class Hook:
             self._guard.wrap(self._timer.add)("checkpoint", start, self._now_ns())
 
     def request_window(self) -> None:
-        """Ask for an exact window soon, as a knob was switched; the budget decides when, on credit for a new setting."""
+        """Ask for an exact window soon, as a knob was switched; the budget decides when, a new setting has credit."""
         self._budget.request(on_credit=not self._calibrations.knows(self.knobs))
 
     # --- inside ---------------------------------------------------------------------------------
@@ -297,7 +299,7 @@ class Hook:
         overhead_ns: int,
         samples: int | None,
         tokens: int | None,
-        is_disturbed: bool,  # noqa: FBT001  a value to pass on, not a switch
+        is_disturbed: bool,
     ) -> StepRecord:
         return StepRecord(
             job=self._hello.job,

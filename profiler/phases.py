@@ -229,7 +229,7 @@ def _watch_directly(tensor: torch.Tensor, seen: Callable[[torch.Tensor], None]) 
     """Do what register_hook does for a tensor without hooks, less the handle that nobody keeps."""
     node: Any = tensor.grad_fn
     if tensor._backward_hooks is None and node is not None:
-        tensor._backward_hooks = OrderedDict(((_WATCH_KEY, seen),))  # type: ignore[assignment]
+        tensor._backward_hooks = OrderedDict(((_WATCH_KEY, seen),))
         node._register_hook_dict(tensor)
     else:
         _watch_by_register(tensor, seen)

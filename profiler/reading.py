@@ -107,7 +107,12 @@ def read_rows(
         ran = union(intervals(span for thread in threads for span in operators.get(thread, ())))
         work[Work.COMPUTE] = subtract(subtract(ran, union(intervals(host[HostRow.LAUNCH]))), waits)
     work[Work.COMMUNICATION] = intervals([*device[Work.COMMUNICATION], *host[HostRow.WORK]])
-    return Reading(work={k: v for k, v in work.items() if len(v)}, data_wait=waits, device_rows=device_rows, annotations=annotations)
+    return Reading(
+        work={k: v for k, v in work.items() if len(v)},
+        data_wait=waits,
+        device_rows=device_rows,
+        annotations=annotations,
+    )
 
 
 _MAY_BE_LINKED = frozenset({"kernel", "concurrent_kernel", "gpu_memcpy", "gpu_memset", "xpu_kernel", "mtia_kernel"})
