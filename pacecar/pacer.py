@@ -12,7 +12,8 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -57,9 +58,11 @@ class Pacer:
         *,
         hook: Hook | None = None,
         tuner: Tuner | None = None,
+        sinks: Sequence[RecordSink] = (),
         inert_because: str | None = None,
     ) -> None:
         self._batcher = batcher
+        self._sinks = tuple(sinks)
         self._hook = hook
         self._tuner = tuner
         self.inert_because = inert_because
@@ -109,6 +112,11 @@ class Pacer:
             self._tuner.close()
         if self._hook is not None:
             self._hook.close(reason)
+        deadline = time.monotonic() + CLOSE_SECONDS_MAX
+        # Their threads must not live into the interpreter's own end.  The file comes first: it needs no deadline, while
+        # an absent daemon uses up all of it.
+        for sink in reversed(self._sinks):
+            sink.close(max(0.0, deadline - time.monotonic()))
         atexit.unregister(self.close)
 
     def __enter__(self) -> Pacer:
@@ -245,7 +253,7 @@ def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settin
     except BaseException:
         hook.close("could not start")
         raise
-    pacer = Pacer(batcher, hook=hook, tuner=tuner)
+    pacer = Pacer(batcher, hook=hook, tuner=tuner, sinks=sinks)
     atexit.register(pacer.close)
     return pacer
 

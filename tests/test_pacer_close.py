@@ -1,0 +1,25 @@
+"""Closing delivers what is queued, although couriers look at their queues only now and then."""
+
+import threading
+
+import msgspec
+import torch
+
+import pacecar
+from pacecar.records import Goodbye, JobRecord, StepRecord
+
+
+def test_close_writes_the_last_record_and_leaves_no_thread_also_without_a_daemon(tmp_path):
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pacer = pacecar.attach(model, optimizer, tune="off", run_dir=tmp_path, socket=str(tmp_path / "nobody"))
+    for _ in range(5):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    pacer.close("done")
+    records = [
+        msgspec.json.decode(line, type=JobRecord) for line in (tmp_path / "rank0.jsonl").read_bytes().splitlines()
+    ]
+    assert [r.step for r in records if isinstance(r, StepRecord)] == [0, 1, 2, 3, 4]
+    assert isinstance(records[-1], Goodbye)
+    assert "pacecar-courier" not in {thread.name for thread in threading.enumerate()}
