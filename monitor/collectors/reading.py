@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 from pacecar.catalog import by_name
 from pacecar.records import Absent, Failed, Ok, Outcome, Sample
 
-__all__ = ["Collector", "Files", "Reading", "sample", "whole"]
+__all__ = ["Collector", "Files", "Glancer", "Reading", "sample", "whole"]
 
 SOURCE_BYTES_MAX = 4 * 1024 * 1024
 """No file of /proc or /sys that we read comes near; it bounds a source that never ends."""
@@ -46,6 +46,18 @@ class Collector(Protocol):
 
     def close(self) -> None:
         """Let go of what was opened."""
+        ...
+
+
+class Glancer(Collector, Protocol):
+    """A collector with metrics that change between two ticks: those that the catalog marks as windowed."""
+
+    def glance(self) -> Sequence[Sample]:
+        """Read only the windowed metrics, as cheaply as can be; called up to ten times a second between two ticks.
+
+        Called by the thread that collects, never while it collects.  What cannot be read is left out: the next tick
+        meets the same fault and names it.
+        """
         ...
 
 
