@@ -22,7 +22,7 @@ REOPEN_SECONDS.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.monitor.gpu.device import Reading
@@ -37,6 +37,9 @@ __all__ = ["GpuCollector"]
 
 DEADLINE_SECONDS = 0.5
 """What a tick waits for its GPUs; less than the sampler's own deadline at one tick a second."""
+
+GLANCE_SECONDS = 0.05
+"""What a glance waits; a call that takes longer is waited for by the tick."""
 
 OPEN_SECONDS = 2.0
 """What is waited for the driver and for the first probe as long as no GPU is up, and nobody loses anything by it."""
@@ -97,6 +100,15 @@ class GpuCollector:
         if self._is_open:
             self._ask_all()
         return self._gather()
+
+    def glance(self) -> Sequence[Sample]:
+        """Read power or utilization of each GPU that is up, as far as the driver calls of this tick go."""
+        if not self._is_open:
+            return ()
+        for unit in self._units.values():
+            unit.ask_to_glance()
+        self._wait_for_glances(GLANCE_SECONDS)
+        return [sample for unit in self._units.values() for sample in unit.gather_glance()]
 
     def close(self) -> None:
         """Let go of the driver, unless a call hangs in it: then the process's end has to do that."""
@@ -199,7 +211,9 @@ class GpuCollector:
     # --- a tick ---------------------------------------------------------------------------------
 
     def _ask_all(self) -> None:
+        self._wait_for_glances(self._deadline_seconds)
         for unit in self._units.values():
+            unit.is_glancing = False
             unit.ask()
         self._is_listening = self._witnesses.is_listening and self._listener.busy_since_ns is None
         if self._is_listening:
@@ -209,6 +223,11 @@ class GpuCollector:
         if self._is_listening:
             asked.append(self._listener)
         self._wait(lambda: all(worker.busy_since_ns is None for worker in asked))
+
+    def _wait_for_glances(self, seconds: float) -> None:
+        glancing = [unit.worker for unit in self._units.values() if unit.is_glancing]
+        with self._returned:
+            self._returned.wait_for(lambda: all(worker.busy_since_ns is None for worker in glancing), seconds)
 
     def _wait(self, is_over: Callable[[], bool]) -> None:
         someone_is_up = any(unit.is_up for unit in self._units.values())

@@ -4,7 +4,7 @@
     tick     one call for the fields; what moves fast; and what is longest overdue, up to CALLS_PER_TICK_MAX calls
 
 In MIG mode each instance has memory, processes and its share of the performance monitor; a change of mode or of
-instances is a reason to probe again, as is an NVLink that comes up.
+instances is a reason to probe again, as is an NVLink that comes up or goes down.
 
 A refused or failing question costs its own series.  A GPU that is lost raises, and so does one that answers nothing at
 all, because a driver may say "invalid argument" of a handle that has gone.  The next read of a lost GPU takes a new
@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.clock import Clock
 from pacecar.monitor.gpu.counter import Counter
 from pacecar.monitor.gpu.derived import CLOCK_REASONS, ClockEvents, MeanPower
 from pacecar.monitor.gpu.driver import (
@@ -34,7 +34,8 @@ from pacecar.monitor.gpu.driver import (
     NvmlError,
     UnsupportedError,
 )
-from pacecar.monitor.gpu.fields import ENERGY, LINK_COUNT, Field, FieldMeanings, gpu_fields, link_fields
+from pacecar.monitor.gpu.fieldreader import FieldReader, must_go_on
+from pacecar.monitor.gpu.fields import ENERGY, LINK_COUNT, gpu_fields, link_fields
 from pacecar.monitor.gpu.gpm import GPM_CALLS, GPM_METRICS, INSTANCE_PARTS, Gpm
 from pacecar.monitor.gpu.questions import (
     EVERY_TICK,
@@ -56,15 +57,6 @@ CALLS_PER_TICK_MAX = 12
 
 LINKS_MAX = 36
 """NVML_NVLINK_MAX_LINKS of the newest header."""
-
-PROBE_FIELDS_MAX = 128
-"""Fields in one call while probing; a driver has to walk over all of them."""
-
-SLOW_FIELDS_MAX = 32
-"""Slow fields that join the call of one tick, so that all ticks take alike."""
-
-SLOW_FIELDS_NS_MIN = NS_PER_SECOND // 2
-"""Between two such slices: ten ticks a second must not make slow fields fast."""
 
 _ARCHITECTURES = {
     2: "kepler", 3: "maxwell", 4: "pascal", 5: "volta", 6: "turing", 7: "ampere", 8: "ada", 9: "hopper",
@@ -96,30 +88,34 @@ class Device:
     def __init__(self, label: str, nvml: Nvml, clock: Clock) -> None:
         self.label = label
         self.uuid = ""
-        self.calls = 0
+        self._calls = 0
         self._nvml = nvml
         self._clock = clock
-        self._fields = FieldMeanings(label)
+        self._fields = FieldReader(label, nvml, clock)
         self._events = ClockEvents(label)
         self._power = MeanPower(label)
         self._energy_counter = Counter()
         self._processes = Processes(label)
         self._schedule = Schedule()
         self._gpms: list[Gpm] = []
-        self._slow_fields: dict[Field, Sample] = {}
-        self._slow_turn = 0
-        self._slow_asked_ns: int | None = None
         self._info: list[Sample] = []
         self._mig: dict[int, int] = {}
         self._is_probed = False
         self._is_lost = False
+        self._read_ns: int | None = None
+        self._spare_calls = self._glances = self._glance_due_ns = self._glance_gap_ns = 0
         self._reasons_supported: int | None = None
+
+    @property
+    def calls(self) -> int:
+        """Driver calls so far."""
+        return self._calls + self._fields.calls
 
     def attach(self, handle: Handle, facts: Facts) -> None:
         """Take the handle of a new driver session; what was allocated in the old one is gone with it."""
         self._handle, self._facts = handle, facts
         self.uuid = facts.identity.uuid
-        self._fields.restart()
+        self._fields.meanings.restart()
         self._energy_counter.restart()
         self._power.restart()
         self._gpms = []
@@ -133,32 +129,66 @@ class Device:
             DriverStoppedError, DriverMissingError: the session is over; `attach` before the next read.
         """
         failures: list[str] = []
+        calls_before = self.calls
         try:
             if self._is_lost:
                 self._find_again()
             is_probing = not self._is_probed
             if is_probing:
                 self._probe(failures)
-            answers = self._ask_fields(failures, everything=is_probing)
+            answers = self._fields.ask(self._handle, failures, everything=is_probing)
             if is_probing:
                 self._add_energy_and_links()
-            samples = self._info + list(answers.values()) + list(self._slow_fields.values())
-            samples += self._mean_power(answers.values()) + self._link_totals(answers)
+            samples = self._info + list(answers.values()) + self._fields.slow_samples()
+            samples += self._mean_power(answers.values()) + self._fields.link_totals(answers)
             answered = len(answers) + self._ask_questions(failures, None if is_probing else CALLS_PER_TICK_MAX - 1)
         except GpuLostError:
             self._is_lost = True
             raise
+        if self._fields.link_changed:  # and has other counters now
+            self._is_probed = False
         if answered == 0:
             self._is_lost = True
             raise GpuLostError("it answers nothing" + (f": {failures[0]}" if failures else ""))
+        self._leave_for_glances(self.calls - calls_before)
         return Reading(samples + self._schedule.samples(), failures)
+
+    def glance(self) -> Reading:
+        """Read power or utilization, in turn, with one of the calls that the last tick left over; else nothing.
+
+        The calls of a tick are bounded with its glances, and spread over the time between two ticks.
+        """
+        now = self._clock.monotonic_ns()
+        if not self._is_probed or self._is_lost or self._spare_calls <= 0 or now < self._glance_due_ns:
+            return Reading([], [])
+        self._spare_calls -= 1
+        self._glance_due_ns = now + self._glance_gap_ns
+        self._glances += 1
+        self._calls += 1
+        ask = self._glance_power if self._glances % 2 else self._glance_utilization
+        return Reading(list(ask()), [])
+
+    def _glance_power(self) -> Iterable[Sample]:
+        yield Sample("pacecar_gpu_power_watts", (self.label,), self._nvml.number(self._handle, Number.POWER))
+
+    def _glance_utilization(self) -> Iterable[Sample]:
+        percent = self._nvml.utilization(self._handle).gpu_percent
+        yield Sample("pacecar_gpu_utilization_ratio", (self.label,), percent / 100)
+
+    def _leave_for_glances(self, calls: int) -> None:
+        now = self._clock.monotonic_ns()
+        period = 0 if self._read_ns is None else now - self._read_ns
+        self._read_ns = now
+        self._spare_calls = CALLS_PER_TICK_MAX - calls
+        self._glance_gap_ns = period // (self._spare_calls + 1) if self._spare_calls > 0 else 0
+        self._glance_due_ns = now + self._glance_gap_ns
 
     # --- coming and going -----------------------------------------------------------------------
 
     def _find_again(self) -> None:
-        self.calls += 1
+        self._calls += 1
         handle = self._nvml.device(self._facts.gpu_index)
-        self.calls += 4
+        self._calls += 4
         identity = self._nvml.identity(handle)
         if identity.uuid != self.uuid:
             raise GpuLostError(f"GPU {identity.uuid} answers in its place, not {self.uuid}")
@@ -171,14 +201,13 @@ class Device:
         for gpm in self._gpms:
             gpm.close()
         self._gpms = []
-        self._slow_fields.clear()
         self._schedule.clear()
         architecture = self._fact(Number.ARCHITECTURE)
         mig = self._fact(Number.MIG_MODE)
         self._reasons_supported = self._fact(Number.CLOCK_REASONS_SUPPORTED)
         self._info = [self._info_sample(_ARCHITECTURES.get(architecture or 0, ""), is_mig=mig == 1)]
         self._links = self._count_links()
-        self._fields.ask([*gpu_fields(), *(field for link in range(self._links) for field in link_fields(link))])
+        self._fields.begin([*gpu_fields(), *(field for link in range(self._links) for field in link_fields(link))])
         self._schedule.add(gpu_questions(self.label))
         self._schedule.add(self._processes.questions())
         self._schedule.add([Question("clock events", 1, EVERY_TICK, self._clock_events)])
@@ -192,7 +221,7 @@ class Device:
 
     def _fact(self, which: Number) -> int | None:
         """Return a fact that need not be there; a failure here is no failure of the GPU."""
-        self.calls += 1
+        self._calls += 1
         try:
             return self._nvml.number(self._handle, which)
         except (GpuLostError, DriverStoppedError, DriverMissingError):
@@ -210,31 +239,29 @@ class Device:
 
     def _count_links(self) -> int:
         """Return how many NVLinks there are: by the field for it, or by asking until there is none."""
-        self.calls += 1
+        self._calls += 1
         try:
             answer = self._nvml.fields(self._handle, [LINK_COUNT])[0]
             if isinstance(answer, FieldValue):
                 return min(answer.value, LINKS_MAX)
-            self._must_go_on(answer)
+            must_go_on(answer)
         except NvmlError as error:
-            self._must_go_on(error)
+            must_go_on(error)
         for link in range(LINKS_MAX):
-            self.calls += 1
+            self._calls += 1
             try:
                 self._nvml.link_active(self._handle, link)
             except NvmlError as error:
-                self._must_go_on(error)
+                must_go_on(error)
                 return link
         return LINKS_MAX
 
     def _add_energy_and_links(self) -> None:
         """Complete the questions by what the fields turned out not to tell."""
-        for field in list(self._fields.without_doubles()):
-            self._fields.drop(field)
-            self._slow_fields.pop(field, None)
-        if not self._fields.has(ENERGY):
+        self._fields.drop_doubles()
+        if not self._fields.meanings.has(ENERGY):
             self._schedule.add([Question("energy", 1, EVERY_TICK, self._energy)])
-        states = {field.field.scope for field in self._fields.due(slow=True) if "link_state" in field.metric}
+        states = {field.field.scope for field in self._fields.meanings.due(slow=True) if "link_state" in field.metric}
         for link in range(self._links):
             self._schedule.add(link_questions(self.label, link, ask_state=link not in states))
 
@@ -246,26 +273,26 @@ class Device:
     # --- MIG ------------------------------------------------------------------------------------
 
     def _add_instances(self, failures: list[str]) -> None:
-        self.calls += 1
+        self._calls += 1
         try:
             slots = self._nvml.instance_slots(self._handle)
         except NvmlError as error:
-            self._must_go_on(error)
+            must_go_on(error)
             return
         has_gpm = self._fact(Number.GPM_SUPPORT) == 1
         measured: set[int] = set()
         self._mig.clear()
         for slot in range(slots):
             self._schedule.add([Question(f"mig slot {slot}", 1, SECONDS_30, self._mig_slot(slot))])
-            self.calls += 1
+            self._calls += 1
             try:
                 key = self._nvml.instance_key(self._handle, slot)
                 if key is None:
                     continue
-                self.calls += 5
+                self._calls += 5
                 instance = self._nvml.instance(self._handle, slot)
             except NvmlError as error:
-                self._must_go_on(error)
+                must_go_on(error)
                 failures.append(f"mig slot {slot}: {error}")
                 continue
             self._mig[slot] = key
@@ -293,67 +320,6 @@ class Device:
 
     # --- asking ---------------------------------------------------------------------------------
 
-    def _ask_fields(self, failures: list[str], *, everything: bool) -> dict[Field, Sample]:
-        """Ask for the fields that are due in one call (several while probing) and return the fast ones."""
-        asked = self._fields.due(slow=True) if everything else self._due_fields()
-        answers: dict[Field, Sample] = {}
-        for start in range(0, len(asked), PROBE_FIELDS_MAX if everything else max(1, len(asked))):
-            part = asked[start : start + PROBE_FIELDS_MAX] if everything else asked
-            self.calls += 1
-            try:
-                values = self._nvml.fields(self._handle, [field.field for field in part])
-            except NvmlError as error:
-                self._must_go_on(error)
-                if isinstance(error, UnsupportedError) and everything:
-                    for field in part:
-                        self._fields.drop(field)
-                else:
-                    failures.append(f"fields: {error}")
-                continue
-            for field, value in zip(part, values, strict=True):
-                self._take_field(field, value, answers, failures, is_probing=everything)
-        return answers
-
-    def _due_fields(self) -> list[Field]:
-        """Return the fast fields and the next slice of the slow ones."""
-        now = self._clock.monotonic_ns()
-        fast = self._fields.due(slow=False)
-        if self._slow_asked_ns is not None and now - self._slow_asked_ns < SLOW_FIELDS_NS_MIN:
-            return fast
-        slow = [field for field in self._fields.due(slow=True) if not field.fast]
-        if not slow:
-            return fast
-        self._slow_asked_ns = now
-        start = self._slow_turn % len(slow)
-        self._slow_turn = start + SLOW_FIELDS_MAX if start + SLOW_FIELDS_MAX < len(slow) else 0
-        return fast + slow[start : start + SLOW_FIELDS_MAX]
-
-    def _take_field(
-        self,
-        field: Field,
-        answer: FieldValue | NvmlError,
-        answers: dict[Field, Sample],
-        failures: list[str],
-        *,
-        is_probing: bool,
-    ) -> None:
-        if isinstance(answer, NvmlError):
-            self._must_go_on(answer)
-            self._slow_fields.pop(field, None)
-            if isinstance(answer, UnsupportedError) and is_probing:
-                self._fields.drop(field)
-            else:
-                failures.append(f"field {field.field.number} ({field.metric}): {answer}")
-            return
-        sample = self._fields.sample(field, answer)
-        if field.fast:
-            answers[field] = sample
-            return
-        before = self._slow_fields.get(field)
-        self._slow_fields[field] = sample
-        if "link_state" in field.metric and before is not None and before.value != 1 == sample.value:
-            self._is_probed = False  # a link that comes up has counters that it did not have before
-
     def _ask_questions(self, failures: list[str], calls: int | None) -> int:
         """Ask what is due and return how many answers came."""
         answered = 0
@@ -363,7 +329,7 @@ class Device:
 
     def _ask(self, asked: Asked, failures: list[str]) -> bool:
         question = asked.question
-        self.calls += question.calls
+        self._calls += question.calls
         try:
             samples = list(question.ask(self._nvml, self._handle))
         except UnsupportedError as error:
@@ -373,7 +339,7 @@ class Device:
             else:
                 failures.append(f"{question.name}: {error}")
         except NvmlError as error:
-            self._must_go_on(error)
+            must_go_on(error)
             asked.failed(self._clock.monotonic_ns())
             failures.append(f"{question.name}: {error}")
         else:
@@ -381,18 +347,12 @@ class Device:
             return True
         return False
 
-    @staticmethod
-    def _must_go_on(error: NvmlError) -> None:
-        """Raise `error` if it means that no other question will be answered either."""
-        if isinstance(error, (GpuLostError, DriverStoppedError, DriverMissingError)):
-            raise error
-
     # --- derived --------------------------------------------------------------------------------
 
     def _clock_events(self, nvml: Nvml, handle: Handle) -> Iterable[Sample]:
         supported = sum(CLOCK_REASONS) if self._reasons_supported is None else self._reasons_supported
         mask = nvml.number(handle, Number.CLOCK_REASONS)
-        return self._events.take(mask, supported, self._clock.monotonic_ns(), self._fields.reasons())
+        return self._events.take(mask, supported, self._clock.monotonic_ns(), self._fields.meanings.reasons())
 
     def _energy(self, nvml: Nvml, handle: Handle) -> list[Sample]:
         energy = self._energy_counter.take(nvml.number(handle, Number.ENERGY))
@@ -406,16 +366,3 @@ class Device:
             if sample.metric == "pacecar_gpu_energy_joules_total"
             for power in self._power.take(int(sample.value), self._clock.monotonic_ns())
         ]
-
-    def _link_totals(self, answers: dict[Field, Sample]) -> list[Sample]:
-        """Return the sums over links where the driver gives none, and only when every link answered."""
-        totals: list[Sample] = []
-        for way in ("transmit", "receive"):
-            metric = f"pacecar_gpu_nvlink_{way}_bytes_total"
-            of_link = f"pacecar_gpu_nvlink_link_{way}_bytes_total"
-            asked = [field for field in self._fields.due(slow=False) if field.metric == of_link]
-            if asked and not any(field.metric == metric for field in self._fields.due(slow=False)):
-                links = [answers[field].value for field in asked if field in answers]
-                if len(links) == len(asked):
-                    totals.append(Sample(metric, (self.label,), sum(links)))
-        return totals

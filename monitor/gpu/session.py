@@ -1,9 +1,9 @@
 """Which GPUs are there, and how does the daemon get at them?  Open the driver, count, take handles.
 
 A session ends when the driver is reloaded or a GPU vanishes, and then everything in it is void: handles, event set,
-sample buffers.  NVML counts its initializations, so each `start` needs its `stop`.  But a shutdown waits for locks that a
-hung call may hold, so while a call hangs the driver is started once more without being stopped, and the debt is paid
-at the next opening that finds nobody hanging.
+sample buffers.  NVML counts its initializations, so each `start` needs its `stop`.  But a shutdown waits for locks
+that a hung call may hold, so while a call hangs the driver is started once more without being stopped, and the debt is
+paid at the next opening that finds nobody hanging.
 
 Left out on purpose: deciding when to open.
 """

@@ -40,6 +40,7 @@ class Unit:
         self.words = ""
         self.down_since_ns: int | None = None
         self.was_asked = False
+        self.is_glancing = False
         self._clock = clock
         self._is_attached = False
         self._waiting: Found | None = None
@@ -75,6 +76,17 @@ class Unit:
         self.was_asked = self._is_attached and self.worker.busy_since_ns is None
         if self.was_asked:
             self.worker.ask()
+
+    def ask_to_glance(self) -> None:
+        """Ask for a glance if it is up and idle."""
+        self.is_glancing = self._is_attached and self.is_up and self.worker.busy_since_ns is None
+        if self.is_glancing:
+            self.worker.ask(self.device.glance)
+
+    def gather_glance(self) -> list[Sample]:
+        """Return what a glance saw; what went wrong is met again, and named, by the next tick."""
+        result = self.worker.take() if self.is_glancing else None
+        return result.samples if isinstance(result, Reading) else []
 
     def gather(self) -> tuple[list[Sample], list[str], bool]:
         """Return what came in this tick, what failed, and whether the driver has stopped."""

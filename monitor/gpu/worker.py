@@ -28,19 +28,21 @@ class Worker(Generic[T]):
         self._job = job
         self._clock = clock
         self._returned = returned
-        self._asked: SimpleQueue[bool] = SimpleQueue()  # at most one question and one stop: bounded by its user
+        self._asked: SimpleQueue[Callable[[], T] | None] = (
+            SimpleQueue()
+        )  # at most one question and one stop: bounded by its user
         self._thread = threading.Thread(target=self._work, name=f"pacecar-{name}", daemon=True)
         self._is_started = False
 
-    def ask(self) -> None:
-        """Have the job done; the worker must be idle, and its last result is forgotten."""
+    def ask(self, job: Callable[[], T] | None = None) -> None:
+        """Have its job done, or `job` this once; the worker must be idle, and its last result is forgotten."""
         with self._returned:
             assert self.busy_since_ns is None, "a busy worker is asked nothing"
             self._result, self.busy_since_ns = None, self._clock.monotonic_ns()
         if not self._is_started:
             self._is_started = True
             self._thread.start()
-        self._asked.put(True)
+        self._asked.put(job or self._job)
 
     def take(self) -> T | Exception | None:
         """Return what came of the last question, once; None when nothing did, or not yet."""
@@ -52,15 +54,15 @@ class Worker(Generic[T]):
         """End the thread; return whether it has ended, and no other question may follow."""
         if not self._is_started:
             return True
-        self._asked.put(False)
+        self._asked.put(None)
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
 
     def _work(self) -> None:
-        while self._asked.get():
+        while (job := self._asked.get()) is not None:
             result: T | Exception
             try:
-                result = self._job()
+                result = job()
             except Exception as error:  # noqa: BLE001  the outer boundary of the thread: the caller judges it
                 result = error
             with self._returned:

@@ -6,7 +6,8 @@ the same GPU and code within PAIR_SECONDS is the same error.
 
     NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus.
 
-/dev/kmsg gives a record a read, `priority,sequence,microseconds,flags;text` (Documentation/ABI/testing/dev-kmsg).  It is read from its end on: what was before the daemon is not its to count.
+/dev/kmsg gives a record a read, `priority,sequence,microseconds,flags;text` (Documentation/ABI/testing/dev-kmsg).
+It is read from its end on: what was before the daemon is not its to count.
 """
 
 from __future__ import annotations
