@@ -8,9 +8,9 @@ The label that names a training job is `training_job`: Prometheus gives every ta
 of ours by that name would come out as `exported_job` in any scrape job that does not set `honor_labels`.
 
 A metric that changes faster than anybody scrapes is *windowed*: beside the latest value stand the lowest, the mean
-and the highest of the last window, as `..._min_<unit>`, `..._mean_<unit>` and `..._max_<unit>`.  They are metrics of
-their own and not a label `stat`: the sum over a label's values should mean something (Prometheus' naming practice),
-and the sum of a minimum and a maximum does not.  Few are windowed, because each makes four series of one.
+and the highest of the last window, as `..._window_min_<unit>`, `..._window_mean_<unit>`, `..._window_max_<unit>`.
+They are metrics of their own and not a label `stat`: the sum over a label's values should mean something (Prometheus'
+naming practice), and the sum of a minimum and a maximum does not.  Few are windowed: each makes four series of one.
 
 Names are `pacecar_<subject>_<quantity>_<unit>[_total]`, base units, few and bounded labels.  Inside the daemon values
 are integers of the *inside* unit; the exporter multiplies by `Unit.scale` and nobody else does.
@@ -96,7 +96,7 @@ class Metric:
         unit = f"_{self.unit.outside}" if self.unit.outside else ""
         stem, text = self.name.removesuffix(unit), self.help.removesuffix(".")
         return tuple(
-            Metric(f"{stem}_{stat}{unit}", self.kind, self.unit, self.subject, self.labels, f"{text}: {words}.")
+            Metric(f"{stem}_window_{stat}{unit}", self.kind, self.unit, self.subject, self.labels, f"{text}: {words}.")
             for stat, words in _EXTREMES.items()
         )
 
