@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
@@ -61,7 +62,7 @@ class _Worker:
         self.collector = collector
         self.busy_since_ns: int | None = None
         self.result: tuple[Outcome, int] | None = None
-        self.glances = self.glance_failures = 0
+        self.glances = self.glance_failures = self.glance_cpu_ns = 0
         self._glance: Callable[[], Sequence[Sample]] | None = getattr(collector, "glance", None)
         self._pace = pace
         self._window = Window(window_ns)
@@ -111,11 +112,14 @@ class _Worker:
 
     def _look(self, glance: Callable[[], Sequence[Sample]]) -> None:
         self.glances += 1
+        begun = time.thread_time_ns()
         try:
             self._window.take(glance())
         except Exception as error:  # noqa: BLE001  the outer boundary; the tick meets the same fault and names it
             self.glance_failures += 1
             _log.debug("collector %s: glance: %s: %s", self.collector.name, type(error).__name__, error)
+        finally:
+            self.glance_cpu_ns += time.thread_time_ns() - begun
 
 
 def _collect(collector: Collector) -> Outcome:
@@ -190,6 +194,10 @@ class Sampler:
     def glances(self) -> dict[str, tuple[int, int]]:
         """Return collector -> glances and failed glances so far, of those that glance."""
         return {w.collector.name: (w.glances, w.glance_failures) for w in self._workers if w.can_glance}
+
+    def glance_cpu_ns(self) -> int:
+        """Return the CPU time of all glances so far."""
+        return sum(worker.glance_cpu_ns for worker in self._workers)
 
     def sample(self, beat: Beat) -> Snapshot:
         """Ask every collector that is free, wait for at most the deadline and return what came."""
