@@ -22,10 +22,6 @@ __all__ = ["Budget", "Change"]
 HALVINGS = 3
 """10, 5, 2.5 and 1.25 times a second; less is no better than the tick itself, so the next step is none."""
 
-INTERVAL_NS = 10_000_000_000
-"""Ten ticks by default: enough for the mean to mean something, and over in ten seconds."""
-
-
 UP_RATIO = 0.8
 """Share of the budget that must suffice for the higher rate: waking a thread costs something that no glance times."""
 
@@ -48,7 +44,7 @@ class Change(NamedTuple):
 class Budget:
     """The daemon's allowance of CPU time, as a share of one processor."""
 
-    def __init__(self, cpu_budget: float, glances_per_second: float, *, interval_ns: int = INTERVAL_NS) -> None:
+    def __init__(self, cpu_budget: float, glances_per_second: float, *, interval_ns: int) -> None:
         self._budget = cpu_budget
         self._rates = [*(glances_per_second / (1 << n) for n in range(HALVINGS + 1)), 0.0]
         if glances_per_second <= 0:

@@ -122,7 +122,9 @@ class Daemon:
         self._config = config
         self._clock = clock or SystemClock()
         self._version = _version()
-        self._budget = Budget(config.cpu_budget, config.glances_per_second)
+        self._budget = Budget(
+            config.cpu_budget, config.glances_per_second, interval_ns=int(config.window_seconds * NS_PER_SECOND)
+        )
         self._pace = Pace(self._budget.rate)
         self._sampler = Sampler(
             default_collectors(config, self._clock, self._members) if collectors is None else collectors,

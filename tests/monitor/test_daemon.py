@@ -3,6 +3,7 @@
 import errno
 import http.client
 import json
+import logging
 import os
 import re
 import signal
@@ -135,7 +136,7 @@ def test_served_and_catalogued_are_the_same(start, job):
         entry = by_name(name)
         assert {tuple(sorted(s.labels)) for s in samples} == {tuple(sorted(entry.labels))}, name
     due = {entry.name for entry in CATALOG if entry.subject in (Subject.JOB, Subject.TUNER, Subject.DAEMON)}
-    due -= {"pacecar_daemon_cpu_utilization_ratio"}  # known when the budget was looked at, after ten seconds
+    due -= {"pacecar_daemon_cpu_utilization_ratio"}  # known when the budget was looked at, after a window
     assert due <= served.keys()
     host = {entry.name for entry in CATALOG if entry.subject is Subject.HOST}
     depends = re.compile(
@@ -249,6 +250,30 @@ def test_a_scrape_reads_nothing(start, machine):
     for _ in range(5):
         assert families(daemon.port)["pacecar_host_cpus_online"][0].value == 3
     assert len(reads) == before
+
+
+def test_over_its_budget_the_daemon_glances_less_and_says_so(start, caplog):
+    caplog.set_level(logging.INFO)
+    daemon = start([CpuCollector(Files())], cpu_budget=0.0, window_seconds=1.0)
+    assert families(daemon.port)["pacecar_daemon_glance_frequency_hertz"][0].value == 10.0
+
+    def value(name):
+        return families(daemon.port)[name][0].value
+
+    until(lambda: value("pacecar_daemon_glance_frequency_hertz") == 5.0, "the first step down")
+    assert value("pacecar_daemon_cpu_utilization_ratio") > 0
+    assert value("pacecar_daemon_cpu_budget_ratio") == 0
+    assert value("pacecar_collector_glances_total") > 0
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line for line in lines if "the budget is 0.0 %: glancing 5 instead of 10 times a second" in line]
+
+
+def test_scrapes_do_not_change_the_window(start):
+    """Two scrapers read the same extremes: nobody's reading resets them."""
+    daemon = start([CpuCollector(Files())], glances_per_second=0.0)
+    until(lambda: "pacecar_host_cpu_utilization_window_max_ratio" in families(daemon.port), "a window")
+    highest = [families(daemon.port)["pacecar_host_cpu_utilization_window_max_ratio"][0].value for _ in range(20)]
+    assert highest == sorted(highest)  # ticks may raise it, scrapes never lower it
 
 
 def test_slow_clients_are_bounded_and_do_not_shut_out_the_scraper_for_ever(start, steady):
