@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.monitor.gpu.device import Reading
 from pacecar.monitor.gpu.driver import DriverMissingError, Nvml, NvmlError
-from pacecar.monitor.gpu.session import Session, Sessions
+from pacecar.monitor.gpu.session import Found, Session, Sessions
 from pacecar.monitor.gpu.unit import Unit
 from pacecar.monitor.gpu.witness import Heard, Witnesses
 from pacecar.monitor.gpu.worker import Worker
@@ -76,7 +76,7 @@ class GpuCollector:
         self._clock = clock
         self._deadline_seconds = deadline_seconds
         self._returned = threading.Condition()
-        self._sessions = Sessions(nvml)
+        self._sessions = Sessions(nvml, clock)
         self._stop_first = False
         self._opener: Worker[Session] = Worker("gpu-open", self._open, clock, self._returned)
         self._witnesses = Witnesses(nvml, clock, kernel_log)
@@ -134,6 +134,8 @@ class GpuCollector:
             self._opener.ask()
             self._wait(lambda: self._opener.busy_since_ns is None)
         if self._is_open:
+            for found in self._sessions.late():
+                self._unit_of(found).attach(found)
             return
         result = self._opener.take()
         if isinstance(result, Session):
@@ -145,7 +147,8 @@ class GpuCollector:
         now = self._clock.monotonic_ns()
         if not self._is_open:
             return self._look_again_ns is None or now >= self._look_again_ns
-        down = [u.down_since_ns for u in self._units.values() if u.down_since_ns is not None]
+        # One that hangs needs no other session, but patience.
+        down = [u.down_since_ns for u in self._units.values() if u.down_since_ns is not None and u.reason != "hung"]
         if not down:
             self._reinit_seconds = REINIT_AFTER_SECONDS
             return False
@@ -156,32 +159,42 @@ class GpuCollector:
         return True
 
     def _is_anyone_busy(self) -> bool:
-        return self._listener.busy_since_ns is not None or any(
-            unit.worker.busy_since_ns is not None for unit in self._units.values()
-        )
+        if self._sessions.is_anyone_hanging() or self._listener.busy_since_ns is not None:
+            return True
+        return any(unit.worker.busy_since_ns is not None for unit in self._units.values())
 
     def _take_session(self, session: Session) -> None:
         now = self._clock.monotonic_ns()
         self._opened_ns = now
         self._look_again_ns = now + REOPEN_SECONDS * NS_PER_SECOND
-        if not session.found and not session.problems:
+        if not session.found and not session.problems and not session.hanging:
             self._refuse(Absent("the NVIDIA driver sees no GPU"), "vanished")
             return
         self._is_open = True
         self._left_out = session.left_out
-        known = {unit.device.uuid: unit for unit in self._units.values() if unit.device.uuid}
+        missing = dict(self._units)
         gpus: list[tuple[int, str, str]] = []
         for found in session.found:
-            unit = known.pop(found.facts.identity.uuid, None) or self._new_unit(found.facts.gpu_index)
+            unit = self._unit_of(found)
             unit.attach(found)
+            missing.pop(unit.label, None)
             gpus.append((found.facts.gpu_index, unit.label, found.facts.identity.pci_bus_id))
-        words = "; ".join(str(error) for _, error in session.problems) or "the driver does not list it any more"
-        for unit in known.values():
-            unit.detach("vanished", words)
-        if not known:  # those that do not answer are none that we know
-            for index, error in session.problems:
-                self._new_unit(index).detach("error", str(error))
+        silent = [(index, "hung", "no answer yet") for index in session.hanging]
+        silent += [(index, "error", str(error)) for index, error in session.problems]
+        words = "; ".join(words for _, _, words in silent) or "the driver does not list it any more"
+        for unit in missing.values():
+            # Which of those that are silent it is cannot be told, unless a call hangs in it.
+            unit.detach("hung" if unit.worker.busy_since_ns is not None else "vanished", words)
+        for index, reason, words in silent[len(missing) :]:  # more than we miss: some that were never seen
+            self._new_unit(index).detach(reason, words)
         self._witnesses.attach(gpus, has_events=session.has_events)
+
+    def _unit_of(self, found: Found) -> Unit:
+        """Return the unit of that GPU, by its UUID; a new one for a GPU that was never seen."""
+        for unit in self._units.values():
+            if unit.device.uuid == found.facts.identity.uuid:
+                return unit
+        return self._new_unit(found.facts.gpu_index)
 
     def _new_unit(self, index: int) -> Unit:
         """Return the nameless unit of that index, or a new one: labelled by the index unless another GPU has that."""

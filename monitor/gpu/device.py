@@ -55,6 +55,9 @@ __all__ = ["CALLS_PER_TICK_MAX", "LINKS_MAX", "Device", "Facts", "Reading"]
 CALLS_PER_TICK_MAX = 12
 """Driver calls for one GPU in a tick that does not probe."""
 
+SLOW_CALLS_MIN = 2
+"""Calls of every tick that are kept for slow questions: the dearest of them takes as many."""
+
 LINKS_MAX = 36
 """NVML_NVLINK_MAX_LINKS of the newest header."""
 
@@ -103,6 +106,7 @@ class Device:
         self._is_probed = False
         self._is_lost = False
         self._read_ns: int | None = None
+        self._power_is_next = True
         self._spare_calls = self._glances = self._glance_due_ns = self._glance_gap_ns = 0
         self._reasons_supported: int | None = None
 
@@ -141,7 +145,9 @@ class Device:
                 self._add_energy_and_links()
             samples = self._info + list(answers.values()) + self._fields.slow_samples()
             samples += self._mean_power(answers.values()) + self._fields.link_totals(answers)
-            answered = len(answers) + self._ask_questions(failures, None if is_probing else CALLS_PER_TICK_MAX - 1)
+            answered = len(answers) + self._ask_questions(
+                failures, None if is_probing else CALLS_PER_TICK_MAX - 1 - self._glances
+            )
         except GpuLostError:
             self._is_lost = True
             raise
@@ -154,9 +160,9 @@ class Device:
         return Reading(samples + self._schedule.samples(), failures)
 
     def glance(self) -> Reading:
-        """Read power or utilization, in turn, with one of the calls that the last tick left over; else nothing.
+        """Read power or utilization, in turn, with one of the calls that ticks leave over; else nothing.
 
-        The calls of a tick are bounded with its glances, and spread over the time between two ticks.
+        The calls of a tick are bounded with the glances before it and after it, which are spread over the time between.
         """
         now = self._clock.monotonic_ns()
         if not self._is_probed or self._is_lost or self._spare_calls <= 0 or now < self._glance_due_ns:
@@ -165,7 +171,8 @@ class Device:
         self._glance_due_ns = now + self._glance_gap_ns
         self._glances += 1
         self._calls += 1
-        ask = self._glance_power if self._glances % 2 else self._glance_utilization
+        self._power_is_next = not self._power_is_next
+        ask = self._glance_utilization if self._power_is_next else self._glance_power
         return Reading(list(ask()), [])
 
     def _glance_power(self) -> Iterable[Sample]:
@@ -179,7 +186,9 @@ class Device:
         now = self._clock.monotonic_ns()
         period = 0 if self._read_ns is None else now - self._read_ns
         self._read_ns = now
-        self._spare_calls = CALLS_PER_TICK_MAX - calls
+        kept = 1 + self._schedule.fast_calls() + SLOW_CALLS_MIN
+        self._spare_calls = CALLS_PER_TICK_MAX - max(calls, kept)
+        self._glances = 0
         self._glance_gap_ns = period // (self._spare_calls + 1) if self._spare_calls > 0 else 0
         self._glance_due_ns = now + self._glance_gap_ns
 

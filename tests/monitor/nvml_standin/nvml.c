@@ -14,7 +14,6 @@
 #include <unistd.h>
 
 #define GPUS 8
-#define LINKS 18
 #define FUNCTIONS 64
 #define EVENTS 64
 #define MIG_GPU 7
@@ -30,6 +29,7 @@ typedef struct {
   u32 mig;                         /* 1: GPU 7 has two instances */
   u32 gpm;                         /* 1: a performance monitor on every GPU */
   u32 nvlink5;                     /* 1: fields 201..222 instead of 138, 139 of links */
+  u32 links;                       /* NVLinks of each GPU */
   u32 fail_function, fail_gpu, fail_code, fail_after; /* function + 1; gpu or ~0; NVML code; calls to let pass */
   u32 fail_for;                    /* how many then fail; ~0 for all */
   u32 hang_ms[GPUS];               /* every call for this GPU takes so long */
@@ -60,9 +60,11 @@ static void map_page(void) {
     close(fd);
   } else {
     page = calloc(1, sizeof(control));
-    page->count = GPUS; page->gpm = 1; page->mig = 1;
+    page->count = GPUS; page->gpm = 1; page->mig = 1; page->links = 18;
   }
 }
+
+#define LINKS (page->links)
 
 enum { F_INIT, F_SHUTDOWN, F_DRIVER, F_CUDA, F_COUNT, F_HANDLE, F_UUID, F_NAME, F_PCI, F_VBIOS, F_UTIL, F_MEMORY,
   F_BAR1, F_POWER, F_LIMIT, F_ENERGY, F_TEMP, F_THRESHOLD, F_CLOCK, F_MAXCLOCK, F_REASONS, F_REASONS_SUP, F_PSTATE,
@@ -212,7 +214,7 @@ int nvmlDeviceGetFieldValues(dev d, int count, fv *f) {
 typedef struct { u32 pid; u64 memory; u32 gi, ci; } proc;
 int nvmlDeviceGetComputeRunningProcesses_v3(dev d, u32 *count, proc *p) {
   ENTER(F_PROCS, d);
-  u32 have = page->zero ? 1 : 2, room = *count;
+  u32 have = !page->zero ? 2 : d->gpu && !d->instance, room = *count;
   *count = have;
   if (room < have) return 7;
   for (u32 i = 0; i < have; i++) p[i] = (proc){ 4000 + 10 * d->gpu + i, n(d, 7000 + i), ~0u, ~0u };

@@ -3,8 +3,8 @@
 Use it from any test, and from a bench or a soak:
 
     folder = build(some_folder)
-    control = Control.create(folder / "control")
-    environ = os.environ | environment(folder, control)      # for a process that loads the real pynvml
+    control = Control(folder / "control")
+    environ = os.environ | control.environment()      # for a process that loads the real pynvml
 """
 
 import ctypes
@@ -29,7 +29,8 @@ class Page(ctypes.Structure):
     """`control` of nvml.c."""
 
     _fields_ = [
-        *((name, u32) for name in ("magic", "count", "zero", "driver_missing", "driver_life", "mig", "gpm", "nvlink5")),
+        *((name, u32) for name in ("magic", "count", "zero", "driver_missing", "driver_life")),
+        *((name, u32) for name in ("mig", "gpm", "nvlink5", "links")),
         *((name, u32) for name in ("fail_function", "fail_gpu", "fail_code", "fail_after", "fail_for")),
         ("hang_ms", u32 * GPUS),
         ("lost", u32 * GPUS),
@@ -71,7 +72,7 @@ class Control:
         with self.path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), 0)
         self.page = Page.from_buffer(self._map)
-        self.page.count, self.page.gpm, self.page.mig = GPUS, 1, 0
+        self.page.count, self.page.gpm, self.page.mig, self.page.links = GPUS, 1, 0, 18
         for gpu in range(GPUS):
             self.page.reasons[gpu] = 0x1
 
