@@ -31,7 +31,8 @@ def served_at(log, process):
     """Return the port that Prometheus took."""
     limit = time.monotonic() + 20
     while time.monotonic() < limit:
-        if found := re.search(r'msg="Listening on" address=127\.0\.0\.1:(\d+)', log.read_text()):
+        found = re.search(r'msg="Listening on" address=127\.0\.0\.1:(\d+)', log.read_text())
+        if found and "Server is ready to receive web requests" in log.read_text():
             return int(found[1])
         assert process.poll() is None, log.read_text()
         time.sleep(0.05)
@@ -63,11 +64,13 @@ def test_prometheus_takes_in_every_series(tmp_path):
             (cpus,) = ask(port, "pacecar_host_cpus_online")
             assert float(cpus["value"][1]) >= 1
             assert cpus["metric"]["job"] == "pacecar"
-            highest = ask(port, "pacecar_host_cpu_utilization_window_max_ratio")
+            while not (highest := ask(port, "pacecar_host_cpu_utilization_window_max_ratio")):  # needs two ticks
+                assert time.monotonic() < limit, log.read_text()
+                time.sleep(0.2)
             assert 0 <= float(highest[0]["value"][1]) <= 1
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/metadata", timeout=5) as answer:
                 metadata = json.load(answer)["data"]
-            assert metadata["pacecar_host_cpu_seconds_total"][0]["type"] == "counter"
+            assert metadata["pacecar_host_cpu_seconds"][0]["type"] == "counter"  # a family's name, as in OpenMetrics
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/targets", timeout=5) as answer:
                 (target,) = json.load(answer)["data"]["activeTargets"]
             assert target["lastError"] == ""
