@@ -69,10 +69,31 @@ _FOR_THE_NODE = """
     collector_glance_failures_total
 """
 
+_FOR_THE_GPU = """
+    gpu_up gpu_down gpu_last_success_time_seconds gpu_consecutive_failures gpu_failures_total
+    gpu_read_failures_total gpu_driver_calls_total gpu_driver_openings_total gpu_encoder_utilization_ratio
+    gpu_decoder_utilization_ratio gpu_memory_reserved_bytes gpu_bar1_size_bytes gpu_bar1_used_bytes
+    gpu_power_mean_watts gpu_memory_temperature_celsius gpu_temperature_threshold_celsius
+    gpu_clock_event_seconds_total gpu_performance_state gpu_ecc_errors_total gpu_retired_pages
+    gpu_retired_pages_pending gpu_remapped_rows gpu_row_remap_pending gpu_row_remap_failed
+    gpu_pcie_generation gpu_pcie_generation_max gpu_pcie_width gpu_pcie_width_max gpu_pcie_replays_total
+    gpu_pcie_receive_bytes_per_second gpu_pcie_transmit_bytes_per_second gpu_nvlink_receive_bytes_per_second
+    gpu_nvlink_transmit_bytes_per_second gpu_nvlink_info gpu_nvlink_link_state
+    gpu_nvlink_link_bytes_per_second gpu_nvlink_link_receive_bytes_total
+    gpu_nvlink_link_transmit_bytes_total gpu_nvlink_link_receive_packets_total
+    gpu_nvlink_link_transmit_packets_total gpu_nvlink_link_errors_total gpu_sm_active_ratio
+    gpu_sm_occupancy_ratio gpu_tensor_active_ratio gpu_pipe_active_ratio gpu_dram_bandwidth_ratio
+    gpu_xid_errors_total gpu_fabric_state gpu_fabric_status gpu_fabric_condition gpu_processes
+    gpu_process_memory_bytes gpu_process_sm_ratio gpu_mig_enabled gpu_instance_info
+    gpu_instance_memory_size_bytes gpu_instance_memory_used_bytes gpu_instance_memory_free_bytes
+    gpu_instance_memory_reserved_bytes gpu_instance_processes gpu_instance_active_ratio
+"""
+
 NOT_DRAWN = {
     "pacecar_build_info": "a constant to join on; `pacecar version` shows it",
     "pacecar_gpu_memory_free_bytes": "size minus used, and both are drawn",
     **{f"pacecar_{name}": "for the node dashboard: of the machine, not of a job" for name in _FOR_THE_NODE.split()},
+    **{f"pacecar_{name}": "for the node dashboard: of one GPU, not of a job" for name in _FOR_THE_GPU.split()},
     **{name: "for the node dashboard: extremes of a window" for names in WINDOW_NAMES.values() for name in names},
 }
 """Metrics that are on no panel, and why."""

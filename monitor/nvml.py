@@ -19,6 +19,7 @@ from typing import Any
 
 import pynvml
 
+from pacecar.monitor.gpu.calls import NUMBER_CALLS
 from pacecar.monitor.gpu.driver import (
     DriverMissingError,
     DriverStoppedError,
@@ -54,46 +55,6 @@ _GPM_VERSION = 1
 _XID = 0x8  # nvmlEventTypeXidCriticalError
 _MEMORY_V2 = 0x02000028  # nvmlMemory_v2: the structure's size and version
 
-_Call = tuple[object, ...]
-
-_NUMBERS: dict[Number, tuple[_Call, ...]] = {
-    Number.POWER: (("nvmlDeviceGetPowerUsage",),),
-    Number.POWER_LIMIT: (("nvmlDeviceGetEnforcedPowerLimit",),),
-    Number.ENERGY: (("nvmlDeviceGetTotalEnergyConsumption",),),
-    Number.TEMPERATURE: (("nvmlDeviceGetTemperature", 0), ("nvmlDeviceGetTemperatureV", 0)),
-    Number.THRESHOLD_SHUTDOWN: (("nvmlDeviceGetTemperatureThreshold", 0),),
-    Number.THRESHOLD_SLOWDOWN: (("nvmlDeviceGetTemperatureThreshold", 1),),
-    Number.THRESHOLD_MEMORY_MAX: (("nvmlDeviceGetTemperatureThreshold", 2),),
-    Number.THRESHOLD_GPU_MAX: (("nvmlDeviceGetTemperatureThreshold", 3),),
-    Number.CLOCK_GRAPHICS: (("nvmlDeviceGetClockInfo", 0),),
-    Number.CLOCK_SM: (("nvmlDeviceGetClockInfo", 1),),
-    Number.CLOCK_MEMORY: (("nvmlDeviceGetClockInfo", 2),),
-    Number.CLOCK_VIDEO: (("nvmlDeviceGetClockInfo", 3),),
-    Number.CLOCK_MAX_GRAPHICS: (("nvmlDeviceGetMaxClockInfo", 0),),
-    Number.CLOCK_MAX_SM: (("nvmlDeviceGetMaxClockInfo", 1),),
-    Number.CLOCK_MAX_MEMORY: (("nvmlDeviceGetMaxClockInfo", 2),),
-    Number.CLOCK_MAX_VIDEO: (("nvmlDeviceGetMaxClockInfo", 3),),
-    Number.CLOCK_REASONS: (
-        ("nvmlDeviceGetCurrentClocksEventReasons",),
-        ("nvmlDeviceGetCurrentClocksThrottleReasons",),  # its name before driver 535
-    ),
-    Number.CLOCK_REASONS_SUPPORTED: (
-        ("nvmlDeviceGetSupportedClocksEventReasons",),
-        ("nvmlDeviceGetSupportedClocksThrottleReasons",),
-    ),
-    Number.PERFORMANCE_STATE: (("nvmlDeviceGetPerformanceState",), ("nvmlDeviceGetPowerState",)),
-    Number.ENCODER: (("nvmlDeviceGetEncoderUtilization",),),
-    Number.DECODER: (("nvmlDeviceGetDecoderUtilization",),),
-    Number.PCIE_GENERATION: (("nvmlDeviceGetCurrPcieLinkGeneration",),),
-    Number.PCIE_GENERATION_MAX: (("nvmlDeviceGetMaxPcieLinkGeneration",),),
-    Number.PCIE_WIDTH: (("nvmlDeviceGetCurrPcieLinkWidth",),),
-    Number.PCIE_WIDTH_MAX: (("nvmlDeviceGetMaxPcieLinkWidth",),),
-    Number.MIG_MODE: (("nvmlDeviceGetMigMode",),),
-    Number.ARCHITECTURE: (("nvmlDeviceGetArchitecture",),),
-    Number.GPM_SUPPORT: (("nvmlGpmQueryDeviceSupport",),),
-}
-"""Number -> the calls that answer it, the newest name first: one that is not there passes the question on."""
-
 _NVLINK_VERSIONS = {
     1: "1.0",
     2: "2.0",
@@ -126,7 +87,7 @@ class PyNvml:
         self._events: object | None = None
         self._watched: dict[int | None, int] = {}
         self._samples: list[object] = []
-        self._memory_is_v1 = False
+        self._first_version: set[int | None] = set()  # addresses of GPUs whose memory is asked for the old way
 
     def start(self) -> None:
         """Load libnvidia-ml.so.1 and initialize it."""
@@ -135,6 +96,7 @@ class PyNvml:
     def stop(self) -> None:
         """Free what was allocated and shut the library down; one that is down already is no error."""
         samples, self._samples = self._samples, []
+        self._first_version.clear()
         events, self._events = self._events, None
         for name, things in (("nvmlGpmSampleFree", samples), ("nvmlEventSetFree", [] if events is None else [events])):
             for thing in things:
@@ -169,7 +131,7 @@ class PyNvml:
 
     def number(self, handle: Handle, which: Number) -> int:
         """Ask the newest call of `which` that the driver has."""
-        *newer, oldest = _NUMBERS[which]
+        *newer, oldest = NUMBER_CALLS[which]
         for name, *arguments in newer:
             try:
                 return _number(_ask(str(name), handle, *arguments))
@@ -185,14 +147,14 @@ class PyNvml:
 
     def memory(self, handle: Handle) -> Memory:
         """Ask nvmlDeviceGetMemoryInfo_v2, or the first version of it, in which reserved memory counts as used."""
-        if not self._memory_is_v1:
+        if _address(handle) not in self._first_version:
             try:
                 info = _ask("nvmlDeviceGetMemoryInfo", handle, _MEMORY_V2)
                 return Memory(int(info.total), int(info.used), int(info.free), int(info.reserved))
             except NvmlError as error:
                 if error.code not in (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, _VERSION_MISMATCH):
                     raise
-                self._memory_is_v1 = True
+                self._first_version.add(_address(handle))
         info = _ask("nvmlDeviceGetMemoryInfo", handle)
         return Memory(int(info.total), int(info.used), int(info.free))
 

@@ -31,6 +31,7 @@ PROCESSES_MAX = 16
 
 EVERY_TICK = 0
 SECONDS_5 = 5 * NS_PER_SECOND
+SECONDS_10 = 10 * NS_PER_SECOND
 SECONDS_15 = 15 * NS_PER_SECOND
 SECONDS_30 = 30 * NS_PER_SECOND
 MINUTES_5 = 300 * NS_PER_SECOND
@@ -90,8 +91,8 @@ def gpu_questions(gpu: str) -> list[Question]:
             for clock, stale in clocks.items()
         ),
         _number(Number.PERFORMANCE_STATE, SECONDS_5, "pacecar_gpu_performance_state", gpu),
-        _number(Number.ENCODER, SECONDS_5, "pacecar_gpu_encoder_utilization_ratio", gpu, factor=0.01),
-        _number(Number.DECODER, SECONDS_5, "pacecar_gpu_decoder_utilization_ratio", gpu, factor=0.01),
+        _number(Number.ENCODER, SECONDS_10, "pacecar_gpu_encoder_utilization_ratio", gpu, factor=0.01),
+        _number(Number.DECODER, SECONDS_10, "pacecar_gpu_decoder_utilization_ratio", gpu, factor=0.01),
         Question("bar1", 1, SECONDS_15, bar1),
         _number(Number.POWER_LIMIT, SECONDS_30, "pacecar_gpu_power_limit_watts", gpu),
         _number(Number.PCIE_GENERATION, SECONDS_30, "pacecar_gpu_pcie_generation", gpu),
@@ -164,8 +165,8 @@ class Processes:
     def questions(self) -> list[Question]:
         """Return the two questions, of two calls each: how many, and which."""
         return [
-            Question("processes", 2, SECONDS_5, self._memory),
-            Question("process shares", 2, SECONDS_5, self._shares),
+            Question("processes", 2, SECONDS_10, self._memory),
+            Question("process shares", 2, SECONDS_10, self._shares),
         ]
 
     def _memory(self, nvml: Nvml, handle: Handle) -> Iterator[Sample]:

@@ -33,7 +33,7 @@ def make(standin, clock, tmp_path):
     made = []
 
     def collector(**options):
-        given = {"deadline_seconds": DEADLINE_SECONDS, "kernel_log": str(tmp_path / "kmsg")} | options
+        given = {"deadline_seconds": 5.0, "kernel_log": str(tmp_path / "kmsg")} | options
         made.append(GpuCollector(PyNvml(), clock, **given))
         return made[-1]
 
@@ -45,9 +45,8 @@ def make(standin, clock, tmp_path):
 
 
 def tick(collector, clock, seconds=1.0):
-    """Collect, a second after the last time; real time must pass too between two readings of the monitor."""
+    """Collect, a second after the last time."""
     clock.advance(int(seconds * SECOND))
-    time.sleep(0.001)
     return collector.collect()
 
 
@@ -369,7 +368,7 @@ def test_without_a_kernel_log_the_event_set_counts_and_without_both_there_is_no_
 def test_a_hanging_gpu_is_reported_in_the_tick_and_costs_its_own_series_only(standin, make, clock, caplog):
     """The others keep their rate: only the first tick waits for the deadline, and none for longer."""
     caplog.set_level(logging.INFO)
-    collector = make()
+    collector = make(deadline_seconds=DEADLINE_SECONDS)
     settled(collector, clock)
     standin.page.hang_ms[5] = 1500
     durations = []
@@ -403,7 +402,7 @@ def until(is_so, what, seconds=10):
 
 def test_a_driver_that_is_reloaded_while_a_call_hangs_is_opened_without_waiting_for_it(standin, make, clock):
     """A shutdown would wait for the hung call; the debt is paid when nobody hangs any more."""
-    collector = make()
+    collector = make(deadline_seconds=DEADLINE_SECONDS)
     settled(collector, clock)
     standin.page.hang_ms[1] = 1500
     tick(collector, clock)
@@ -417,7 +416,7 @@ def test_a_driver_that_is_reloaded_while_a_call_hangs_is_opened_without_waiting_
 
 
 def test_closing_beside_a_hanging_call_does_not_wait_for_it(standin, make, clock):
-    collector = make()
+    collector = make(deadline_seconds=DEADLINE_SECONDS)
     settled(collector, clock)
     standin.page.hang_ms[0] = 3000
     tick(collector, clock)
@@ -431,7 +430,7 @@ def test_a_gpu_that_hangs_from_the_start_is_reported_and_comes_later(standin, ma
     """Whoever starts the daemon while a GPU hangs has the others at once."""
     standin.page.hang_ms[0] = 700
     standin.page.links = 0
-    collector = make()
+    collector = make(deadline_seconds=DEADLINE_SECONDS)
     outcome = tick(collector, clock)
     until(lambda: up(tick(collector, clock)) == list(range(1, GPUS)), "the others are up")
     outcome = tick(collector, clock)
@@ -440,6 +439,16 @@ def test_a_gpu_that_hangs_from_the_start_is_reported_and_comes_later(standin, ma
     standin.page.hang_ms[0] = 0
     until(lambda: up(tick(collector, clock)) == list(range(GPUS)), "it answered, late")
     assert standin.page.inits == 1
+
+
+def test_closing_while_a_gpu_hangs_from_the_start_does_not_wait_for_it(standin, make, clock):
+    standin.page.hang_ms[0] = 1500
+    collector = make(deadline_seconds=DEADLINE_SECONDS)
+    until(lambda: up(tick(collector, clock)) == list(range(1, GPUS)), "the others are up")
+    started = time.monotonic()
+    collector.close()
+    assert time.monotonic() - started < 1
+    assert standin.page.shutdowns == 0
 
 
 @pytest.mark.parametrize(("code", "reason"), [(15, "lost"), (16, "reset_required"), (28, "lost"), (999, "lost")])
@@ -552,12 +561,14 @@ def check_each_failure(standin, make, clock, codes):
     standin.page.count, standin.page.links = 2, 2
     healthy = settled(make(), clock)
     whole, of_0 = of_gpu(healthy, 1), of_gpu(healthy, 0)
+    # A driver without the newer call for memory counts what it reserves as used.
+    of_0.pop(("pacecar_gpu_memory_used_bytes",))
     calls = standin.calls_in_all()[0]
     for code in codes:
         for n in range(calls):
             collector = make()
             standin.fail(None, code, gpu=0, after=n, times=1)
-            outcomes = [tick(collector, clock) for _ in range(4)]
+            outcomes = [tick(collector, clock) for _ in range(6)]
             standin.fail(None, 0, times=0)
             for outcome in outcomes[2:] if code in (1, 9, 18) else outcomes[1:]:
                 assert 1 in up(outcome), (code, n, outcome.reason)
@@ -582,6 +593,21 @@ def test_any_one_call_may_fail(standin, make, clock, code):
 @pytest.mark.parametrize("code", [code for code in CODES if code not in (2, 3, 6, 10, 15)])
 def test_any_one_call_may_fail_with_any_code(standin, make, clock, code):
     check_each_failure(standin, make, clock, [code])
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_any_one_call_of_the_driver_itself_may_fail(standin, make, clock, code):
+    """Those for no GPU: initialize, versions, count, events; none of them may cost more than one look at the driver."""
+    standin.page.count, standin.page.links = 2, 0
+    for n in range(12):
+        collector = make()
+        standin.fail(None, code, gpu=GPUS, after=n, times=1)
+        tick(collector, clock)
+        standin.fail(None, 0, times=0)
+        for _ in range(3):
+            outcome = tick(collector, clock, REOPEN_SECONDS)
+        assert up(outcome) == [0, 1], (code, n, outcome)
+        collector.close()
 
 
 def test_threads_are_one_a_gpu_and_no_more_however_often_gpus_come_and_go(standin, make, clock):
