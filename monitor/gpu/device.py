@@ -342,19 +342,22 @@ class Device:
         try:
             samples = list(question.ask(self._nvml, self._handle))
         except UnsupportedError as error:
-            if asked.refused(self._clock.monotonic_ns()):
-                self._schedule.drop(question.name)
-                _log.debug("gpu %s: %s: not asked any more: %s", self.label, question.name, error)
-            else:
-                failures.append(f"{question.name}: {error}")
+            self._note_failure(asked, error, failures, is_over=asked.refused(self._clock.monotonic_ns()))
         except NvmlError as error:
             must_go_on(error)
-            asked.failed(self._clock.monotonic_ns())
-            failures.append(f"{question.name}: {error}")
+            self._note_failure(asked, error, failures, is_over=asked.failed(self._clock.monotonic_ns()))
         else:
             asked.answered(samples, self._clock.monotonic_ns())
             return True
         return False
+
+    def _note_failure(self, asked: Asked, error: NvmlError, failures: list[str], *, is_over: bool) -> None:
+        """Drop the question, or say that it failed."""
+        if is_over:
+            self._schedule.drop(asked.question.name)
+            _log.debug("gpu %s: %s: not asked any more: %s", self.label, asked.question.name, error)
+        else:
+            failures.append(f"{asked.question.name}: {error}")
 
     # --- derived --------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from pacecar.monitor.gpu.driver import (
     UnsupportedError,
 )
 from pacecar.monitor.gpu.fields import Field, FieldMeanings
-from pacecar.monitor.gpu.schedule import REFUSALS_MAX
+from pacecar.monitor.gpu.schedule import FAILURES_MAX, REFUSALS_MAX
 from pacecar.records import Sample
 
 __all__ = ["FieldReader", "must_go_on"]
@@ -53,6 +53,7 @@ class FieldReader:
         self._clock = clock
         self._slow_fields: dict[Field, Sample] = {}
         self._refusals: dict[Field, int] = {}  # of those that were answered before
+        self._failures: dict[Field, int] = {}
         self._slow_turn = 0
         self._slow_asked_ns: int | None = None
 
@@ -60,6 +61,7 @@ class FieldReader:
         """Take `fields` as those to probe for."""
         self._slow_fields.clear()
         self._refusals.clear()
+        self._failures.clear()
         self.link_changed = False
         self.meanings.ask(fields)
 
@@ -118,7 +120,7 @@ class FieldReader:
         if isinstance(answer, NvmlError):
             must_go_on(answer)
             self._slow_fields.pop(field, None)
-            if isinstance(answer, UnsupportedError) and self._is_refused(field):
+            if self._is_over(field, answer):
                 self.meanings.drop(field)
             else:
                 failures.append(f"field {field.field.number} ({field.metric}): {answer}")
@@ -133,12 +135,15 @@ class FieldReader:
         if "link_state" in field.metric and before is not None and before.value != sample.value:
             self.link_changed = True
 
-    def _is_refused(self, field: Field) -> bool:
-        """Note a refusal, and return whether it stands: at once unless the field was answered before."""
-        if field not in self._refusals:
-            return True
-        self._refusals[field] += 1
-        return self._refusals[field] >= REFUSALS_MAX
+    def _is_over(self, field: Field, error: NvmlError) -> bool:
+        """Note a failure, and return whether to ask no more; the limits are those of the questions."""
+        was_answered = field in self._refusals
+        failures = self._failures[field] = self._failures.get(field, 0) + 1
+        if not isinstance(error, UnsupportedError):
+            return not was_answered and failures >= FAILURES_MAX
+        if was_answered:
+            self._refusals[field] += 1
+        return not was_answered or self._refusals[field] >= REFUSALS_MAX
 
     def link_totals(self, answers: dict[Field, Sample]) -> list[Sample]:
         """Return the sums over links where the driver gives none, and only when every link answered."""

@@ -5,7 +5,8 @@ each tick up to the same bound makes all ticks alike, and what does not fit is o
 
 Here also lives what a question has earned: its last answer, which stands until it is asked again, and whether the
 driver ever answered it.  A question that was never answered and is called unsupported is dropped at once; one that was
-answered before may be refused for a moment (MIG is being set up), and is dropped when the refusals do not end.
+answered before may be refused for a moment (MIG is being set up), and is dropped when the refusals do not end.  One
+that only ever failed is dropped as well in the end, or a driver with one broken number would look broken for ever.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ from collections.abc import Iterable
 from pacecar.monitor.gpu.questions import Question
 from pacecar.records import Sample
 
-__all__ = ["REFUSALS_MAX", "Asked", "Schedule"]
+__all__ = ["FAILURES_MAX", "REFUSALS_MAX", "Asked", "Schedule"]
 
 REFUSALS_MAX = 3
 """Refusals in a row after which a question that was answered before is dropped."""
+
+FAILURES_MAX = 10
+"""Failures after which a question that was never answered is dropped, whatever the driver calls them."""
 
 
 class Asked:
@@ -29,7 +33,7 @@ class Asked:
         self.samples: tuple[Sample, ...] = ()
         self._due_ns: int | None = None
         self._was_answered = False
-        self._refusals = 0
+        self._refusals = self._failures = 0
 
     def overdue_ns(self, now_ns: int) -> int:
         """Return for how long the answer has been stale; negative while it is fresh."""
@@ -41,10 +45,12 @@ class Asked:
         self._was_answered, self._refusals = True, 0
         self._due_ns = now_ns + self.question.stale_ns
 
-    def failed(self, now_ns: int) -> None:
-        """Forget the answer: what was not read now is missing."""
+    def failed(self, now_ns: int) -> bool:
+        """Forget the answer, because what was not read now is missing; return whether to ask no more."""
         self.samples = ()
         self._due_ns = now_ns + self.question.stale_ns
+        self._failures += 1
+        return not self._was_answered and self._failures >= FAILURES_MAX
 
     def refused(self, now_ns: int) -> bool:
         """Note that the driver calls it unsupported; return whether to ask no more."""

@@ -21,7 +21,7 @@ from pacecar.records import Absent, Failed, Ok
 from tests.monitor.nvml_standin.standin import GPUS
 
 SECOND = 1_000_000_000
-DEADLINE_SECONDS = 0.15
+DEADLINE_SECONDS = 0.4
 WINDOWED = {name for names in WINDOW_NAMES.values() for name in names}
 ALWAYS_CHANGING = ("energy", "power_mean", "process_sm", "driver_calls", "last_success")
 CODES = [*range(1, 31), 999]
@@ -370,7 +370,7 @@ def test_a_hanging_gpu_is_reported_in_the_tick_and_costs_its_own_series_only(sta
     caplog.set_level(logging.INFO)
     collector = make(deadline_seconds=DEADLINE_SECONDS)
     settled(collector, clock)
-    standin.page.hang_ms[5] = 1500
+    standin.page.hang_ms[5] = 3000
     durations = []
     for _ in range(5):
         started = time.monotonic()
@@ -608,6 +608,23 @@ def test_any_one_call_of_the_driver_itself_may_fail(standin, make, clock, code):
             outcome = tick(collector, clock, REOPEN_SECONDS)
         assert up(outcome) == [0, 1], (code, n, outcome)
         collector.close()
+
+
+def test_a_number_that_only_ever_fails_is_dropped_in_the_end(standin, make, clock):
+    standin.fail("PSTATE", 999, gpu=1)
+    collector = make()
+    assert isinstance(tick(collector, clock), Failed)
+    for _ in range(60):
+        outcome = tick(collector, clock)
+    assert isinstance(outcome, Ok)
+    assert ("pacecar_gpu_performance_state",) in of_gpu(outcome, 0)
+
+
+def test_no_series_is_given_twice(standin, make, clock):
+    standin.page.mig = 1
+    outcome = settled(make(), clock)
+    series = [(sample.metric, sample.labels) for sample in outcome.samples]
+    assert len(series) == len(set(series))
 
 
 def test_threads_are_one_a_gpu_and_no_more_however_often_gpus_come_and_go(standin, make, clock):

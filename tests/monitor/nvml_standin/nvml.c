@@ -247,7 +247,7 @@ NUMBER(nvmlDeviceGetComputeInstanceId, F_CI, 0)
 
 typedef struct { dev device; int instance; u64 at; } gpm_sample;
 typedef struct { u32 id; int ret; double value; const char *names[3]; } gpm_metric;
-typedef struct { u32 version, count; gpm_sample *one, *two; gpm_metric metrics[333]; } gpm_get;
+typedef struct { u32 version, count; gpm_sample *one, *two; gpm_metric metrics[477]; } gpm_get;  /* 98, 210, 333 before: version 1 all of them */
 typedef struct { u32 version, supported; } gpm_support;
 int nvmlGpmQueryDeviceSupport(dev d, gpm_support *s) { ENTER(F_GPM_SUPPORT, d); s->supported = page->gpm; return 0; }
 int nvmlGpmSampleAlloc(gpm_sample **s) { ENTER(F_GPM_ALLOC, NULL); *s = calloc(1, sizeof **s); return 0; }
@@ -263,6 +263,7 @@ int nvmlGpmMetricsGet(gpm_get *g) {
     g->metrics[i].ret = g->metrics[i].id == 8 ? 3 : 0;  /* one that this GPU lacks */
     g->metrics[i].value = page->zero ? 0 : g->metrics[i].id + g->one->device->gpu + 0.25 + g->one->instance;
   }
+  for (u32 i = g->count; i < 477; i++) g->metrics[i].ret = 3;  /* a driver may write all of what its header says */
   return 0;
 }
 
