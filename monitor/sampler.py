@@ -1,8 +1,9 @@
 """How is one tick read, when any driver may hang?  One worker thread a collector, and a deadline for all.
 
 A loop over the collectors waits for the slowest, and for ever for one that hangs (NVML in a driver reset, statvfs on a
-dead disk).  Here the tick asks all workers at once, waits until its deadline and takes what has come.  A worker that is
-still busy is Failed("still running since ..."), is asked nothing more until it returns, and holds up nobody else.
+dead disk).  Here the tick asks one worker after the other, waits a moment for each and at the end for all until its
+deadline, and takes what has come.  (To ask all at once is no faster under one interpreter lock: they hold each other up,
+and a scrape that comes meanwhile waits for each of them.)  A worker that is still busy is Failed("still running since ..."), is asked nothing more until it returns, and holds up nobody else.
 
 Between two ticks the same thread *glances*: a collector that offers `glance` is asked for its windowed metrics at the
 rate that `Pace` gives, and the tick adds lowest, mean and highest of the window to what it read.  A thread of its
@@ -34,6 +35,9 @@ __all__ = ["Pace", "Sampler"]
 
 WINDOW_SECONDS = 15.0
 """The window where nobody says: Prometheus' common scrape interval, so that no peak falls between two scrapes."""
+
+STAGGER_SECONDS = 0.005
+"""What a tick waits for one collector before it asks the next as well: most take a millisecond."""
 
 GLANCE_JITTER_RATIO = 0.2
 """Glances are moved at random by up to this share of their interval: a training step is periodic too."""
@@ -75,6 +79,9 @@ class _Worker:
     @property
     def can_glance(self) -> bool:
         return self._glance is not None
+
+    def is_free(self) -> bool:
+        return self.busy_since_ns is None
 
     def start(self) -> None:
         self._thread.start()
@@ -203,10 +210,11 @@ class Sampler:
         """Ask every collector that is free, wait for at most the deadline and return what came."""
         with self._returned:
             for worker in self._workers:
-                if worker.busy_since_ns is None:
+                if worker.busy_since_ns is None and not self._closing:
                     worker.result = None
                     worker.busy_since_ns = self._clock.monotonic_ns()
                     worker.ask()
+                    self._returned.wait_for(worker.is_free, STAGGER_SECONDS)
             self._returned.wait_for(
                 lambda: self._closing or all(worker.busy_since_ns is None for worker in self._workers),
                 self._deadline_seconds,
