@@ -51,7 +51,7 @@ REOPEN_STOPPED_SECONDS = 1
 """Between two openings of a driver that stops at once."""
 
 REINIT_AFTER_SECONDS = 10
-REINIT_SECONDS_MAX = 600
+REINIT_SECONDS_MAX = 300
 
 REASONS_MAX = 8
 """Reasons spelt out in one outcome; the rest are counted."""
@@ -179,15 +179,27 @@ class GpuCollector:
             unit.attach(found)
             missing.pop(unit.label, None)
             gpus.append((found.facts.gpu_index, unit.label, found.facts.identity.pci_bus_id))
-        silent = [(index, "hung", "no answer yet") for index in session.hanging]
-        silent += [(index, "error", str(error)) for index, error in session.problems]
-        words = "; ".join(words for _, _, words in silent) or "the driver does not list it any more"
+        problems = {found.facts.gpu_index: (found, str(error)) for found, error in session.problems}
         for unit in missing.values():
-            # Which of those that are silent it is cannot be told, unless a call hangs in it.
-            unit.detach("hung" if unit.worker.busy_since_ns is not None else "vanished", words)
-        for index, reason, words in silent[len(missing) :]:  # more than we miss: some that were never seen
-            self._new_unit(index).detach(reason, words)
+            self._miss(unit, problems, session.hanging)
+        for index, (sought, words) in problems.items():
+            self._new_unit(index).seek(sought, "error", words)
+        known = {unit.facts.gpu_index for unit in self._units.values() if unit.facts is not None}
+        for index in set(session.hanging) - known:
+            self._new_unit(index).detach("hung", "no answer yet")
         self._witnesses.attach(gpus, has_events=session.has_events)
+
+    @staticmethod
+    def _miss(unit: Unit, problems: dict[int, tuple[Found, str]], hanging: Sequence[int]) -> None:
+        """Go on looking for a GPU that the session lacks, unless a call hangs in it: then it comes by itself."""
+        if unit.facts is None or unit.facts.gpu_index in hanging or unit.worker.busy_since_ns is not None:
+            unit.detach("hung", "no answer yet")
+            return
+        found = Found(None, unit.facts)
+        if unit.facts.gpu_index in problems:
+            unit.seek(found, "lost", problems.pop(unit.facts.gpu_index)[1])
+        else:
+            unit.seek(found, "vanished", "the driver does not list it any more")
 
     def _unit_of(self, found: Found) -> Unit:
         """Return the unit of that GPU, by its UUID; a new one for a GPU that was never seen."""

@@ -115,15 +115,19 @@ class Device:
         """Driver calls so far."""
         return self._calls + self._fields.calls
 
-    def attach(self, handle: Handle, facts: Facts) -> None:
-        """Take the handle of a new driver session; what was allocated in the old one is gone with it."""
-        self._handle, self._facts = handle, facts
-        self.uuid = facts.identity.uuid
+    def attach(self, handle: Handle | None, facts: Facts) -> None:
+        """Take the handle of a new driver session; without one the next read looks for the GPU at its index.
+
+        What was allocated in the old session is gone with it.
+        """
+        self._facts = facts
+        if handle is not None:
+            self._handle, self.uuid = handle, facts.identity.uuid
         self._fields.meanings.restart()
         self._energy_counter.restart()
         self._power.restart()
         self._gpms = []
-        self._is_probed = self._is_lost = False
+        self._is_probed, self._is_lost = False, handle is None
 
     def read(self) -> Reading:
         """Ask what is due.
@@ -199,9 +203,9 @@ class Device:
         handle = self._nvml.device(self._facts.gpu_index)
         self._calls += 4
         identity = self._nvml.identity(handle)
-        if identity.uuid != self.uuid:
+        if self.uuid not in ("", identity.uuid):
             raise GpuLostError(f"GPU {identity.uuid} answers in its place, not {self.uuid}")
-        self._handle = handle
+        self._handle, self.uuid, self._facts = handle, identity.uuid, self._facts._replace(identity=identity)
         self._is_probed = self._is_lost = False
         self._power.restart()
 

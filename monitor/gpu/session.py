@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from pacecar.clock import Clock
 from pacecar.monitor.gpu.device import Facts
-from pacecar.monitor.gpu.driver import Handle, Nvml, NvmlError
+from pacecar.monitor.gpu.driver import Handle, Identity, Nvml, NvmlError
 from pacecar.monitor.gpu.worker import Worker
 
 __all__ = ["GPUS_MAX", "Found", "Session", "Sessions"]
@@ -31,17 +31,17 @@ FIND_SECONDS = 1.0
 
 
 class Found(NamedTuple):
-    """A GPU that answered when the driver was opened."""
+    """A GPU that answered when the driver was opened; without a handle: one to look for at that index."""
 
-    handle: Handle
+    handle: Handle | None
     facts: Facts
 
 
 class Session(NamedTuple):
-    """What an opening found; `problems` are (index, error) of GPUs that refused, `hanging` those that are silent."""
+    """What an opening found; `problems` are those that refused and how, `hanging` those that are silent."""
 
     found: tuple[Found, ...]
-    problems: tuple[tuple[int, NvmlError], ...]
+    problems: tuple[tuple[Found, NvmlError], ...]
     hanging: tuple[int, ...]
     left_out: int
     has_events: bool
@@ -73,7 +73,12 @@ class Sessions:
         count = self._nvml.device_count()
         results = self._find_all(range(min(count, GPUS_MAX)), driver, cuda)
         found = [result for result in results.values() if isinstance(result, Found)]
-        problems = [(index, result) for index, result in results.items() if isinstance(result, NvmlError)]
+        unknown = Identity("", "", "")
+        problems = [
+            (Found(None, Facts(index, unknown, driver, cuda)), result)
+            for index, result in results.items()
+            if isinstance(result, NvmlError)
+        ]
         return Session(
             tuple(found), tuple(problems), tuple(self._finders), max(0, count - GPUS_MAX), self._watch(found)
         )
@@ -130,7 +135,8 @@ class Sessions:
         if not found:
             return False
         try:
-            answers = self._nvml.watch([(each.facts.gpu_index, each.handle) for each in found])
+            handles = [(each.facts.gpu_index, each.handle) for each in found if each.handle is not None]
+            answers = self._nvml.watch(handles)
         except NvmlError:
             return False
         return any(answer is None for answer in answers)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from pacecar.clock import NS_PER_SECOND, Clock
-from pacecar.monitor.gpu.device import Device, Reading
+from pacecar.monitor.gpu.device import Device, Facts, Reading
 from pacecar.monitor.gpu.driver import DriverMissingError, DriverStoppedError, GpuLostError, Nvml
 from pacecar.monitor.gpu.session import Found
 from pacecar.monitor.gpu.worker import Worker
@@ -39,10 +39,12 @@ class Unit:
         self.reason: str | None = None
         self.words = ""
         self.down_since_ns: int | None = None
+        self.facts: Facts | None = None
         self.was_asked = False
         self.is_glancing = False
         self._clock = clock
         self._is_attached = False
+        self._sought_as: str | None = None
         self._waiting: Found | None = None
         self._succeeded_wall_ns: int | None = None
         self._in_a_row = 0
@@ -57,9 +59,15 @@ class Unit:
 
     def attach(self, found: Found) -> None:
         """Take the handle of a new session, as soon as no call hangs in the old one."""
-        self._waiting = found
+        self._waiting, self._sought_as, self.facts = found, None, found.facts
         self._is_attached = False
         self._settle()
+
+    def seek(self, found: Found, reason: str, words: str) -> None:
+        """Look at every tick whether it is back at its index; until then it is down for that reason."""
+        self.attach(found)
+        self._sought_as = reason
+        self._go_down(reason, words)
 
     def detach(self, reason: str, words: str) -> None:
         """Ask no more until there is a new handle."""
@@ -96,7 +104,8 @@ class Unit:
             self._note_failures(result.failures)
             return result.samples, [f"gpu {self.label}: {failure}" for failure in result.failures], False
         if isinstance(result, Exception):
-            self._go_down(*_named(result))
+            reason, words = _named(result)
+            self._go_down(reason if reason == "driver" else self._sought_as or reason, words)
         elif self.worker.busy_since_ns is not None:
             busy_ns = self._clock.monotonic_ns() - self.worker.busy_since_ns
             self._go_down("hung", f"no answer for {busy_ns / NS_PER_SECOND:.1f} s")
@@ -128,6 +137,7 @@ class Unit:
         if self.reason is not None:
             _log.info("gpu %s: back", self.label)
         self.reason, self.words, self.down_since_ns, self._in_a_row = None, "", None, 0
+        self._sought_as = None
         self._succeeded_wall_ns = self._clock.wall_ns()
 
     def _go_down(self, reason: str, words: str) -> None:

@@ -498,10 +498,37 @@ def test_a_vanished_gpu_keeps_its_label_and_so_do_the_others(standin, make, cloc
     assert up(outcome) == [0, 1, 2]
     assert health(outcome, 3, "down", "vanished") == 1
     standin.page.lost[3], standin.page.count = 0, 4
-    for _ in range(30):
-        outcome = tick(collector, clock)
+    outcome = tick(collector, clock)
     assert up(outcome) == [0, 1, 2, 3]
     assert health(outcome, 3, "failures_total", "vanished") > 0
+
+
+def test_a_gpu_that_is_lost_when_the_daemon_starts_is_down_and_found_when_it_returns(standin, make, clock):
+    standin.page.count = 3
+    standin.page.lost[1] = 15
+    collector = make()
+    for _ in range(3):
+        outcome = tick(collector, clock)
+        assert up(outcome) == [0, 2]
+        assert health(outcome, 1, "down", "error") == 1
+    standin.page.lost[1] = 0
+    outcome = tick(collector, clock)
+    assert up(outcome) == [0, 1, 2]
+    assert ("pacecar_gpu_info", "GPU-1") in {key[:2] for key in of_gpu(outcome, 1)}
+
+
+def test_when_numbers_shift_a_gpu_keeps_its_series_and_none_is_taken_for_another(standin, make, clock):
+    """GPU 0 falls out of the driver's list and the others move up: their labels stay with their UUIDs."""
+    collector = make()
+    settled(collector, clock)
+    standin.page.first = 1
+    standin.page.count = 7
+    standin.page.driver_life += 1
+    for _ in range(5):
+        outcome = tick(collector, clock, 2)
+    assert up(outcome) == list(range(1, GPUS))
+    assert health(outcome, 3, "power_watts") == 653103
+    assert health(outcome, 0, "down", "vanished") == 1
 
 
 def test_a_reloaded_driver_is_opened_anew_and_its_counters_go_on(standin, make, clock):

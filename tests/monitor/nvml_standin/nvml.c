@@ -30,6 +30,7 @@ typedef struct {
   u32 gpm;                         /* 1: a performance monitor on every GPU */
   u32 nvlink5;                     /* 1: fields 201..222 instead of 138, 139 of links */
   u32 links;                       /* NVLinks of each GPU */
+  u32 first;                       /* the GPU that the driver calls 0 */
   u32 fail_function, fail_gpu, fail_code, fail_after; /* function + 1; gpu or ~0; NVML code; calls to let pass */
   u32 fail_for;                    /* how many then fail; ~0 for all */
   u32 hang_ms[GPUS];               /* every call for this GPU takes so long */
@@ -138,6 +139,7 @@ int nvmlSystemGetCudaDriverVersion_v2(int *v) { ENTER(F_CUDA, NULL); *v = 13010;
 int nvmlDeviceGetCount_v2(u32 *out) { ENTER(F_COUNT, NULL); *out = page->count; return 0; }
 int nvmlDeviceGetHandleByIndex_v2(u32 i, dev *out) {
   if (i >= page->count) return 2;
+  i += page->first;
   ENTER(F_HANDLE, initialized && life == page->driver_life ? &devices[i] : NULL); *out = &devices[i]; return 0; }
 int nvmlDeviceGetUUID(dev d, char *s, u32 m) {
   ENTER(F_UUID, d);

@@ -30,7 +30,7 @@ class Page(ctypes.Structure):
 
     _fields_ = [
         *((name, u32) for name in ("magic", "count", "zero", "driver_missing", "driver_life")),
-        *((name, u32) for name in ("mig", "gpm", "nvlink5", "links")),
+        *((name, u32) for name in ("mig", "gpm", "nvlink5", "links", "first")),
         *((name, u32) for name in ("fail_function", "fail_gpu", "fail_code", "fail_after", "fail_for")),
         ("hang_ms", u32 * GPUS),
         ("lost", u32 * GPUS),
