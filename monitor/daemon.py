@@ -59,9 +59,9 @@ UNHEALTHY_PERIODS = 10
 SAMPLE_ONCE_SECONDS = 0.2
 """Between the two ticks of `sample_once`; twenty of the kernel's 10 ms ticks, so utilization is good to 5 %."""
 
-SWITCH_SECONDS = 0.0002
+SWITCH_SECONDS = 0.0005
 """How long a thread may keep the interpreter from others that wait.  With Python's 5 ms a scrape that meets a tick
-waits for up to 5 ms for each of the threads at work; this is a tenth of the work of a tick."""
+waits for up to 5 ms for each of the threads at work; less than this was no shorter when measured."""
 
 _log = logging.getLogger(__name__)
 

@@ -39,7 +39,7 @@ ACCEPT_PAUSE_SECONDS = 0.1
 """After a failed accept: without file descriptors it would fail again at once, for ever."""
 
 CLOSE_SECONDS = 0.5
-"""What stopping waits for a thread that is still answering."""
+"""What stopping waits for those threads that are still answering."""
 
 _log = logging.getLogger(__name__)
 
@@ -172,8 +172,9 @@ class WebServer:
         self._server.is_closing = True
         with suppress(OSError):  # it wakes the threads that wait in accept(2), on Linux
             self._server.socket.shutdown(socket.SHUT_RDWR)
+        limit = time.monotonic() + CLOSE_SECONDS
         for thread in self._threads:
-            thread.join(CLOSE_SECONDS)
+            thread.join(max(0.0, limit - time.monotonic()))
         self._threads = []
         self._server.server_close()
         self._server = None

@@ -8,6 +8,9 @@ afterwards, by scrapes at random moments, so that they also meet the ticks.  A m
     make bench-daemon                          three rounds
     make bench-daemon BENCH_FLAGS="--rounds 1 --seconds 5"
 
+A bare server stands among them to show what the machine itself, busy as it may be, makes of a latency: a scrape can
+hardly be faster than a server that reads nothing and keeps nothing.
+
 The stand-in answers at once, so what a real driver takes is in no figure here; the calls for each GPU are counted.
 """
 
@@ -43,6 +46,9 @@ ACCEPT = {
     "text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
     "Accept-Encoding": "gzip",
 }
+BARE_BYTES = 24_000
+"""What our page takes compressed."""
+
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -54,6 +60,7 @@ class Contestant:
     name: str
     command: Callable[[int, Path], list[str]]
     has_gpus: bool
+    is_exporter: bool = True
     rounds: list[dict[str, float]] = field(default_factory=list)
 
 
@@ -65,8 +72,22 @@ def pacecar(port: int, folder: Path) -> list[str]:
     return [sys.executable, "-c", code]
 
 
+def bare_server(port: int, folder: Path) -> list[str]:
+    """Return the command of a server of the standard library that answers with as many bytes and knows nothing."""
+    code = (
+        "import http.server\n"
+        "class Handler(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self):\n"
+        f"        self.send_response(200); self.end_headers(); self.wfile.write(bytes({BARE_BYTES}))\n"
+        "    def log_message(self, *args): pass\n"
+        f"http.server.ThreadingHTTPServer(('127.0.0.1', {port}), Handler).serve_forever()\n"
+    )
+    return [sys.executable, "-c", code]
+
+
 def contestants() -> Iterator[Contestant]:
     yield Contestant("pacecar", pacecar, has_gpus=True)
+    yield Contestant("a bare server", bare_server, has_gpus=False, is_exporter=False)
     nvitop = ROOT / ".tools/nvitop/bin/nvitop-exporter"
     if nvitop.exists():
         yield Contestant(
@@ -145,7 +166,7 @@ def measure(contestant: Contestant, seconds: float, library: Path) -> dict[str, 
             elapsed = time.monotonic() - begun
             cpu = cpu_seconds(pid) - cpu
             calls = sum(control.calls_in_all()[:GPUS]) - calls
-            series = len(re.findall(rb"^[^#\n]", scrape(port, {}), re.MULTILINE))
+            series = len(re.findall(rb"^[^#\n]", scrape(port, {}), re.MULTILINE)) if contestant.is_exporter else 0
             latencies = []
             for _ in range(SCRAPES):
                 time.sleep(SCRAPE_GAP_SECONDS * 2 * random.random())
@@ -156,7 +177,7 @@ def measure(contestant: Contestant, seconds: float, library: Path) -> dict[str, 
             return {
                 "CPU, % of one processor": 100 * cpu / elapsed,
                 "series": series,
-                "CPU for 1000 series, %": 100 * cpu / elapsed / series * 1000,
+                "CPU for 1000 series, %": 100 * cpu / elapsed / series * 1000 if contestant.is_exporter else 0.0,
                 "resident memory, MB": resident_bytes(pid) / 1e6,
                 "NVML calls for a GPU each second": calls / GPUS / elapsed if contestant.has_gpus else 0.0,
                 "scrape median, ms": latencies[len(latencies) // 2],

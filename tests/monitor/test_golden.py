@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from pacecar.catalog import CATALOG, Subject
 from pacecar.clock import NS_PER_SECOND, FakeClock
 from pacecar.config import DaemonConfig
 from pacecar.monitor.collectors.cgroup import CgroupCollector, Member
@@ -108,6 +109,14 @@ def steady(page):
     page = re.sub(r'pid="\d+"', 'pid="PID"', page)
     page = re.sub(r"(pacecar_build_info)\{.*\}", r'\1{python="PYTHON",version="VERSION"}', page)
     return re.sub(r"^(pacecar_daemon_scrapes?(?:_seconds)?_total) .*$", r"\1 N", page, flags=re.MULTILINE)
+
+
+def test_every_metric_of_the_catalog_but_the_gpus_is_on_the_golden_page():
+    page = GOLDEN.read_text()
+    once = {"pacecar_daemon_cpu_utilization_ratio", "pacecar_collector_glances_total"}  # after a window, with glances
+    once |= {"pacecar_collector_glance_failures_total"}
+    missing = {m.name for m in CATALOG if m.subject is not Subject.GPU and f"# TYPE {m.name} " not in page}
+    assert missing <= once
 
 
 def test_the_page_is_the_golden_one(collectors, tmp_path, hooks, make_hello, make_step):
