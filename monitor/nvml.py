@@ -14,6 +14,8 @@ cumulative fields 197 and 198 cost a hundredth and lose nothing between ticks), 
 from __future__ import annotations
 
 import ctypes
+import struct
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -166,7 +168,10 @@ class PyNvml:
     def fields(self, handle: Handle, ids: Sequence[FieldId]) -> list[FieldValue | NvmlError]:
         """Ask nvmlDeviceGetFieldValues once for all; each value has its own return code."""
         values = _ask("nvmlDeviceGetFieldValues", handle, [tuple(field) for field in ids])
-        return [_field(value) for value in values]
+        return [
+            _field(number, kind, code, union)
+            for number, _, _, _, kind, code, union in _FIELD_VALUE.iter_unpack(memoryview(values).cast("B"))
+        ]
 
     def processes(self, handle: Handle) -> list[Process]:
         """Ask nvmlDeviceGetComputeRunningProcesses, which is two calls: how many, and which."""
@@ -342,28 +347,28 @@ def _named(code: int, words: str) -> NvmlError:
     return _KIND_OF_CODE.get(code, NvmlError)(f"{words} (NVML error {code})", code)
 
 
-_VALUE_OF_TYPE = {
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: ("uiVal", 32),
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: ("ulVal", 8 * ctypes.sizeof(ctypes.c_ulong)),
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: ("ullVal", 64),
-    pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: ("sllVal", 63),
-    5: ("siVal", 31),  # NVML_VALUE_TYPE_SIGNED_INT and _UNSIGNED_SHORT came after pynvml 12.0
-    6: ("usVal", 16),
+_FIELD_VALUE = struct.Struct("=IIqqII8s")
+"""nvmlFieldValue_t: field, scope, timestamp, latency, type, return code, and the union as bytes.  Read this way because
+pynvml's structures take a microsecond for each attribute, and there are a hundred fields a tick."""
+
+_VALUE_OF_TYPE = {  # NVML_VALUE_TYPE_* -> (bytes in the union, bits of the number, signed)
+    1: (4, 32, False),
+    2: (ctypes.sizeof(ctypes.c_ulong), 8 * ctypes.sizeof(ctypes.c_ulong), False),
+    3: (8, 64, False),
+    4: (8, 63, True),
+    5: (4, 31, True),
+    6: (2, 16, False),
 }
 
 
-def _field(value: Any) -> FieldValue | NvmlError:  # noqa: ANN401
+def _field(number: int, kind: int, code: int, union: bytes) -> FieldValue | NvmlError:
     """Return the field's number; its type says which member of the C union holds it."""
-    code = value.nvmlReturn
     if code != pynvml.NVML_SUCCESS:
         return _named(code, str(pynvml.NVMLError(code)))
-    kind = value.valueType
-    if kind == pynvml.NVML_VALUE_TYPE_DOUBLE:
-        return UnsupportedError(f"field {value.fieldId} is no whole number")
-    if kind not in _VALUE_OF_TYPE:
-        return NvmlError(f"field {value.fieldId} has value type {kind}, which is no whole number")
-    member, bits = _VALUE_OF_TYPE[kind]
-    return FieldValue(int(getattr(value.value, member)), bits)
+    if kind not in _VALUE_OF_TYPE:  # type 0 is a double
+        return UnsupportedError(f"field {number} has value type {kind}, which is no whole number")
+    size, bits, is_signed = _VALUE_OF_TYPE[kind]
+    return FieldValue(int.from_bytes(union[:size], sys.byteorder, signed=is_signed), bits)
 
 
 def _number(answer: Any) -> int:  # noqa: ANN401

@@ -125,6 +125,9 @@ class FieldReader:
             else:
                 failures.append(f"field {field.field.number} ({field.metric}): {answer}")
             return
+        if field.counts and answer.value < 0:
+            failures.append(f"field {field.field.number} ({field.metric}): a count of {answer.value}")
+            return
         self._refusals[field] = 0
         sample = self.meanings.sample(field, answer)
         if field.fast:

@@ -127,10 +127,14 @@ class FieldMeanings:
         self._gpu = gpu
         self._counters: dict[Field, Counter] = {}
         self._fields: list[Field] = []
+        self._fast: list[Field] = []
+        self._reasons: set[str] = set()
 
     def ask(self, fields: Iterable[Field]) -> None:
         """Take `fields` as those that are worth asking; counters that were there before go on."""
         self._fields = list(fields)
+        self._fast = [field for field in self._fields if field.fast]
+        self._reasons = {field.labels[0] for field in self._fields if field.metric.endswith(CLOCK_EVENTS)}
 
     def restart(self) -> None:
         """Note that the driver may have been loaded anew, so that its counters begin at zero."""
@@ -139,11 +143,15 @@ class FieldMeanings:
 
     def drop(self, field: Field) -> None:
         """Ask for `field` no more."""
-        self._fields = [other for other in self._fields if other is not field]
+        self._fields.remove(field)
+        if field.fast:
+            self._fast.remove(field)
+        if field.metric.endswith(CLOCK_EVENTS):
+            self._reasons.discard(field.labels[0])
 
     def due(self, *, slow: bool) -> list[Field]:
         """Return the fields to ask for at this tick."""
-        return [field for field in self._fields if slow or field.fast]
+        return list(self._fields if slow else self._fast)
 
     def has(self, field: FieldId) -> bool:
         """Return whether `field` is among those that are asked for."""
@@ -151,7 +159,7 @@ class FieldMeanings:
 
     def reasons(self) -> set[str]:
         """Return the clock event reasons of which the driver counts the time itself."""
-        return {field.labels[0] for field in self._fields if field.metric.endswith(CLOCK_EVENTS)}
+        return self._reasons
 
     def sample(self, field: Field, answer: FieldValue) -> Sample:
         """Return the sample of one answer."""

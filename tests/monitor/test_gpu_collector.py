@@ -647,6 +647,40 @@ def test_a_number_that_only_ever_fails_is_dropped_in_the_end(standin, make, cloc
     assert ("pacecar_gpu_performance_state",) in of_gpu(outcome, 0)
 
 
+def test_the_structure_read_byte_by_byte_is_pynvmls_own():
+    import ctypes
+
+    import pynvml
+
+    from pacecar.monitor import nvml
+
+    assert ctypes.sizeof(pynvml.c_nvmlFieldValue_t) == nvml._FIELD_VALUE.size
+    names = ("fieldId", "scopeId", "timestamp", "latencyUsec", "valueType", "nvmlReturn", "value")
+    offsets = [getattr(pynvml.c_nvmlFieldValue_t, name).offset for name in names]
+    assert offsets == [0, 4, 8, 16, 24, 28, 32]
+
+
+@pytest.mark.parametrize(
+    ("kind", "member", "value", "bits"),
+    [
+        (1, "uiVal", 4_000_000_001, 32),
+        (2, "ulVal", 5_000_000_002, 64),
+        (3, "ullVal", (1 << 63) + 3, 64),
+        (4, "sllVal", -4, 63),
+        (5, "siVal", -5, 31),
+        (6, "usVal", 60_006, 16),
+    ],
+)
+def test_each_type_of_a_field_is_read_from_its_own_member(kind, member, value, bits):
+    import pynvml
+
+    from pacecar.monitor import nvml
+
+    union = pynvml.c_nvmlValue_t(ullVal=(1 << 64) - 1)  # rubbish beside the number
+    setattr(union, member, value)
+    assert nvml._field(7, kind, 0, bytes(union)) == (value, bits)
+
+
 def test_no_series_is_given_twice(standin, make, clock):
     standin.page.mig = 1
     outcome = settled(make(), clock)
