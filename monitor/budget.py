@@ -8,7 +8,8 @@ asked for.
 Going up again must not flap, and must not be denied for ever after one busy minute.  So it does not go by what a
 share once was at a higher rate: the workers time their glances, so their cost a glance is known at any rate, and the
 rest of the share with it.  It goes up when the rest and the glances at the higher rate fit with room to spare.  At most
-one step every `interval_ns`, so that each step is measured before the next.
+one step every `interval_ns`, so that each step is measured before the next.  What glances cost in other threads than
+their worker's is not in their figure; so a step up that had to be taken back is tried again ever more seldom.
 
 The default of 5 % of one processor is twice what ticks and ten glances a second cost for 8 GPUs on a slow machine
 (`make bench-daemon`), and less than a thousandth of a node that has 8 GPUs.
@@ -27,6 +28,10 @@ HALVINGS = 3
 
 UP_RATIO = 0.8
 """Share of the budget that must suffice for the higher rate: waking a thread costs something that no glance times."""
+
+
+PATIENCE_MAX = 64
+"""Looks to wait after steps up that failed again and again: a quarter of an hour at 15 s."""
 
 
 class Change(NamedTuple):
@@ -53,6 +58,8 @@ class Budget:
         if glances_per_second <= 0:
             self._rates = [0.0]
         self._level = 0
+        self._went_up = False
+        self._patience = self._hold = 0
         self._interval_ns = interval_ns
         self._since: tuple[int, int, int] | None = None
         self._share_per_hertz = 0.0
@@ -77,10 +84,21 @@ class Budget:
         before = self.rate
         if before > 0:  # at no rate nothing is learnt, and what was learnt before stands
             self._share_per_hertz = glances / before
-        if share > self._budget:
-            self._level = min(self._level + 1, len(self._rates) - 1)
-        elif self._level > 0:
-            higher = self._rates[self._level - 1]
-            if share - glances + self._share_per_hertz * higher <= self._budget * UP_RATIO:
-                self._level -= 1
+        self._step(share, share - glances)
         return Change(share, before, self.rate)
+
+    def _step(self, share: float, rest: float) -> None:
+        """Go one step down or up, or stay; `rest` is the share of all that is not glances."""
+        went_up, self._went_up = self._went_up, False
+        if share > self._budget:
+            if went_up:
+                self._patience = min(max(1, 2 * self._patience), PATIENCE_MAX)
+            self._hold = self._patience
+            self._level = min(self._level + 1, len(self._rates) - 1)
+        elif self._level == 0:
+            self._patience = 0
+        elif self._hold > 0:
+            self._hold -= 1
+        elif rest + self._share_per_hertz * self._rates[self._level - 1] <= self._budget * UP_RATIO:
+            self._level -= 1
+            self._went_up = True

@@ -23,6 +23,7 @@ efa/efa_verbs.c, irdma/verbs.c, mana/counters.c} for names.  psutil does not kno
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -143,8 +144,9 @@ class RdmaCollector:
         for port in self._ports:
             for counter in port.counters:
                 if counter.metric in _UTILIZATION and (port.device, port.port) in self._speeds:
-                    count = parse_counter(self._files.read(counter.path).strip())
-                    found += [] if count is None else self._utilization(counter, count)
+                    with suppress(OSError, ValueError):  # one file loses one value; the next tick names the reason
+                        count = parse_counter(self._files.read(counter.path).strip())
+                        found += [] if count is None else self._utilization(counter, count)
         return found
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ class Plant:
         self.budget, self.base, self.each = budget, base, each
         self.cpu_ns = self.glance_ns = self.now_ns = 0
         self.changes = []
+        self.tells = 1.0  # share of what glances cost that they know of
         budget.spend(0, 0, 0)
 
     def run(self, looks):
@@ -24,7 +25,7 @@ class Plant:
             glances = self.each * self.budget.rate
             self.now_ns += INTERVAL_NS
             self.cpu_ns += int(INTERVAL_NS * (self.base + glances))
-            self.glance_ns += int(INTERVAL_NS * glances)
+            self.glance_ns += int(INTERVAL_NS * glances * self.tells)
             self.changes.append(self.budget.spend(self.cpu_ns, self.glance_ns, self.now_ns))
         return self.budget.rate
 
@@ -68,6 +69,17 @@ def test_it_settles_under_a_steady_load_at_the_highest_step_that_fits(allowed, b
     if rate < 10:
         higher = 2 * rate or 1.25
         assert base + each * higher > allowed * UP_RATIO * (1 - 1e-6)
+
+
+def test_costs_that_no_glance_tells_of_do_not_make_it_flap():
+    """The calls are made by other threads, so that every step up looks free and is not."""
+    plant = Plant(Budget(0.05, 10.0, interval_ns=INTERVAL_NS), base=0.01, each=0.006)
+    plant.tells = 0.0
+    plant.run(500)
+    changes = [change.direction for change in plant.changes if change.direction is not None]
+    assert len(changes) < 40
+    plant.each = 0.001
+    assert plant.run(2 * 64) == 10.0
 
 
 def test_no_glances_wanted_are_never_made():

@@ -510,6 +510,16 @@ def test_rdma_utilization_at_ticks_and_glances(files, machine, values):
     assert len(glanced) == 6
 
 
+def test_rdma_glance_at_an_unreadable_file_loses_one_value(machine, failing_files):
+    clock, files = FakeClock(), failing_files(None)
+    collector = rdma(files, clock)
+    collector.collect()
+    for n in range(1, 7):
+        clock.advance(NS_PER_SECOND)
+        files.fail_at = files.reads + n
+        assert len(collector.glance()) == 5
+
+
 def test_rdma_port_without_counters_has_none(files, machine, values):
     """What mlx4 answers for a port that has no performance counters."""
     for name in ("port_rcv_data", "symbol_error"):
