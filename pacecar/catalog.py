@@ -108,7 +108,8 @@ _EXTREMES = {
 }
 
 WINDOWED = frozenset({
-    "gpu_utilization_ratio", "gpu_power_watts",
+    "gpu_utilization_ratio", "gpu_power_watts", "gpu_sm_active_ratio",
+    "gpu_nvlink_receive_bytes_per_second", "gpu_nvlink_transmit_bytes_per_second",
     "host_cpu_utilization_ratio",
     "host_network_receive_utilization_ratio", "host_network_transmit_utilization_ratio",
     "rdma_receive_utilization_ratio", "rdma_transmit_utilization_ratio",
