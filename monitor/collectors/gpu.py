@@ -42,7 +42,7 @@ GLANCE_SECONDS = 0.05
 """What a glance waits; a call that takes longer is waited for by the tick."""
 
 OPEN_SECONDS = 2.0
-"""What is waited for the driver and for the first probe as long as no GPU is up, and nobody loses anything by it."""
+"""What is waited for the driver and for the first probe as long as no GPU was ever up, and nobody loses by it."""
 
 REOPEN_SECONDS = 10
 """Between two looks for a driver that is not there; a look costs a failing dlopen."""
@@ -126,18 +126,19 @@ class GpuCollector:
 
     def _keep_session(self) -> None:
         """Begin to open where that is due, and take the result of an opening that has come."""
-        if self._opener.busy_since_ns is None and self._opening_is_due():
+        result = self._opener.take()  # of an opening that took longer than its tick
+        if result is None and self._opener.busy_since_ns is None and self._opening_is_due():
             self._is_open = False
             # A shutdown would wait for the locks of a call that hangs.
             self._stop_first = not self._is_anyone_busy()
             self._witnesses.detach()
             self._opener.ask()
             self._wait(lambda: self._opener.busy_since_ns is None)
+            result = self._opener.take()
         if self._is_open:
             for found in self._sessions.late():
                 self._unit_of(found).attach(found)
             return
-        result = self._opener.take()
         if isinstance(result, Session):
             self._take_session(result)
         elif isinstance(result, Exception):
@@ -255,9 +256,9 @@ class GpuCollector:
             self._returned.wait_for(lambda: all(worker.busy_since_ns is None for worker in glancing), seconds)
 
     def _wait(self, is_over: Callable[[], bool]) -> None:
-        someone_is_up = any(unit.is_up for unit in self._units.values())
+        someone_was_up = any(unit.was_ever_up for unit in self._units.values())
         with self._returned:
-            self._returned.wait_for(is_over, self._deadline_seconds if someone_is_up else OPEN_SECONDS)
+            self._returned.wait_for(is_over, self._deadline_seconds if someone_was_up else OPEN_SECONDS)
 
     def _gather(self) -> Outcome:
         samples: list[Sample] = []

@@ -2,6 +2,9 @@
 
 `up` is 1 when the last tick read something of it.  Why it is not is one word of REASONS, so that it can be a label; the
 driver's own words go to the log, once when a GPU goes down and once when it is back.
+
+A driver that is only slow, so that its answers miss the deadline but come before the next tick, is served one tick
+late: thrown away, they would make a slow GPU look dead for ever.
 """
 
 from __future__ import annotations
@@ -41,8 +44,10 @@ class Unit:
         self.down_since_ns: int | None = None
         self.facts: Facts | None = None
         self.was_asked = False
+        self._awaits_tick = False
         self.is_glancing = False
         self._clock = clock
+        self._late: Reading | None = None
         self._is_attached = False
         self._sought_as: str | None = None
         self._waiting: Found | None = None
@@ -56,6 +61,11 @@ class Unit:
     def is_up(self) -> bool:
         """Whether the last tick read something."""
         return self.reason is None and self._succeeded_wall_ns is not None
+
+    @property
+    def was_ever_up(self) -> bool:
+        """Whether anything was read of it since the daemon started."""
+        return self._succeeded_wall_ns is not None
 
     def attach(self, found: Found) -> None:
         """Take the handle of a new session, as soon as no call hangs in the old one."""
@@ -81,14 +91,20 @@ class Unit:
     def ask(self) -> None:
         """Ask, unless it is busy or has no handle."""
         self._settle()
-        self.was_asked = self._is_attached and self.worker.busy_since_ns is None
+        is_idle = self._is_attached and self.worker.busy_since_ns is None
+        # What was asked at the last tick and came after it; a glance, or another session's answer, is none.
+        late = self.worker.take() if is_idle and self._awaits_tick else None
+        self._late = late if isinstance(late, Reading) else None
+        self.was_asked = is_idle
         if self.was_asked:
+            self._awaits_tick = True
             self.worker.ask()
 
     def ask_to_glance(self) -> None:
         """Ask for a glance if it is up and idle."""
         self.is_glancing = self._is_attached and self.is_up and self.worker.busy_since_ns is None
         if self.is_glancing:
+            self._awaits_tick = False
             self.worker.ask(self.device.glance)
 
     def gather_glance(self) -> list[Sample]:
@@ -99,6 +115,8 @@ class Unit:
     def gather(self) -> tuple[list[Sample], list[str], bool]:
         """Return what came in this tick, what failed, and whether the driver has stopped."""
         result = self.worker.take() if self.was_asked else None
+        if result is None and self._late is not None:
+            result, self._late = self._late, None
         if isinstance(result, Reading):
             self._come_up()
             self._note_failures(result.failures)
@@ -131,7 +149,7 @@ class Unit:
         if self._waiting is not None and self.worker.busy_since_ns is None:
             self.worker.take()  # an answer from the old session is worth nothing
             self.device.attach(*self._waiting)
-            self._waiting, self._is_attached = None, True
+            self._waiting, self._is_attached, self._awaits_tick = None, True, False
 
     def _come_up(self) -> None:
         if self.reason is not None:
