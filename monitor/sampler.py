@@ -2,8 +2,9 @@
 
 A loop over the collectors waits for the slowest, and for ever for one that hangs (NVML in a driver reset, statvfs on a
 dead disk).  Here the tick asks one worker after the other, waits a moment for each and at the end for all until its
-deadline, and takes what has come.  (To ask all at once is no faster under one interpreter lock: they hold each other up,
-and a scrape that comes meanwhile waits for each of them.)  A worker that is still busy is Failed("still running since ..."), is asked nothing more until it returns, and holds up nobody else.
+deadline, and takes what has come.  (To ask all at once is no faster under one interpreter lock: they hold each other
+up, and a scrape that comes meanwhile waits for each of them.)  A worker that is still busy is
+Failed("still running since ..."), is asked nothing more until it returns, and holds up nobody else.
 
 Between two ticks the same thread *glances*: a collector that offers `glance` is asked for its windowed metrics at the
 rate that `Pace` gives, and the tick adds lowest, mean and highest of the window to what it read.  A thread of its

@@ -63,9 +63,10 @@ def theirs(samples, write):
 
 
 def meaning(page, parse):
+    """What a scraper takes from a page; Prometheus keeps floats, so whole numbers beyond 2**53 are compared as such."""
     return {
         (family.name, family.type, family.documentation, family.unit): {
-            (s.name, tuple(sorted(s.labels.items()))): s.value for s in family.samples
+            (s.name, tuple(sorted(s.labels.items()))): float(s.value) for s in family.samples
         }
         for family in parse(page)
     }
