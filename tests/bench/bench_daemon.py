@@ -88,11 +88,21 @@ def bare_server(port: int, folder: Path) -> list[str]:
 def contestants() -> Iterator[Contestant]:
     yield Contestant("pacecar", pacecar, has_gpus=True)
     yield Contestant("a bare server", bare_server, has_gpus=False, is_exporter=False)
-    nvitop = ROOT / ".tools/nvitop/bin/nvitop-exporter"
+    nvitop = ROOT / ".tools/nvitop/bin/python"
     if nvitop.exists():
         yield Contestant(
             "nvitop-exporter",
-            lambda port, _: [str(nvitop), "--bind-address", "127.0.0.1", "--port", str(port), "--interval", "1.0"],
+            lambda port, _: [
+                str(nvitop),
+                "-m",
+                "nvitop_exporter",
+                "--bind-address",
+                "127.0.0.1",
+                "--port",
+                str(port),
+                "--interval",
+                "1.0",
+            ],
             has_gpus=True,
         )
     else:
