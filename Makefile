@@ -11,6 +11,7 @@ SHELL := bash
 PYTHON ?= python3
 PIP_FLAGS ?=
 DEMO_FLAGS ?=
+BENCH_FLAGS ?=
 PYTEST_FLAGS ?=
 
 VENV := .venv
@@ -23,10 +24,12 @@ MAKE_VENV = $(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { rm -rf $(VENV); $(PYT
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: help run test check lint fmt bench dashboards tools clean
+NVITOP := .tools/nvitop
+
+.PHONY: help run test check lint fmt bench bench-daemon soak-daemon dashboards tools clean
 
 help: ## Say what can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 run: $(RUN_STAMP) ## Train a small language model with pacecar attached, and show what tuning was worth
 	@exec $(BIN)/python -m pacecar demo $(DEMO_FLAGS)
@@ -48,12 +51,25 @@ fmt: $(DEV_STAMP) ## Format the code and mend what ruff can mend
 	$(BIN)/ruff format .
 
 bench: $(DEV_STAMP) ## Measure what pacecar costs
-	@for bench in tests/bench/bench_*.py; do echo "== $$bench"; $(BIN)/python $$bench; done
+	@for bench in $(filter-out %/bench_daemon.py,$(wildcard tests/bench/bench_*.py)); do echo "== $$bench"; $(BIN)/python $$bench || exit; done
+
+bench-daemon: $(DEV_STAMP) tools $(NVITOP) ## Measure the daemon against nvitop-exporter and node_exporter
+	@exec $(BIN)/python tests/bench/bench_daemon.py $(BENCH_FLAGS)
+
+soak-daemon: $(DEV_STAMP) ## Run the daemon for 20 minutes while GPUs are lost and return, and watch its memory
+	@exec $(BIN)/python -m pytest -m soak -s tests/monitor/test_soak_daemon.py
+
+# A venv of its own: nvitop pins the version of nvidia-ml-py.
+$(NVITOP):
+	@$(PYTHON) -m venv $(NVITOP).new
+	@$(NVITOP).new/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) nvitop-exporter \
+	  || { echo "nvitop-exporter cannot be had: that peer will be left out" >&2; rm -rf $(NVITOP).new; }
+	@[ ! -d $(NVITOP).new ] || mv $(NVITOP).new $(NVITOP)
 
 dashboards: $(RUN_STAMP) ## Generate the dashboards and docs/metrics.md from the catalog
 	$(BIN)/python -m pacecar.dashboards
 
-tools: ## Fetch promtool into .tools, for the tests that compare with it
+tools: ## Fetch promtool, Prometheus and node_exporter into .tools, for the tests that compare with it
 	@.ci/tools
 
 clean: ## Remove what was built and installed here; runs/ stays

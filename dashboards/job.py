@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from grafanalib import core
 
+from pacecar.catalog import WINDOW_NAMES
 from pacecar.config import HookConfig
 from pacecar.dashboards.node import gpu_section, host_section
 from pacecar.dashboards.palette import BAD, GOOD, HEADING_COLOURS, WARN
@@ -42,9 +43,58 @@ NO_TUNER = "No tuner is at work in this job"
 
 _BUDGET = HookConfig().overhead_budget
 
+_FOR_THE_NODE = """
+    host_interrupts_total host_forks_total host_tasks_runnable host_tasks_blocked host_cpu_frequency_min_hertz
+    host_cpu_frequency_mean_hertz host_cpu_frequency_limit_hertz host_numa_cpu_seconds_total
+    host_numa_cpu_utilization_ratio host_numa_memory_size_bytes host_numa_memory_free_bytes
+    host_numa_pages_total host_memory_shared_bytes host_memory_dirty_bytes host_memory_unevictable_bytes
+    host_memory_transparent_huge_bytes host_hugepages_size_bytes host_hugepages_free_bytes
+    host_major_page_faults_total host_oom_kills_total host_swap_in_bytes_total host_swap_out_bytes_total
+    host_disk_read_seconds_total host_disk_write_seconds_total host_disk_queue_seconds_total
+    host_disk_requests_in_flight host_filesystem_files host_filesystem_files_free host_filesystem_read_only
+    host_network_receive_utilization_ratio host_network_transmit_utilization_ratio host_network_up
+    host_network_mtu_bytes host_network_carrier_changes_total host_tcp_segments_received_total
+    host_tcp_segments_sent_total host_tcp_segments_retransmitted_total host_tcp_retransmissions_total
+    host_tcp_timeouts_total host_tcp_receive_errors_total host_tcp_resets_sent_total host_tcp_drops_total
+    host_tcp_connections host_udp_receive_errors_total host_udp_buffer_errors_total host_softnet_drops_total
+    host_softnet_squeezes_total rdma_port_info rdma_port_active rdma_port_link_up
+    rdma_port_link_bytes_per_second rdma_receive_bytes_total rdma_transmit_bytes_total
+    rdma_receive_packets_total rdma_transmit_packets_total rdma_receive_utilization_ratio
+    rdma_transmit_utilization_ratio rdma_transmit_waits_total rdma_errors_total rdma_congestion_events_total
+    cgroup_member_info cgroup_cpu_limit_cpus cgroup_cpu_seconds_total cgroup_cpu_periods_total
+    cgroup_cpu_throttled_periods_total cgroup_cpu_throttled_seconds_total cgroup_memory_limit_bytes
+    cgroup_memory_used_bytes cgroup_memory_limit_hits_total cgroup_oom_kills_total daemon_threads
+    daemon_open_files daemon_cpu_utilization_ratio daemon_cpu_budget_ratio daemon_glance_frequency_hertz
+    daemon_glance_changes_total daemon_scrapes_total daemon_scrape_seconds_total collector_glances_total
+    collector_glance_failures_total
+"""
+
+_FOR_THE_GPU = """
+    gpu_up gpu_down gpu_last_success_time_seconds gpu_consecutive_failures gpu_failures_total
+    gpu_read_failures_total gpu_driver_calls_total gpu_driver_openings_total gpu_encoder_utilization_ratio
+    gpu_decoder_utilization_ratio gpu_memory_reserved_bytes gpu_bar1_size_bytes gpu_bar1_used_bytes
+    gpu_power_mean_watts gpu_memory_temperature_celsius gpu_temperature_threshold_celsius
+    gpu_clock_event_seconds_total gpu_performance_state gpu_ecc_errors_total gpu_retired_pages
+    gpu_retired_pages_pending gpu_remapped_rows gpu_row_remap_pending gpu_row_remap_failed
+    gpu_pcie_generation gpu_pcie_generation_max gpu_pcie_width gpu_pcie_width_max gpu_pcie_replays_total
+    gpu_pcie_receive_bytes_per_second gpu_pcie_transmit_bytes_per_second gpu_nvlink_receive_bytes_per_second
+    gpu_nvlink_transmit_bytes_per_second gpu_nvlink_info gpu_nvlink_link_state
+    gpu_nvlink_link_bytes_per_second gpu_nvlink_link_receive_bytes_total
+    gpu_nvlink_link_transmit_bytes_total gpu_nvlink_link_receive_packets_total
+    gpu_nvlink_link_transmit_packets_total gpu_nvlink_link_errors_total gpu_sm_active_ratio
+    gpu_sm_occupancy_ratio gpu_tensor_active_ratio gpu_pipe_active_ratio gpu_dram_bandwidth_ratio
+    gpu_xid_errors_total gpu_fabric_state gpu_fabric_status gpu_fabric_condition gpu_processes
+    gpu_process_memory_bytes gpu_process_sm_ratio gpu_mig_enabled gpu_instance_info
+    gpu_instance_memory_size_bytes gpu_instance_memory_used_bytes gpu_instance_memory_free_bytes
+    gpu_instance_memory_reserved_bytes gpu_instance_processes gpu_instance_active_ratio
+"""
+
 NOT_DRAWN = {
     "pacecar_build_info": "a constant to join on; `pacecar version` shows it",
     "pacecar_gpu_memory_free_bytes": "size minus used, and both are drawn",
+    **{f"pacecar_{name}": "for the node dashboard: of the machine, not of a job" for name in _FOR_THE_NODE.split()},
+    **{f"pacecar_{name}": "for the node dashboard: of one GPU, not of a job" for name in _FOR_THE_GPU.split()},
+    **{name: "for the node dashboard: extremes of a window" for names in WINDOW_NAMES.values() for name in names},
 }
 """Metrics that are on no panel, and why."""
 

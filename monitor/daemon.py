@@ -13,8 +13,10 @@ import logging
 import platform
 import random
 import signal
+import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from types import FrameType
 
@@ -23,19 +25,24 @@ import msgspec
 from pacecar.clock import NS_PER_SECOND, Clock, SystemClock
 from pacecar.config import DaemonConfig
 from pacecar.monitor.board import Board
+from pacecar.monitor.budget import Budget, Change
+from pacecar.monitor.collectors.cgroup import CgroupCollector, Member
 from pacecar.monitor.collectors.cpu import CpuCollector
-from pacecar.monitor.collectors.disk import DiskCollector
+from pacecar.monitor.collectors.disk import DiskCollector, MountCollector
 from pacecar.monitor.collectors.gpu import GpuCollector
 from pacecar.monitor.collectors.memory import MemoryCollector
 from pacecar.monitor.collectors.network import NetworkCollector
+from pacecar.monitor.collectors.numa import NumaCollector
 from pacecar.monitor.collectors.own import OwnCollector
+from pacecar.monitor.collectors.rdma import RdmaCollector
 from pacecar.monitor.collectors.reading import Collector, Files
-from pacecar.monitor.exporter import metrics_app
+from pacecar.monitor.collectors.tcp import TcpCollector
+from pacecar.monitor.exporter import Exporter
 from pacecar.monitor.inbox import Inbox
 from pacecar.monitor.jobs import JobView
 from pacecar.monitor.meeting import Meeting, MeetingError
 from pacecar.monitor.nvml import PyNvml
-from pacecar.monitor.sampler import Sampler
+from pacecar.monitor.sampler import Pace, Sampler
 from pacecar.monitor.series import DaemonFigures, daemon_samples, job_samples
 from pacecar.monitor.tick import Beat, beats
 from pacecar.monitor.web import WebError, WebServer, pages
@@ -51,6 +58,10 @@ UNHEALTHY_PERIODS = 10
 
 SAMPLE_ONCE_SECONDS = 0.2
 """Between the two ticks of `sample_once`; twenty of the kernel's 10 ms ticks, so utilization is good to 5 %."""
+
+SWITCH_SECONDS = 0.0005
+"""How long a thread may keep the interpreter from others that wait.  With Python's 5 ms a scrape that meets a tick
+waits for up to 5 ms for each of the threads at work; less than this was no shorter when measured."""
 
 _log = logging.getLogger(__name__)
 
@@ -70,14 +81,24 @@ class NodeSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[JobView, ...]
 
 
-def default_collectors(config: DaemonConfig, clock: Clock) -> list[Collector]:
-    """Return the collectors that `config` does not disable; raises DaemonError for a name that is none."""
+def default_collectors(
+    config: DaemonConfig, clock: Clock, members: Callable[[], Sequence[Member]] = tuple
+) -> list[Collector]:
+    """Return the collectors that `config` does not disable; raises DaemonError for a name that is none.
+
+    `members` gives the processes whose control groups are read beside the daemon's own.
+    """
     files = Files(config.proc_root, config.sys_root)
     collectors: list[Collector] = [
         CpuCollector(files),
         MemoryCollector(files),
-        DiskCollector(files),
-        NetworkCollector(files),
+        NumaCollector(files),
+        DiskCollector(files, named=config.mounts),
+        *(MountCollector(mountpoint, files) for mountpoint in dict.fromkeys(config.mounts)),
+        NetworkCollector(files, clock),
+        TcpCollector(files),
+        RdmaCollector(files, clock),
+        CgroupCollector(files, members),
         GpuCollector(PyNvml(), clock),
         OwnCollector(),
     ]
@@ -101,10 +122,16 @@ class Daemon:
         self._config = config
         self._clock = clock or SystemClock()
         self._version = _version()
+        self._budget = Budget(
+            config.cpu_budget, config.glances_per_second, interval_ns=int(config.window_seconds * NS_PER_SECOND)
+        )
+        self._pace = Pace(self._budget.rate)
         self._sampler = Sampler(
-            default_collectors(config, self._clock) if collectors is None else collectors,
+            default_collectors(config, self._clock, self._members) if collectors is None else collectors,
             self._clock,
             deadline_seconds=config.period_seconds * DEADLINE_RATIO,
+            pace=self._pace,
+            window_seconds=config.window_seconds,
         )
         self._board = Board(
             self._clock,
@@ -113,11 +140,14 @@ class Daemon:
             job_forget_seconds=config.job_forget_seconds,
         )
         self._inbox = Inbox(Meeting(config.socket), self._board, self._clock)
+        self._exporter = Exporter(self._live_samples)
         self._web = WebServer(config.host, config.port)
         self._stopping = threading.Event()
         self._ticker: threading.Thread | None = None
         self._beat: Beat | None = None
         self._started_wall_ns: int | None = None
+        self._spending: Change | None = None
+        self._glance_changes = {"down": 0, "up": 0}
 
     @property
     def port(self) -> int:
@@ -142,7 +172,7 @@ class Daemon:
         self._sampler.start()
         self._ticker = threading.Thread(target=self._tick, name="pacecar-tick", daemon=True)
         self._ticker.start()
-        self._web.start(pages(metrics_app(self.samples), self.snapshot_json, self.is_healthy))
+        self._web.start(pages(self._exporter, self.snapshot_json, self.is_healthy))
 
     def close(self) -> None:
         """Stop, give back port and socket, and wait for the threads; a hanging collector is left behind."""
@@ -155,8 +185,8 @@ class Daemon:
             self._ticker = None
             self._sampler.close()
 
-    def samples(self) -> list[Sample]:
-        """Return everything that a scrape serves, of this moment."""
+    def _live_samples(self) -> list[Sample]:
+        """Return what is of the moment of a scrape and not of a tick: jobs, and the daemon's own figures."""
         snapshot, jobs = self._board.snapshot(), self._board.jobs()
         beat = self._beat
         figures = DaemonFigures(
@@ -167,13 +197,18 @@ class Daemon:
             snapshot=snapshot,
             snapshot_age_ns=self._age_ns(snapshot),
             failures=self._sampler.failures(),
+            glances=self._sampler.glances(),
+            glance_rate=self._pace.glances_per_second,
+            glance_changes=dict(self._glance_changes),
+            cpu_ratio=None if self._spending is None else self._spending.cpu_ratio,
+            cpu_budget=self._config.cpu_budget,
             connections=self._inbox.connections,
             frames=self._inbox.frames,
             refused=self._inbox.refused(),
             jobs=len(jobs),
+            scrapes=self._exporter.scrapes,
         )
-        host = [] if snapshot is None else snapshot.samples()
-        return [*host, *job_samples(jobs), *daemon_samples(figures)]
+        return [*job_samples(jobs), *daemon_samples(figures)]
 
     def snapshot_json(self) -> bytes:
         """Return the latest snapshot and the jobs as JSON, in inside units; see `NodeSnapshot`."""
@@ -205,7 +240,28 @@ class Daemon:
             chance=random.Random(),
         ):
             self._beat = beat
-            self._board.publish(self._sampler.sample(beat))
+            snapshot = self._sampler.sample(beat)
+            self._exporter.publish(snapshot.samples())
+            self._board.publish(snapshot)
+            self._keep_budget()
+
+    def _keep_budget(self) -> None:
+        """Glance as often as the budget allows, and say so once when that changes."""
+        change = self._budget.spend(time.process_time_ns(), self._sampler.glance_cpu_ns(), self._clock.monotonic_ns())
+        if change is None:
+            return
+        self._spending = change
+        self._pace.glances_per_second = change.rate
+        if change.direction is not None:
+            self._glance_changes[change.direction] += 1
+            _log.log(
+                logging.WARNING if change.direction == "down" else logging.INFO,
+                "took %.1f %% of a processor, the budget is %.1f %%: glancing %g instead of %g times a second",
+                100 * change.cpu_ratio, 100 * self._config.cpu_budget, change.rate, change.before,
+            )  # fmt: skip
+
+    def _members(self) -> list[Member]:
+        return [Member(str(pid), "rank", hello.job, str(hello.rank)) for pid, hello in self._inbox.members()]
 
 
 def _version() -> str:
@@ -219,6 +275,7 @@ def _version() -> str:
 def run(config: DaemonConfig) -> int:
     """Run the daemon until SIGTERM or SIGINT and return the exit code; raises DaemonError when it cannot start."""
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    sys.setswitchinterval(SWITCH_SECONDS)
     stop = threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:

@@ -97,6 +97,11 @@ class Inbox:
         """How many frames were taken in."""
         return self._frames
 
+    def members(self) -> list[tuple[int, JobHello]]:
+        """Return pid and hello of the connected ranks, the pid as this daemon sees it; without those it cannot see."""
+        conversations = [connection.conversation for connection in list(self._connections.values())]
+        return [(c.peer.pid, c.hello) for c in conversations if c.hello is not None and c.peer.pid != 0]
+
     def refused(self) -> dict[Refusal, int]:
         """Return how many frames were refused, by reason; every reason is there."""
         return {refusal: self._refused[refusal] for refusal in Refusal}

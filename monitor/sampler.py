@@ -1,8 +1,14 @@
 """How is one tick read, when any driver may hang?  One worker thread a collector, and a deadline for all.
 
 A loop over the collectors waits for the slowest, and for ever for one that hangs (NVML in a driver reset, statvfs on a
-dead disk).  Here the tick asks all workers at once, waits until its deadline and takes what has come.  A worker that is
-still busy is Failed("still running since ..."), is asked nothing more until it returns, and holds up nobody else.
+dead disk).  Here the tick asks one worker after the other, waits a moment for each and at the end for all until its
+deadline, and takes what has come.  (To ask all at once is no faster under one interpreter lock: they hold each other
+up, and a scrape that comes meanwhile waits for each of them.)  A worker that is still busy is
+Failed("still running since ..."), is asked nothing more until it returns, and holds up nobody else.
+
+Between two ticks the same thread *glances*: a collector that offers `glance` is asked for its windowed metrics at the
+rate that `Pace` gives, and the tick adds lowest, mean and highest of the window to what it read.  A thread of its
+own for glances would need a lock around every driver handle.
 
 Left out on purpose: killing a hanging call.  A thread inside the kernel cannot be killed; it is a daemon thread,
 so it cannot hold up the end of the process either.
@@ -11,17 +17,31 @@ so it cannot hold up the end of the process either.
 from __future__ import annotations
 
 import logging
+import random
 import threading
+import time
 from collections import Counter
-from collections.abc import Sequence
-from queue import SimpleQueue
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+
+import msgspec
 
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.monitor.collectors.reading import Collector
 from pacecar.monitor.tick import Beat
-from pacecar.records import Absent, Failed, Ok, Outcome, Snapshot
+from pacecar.monitor.window import Window
+from pacecar.records import Absent, Failed, Ok, Outcome, Sample, Snapshot
 
-__all__ = ["Sampler"]
+__all__ = ["Pace", "Sampler"]
+
+WINDOW_SECONDS = 15.0
+"""The window where nobody says: Prometheus' common scrape interval, so that no peak falls between two scrapes."""
+
+STAGGER_SECONDS = 0.005
+"""What a tick waits for one collector before it asks the next as well: most take a millisecond."""
+
+GLANCE_JITTER_RATIO = 0.2
+"""Glances are moved at random by up to this share of their interval: a training step is periodic too."""
 
 JOIN_SECONDS = 0.5
 """What stopping waits for a worker; a hung one is left behind."""
@@ -29,17 +49,40 @@ JOIN_SECONDS = 0.5
 _log = logging.getLogger(__name__)
 
 
+class Pace:
+    """How often collectors glance between ticks.  One thread sets it, the workers read it."""
+
+    __slots__ = ("glances_per_second",)
+
+    def __init__(self, glances_per_second: float = 0.0) -> None:
+        self.glances_per_second = glances_per_second
+
+
 class _Worker:
     """The thread of one collector.  `busy_since_ns` and `result` belong to the sampler's condition."""
 
-    def __init__(self, collector: Collector, clock: Clock, returned: threading.Condition) -> None:
+    def __init__(
+        self, collector: Collector, clock: Clock, returned: threading.Condition, pace: Pace, window_ns: int
+    ) -> None:
         self.collector = collector
         self.busy_since_ns: int | None = None
         self.result: tuple[Outcome, int] | None = None
+        self.glances = self.glance_failures = self.glance_cpu_ns = 0
+        self._glance: Callable[[], Sequence[Sample]] | None = getattr(collector, "glance", None)
+        self._pace = pace
+        self._window = Window(window_ns)
+        self._chance = random.Random()
         self._clock = clock
         self._returned = returned
         self._asked: SimpleQueue[bool] = SimpleQueue()  # at most one question and one stop: bounded by its users
         self._thread = threading.Thread(target=self._work, name=f"pacecar-{collector.name}", daemon=True)
+
+    @property
+    def can_glance(self) -> bool:
+        return self._glance is not None
+
+    def is_free(self) -> bool:
+        return self.busy_since_ns is None
 
     def start(self) -> None:
         self._thread.start()
@@ -55,14 +98,36 @@ class _Worker:
         return not self._thread.is_alive()
 
     def _work(self) -> None:
-        while self._asked.get():
+        while self._wait():
             started = self._clock.monotonic_ns()
-            outcome = _collect(self.collector)
+            outcome = _over_window(_collect(self.collector), self._window, started)
             duration = self._clock.monotonic_ns() - started
             with self._returned:
                 self.result = (outcome, duration)
                 self.busy_since_ns = None
                 self._returned.notify()
+
+    def _wait(self) -> bool:
+        """Glance until the sampler asks (True) or says stop (False)."""
+        while True:
+            rate = self._pace.glances_per_second
+            if self._glance is None or rate <= 0:
+                return self._asked.get()
+            try:
+                return self._asked.get(timeout=(1 + GLANCE_JITTER_RATIO * (self._chance.random() - 0.5)) / rate)
+            except Empty:
+                self._look(self._glance)
+
+    def _look(self, glance: Callable[[], Sequence[Sample]]) -> None:
+        self.glances += 1
+        begun = time.thread_time_ns()
+        try:
+            self._window.take(glance())
+        except Exception as error:  # noqa: BLE001  the outer boundary; the tick meets the same fault and names it
+            self.glance_failures += 1
+            _log.debug("collector %s: glance: %s: %s", self.collector.name, type(error).__name__, error)
+        finally:
+            self.glance_cpu_ns += time.thread_time_ns() - begun
 
 
 def _collect(collector: Collector) -> Outcome:
@@ -73,15 +138,37 @@ def _collect(collector: Collector) -> Outcome:
         return Failed(f"{type(error).__name__}: {error}")
 
 
-class Sampler:
-    """Reads all collectors once a tick."""
+def _over_window(outcome: Outcome, window: Window, now_ns: int) -> Outcome:
+    """Return `outcome` with lowest, mean and highest of its windowed series added."""
+    if isinstance(outcome, Absent):
+        return outcome
+    window.take(outcome.samples)
+    window.close(now_ns)
+    more = window.over(outcome.samples)
+    return msgspec.structs.replace(outcome, samples=(*outcome.samples, *more)) if more else outcome
 
-    def __init__(self, collectors: Sequence[Collector], clock: Clock, *, deadline_seconds: float) -> None:
+
+class Sampler:
+    """Reads all collectors once a tick, and lets those that can glance in between."""
+
+    def __init__(
+        self,
+        collectors: Sequence[Collector],
+        clock: Clock,
+        *,
+        deadline_seconds: float,
+        pace: Pace | None = None,
+        window_seconds: float = WINDOW_SECONDS,
+    ) -> None:
         assert len({c.name for c in collectors}) == len(collectors), "two collectors have one name"
+        pace = pace or Pace()
         self._clock = clock
         self._deadline_seconds = deadline_seconds
         self._returned = threading.Condition()
-        self._workers = [_Worker(collector, clock, self._returned) for collector in collectors]
+        self._workers = [
+            _Worker(collector, clock, self._returned, pace, int(window_seconds * NS_PER_SECOND))
+            for collector in collectors
+        ]
         self._closing = False
         self._failures: Counter[str] = Counter()
         self._states: dict[str, str] = {}
@@ -112,14 +199,23 @@ class Sampler:
         """Return collector -> ticks in which it failed so far."""
         return {worker.collector.name: self._failures[worker.collector.name] for worker in self._workers}
 
+    def glances(self) -> dict[str, tuple[int, int]]:
+        """Return collector -> glances and failed glances so far, of those that glance."""
+        return {w.collector.name: (w.glances, w.glance_failures) for w in self._workers if w.can_glance}
+
+    def glance_cpu_ns(self) -> int:
+        """Return the CPU time of all glances so far."""
+        return sum(worker.glance_cpu_ns for worker in self._workers)
+
     def sample(self, beat: Beat) -> Snapshot:
         """Ask every collector that is free, wait for at most the deadline and return what came."""
         with self._returned:
             for worker in self._workers:
-                if worker.busy_since_ns is None:
+                if worker.busy_since_ns is None and not self._closing:
                     worker.result = None
                     worker.busy_since_ns = self._clock.monotonic_ns()
                     worker.ask()
+                    self._returned.wait_for(worker.is_free, STAGGER_SECONDS)
             self._returned.wait_for(
                 lambda: self._closing or all(worker.busy_since_ns is None for worker in self._workers),
                 self._deadline_seconds,

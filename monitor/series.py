@@ -35,10 +35,16 @@ class DaemonFigures(NamedTuple):
     snapshot: Snapshot | None
     snapshot_age_ns: int | None
     failures: Mapping[str, int]
+    glances: Mapping[str, tuple[int, int]]
+    glance_rate: float
+    glance_changes: Mapping[str, int]
+    cpu_ratio: float | None
+    cpu_budget: float
     connections: int
     frames: int
     refused: Mapping[Refusal, int]
     jobs: int
+    scrapes: tuple[int, int]
 
 
 def job_samples(jobs: Sequence[JobView]) -> Iterator[Sample]:
@@ -135,6 +141,18 @@ def _tuner_samples(job: JobView) -> Iterator[Sample]:
         yield sample("pacecar_tuner_measured_gain_ratio", ratio, job.job, knob)
 
 
+def _spending_samples(figures: DaemonFigures) -> Iterator[Sample]:
+    yield sample("pacecar_daemon_cpu_budget_ratio", figures.cpu_budget)
+    yield sample("pacecar_daemon_glance_frequency_hertz", figures.glance_rate)
+    if figures.cpu_ratio is not None:
+        yield sample("pacecar_daemon_cpu_utilization_ratio", figures.cpu_ratio)
+    for direction, count in figures.glance_changes.items():
+        yield sample("pacecar_daemon_glance_changes_total", count, direction)
+    for collector, (glances, failed) in figures.glances.items():
+        yield sample("pacecar_collector_glances_total", glances, collector)
+        yield sample("pacecar_collector_glance_failures_total", failed, collector)
+
+
 def daemon_samples(figures: DaemonFigures) -> Iterator[Sample]:
     """Yield what the daemon serves about itself; CPU time and memory are the collector's in `collectors.own`."""
     yield sample("pacecar_build_info", 1, figures.version, platform.python_version())
@@ -144,8 +162,11 @@ def daemon_samples(figures: DaemonFigures) -> Iterator[Sample]:
     yield sample("pacecar_inbox_connections", figures.connections)
     yield sample("pacecar_inbox_frames_total", figures.frames)
     yield sample("pacecar_inbox_jobs", figures.jobs)
+    yield sample("pacecar_daemon_scrapes_total", figures.scrapes[0])
+    yield sample("pacecar_daemon_scrape_seconds_total", figures.scrapes[1])
     for refusal, count in figures.refused.items():
         yield sample("pacecar_inbox_frames_refused_total", count, refusal.value)
+    yield from _spending_samples(figures)
     for collector, count in figures.failures.items():
         yield sample("pacecar_collector_failures_total", count, collector)
     if figures.snapshot_age_ns is not None:

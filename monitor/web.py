@@ -1,17 +1,23 @@
 """How do people and Prometheus reach the daemon?  A small HTTP server with bounded threads and four addresses.
 
 The standard server resolves its own host name when it binds, which hangs where DNS is broken, and makes a thread for
-every connection, however many come and however slowly they read.  Both are mended here.
+every connection, however many come and however slowly they read.  Both are mended here: a fixed number of threads waits
+for connections and answers what it takes.  That is also what makes a scrape short while collectors are at work: each
+wait for another thread (a selector that hands over, a thread that starts, a second send) is a wait for the interpreter,
+behind all collectors that want it.
 
 Left out on purpose: TLS and passwords.  The daemon listens on 127.0.0.1 unless it is told otherwise; a proxy adds them.
 """
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable
-from socketserver import TCPServer, ThreadingMixIn
+from contextlib import suppress
+from socketserver import TCPServer
 from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -20,13 +26,22 @@ if TYPE_CHECKING:
 
 __all__ = ["WebError", "WebServer", "pages"]
 
-REQUESTS_MAX = 16
-"""Requests answered at one time; Prometheus, a page and a person make three."""
+REQUESTS_MAX = 8
+"""Requests answered at one time; Prometheus, a page and a person make three.  The others wait in the kernel's queue."""
 
 REQUEST_SECONDS = 5.0
 """How long a client may take over a read or a write."""
 
-_STOP_POLL_SECONDS = 0.25
+ANSWER_BYTES = 1024 * 1024
+"""An answer that is no larger leaves in one piece."""
+
+ACCEPT_PAUSE_SECONDS = 0.1
+"""After a failed accept: without file descriptors it would fail again at once, for ever."""
+
+CLOSE_SECONDS = 0.5
+"""What stopping waits for those threads that are still answering."""
+
+_log = logging.getLogger(__name__)
 
 _INDEX = b"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>pacecar</title></head>
@@ -71,6 +86,7 @@ def _answer(start_response: StartResponse, status: str, kind: str, body: bytes) 
 
 class _Handler(WSGIRequestHandler):
     timeout = REQUEST_SECONDS
+    wbufsize = ANSWER_BYTES  # head and body leave in one send
 
     def log_message(self, format: str, *args: object) -> None:
         """Log nothing: a scrape a second is no news."""
@@ -80,14 +96,12 @@ class _Handler(WSGIRequestHandler):
         return str(self.client_address[0])
 
 
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-    block_on_close = False
+class _Server(WSGIServer):
     request_queue_size = 64
 
     def __init__(self, address: tuple[str, int], family: socket.AddressFamily) -> None:
         self.address_family = family
-        self._slots = threading.BoundedSemaphore(REQUESTS_MAX)
+        self.is_closing = False
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
@@ -96,24 +110,21 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
 
-    def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
-        """Answer on a thread of its own while there are any left, else hang up."""
-        if not self._slots.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(
-        self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
-    ) -> None:
-        """Give the slot back whatever happened."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._slots.release()
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing: the client went away in the middle, which is its right."""
+    def answer(self) -> None:
+        """Take requests and answer them, one at a time, until the server closes; run by several threads."""
+        while not self.is_closing:
+            try:
+                request, client_address = self.get_request()
+            except OSError:
+                if not self.is_closing:  # out of file descriptors, or the client went away while it waited
+                    time.sleep(ACCEPT_PAUSE_SECONDS)
+                continue
+            try:
+                self.finish_request(request, client_address)
+            except Exception:  # noqa: BLE001  the client went away in the middle, which is its right
+                _log.debug("a request was not answered", exc_info=True)
+            finally:
+                self.shutdown_request(request)
 
 
 class WebServer:
@@ -123,7 +134,7 @@ class WebServer:
         self._host = host
         self._port = port
         self._server: _Server | None = None
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
 
     @property
     def port(self) -> int:
@@ -144,21 +155,26 @@ class WebServer:
             ) from error
 
     def start(self, app: WSGIApplication) -> None:
-        """Serve `app` on a thread."""
+        """Serve `app` on threads of our own."""
         assert self._server is not None, "bind comes first"
         self._server.set_app(app)
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(_STOP_POLL_SECONDS,), name="pacecar-web", daemon=True
-        )
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._server.answer, name=f"pacecar-web-{number}", daemon=True)
+            for number in range(REQUESTS_MAX)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def close(self) -> None:
-        """Stop serving and free the address."""
+        """Stop serving and free the address; a client that reads slowly is left behind."""
         if self._server is None:
             return
-        if self._thread is not None:
-            self._server.shutdown()
-            self._thread.join()
-            self._thread = None
+        self._server.is_closing = True
+        with suppress(OSError):  # it wakes the threads that wait in accept(2), on Linux
+            self._server.socket.shutdown(socket.SHUT_RDWR)
+        limit = time.monotonic() + CLOSE_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, limit - time.monotonic()))
+        self._threads = []
         self._server.server_close()
         self._server = None

@@ -62,6 +62,10 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     socket: str = msgspec.field(default_factory=default_socket)
     period_seconds: Annotated[float, Meta(ge=0.1, le=60.0)] = 1.0
     jitter_ratio: Annotated[float, Meta(ge=0.0, le=0.5)] = 0.1
+    glances_per_second: Annotated[float, Meta(ge=0.0, le=10.0)] = 10.0
+    window_seconds: Annotated[float, Meta(ge=1.0, le=300.0)] = 15.0
+    cpu_budget: Ratio = 0.05
+    mounts: tuple[str, ...] = ()
     disable: tuple[str, ...] = ()
     proc_root: str = "/proc"
     sys_root: str = "/sys"

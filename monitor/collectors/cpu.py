@@ -1,18 +1,26 @@
-"""What are the processors doing?  Time by mode from /proc/stat, and the load average.
+"""What are the processors doing?  Time by mode from /proc/stat, by NUMA node too, the load average and frequencies.
 
-Utilization is the share of the last tick's CPU time that was neither idle nor waiting for I/O.  The first tick has no
-earlier reading and so no utilization.  Guest time is left out: the kernel counts it in `user` already, and a sum
-over modes would count it twice.
+Utilization is the share of CPU time, since the reading before, that was neither idle nor waiting for I/O.  The first
+reading has no earlier one and so no utilization.  Guest time is left out: the kernel counts it in `user` already, and
+a sum over modes would count it twice.
 
-Source: proc(5), "/proc/stat" and "/proc/loadavg".
+A series for each processor would be 256 times 8 on one node.  What a job suffers from is one NUMA node that is full
+while the other idles, so processors are added up by node.  For the same reason frequency is the lowest and the mean.
+
+/proc and /sys are read here and not through psutil, which knows no other root for /sys and no NUMA nodes.
+
+Source: proc(5), "/proc/stat" and "/proc/loadavg"; Documentation/admin-guide/pm/cpufreq.rst (frequencies in kHz);
+Documentation/ABI/stable/sysfs-devices-node.
 """
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterable, Sequence
 
-from pacecar.monitor.collectors.reading import Files, Reading, whole
-from pacecar.records import Outcome
+from pacecar.monitor.collectors.reading import Files, Reading, Seldom, sample, whole
+from pacecar.records import Outcome, Sample
 
 __all__ = ["CpuCollector"]
 
@@ -21,52 +29,137 @@ _IDLE = frozenset({"idle", "iowait"})
 
 WINDOWS = ("1m", "5m", "15m")
 
+SELDOM_TICKS = 10
+"""Frequencies cost a file for each processor, and processors move between NUMA nodes only by hot-plug."""
+
+CPUS_MAX = 8192
+NODES_MAX = 256
+
+COUNTS = {
+    "ctxt": "pacecar_host_context_switches_total",
+    "intr": "pacecar_host_interrupts_total",
+    "processes": "pacecar_host_forks_total",
+    "procs_running": "pacecar_host_tasks_runnable",
+    "procs_blocked": "pacecar_host_tasks_blocked",
+}
+"""Rows of /proc/stat of which the first number is a count."""
+
+Modes = dict[str, int]
+
 
 class CpuCollector:
-    """Processor time, utilization since the collect before, processor count, load and context switches."""
+    """Processor time, utilization, count, frequency and load, NUMA nodes, context switches and interrupts."""
 
     name = "cpu"
 
     def __init__(self, files: Files, *, ticks_per_second: int | None = None) -> None:
         self._files = files
+        self._stat_path = files.proc / "stat"
         self._tick_ns = 1_000_000_000 // (ticks_per_second or os.sysconf("SC_CLK_TCK"))
-        self._before: dict[str, int] | None = None
+        self._before: dict[str, Modes] = {}
+        self._nodes: Seldom[dict[str, frozenset[str]]] = Seldom(SELDOM_TICKS)
+        self._frequencies: Seldom[list[Sample]] = Seldom(SELDOM_TICKS)
 
     def collect(self) -> Outcome:
-        """Read /proc/stat and /proc/loadavg once."""
+        """Read /proc/stat and /proc/loadavg once, and now and then the frequencies."""
         reading = Reading(self._files)
         self._stat(reading)
         for loads in reading.lines(self._files.proc / "loadavg", parse_loadavg):
             for window, load in zip(WINDOWS, loads, strict=True):
                 reading.add("pacecar_host_load_average", load, window)
+        for read in self._frequencies.get(reading, lambda: self._read_frequencies(reading)):
+            reading.add(read.metric, read.value, *read.labels)
         return reading.outcome()
+
+    def glance(self) -> Sequence[Sample]:
+        """Read the first line of /proc/stat."""
+        first, _, _ = self._files.read(self._stat_path).partition("\n")
+        row = parse_stat_line(first)
+        if row is None or not isinstance(row[1], dict):
+            return []
+        return [
+            sample("pacecar_host_cpu_utilization_ratio", r)
+            for r in (self._utilization("cpu", row[1]),)
+            if r is not None
+        ]
 
     def close(self) -> None:
         """Nothing is held open."""
 
     def _stat(self, reading: Reading) -> None:
-        rows = reading.lines(self._files.proc / "stat", parse_stat_line)
-        for modes in (row for key, row in rows if key == "cpu" and isinstance(row, dict)):
-            for mode, ticks in modes.items():
+        failures = reading.failures
+        rows = reading.lines(self._stat_path, parse_stat_line)
+        by_cpu = {key: row for key, row in rows if isinstance(row, dict)}
+        for key, row in rows:
+            if isinstance(row, int):
+                reading.add(COUNTS[key], row)
+        total = by_cpu.pop("cpu", None)
+        if total is not None:
+            for mode, ticks in total.items():
                 reading.add("pacecar_host_cpu_seconds_total", ticks * self._tick_ns, mode)
-            ratio = utilization(self._before, modes)
+            ratio = self._utilization("cpu", total)
             if ratio is not None:
                 reading.add("pacecar_host_cpu_utilization_ratio", ratio)
-            self._before = modes
-        online = sum(1 for key, _ in rows if key.startswith("cpu") and key != "cpu")
-        if online:
-            reading.add("pacecar_host_cpus_online", online)
-        for switches in (row for key, row in rows if key == "ctxt" and isinstance(row, int)):
-            reading.add("pacecar_host_context_switches_total", switches)
+        if (
+            by_cpu and reading.failures == failures
+        ):  # a sum over some of the processors would look like a smaller machine
+            reading.add("pacecar_host_cpus_online", len(by_cpu))
+            self._numa(reading, by_cpu)
+
+    def _numa(self, reading: Reading, by_cpu: dict[str, Modes]) -> None:
+        for node, cpus in self._nodes.get(reading, lambda: self._read_nodes(reading)).items():
+            modes = added_up(row for cpu, row in by_cpu.items() if cpu in cpus)
+            for mode, ticks in modes.items():
+                reading.add("pacecar_host_numa_cpu_seconds_total", ticks * self._tick_ns, node, mode)
+            ratio = self._utilization(f"node{node}", modes)
+            if ratio is not None:
+                reading.add("pacecar_host_numa_cpu_utilization_ratio", ratio, node)
+
+    def _utilization(self, key: str, now: Modes) -> float | None:
+        ratio = utilization(self._before.get(key), now)
+        self._before[key] = now
+        return ratio
+
+    def _read_nodes(self, reading: Reading) -> dict[str, frozenset[str]]:
+        folder = self._files.sys / "devices" / "system" / "node"
+        names = [n for n in reading.names(folder) or [] if re.fullmatch(r"node\d+", n)]
+        nodes = {}
+        for name in reading.first(names, NODES_MAX, "NUMA nodes"):
+            cpus = reading.parsed(folder / name / "cpulist", parse_cpulist)
+            if cpus:  # a node of memory alone has an empty list
+                nodes[name.removeprefix("node")] = frozenset(f"cpu{cpu}" for cpu in cpus)
+        return nodes
+
+    def _read_frequencies(self, reading: Reading) -> list[Sample]:
+        folder = self._files.sys / "devices" / "system" / "cpu" / "cpufreq"
+        policies = [n for n in reading.names(folder) or [] if re.fullmatch(r"policy\d+", n)]
+        now: list[int] = []
+        limits: list[int] = []
+        failures = reading.failures
+        for policy in reading.first(policies, CPUS_MAX, "processors"):
+            for name, found in (("scaling_cur_freq", now), ("scaling_max_freq", limits)):
+                value = reading.parsed(folder / policy / name, whole)
+                if value is not None:
+                    found.append(value)
+        samples: list[Sample] = []
+        if reading.failures != failures:  # the mean of some is not the mean
+            return samples
+        if now:
+            samples.append(sample("pacecar_host_cpu_frequency_min_hertz", min(now)))
+            samples.append(sample("pacecar_host_cpu_frequency_mean_hertz", sum(now) / len(now)))
+        if limits:
+            samples.append(sample("pacecar_host_cpu_frequency_limit_hertz", min(limits)))
+        return samples
 
 
-def parse_stat_line(line: str) -> tuple[str, dict[str, int] | int] | None:
-    """Return (key, ticks by mode) of a cpu line, ("ctxt", count), None for what is not ours; raises ValueError."""
-    key, *fields = line.split() or [""]
-    if key == "ctxt":
-        return key, whole(fields[0])
+def parse_stat_line(line: str) -> tuple[str, Modes | int] | None:
+    """Return (key, ticks by mode) of a cpu line, (key, count) of a row in COUNTS, None for others; else ValueError."""
+    key, _, rest = line.partition(" ")
+    if key in COUNTS:  # the row of interrupts goes on with one number for each of thousands of lines
+        return key, whole(rest.split(None, 1)[0])
     if not key.startswith("cpu"):
         return None
+    fields = rest.split()
     if len(fields) < 4:  # the oldest kernels have four; each newer one appended
         raise ValueError(f"{len(fields)} fields where at least 4 are due")
     return key, {mode: whole(field) for mode, field in zip(MODES, fields, strict=False)}
@@ -78,7 +171,28 @@ def parse_loadavg(line: str) -> tuple[float, float, float]:
     return float(fields[0]), float(fields[1]), float(fields[2])
 
 
-def utilization(before: dict[str, int] | None, now: dict[str, int]) -> float | None:
+def parse_cpulist(line: str) -> list[int]:
+    """Return the processors of a list such as `0-3,8`; raises ValueError."""
+    cpus: list[int] = []
+    for part in filter(None, line.strip().split(",")):
+        first, _, last = part.partition("-")
+        low, high = whole(first), whole(last or first)
+        if not low <= high < CPUS_MAX:
+            raise ValueError(f"{part!r} is no range of processors")
+        cpus.extend(range(low, high + 1))
+    return cpus
+
+
+def added_up(rows: Iterable[Modes]) -> Modes:
+    """Return the sum of cpu lines, mode by mode."""
+    total: Modes = {}
+    for row in rows:
+        for mode, ticks in row.items():
+            total[mode] = total.get(mode, 0) + ticks
+    return total
+
+
+def utilization(before: Modes | None, now: Modes) -> float | None:
     """Return the busy share (0..1) between two readings of one cpu line; None when no time passed between them.
 
     A mode that went back counts as zero: proc(5) says that iowait may decrease, and processors go offline.

@@ -1,8 +1,13 @@
 """How busy are the disks, and how full?  /proc/diskstats for whole disks, statvfs for local file systems.
 
 Partitions are left out: their I/O is in the disk's line already.  So are loop and RAM disks, which are memory or a
-file on another disk.  Network file systems are left out too: statvfs on a server that is gone hangs, and a monitor
-must not.  /dev/shm is kept although it is memory, because data loaders die when it is full.
+file on another disk.  Network file systems are left out too: statvfs on a server that is gone hangs, and what hangs
+here would take the local disks with it.  Those that matter are named in [daemon] mounts, and each gets a collector
+(and so a thread and a deadline) of its own.  /dev/shm is kept although it is memory, because data loaders die when
+it is full.
+
+/proc is read here and not through psutil: disk_partitions() gives no device numbers, without which a bind mount is
+counted twice, and disk_usage() is statvfs without the inodes.
 
 Source: Documentation/admin-guide/iostats.rst; a sector is 512 bytes there whatever the disk says; proc(5), mountinfo.
 """
@@ -11,13 +16,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from pacecar.monitor.collectors.reading import Files, Reading, whole
 from pacecar.records import Outcome
 
-__all__ = ["DiskCollector"]
+__all__ = ["DiskCollector", "MountCollector"]
 
 SECTOR_BYTES = 512
 DEVICES_MAX = 256
@@ -26,6 +31,8 @@ FILESYSTEMS_MAX = 64
 _MEMORY_DISK = re.compile(r"(loop|ram|zram|fd|sr)\d+")
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
+Statvfs = Callable[[str], os.statvfs_result]
+
 
 class DiskStat(NamedTuple):
     """One line of diskstats."""
@@ -33,9 +40,13 @@ class DiskStat(NamedTuple):
     device: str
     reads: int
     read_bytes: int
+    read_ns: int
     writes: int
     written_bytes: int
+    write_ns: int
+    in_flight: int
     busy_ns: int
+    queue_ns: int
 
 
 class Mount(NamedTuple):
@@ -49,12 +60,13 @@ class Mount(NamedTuple):
 
 
 class DiskCollector:
-    """Disk counters and the room in local file systems."""
+    """Disk counters and the room in local file systems; those in `named` have a MountCollector each."""
 
     name = "disk"
 
-    def __init__(self, files: Files, *, statvfs: Callable[[str], os.statvfs_result] = os.statvfs) -> None:
+    def __init__(self, files: Files, *, named: Collection[str] = (), statvfs: Statvfs = os.statvfs) -> None:
         self._files = files
+        self._named = frozenset(named)
         self._statvfs = statvfs
 
     def collect(self) -> Outcome:
@@ -81,20 +93,53 @@ class DiskCollector:
             reading.add("pacecar_host_disk_writes_total", stat.writes, stat.device)
             reading.add("pacecar_host_disk_written_bytes_total", stat.written_bytes, stat.device)
             reading.add("pacecar_host_disk_busy_seconds_total", stat.busy_ns, stat.device)
+            reading.add("pacecar_host_disk_read_seconds_total", stat.read_ns, stat.device)
+            reading.add("pacecar_host_disk_write_seconds_total", stat.write_ns, stat.device)
+            reading.add("pacecar_host_disk_queue_seconds_total", stat.queue_ns, stat.device)
+            reading.add("pacecar_host_disk_requests_in_flight", stat.in_flight, stat.device)
 
     def _filesystems(self, reading: Reading) -> None:
         mounts = local_filesystems(reading.lines(self._files.proc / "self" / "mountinfo", parse_mountinfo_line))
+        mounts = [mount for mount in mounts if mount.mountpoint not in self._named]
         for mount in reading.first(mounts, FILESYSTEMS_MAX, "file systems"):
-            try:
-                room = self._statvfs(mount.mountpoint)
-            except FileNotFoundError:  # unmounted since the list was read
-                reading.lack(f"{mount.mountpoint}: gone")
-                continue
-            except OSError as error:
-                reading.fail(f"{mount.mountpoint}: {error.strerror or error}")
-                continue
-            reading.add("pacecar_host_filesystem_size_bytes", room.f_blocks * room.f_frsize, mount.mountpoint)
-            reading.add("pacecar_host_filesystem_available_bytes", room.f_bavail * room.f_frsize, mount.mountpoint)
+            add_room(reading, mount.mountpoint, self._statvfs)
+
+
+class MountCollector:
+    """The room in one file system that the user named, whatever kind it is."""
+
+    def __init__(self, mountpoint: str, files: Files, *, statvfs: Statvfs = os.statvfs) -> None:
+        self.name = f"mount {mountpoint}"
+        self._mountpoint = mountpoint
+        self._files = files
+        self._statvfs = statvfs
+
+    def collect(self) -> Outcome:
+        """Ask the file system for its room; hangs as long as its server does."""
+        reading = Reading(self._files)
+        add_room(reading, self._mountpoint, self._statvfs)
+        return reading.outcome()
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def add_room(reading: Reading, mountpoint: str, statvfs: Statvfs) -> None:
+    """Add what `statvfs` says about the file system at `mountpoint`."""
+    try:
+        room = statvfs(mountpoint)
+    except FileNotFoundError:  # unmounted since the list was read
+        reading.lack(f"{mountpoint}: gone")
+        return
+    except OSError as error:
+        reading.fail(f"{mountpoint}: {error.strerror or error}")
+        return
+    reading.add("pacecar_host_filesystem_size_bytes", room.f_blocks * room.f_frsize, mountpoint)
+    reading.add("pacecar_host_filesystem_available_bytes", room.f_bavail * room.f_frsize, mountpoint)
+    if room.f_files > 0:  # btrfs and some network file systems have no fixed number of inodes and say 0 of 0
+        reading.add("pacecar_host_filesystem_files", room.f_files, mountpoint)
+        reading.add("pacecar_host_filesystem_files_free", room.f_favail, mountpoint)
+    reading.add("pacecar_host_filesystem_read_only", int(room.f_flag & os.ST_RDONLY != 0), mountpoint)
 
 
 def parse_diskstats_line(line: str) -> DiskStat | None:
@@ -108,9 +153,13 @@ def parse_diskstats_line(line: str) -> DiskStat | None:
         device=fields[2],
         reads=whole(fields[3]),
         read_bytes=whole(fields[5]) * SECTOR_BYTES,
+        read_ns=whole(fields[6]) * 1_000_000,
         writes=whole(fields[7]),
         written_bytes=whole(fields[9]) * SECTOR_BYTES,
+        write_ns=whole(fields[10]) * 1_000_000,
+        in_flight=whole(fields[11]),
         busy_ns=whole(fields[12]) * 1_000_000,
+        queue_ns=whole(fields[13]) * 1_000_000,
     )
 
 

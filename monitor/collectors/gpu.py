@@ -1,240 +1,299 @@
-"""What are the GPUs doing?  One table of questions, each asked of each GPU on its own.
+"""What are the GPUs doing?  A thread for each, because any may fall silent for 45 s, and none may silence the others.
 
-A GPU that lacks one number (no NVLink, no energy counter, MIG without utilization) still has the others, and a GPU
-that fell off the bus must not take its neighbours' numbers with it.  So: a question that the driver calls unsupported
-is dropped for that GPU; one that fails is a failure of this tick; a lost GPU is asked no further in this tick.
+    collect -> opener    only when there is no session, it is void, or a GPU has been down for a while
+            -> units     one for each GPU: ask all that are idle, wait until the deadline, take what came
+            -> witnesses one more thread, for Xid errors
 
-No driver or no GPU is absent, not failed.  Because drivers get loaded and GPUs come back, it looks again every
+The sampler sees one collector, `gpu`, and gives it one thread; the GPUs' threads are in here, because GPUs come and go
+while the sampler's list stands.  A GPU that missed the deadline is down ("hung") in this very tick, is not waited for
+again until its call returns, and costs its own series only.
+
+When GPUs are lost the driver is opened anew, which voids all handles for as long as that takes (a few ms to a
+second), so it is tried rarely: after REINIT_AFTER_SECONDS, then ever more seldom, and never while a call hangs, because
+a shutdown waits for locks that the hung call may hold.  A GPU that answers again by itself needs none of that.
+
+A GPU keeps its label for the daemon's life, by its UUID: when GPU 3 vanishes and the driver calls the old 4 now 3, the
+series must not be those of another GPU.
+
+No driver or no GPU is absent, not failed.  Because drivers get loaded after daemons, it looks again every
 REOPEN_SECONDS.
-
-Units by nvml.h: memory in bytes, power in mW, energy in mJ, clocks in MHz, field 197 (PCIe sent) and 198 (received)
-cumulative bytes, fields 138 and 139 (NVLink data sent and received) cumulative KiB; for these two the scope is a link
-and 0xFFFFFFFF sums all links.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+import threading
+from collections.abc import Callable, Sequence
 
 from pacecar.clock import NS_PER_SECOND, Clock
-from pacecar.monitor.collectors.reading import sample
-from pacecar.monitor.nvml import (
-    CLOCKS,
-    DriverMissingError,
-    DriverStoppedError,
-    FieldId,
-    GpuLostError,
-    Handle,
-    Identity,
-    Nvml,
-    NvmlError,
-    UnsupportedError,
-)
+from pacecar.monitor.gpu.device import Reading
+from pacecar.monitor.gpu.driver import DriverMissingError, Nvml, NvmlError
+from pacecar.monitor.gpu.session import Found, Session, Sessions
+from pacecar.monitor.gpu.unit import Unit
+from pacecar.monitor.gpu.witness import Heard, Witnesses
+from pacecar.monitor.gpu.worker import Worker
 from pacecar.records import Absent, Failed, Ok, Outcome, Sample
 
 __all__ = ["GpuCollector"]
 
-REOPEN_SECONDS = 60
-GPUS_MAX = 64
+DEADLINE_SECONDS = 0.5
+"""What a tick waits for its GPUs; less than the sampler's own deadline at one tick a second."""
 
-ALL_LINKS = 0xFFFFFFFF
+GLANCE_SECONDS = 0.05
+"""What a glance waits; a call that takes longer is waited for by the tick."""
 
-Values = Iterator[tuple[str, int | float, tuple[str, ...]]]
+OPEN_SECONDS = 2.0
+"""What is waited for the driver and for the first probe as long as no GPU was ever up, and nobody loses by it."""
 
+REOPEN_SECONDS = 10
+"""Between two looks for a driver that is not there; a look costs a failing dlopen."""
 
-class Field(NamedTuple):
-    """A cumulative counter that is read as a field."""
+REOPEN_STOPPED_SECONDS = 1
+"""Between two openings of a driver that stops at once."""
 
-    field: FieldId
-    metric: str
-    bytes_per_count: int
+REINIT_AFTER_SECONDS = 10
+REINIT_SECONDS_MAX = 300
 
+REASONS_MAX = 8
+"""Reasons spelt out in one outcome; the rest are counted."""
 
-FIELDS = (
-    Field(FieldId(197), "pacecar_gpu_pcie_transmit_bytes_total", 1),
-    Field(FieldId(198), "pacecar_gpu_pcie_receive_bytes_total", 1),
-    Field(FieldId(138, ALL_LINKS), "pacecar_gpu_nvlink_transmit_bytes_total", 1024),
-    Field(FieldId(139, ALL_LINKS), "pacecar_gpu_nvlink_receive_bytes_total", 1024),
-)
-
-
-def _utilization(nvml: Nvml, handle: Handle) -> Values:
-    rates = nvml.utilization(handle)
-    yield "pacecar_gpu_utilization_ratio", rates.gpu_percent / 100, ()
-    yield "pacecar_gpu_memory_utilization_ratio", rates.memory_percent / 100, ()
-
-
-def _memory(nvml: Nvml, handle: Handle) -> Values:
-    memory = nvml.memory(handle)
-    yield "pacecar_gpu_memory_size_bytes", memory.total, ()
-    yield "pacecar_gpu_memory_used_bytes", memory.used, ()
-    yield "pacecar_gpu_memory_free_bytes", memory.free, ()
-
-
-def _power(nvml: Nvml, handle: Handle) -> Values:
-    yield "pacecar_gpu_power_watts", nvml.power(handle), ()
-
-
-def _power_limit(nvml: Nvml, handle: Handle) -> Values:
-    yield "pacecar_gpu_power_limit_watts", nvml.power_limit(handle), ()
-
-
-def _energy(nvml: Nvml, handle: Handle) -> Values:
-    yield "pacecar_gpu_energy_joules_total", nvml.energy(handle), ()
-
-
-def _temperature(nvml: Nvml, handle: Handle) -> Values:
-    yield "pacecar_gpu_temperature_celsius", nvml.temperature(handle), ()
-
-
-def _clock(domain: str) -> Callable[[Nvml, Handle], Values]:
-    def ask(nvml: Nvml, handle: Handle) -> Values:
-        yield "pacecar_gpu_clock_hertz", nvml.clock(handle, domain), (domain,)
-
-    return ask
-
-
-def _clock_max(domain: str) -> Callable[[Nvml, Handle], Values]:
-    def ask(nvml: Nvml, handle: Handle) -> Values:
-        yield "pacecar_gpu_clock_max_hertz", nvml.clock_max(handle, domain), (domain,)
-
-    return ask
-
-
-QUESTIONS: dict[str, Callable[[Nvml, Handle], Values]] = {
-    "utilization": _utilization,
-    "memory": _memory,
-    "power": _power,
-    "power limit": _power_limit,
-    "energy": _energy,
-    "temperature": _temperature,
-    **{f"{domain} clock": _clock(domain) for domain in CLOCKS},
-    **{f"highest {domain} clock": _clock_max(domain) for domain in CLOCKS},
-}
-
-
-class _Gpu:
-    """One GPU: its handle, its constant facts, and what is still worth asking."""
-
-    def __init__(self, index: int, handle: Handle, identity: Identity, driver: str) -> None:
-        self.label = str(index)
-        self.handle = handle
-        self.info = sample("pacecar_gpu_info", 1, self.label, identity.uuid, identity.name, driver, identity.pci_bus_id)
-        self.questions = dict(QUESTIONS)
-        self.fields = list(FIELDS)
+STOP_SECONDS = 0.3
 
 
 class GpuCollector:
-    """Utilization, memory, power, energy, temperature, clocks, and PCIe and NVLink traffic of each GPU."""
+    """Everything of NVML, GPU by GPU."""
 
     name = "gpu"
 
-    def __init__(self, nvml: Nvml, clock: Clock) -> None:
+    def __init__(
+        self,
+        nvml: Nvml,
+        clock: Clock,
+        *,
+        deadline_seconds: float = DEADLINE_SECONDS,
+        kernel_log: str = "/dev/kmsg",
+    ) -> None:
         self._nvml = nvml
         self._clock = clock
-        self._gpus: list[_Gpu] = []
-        self._unopened: list[str] = []
-        self._last: Outcome | None = None
+        self._deadline_seconds = deadline_seconds
+        self._returned = threading.Condition()
+        self._sessions = Sessions(nvml, clock)
+        self._stop_first = False
+        self._opener: Worker[Session] = Worker("gpu-open", self._open, clock, self._returned)
+        self._witnesses = Witnesses(nvml, clock, kernel_log)
+        self._listener: Worker[Heard] = Worker("gpu-xid", self._witnesses.listen, clock, self._returned)
+        self._is_listening = False
+        self._units: dict[str, Unit] = {}
+        self._left_out = 0
+        self._is_open = False
+        self._closed: Absent | Failed = Absent("the NVIDIA driver is being opened")
         self._look_again_ns: int | None = None
+        self._opened_ns = 0
+        self._reinit_seconds = REINIT_AFTER_SECONDS
+        self._is_begun = False
 
     def collect(self) -> Outcome:
-        """Ask every GPU every question that it is known to answer."""
-        closed = self._open()
-        if closed is not None:
-            return closed
-        samples: list[Sample] = []
-        failures = list(self._unopened)
-        for gpu in self._gpus:
-            try:
-                self._ask(gpu, samples, failures)
-            except GpuLostError as error:
-                failures.append(f"gpu {gpu.label}: {error}")
-            except DriverStoppedError as error:  # old handles are void: open anew at the next tick
-                self.close()
-                self._look_again_ns = None
-                return Failed(f"gpu {gpu.label}: {error}", tuple(samples))
-        return Failed("; ".join(failures), tuple(samples)) if failures else Ok(tuple(samples))
+        """Ask every GPU what is due."""
+        if not self._is_begun:
+            self._is_begun = True
+            self._witnesses.open()
+        self._keep_session()
+        if self._is_open:
+            self._ask_all()
+        return self._gather()
+
+    def glance(self) -> Sequence[Sample]:
+        """Read power or utilization of each GPU that is up, as far as the driver calls of this tick go."""
+        if not self._is_open:
+            return ()
+        for unit in self._units.values():
+            unit.ask_to_glance()
+        self._wait_for_glances(GLANCE_SECONDS)
+        return [sample for unit in self._units.values() for sample in unit.gather_glance()]
 
     def close(self) -> None:
-        """Let go of the driver."""
-        if self._gpus or self._unopened:
-            self._gpus, self._unopened = [], []
-            self._nvml.stop()
+        """Let go of the driver, unless a call hangs in it: then the process's end has to do that."""
+        workers: list[Worker[Session] | Worker[Heard] | Worker[Reading]] = [self._opener, self._listener]
+        workers += [unit.worker for unit in self._units.values()]
+        ended = [worker.stop(STOP_SECONDS if worker.busy_since_ns is None else 0.0) for worker in workers]
+        if all(ended) and not self._sessions.is_anyone_hanging():
+            self._sessions.close()
+            self._witnesses.close()
 
-    def _open(self) -> Outcome | None:
-        """Open the driver if it is not; None when there are GPUs to ask, else why not."""
-        now = self._clock.monotonic_ns()
-        due = self._look_again_ns is not None and now >= self._look_again_ns
-        if self._gpus and not (self._unopened and due):
-            return None
-        if self._look_again_ns is not None and not due:
-            return self._last
-        self.close()
-        self._look_again_ns = now + REOPEN_SECONDS * NS_PER_SECOND
-        self._last = self._try_open()
-        return self._last
+    # --- the session ----------------------------------------------------------------------------
 
-    def _try_open(self) -> Outcome | None:
-        try:
-            self._nvml.start()
-        except DriverMissingError as error:
-            return Absent(f"no NVIDIA driver: {error}")
-        except NvmlError as error:
-            return Failed(f"NVIDIA driver: {error}")
-        try:
-            driver = self._nvml.driver_version()
-            count = self._nvml.device_count()
-        except NvmlError as error:
-            self._nvml.stop()
-            return Failed(f"NVIDIA driver: {error}")
-        for index in range(min(count, GPUS_MAX)):
-            try:
-                handle = self._nvml.device(index)
-                self._gpus.append(_Gpu(index, handle, self._nvml.identity(handle), driver))
-            except NvmlError as error:
-                self._unopened.append(f"gpu {index}: {error}")
-        if count > GPUS_MAX:
-            self._unopened.append(f"{count - GPUS_MAX} GPUs beyond the first {GPUS_MAX} left out")
-        if count == 0:
-            self._nvml.stop()
-            return Absent("the NVIDIA driver sees no GPU")
-        return None
+    def _open(self) -> Session:
+        return self._sessions.open(stop_first=self._stop_first)
 
-    def _ask(self, gpu: _Gpu, samples: list[Sample], failures: list[str]) -> None:
-        """Add what `gpu` answers; raises GpuLostError and DriverStoppedError."""
-        samples.append(gpu.info)
-        for name, question in list(gpu.questions.items()):
-            try:
-                for metric, value, labels in question(self._nvml, gpu.handle):
-                    samples.append(sample(metric, value, gpu.label, *labels))
-            except UnsupportedError:
-                del gpu.questions[name]
-            except (GpuLostError, DriverStoppedError):
-                raise
-            except NvmlError as error:
-                failures.append(f"gpu {gpu.label}: {name}: {error}")
-        if not gpu.fields:
+    def _keep_session(self) -> None:
+        """Begin to open where that is due, and take the result of an opening that has come."""
+        result = self._opener.take()  # of an opening that took longer than its tick
+        if result is None and self._opener.busy_since_ns is None and self._opening_is_due():
+            self._is_open = False
+            # A shutdown would wait for the locks of a call that hangs.
+            self._stop_first = not self._is_anyone_busy()
+            self._witnesses.detach()
+            self._opener.ask()
+            self._wait(lambda: self._opener.busy_since_ns is None)
+            result = self._opener.take()
+        if self._is_open:
+            for found in self._sessions.late():
+                self._unit_of(found).attach(found)
             return
-        try:
-            answers = self._nvml.fields(gpu.handle, [field.field for field in gpu.fields])
-        except UnsupportedError:
-            gpu.fields = []
-        except (GpuLostError, DriverStoppedError):
-            raise
-        except NvmlError as error:
-            failures.append(f"gpu {gpu.label}: counters: {error}")
-        else:
-            self._take_fields(gpu, answers, samples, failures)
+        if isinstance(result, Session):
+            self._take_session(result)
+        elif isinstance(result, Exception):
+            self._take_refusal(result)
+
+    def _opening_is_due(self) -> bool:
+        now = self._clock.monotonic_ns()
+        if not self._is_open:
+            return self._look_again_ns is None or now >= self._look_again_ns
+        # One that hangs needs no other session, but patience.
+        down = [u.down_since_ns for u in self._units.values() if u.down_since_ns is not None and u.reason != "hung"]
+        if not down:
+            self._reinit_seconds = REINIT_AFTER_SECONDS
+            return False
+        waited_ns = now - max(min(down), self._opened_ns)
+        if waited_ns < self._reinit_seconds * NS_PER_SECOND or self._is_anyone_busy():
+            return False
+        self._reinit_seconds = min(2 * self._reinit_seconds, REINIT_SECONDS_MAX)
+        return True
+
+    def _is_anyone_busy(self) -> bool:
+        if self._sessions.is_anyone_hanging() or self._listener.busy_since_ns is not None:
+            return True
+        return any(unit.worker.busy_since_ns is not None for unit in self._units.values())
+
+    def _take_session(self, session: Session) -> None:
+        now = self._clock.monotonic_ns()
+        self._opened_ns = now
+        self._look_again_ns = now + REOPEN_SECONDS * NS_PER_SECOND
+        if not session.found and not session.problems and not session.hanging:
+            self._refuse(Absent("the NVIDIA driver sees no GPU"), "vanished")
+            return
+        self._is_open = True
+        self._left_out = session.left_out
+        missing = dict(self._units)
+        gpus: list[tuple[int, str, str]] = []
+        for found in session.found:
+            unit = self._unit_of(found)
+            unit.attach(found)
+            missing.pop(unit.label, None)
+            gpus.append((found.facts.gpu_index, unit.label, found.facts.identity.pci_bus_id))
+        problems = {found.facts.gpu_index: (found, str(error)) for found, error in session.problems}
+        for unit in missing.values():
+            self._miss(unit, problems, session.hanging)
+        for index, (sought, words) in problems.items():
+            self._new_unit(index).seek(sought, "error", words)
+        known = {unit.facts.gpu_index for unit in self._units.values() if unit.facts is not None}
+        for index in set(session.hanging) - known:
+            self._new_unit(index).detach("hung", "no answer yet")
+        self._witnesses.attach(gpus, has_events=session.has_events)
 
     @staticmethod
-    def _take_fields(gpu: _Gpu, answers: Sequence[int | NvmlError], samples: list[Sample], failures: list[str]) -> None:
-        unsupported = []
-        for field, answer in zip(list(gpu.fields), answers, strict=True):
-            if isinstance(answer, int):
-                samples.append(sample(field.metric, answer * field.bytes_per_count, gpu.label))
-            elif isinstance(answer, UnsupportedError):
-                unsupported.append(field)
-            else:
-                failures.append(f"gpu {gpu.label}: {field.metric}: {answer}")
-        gpu.fields = [field for field in gpu.fields if field not in unsupported]
+    def _miss(unit: Unit, problems: dict[int, tuple[Found, str]], hanging: Sequence[int]) -> None:
+        """Go on looking for a GPU that the session lacks, unless a call hangs in it: then it comes by itself."""
+        if unit.facts is None or unit.facts.gpu_index in hanging or unit.worker.busy_since_ns is not None:
+            unit.detach("hung", "no answer yet")
+            return
+        found = Found(None, unit.facts)
+        if unit.facts.gpu_index in problems:
+            unit.seek(found, "lost", problems.pop(unit.facts.gpu_index)[1])
+        else:
+            unit.seek(found, "vanished", "the driver does not list it any more")
+
+    def _unit_of(self, found: Found) -> Unit:
+        """Return the unit of that GPU, by its UUID; a new one for a GPU that was never seen."""
+        for unit in self._units.values():
+            if unit.device.uuid == found.facts.identity.uuid:
+                return unit
+        return self._new_unit(found.facts.gpu_index)
+
+    def _new_unit(self, index: int) -> Unit:
+        """Return the nameless unit of that index, or a new one: labelled by the index unless another GPU has that."""
+        label = str(index)
+        unit = self._units.get(label)
+        if unit is not None and not unit.device.uuid:
+            return unit
+        while label in self._units:
+            index += 1
+            label = str(index)
+        unit = self._units[label] = Unit(label, self._nvml, self._clock, self._returned)
+        return unit
+
+    def _take_refusal(self, error: Exception) -> None:
+        if isinstance(error, DriverMissingError):
+            self._refuse(Absent(f"no NVIDIA driver: {error}"), "driver")
+        else:
+            kind = "" if isinstance(error, NvmlError) else f"{type(error).__name__}: "
+            self._refuse(Failed(f"NVIDIA driver: {kind}{error}"), "driver")
+        self._look_again_ns = self._clock.monotonic_ns() + REOPEN_SECONDS * NS_PER_SECOND
+
+    def _refuse(self, outcome: Absent | Failed, reason: str) -> None:
+        self._closed = outcome
+        for unit in self._units.values():
+            unit.detach(reason, outcome.reason)
+
+    # --- a tick ---------------------------------------------------------------------------------
+
+    def _ask_all(self) -> None:
+        self._wait_for_glances(self._deadline_seconds)
+        for unit in self._units.values():
+            unit.is_glancing = False
+            unit.ask()
+        self._is_listening = self._witnesses.is_listening and self._listener.busy_since_ns is None
+        if self._is_listening:
+            self._listener.ask()
+        # Who was busy before hangs, and is not waited for again.
+        asked: list[Worker[Reading] | Worker[Heard]] = [u.worker for u in self._units.values() if u.was_asked]
+        if self._is_listening:
+            asked.append(self._listener)
+        self._wait(lambda: all(worker.busy_since_ns is None for worker in asked))
+
+    def _wait_for_glances(self, seconds: float) -> None:
+        glancing = [unit.worker for unit in self._units.values() if unit.is_glancing]
+        with self._returned:
+            self._returned.wait_for(lambda: all(worker.busy_since_ns is None for worker in glancing), seconds)
+
+    def _wait(self, is_over: Callable[[], bool]) -> None:
+        someone_was_up = any(unit.was_ever_up for unit in self._units.values())
+        with self._returned:
+            self._returned.wait_for(is_over, self._deadline_seconds if someone_was_up else OPEN_SECONDS)
+
+    def _gather(self) -> Outcome:
+        samples: list[Sample] = []
+        failures: list[str] = []
+        has_stopped = False
+        for unit in self._units.values():
+            if self._is_open:
+                read, failed, stopped = unit.gather()
+                samples += read
+                failures += failed
+                has_stopped |= stopped
+            elif self._opener.busy_since_ns is not None:
+                unit.await_driver()
+            samples += unit.health()
+        heard = self._listener.take() if self._is_listening else None
+        if isinstance(heard, Heard):
+            self._witnesses.note(heard)
+            if heard.failure is not None:
+                self._witnesses.detach()  # until the driver is opened anew
+                failures.append(f"xid events: {heard.failure}")
+        samples += self._witnesses.samples()
+        samples.append(Sample("pacecar_gpu_driver_openings_total", (), self._sessions.openings))
+        if has_stopped:
+            self._is_open = False
+            self._look_again_ns = self._opened_ns + REOPEN_STOPPED_SECONDS * NS_PER_SECOND
+        return self._outcome(samples, failures)
+
+    def _outcome(self, samples: list[Sample], failures: list[str]) -> Outcome:
+        if self._left_out:
+            failures.append(f"{self._left_out} GPUs beyond the first ones left out")
+        if not self._is_open and not failures:
+            if not self._units:
+                return self._closed
+            return Failed(self._closed.reason, tuple(samples))
+        if not failures:
+            return Ok(tuple(samples))
+        more = len(failures) - REASONS_MAX
+        return Failed("; ".join(failures[:REASONS_MAX]) + (f"; and {more} more" if more > 0 else ""), tuple(samples))

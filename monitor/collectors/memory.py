@@ -1,13 +1,21 @@
-"""How much memory is there, and who waits for it?  /proc/meminfo, and the stall times of /proc/pressure.
+"""How much memory is there, and who waits for it?  /proc/meminfo and vmstat, huge pages, and stall times (PSI).
 
 "Used" is not total minus free: that counts the page cache, which the kernel gives back.  It is also not total minus
 the caches: shared memory sits in `Cached`, cannot be given back, and is where data loader workers put batches.  So
 used = total - free - buffers - (cached + reclaimable slab - shared), as htop counts.
 
-Source: proc(5), "/proc/meminfo"; Documentation/accounting/psi.rst.
+The huge pages in /proc/meminfo are those of the default size only; each size has a folder in /sys.
+
+/proc is read here and not through psutil, whose virtual_memory() warns and guesses where a field is missing.
+
+Source: proc(5), "/proc/meminfo" and "/proc/vmstat"; Documentation/accounting/psi.rst;
+Documentation/admin-guide/mm/hugetlbpage.rst.
 """
 
 from __future__ import annotations
+
+import os
+import re
 
 from pacecar.monitor.collectors.reading import Files, Reading, whole
 from pacecar.records import Outcome
@@ -16,25 +24,38 @@ __all__ = ["MemoryCollector"]
 
 RESOURCES = ("cpu", "memory", "io", "irq")
 
+MEMINFO = {
+    "MemTotal": "pacecar_host_memory_size_bytes",
+    "MemAvailable": "pacecar_host_memory_available_bytes",
+    "Cached": "pacecar_host_memory_cached_bytes",
+    "Shmem": "pacecar_host_memory_shared_bytes",
+    "Dirty": "pacecar_host_memory_dirty_bytes",
+    "Unevictable": "pacecar_host_memory_unevictable_bytes",
+    "AnonHugePages": "pacecar_host_memory_transparent_huge_bytes",
+    "SwapTotal": "pacecar_host_swap_size_bytes",
+}
+
+VMSTAT_EVENTS = {"pgmajfault": "pacecar_host_major_page_faults_total", "oom_kill": "pacecar_host_oom_kills_total"}
+VMSTAT_PAGES = {"pswpin": "pacecar_host_swap_in_bytes_total", "pswpout": "pacecar_host_swap_out_bytes_total"}
+
+POOLS_MAX = 16
+"""Sizes of huge pages; arm64 has the most, four."""
+
 
 class MemoryCollector:
-    """Memory, swap and pressure."""
+    """Memory, swap, paging, huge pages and pressure."""
 
     name = "memory"
 
     def __init__(self, files: Files) -> None:
         self._files = files
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
 
     def collect(self) -> Outcome:
-        """Read /proc/meminfo and /proc/pressure/* once."""
+        """Read /proc/meminfo, /proc/vmstat, /proc/pressure/* and the pools of huge pages once."""
         reading = Reading(self._files)
         meminfo = dict(reading.lines(self._files.proc / "meminfo", parse_meminfo_line))
-        for key, metric in (
-            ("MemTotal", "pacecar_host_memory_size_bytes"),
-            ("MemAvailable", "pacecar_host_memory_available_bytes"),
-            ("Cached", "pacecar_host_memory_cached_bytes"),
-            ("SwapTotal", "pacecar_host_swap_size_bytes"),
-        ):
+        for key, metric in MEMINFO.items():
             if key in meminfo:
                 reading.add(metric, meminfo[key])
         used = used_bytes(meminfo)
@@ -42,6 +63,12 @@ class MemoryCollector:
             reading.add("pacecar_host_memory_used_bytes", used)
         if "SwapTotal" in meminfo and "SwapFree" in meminfo:
             reading.add("pacecar_host_swap_used_bytes", meminfo["SwapTotal"] - meminfo["SwapFree"])
+        for key, count in reading.lines(self._files.proc / "vmstat", parse_vmstat_line):
+            if key in VMSTAT_EVENTS:
+                reading.add(VMSTAT_EVENTS[key], count)
+            else:
+                reading.add(VMSTAT_PAGES[key], count * self._page_bytes)
+        self._huge_pages(reading)
         for resource in RESOURCES:
             for kind, stalled_ns in reading.lines(self._files.proc / "pressure" / resource, parse_pressure_line):
                 reading.add("pacecar_host_pressure_stalled_seconds_total", stalled_ns, resource, kind)
@@ -50,6 +77,20 @@ class MemoryCollector:
     def close(self) -> None:
         """Nothing is held open."""
 
+    def _huge_pages(self, reading: Reading) -> None:
+        folder = self._files.sys / "kernel" / "mm" / "hugepages"
+        pools = [n for n in reading.names(folder) or [] if re.fullmatch(r"hugepages-\d+kB", n)]
+        for pool in reading.first(pools, POOLS_MAX, "sizes of huge pages"):
+            page = pool.removeprefix("hugepages-")
+            page_bytes = int(page.removesuffix("kB")) * 1024
+            for name, metric in (
+                ("nr_hugepages", "pacecar_host_hugepages_size_bytes"),
+                ("free_hugepages", "pacecar_host_hugepages_free_bytes"),
+            ):
+                pages = reading.parsed(folder / pool / name, whole)
+                if pages is not None:
+                    reading.add(metric, pages * page_bytes, page)
+
 
 def parse_meminfo_line(line: str) -> tuple[str, int] | None:
     """Return (key, bytes); None for rows that are not an amount of memory; raises ValueError or IndexError."""
@@ -57,9 +98,15 @@ def parse_meminfo_line(line: str) -> tuple[str, int] | None:
     fields = rest.split()
     if len(fields) == 2 and fields[1] == "kB":
         return key, whole(fields[0]) * 1024
-    if len(fields) == 1 and key.startswith("HugePages_"):  # pages, not bytes
+    if len(fields) == 1 and key.startswith("HugePages_"):  # pages, not bytes; /sys has them by size
         return None
     raise ValueError("not `key: amount kB`")
+
+
+def parse_vmstat_line(line: str) -> tuple[str, int] | None:
+    """Return (key, count) of the rows that we serve, None for the others; raises ValueError."""
+    key, _, count = line.partition(" ")
+    return (key, whole(count)) if key in VMSTAT_EVENTS or key in VMSTAT_PAGES else None
 
 
 def used_bytes(meminfo: dict[str, int]) -> int | None:

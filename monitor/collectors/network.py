@@ -1,9 +1,17 @@
-"""What crosses the network interfaces?  /proc/net/dev, and each link's rated speed from /sys/class/net.
+"""What crosses the network interfaces?  /proc/net/dev, and what /sys/class/net says about each link.
 
 The loopback and virtual interfaces are kept: gloo ranks on one machine talk over `lo`, and a container's veth is
 what its job sees.  An interface that does not know its speed (-1, or "invalid argument") has none here, not zero.
 
-Left out on purpose: InfiniBand and RoCE traffic, which bypasses the kernel and shows in none of these counters.
+Utilization is for links alone, which is where a device or a bond is behind the interface: a veth calls itself
+10 Gbit/s whatever it can do.  A share of 0.3 over a second may be 1.0 for 300 ms, which is what a step waits for; so
+utilization is windowed and glanced at between ticks.
+
+/proc and /sys are read here and not through psutil, whose net_if_stats() asks each interface by ioctl on every call
+and knows no other root.
+
+Left out on purpose: InfiniBand and RoCE traffic, which bypasses the kernel and shows in none of these counters; see
+`rdma`.
 
 Source: net/core/net-procfs.c; Documentation/ABI/testing/sysfs-class-net.
 """
@@ -11,19 +19,31 @@ Source: net/core/net-procfs.c; Documentation/ABI/testing/sysfs-class-net.
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
-from pacecar.monitor.collectors.reading import Files, Reading, whole
-from pacecar.records import Outcome
+from pacecar.clock import Clock
+from pacecar.monitor.collectors.rates import Rates
+from pacecar.monitor.collectors.reading import Files, Reading, Seldom, sample, whole
+from pacecar.records import Outcome, Sample
 
 __all__ = ["NetworkCollector"]
 
 INTERFACES_MAX = 256
 
+SELDOM_TICKS = 10
+"""Between two readings of what hardly changes about a link: four files for each interface."""
+
 BYTES_PER_SECOND_PER_MBIT = 1_000_000 // 8
+
+Parse = Callable[[str], int | None]
 
 _COLUMNS = 16
 _UNKNOWN_SPEEDS = frozenset({"-1", "4294967295"})  # SPEED_UNKNOWN, as a signed and as an unsigned number
+
+_UP = {"up": 1, "unknown": 1, "down": 0, "lowerlayerdown": 0, "dormant": 0, "notpresent": 0, "testing": 0}
+"""RFC 2863 states; loopback and tunnels say `unknown` and pass packets."""
 
 
 class Traffic(NamedTuple):
@@ -40,44 +60,118 @@ class Traffic(NamedTuple):
     transmit_drops: int
 
 
+class Link(NamedTuple):
+    """What hardly changes about one interface, and its rated speed when it is a link."""
+
+    samples: list[Sample]
+    bytes_per_second: int | None
+
+
 class NetworkCollector:
-    """Traffic, errors and drops of each interface, and the rated speed of its link."""
+    """Traffic, errors and drops of each interface, its rated speed, and how much of that is used."""
 
     name = "network"
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: Files, clock: Clock) -> None:
         self._files = files
+        self._clock = clock
+        self._dev = files.proc / "net" / "dev"
+        self._links: dict[str, Seldom[Link]] = {}
+        self._speeds: dict[str, int] = {}
+        self._rates = Rates()
 
     def collect(self) -> Outcome:
-        """Read /proc/net/dev once, and the speed of each interface in it."""
+        """Read /proc/net/dev once, and now and then the link of each interface in it."""
         reading = Reading(self._files)
-        rows = reading.lines(self._files.proc / "net" / "dev", parse_net_dev_line, skip=2)
-        for traffic in reading.first(rows, INTERFACES_MAX, "interfaces"):
-            for quantity, value in traffic._asdict().items():
-                if quantity != "interface":
-                    reading.add(f"pacecar_host_network_{quantity}_total", value, traffic.interface)
-            self._speed(reading, traffic.interface)
+        rows = reading.first(reading.lines(self._dev, parse_net_dev_line, skip=2), INTERFACES_MAX, "interfaces")
+        now_ns = self._clock.monotonic_ns()
+        names = {traffic.interface for traffic in rows}
+        self._links = {name: self._links.get(name) or Seldom(SELDOM_TICKS) for name in names}
+        self._speeds = {}
+        self._rates.keep(names)
+        for traffic in rows:
+            for quantity, value in zip(Traffic._fields[1:], traffic[1:], strict=True):
+                reading.add(f"pacecar_host_network_{quantity}_total", value, traffic.interface)
+            self._link(reading, traffic.interface)
+            for ratio in self._utilization(traffic, now_ns):
+                reading.add(ratio.metric, ratio.value, *ratio.labels)
         return reading.outcome()
+
+    def glance(self) -> Sequence[Sample]:
+        """Read /proc/net/dev, and of it the interfaces whose speed is known."""
+        if not self._speeds:
+            return []
+        found: list[Sample] = []
+        lines = self._files.read(self._dev).splitlines()[2:]
+        now_ns = self._clock.monotonic_ns()
+        for line in lines:
+            if line.rpartition(":")[0].strip() in self._speeds:
+                found += self._utilization(parse_net_dev_line(line), now_ns)
+        return found
 
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _speed(self, reading: Reading, interface: str) -> None:
-        path = self._files.sys / "class" / "net" / interface / "speed"
+    def _utilization(self, traffic: Traffic, now_ns: int) -> list[Sample]:
+        speed = self._speeds.get(traffic.interface)
+        if not speed:
+            return []
+        found = []
+        for direction, count in (("receive", traffic.receive_bytes), ("transmit", traffic.transmit_bytes)):
+            rate = self._rates.per_second((traffic.interface, direction), count, now_ns)
+            if rate is not None:
+                metric = f"pacecar_host_network_{direction}_utilization_ratio"
+                found.append(sample(metric, rate / speed, traffic.interface))
+        return found
+
+    def _link(self, reading: Reading, interface: str) -> None:
+        link = self._links[interface].get(reading, lambda: self._read_link(reading, interface))
+        for read in link.samples:
+            reading.add(read.metric, read.value, *read.labels)
+        if link.bytes_per_second is not None:
+            self._speeds[interface] = link.bytes_per_second
+
+    def _read_link(self, reading: Reading, interface: str) -> Link:
+        folder = self._files.sys / "class" / "net" / interface
+        samples: list[Sample] = []
+        speed = self._read(reading, folder / "speed", parse_speed)
+        if speed is not None:
+            samples.append(sample("pacecar_host_network_link_bytes_per_second", speed, interface))
+        for name, metric, parse in (
+            ("operstate", "pacecar_host_network_up", parse_operstate),
+            ("mtu", "pacecar_host_network_mtu_bytes", whole),
+            ("carrier_changes", "pacecar_host_network_carrier_changes_total", whole),
+        ):
+            value = self._read(reading, folder / name, parse)
+            if value is not None:
+                samples.append(sample(metric, value, interface))
+        is_link = not {"device", "bonding"}.isdisjoint(reading.names(folder) or [])
+        return Link(samples, speed if is_link else None)
+
+    def _read(self, reading: Reading, path: Path, parse: Parse) -> int | None:
         try:
             text = self._files.read(path).strip()
         except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.EOPNOTSUPP):  # has no speed
+            if error.errno not in (errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.EOPNOTSUPP):  # has no such thing
                 reading.fail(f"{path}: {error.strerror or error}")
-            return
-        if text in _UNKNOWN_SPEEDS:
-            return
+            return None
         try:
-            speed = whole(text) * BYTES_PER_SECOND_PER_MBIT
+            return parse(text)
         except ValueError as error:
             reading.fail(f"{path}:1: {error}")
-            return
-        reading.add("pacecar_host_network_link_bytes_per_second", speed, interface)
+            return None
+
+
+def parse_speed(text: str) -> int | None:
+    """Return bytes a second of a speed in Mbit/s, None when the link does not know it; raises ValueError."""
+    return None if text in _UNKNOWN_SPEEDS else whole(text) * BYTES_PER_SECOND_PER_MBIT
+
+
+def parse_operstate(text: str) -> int:
+    """Return 1 for a state that passes packets, else 0; raises ValueError for what is no state."""
+    if text not in _UP:
+        raise ValueError(f"{text!r} is no operational state")
+    return _UP[text]
 
 
 def parse_net_dev_line(line: str) -> Traffic:

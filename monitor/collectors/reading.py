@@ -13,12 +13,12 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from pacecar.catalog import by_name
 from pacecar.records import Absent, Failed, Ok, Outcome, Sample
 
-__all__ = ["Collector", "Files", "Reading", "sample", "whole"]
+__all__ = ["Collector", "Files", "Glancer", "Reading", "Seldom", "sample", "whole"]
 
 SOURCE_BYTES_MAX = 4 * 1024 * 1024
 """No file of /proc or /sys that we read comes near; it bounds a source that never ends."""
@@ -26,8 +26,9 @@ SOURCE_BYTES_MAX = 4 * 1024 * 1024
 FAILURES_MAX = 8
 """Reasons spelt out in one outcome; the rest are counted, so that a log line stays a line."""
 
-_NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.EOPNOTSUPP, errno.ENOTSUP})
-"""Errors by which a kernel says that it has no such thing (EOPNOTSUPP: PSI compiled in and switched off)."""
+_NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ESRCH, errno.EOPNOTSUPP})
+"""Errors by which a kernel says that it has no such thing (EOPNOTSUPP: PSI compiled in and switched off; ESRCH: the
+process ended between open and read)."""
 
 T = TypeVar("T")
 
@@ -46,6 +47,18 @@ class Collector(Protocol):
 
     def close(self) -> None:
         """Let go of what was opened."""
+        ...
+
+
+class Glancer(Collector, Protocol):
+    """A collector with metrics that change between two ticks: those that the catalog marks as windowed."""
+
+    def glance(self) -> Sequence[Sample]:
+        """Read only the windowed metrics, as cheaply as can be; called up to ten times a second between two ticks.
+
+        Called by the thread that collects, never while it collects.  What cannot be read is left out: the next tick
+        meets the same fault and names it.
+        """
         ...
 
 
@@ -89,6 +102,28 @@ def whole(text: str) -> int:
     return int(text)
 
 
+class Seldom(Generic[T]):
+    """What hardly changes and costs a file or more to read: read at the first of every `ticks` collects, kept between.
+
+    A reading that met a failure is not kept, so that what was unreadable once is back at the next tick.
+    """
+
+    def __init__(self, ticks: int) -> None:
+        self._ticks = ticks
+        self._left = 0
+        self._kept: T | None = None
+
+    def get(self, reading: Reading, read: Callable[[], T]) -> T:
+        """Return what `read` gave lately; `read` notes its failures in `reading`."""
+        if self._left > 0 and self._kept is not None:
+            self._left -= 1
+            return self._kept
+        failures = reading.failures
+        value = read()
+        self._kept, self._left = (value, self._ticks - 1) if reading.failures == failures else (None, 0)
+        return value
+
+
 class Reading:
     """One tick of one collector: adds up samples, gaps and failures, and ends as an outcome."""
 
@@ -98,6 +133,11 @@ class Reading:
         self._missing: list[str] = []
         self._failures: list[str] = []
         self._failed = 0
+
+    @property
+    def failures(self) -> int:
+        """How many failures were noted so far."""
+        return self._failed
 
     def add(self, metric: str, value: int | float, *labels: str) -> None:
         """Add what was read."""
@@ -147,6 +187,11 @@ class Reading:
             if value is not None:
                 values.append(value)
         return values
+
+    def parsed(self, path: Path, parse: Callable[[str], T | None]) -> T | None:
+        """Return what `parse` makes of the only line of `path`; None, and a note, when there is no sound one."""
+        values = self.lines(path, parse)
+        return values[0] if values else None
 
     def first(self, items: Sequence[T], most: int, what: str) -> Sequence[T]:
         """Return at most `most` of `items`; those left out are a failure, because silence would look complete."""

@@ -1,15 +1,18 @@
 """What the tests of the daemon share: a recorded machine, readers that fail, records of a job, and a hook's end."""
 
+import ctypes
 import shutil
 import socket
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from pacecar.clock import FakeClock
 from pacecar.monitor.collectors.reading import Files
 from pacecar.records import JobHello, Knobs, Ledger, Ok, Sample, StepRecord
 from pacecar.wire import encode_frame
+from tests.monitor.nvml_standin.standin import Control, build, compiler
 
 MACHINE = Path(__file__).parent / "machine"
 
@@ -182,3 +185,22 @@ class SteadyCollector:
 @pytest.fixture
 def steady():
     return SteadyCollector
+
+
+@pytest.fixture(scope="session")
+def driver_library(tmp_path_factory):
+    """The folder of a libnvidia-ml.so.1 that the test owns; skips where there is no C compiler."""
+    if compiler() is None:
+        pytest.skip("no C compiler to build the stand-in driver library with")
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def standin(driver_library, tmp_path, monkeypatch):
+    """The control page of a stand-in driver that the real pynvml of this process talks to, one for each test."""
+    library = shutil.copy(driver_library / "libnvidia-ml.so.1", tmp_path)  # another file is another set of globals
+    control = Control(tmp_path / "control")
+    monkeypatch.setenv("PACECAR_STANDIN", str(control.path))
+    monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(library))
+    monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
+    return control

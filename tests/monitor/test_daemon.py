@@ -3,6 +3,7 @@
 import errno
 import http.client
 import json
+import logging
 import os
 import re
 import signal
@@ -18,11 +19,15 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
 
 from pacecar.catalog import CATALOG, Subject, Unit, by_name
+from pacecar.clock import NS_PER_SECOND, FakeClock
 from pacecar.config import DaemonConfig
 from pacecar.monitor.collectors.cpu import CpuCollector
+from pacecar.monitor.collectors.network import NetworkCollector
 from pacecar.monitor.collectors.reading import Files
 from pacecar.monitor.daemon import Daemon, DaemonError, default_collectors, sample_once
 from pacecar.monitor.exporter import outside
+from pacecar.monitor.sampler import Sampler
+from pacecar.monitor.tick import Beat
 from pacecar.monitor.web import REQUESTS_MAX
 from pacecar.records import Decision, Failed, Knobs, KnobSwitch, Ok, Sample, Snapshot, TunerStatus, Verdict
 from tests.tools import find_tool
@@ -135,9 +140,12 @@ def test_served_and_catalogued_are_the_same(start, job):
         entry = by_name(name)
         assert {tuple(sorted(s.labels)) for s in samples} == {tuple(sorted(entry.labels))}, name
     due = {entry.name for entry in CATALOG if entry.subject in (Subject.JOB, Subject.TUNER, Subject.DAEMON)}
+    due -= {"pacecar_daemon_cpu_utilization_ratio"}  # known when the budget was looked at, after a window
     assert due <= served.keys()
     host = {entry.name for entry in CATALOG if entry.subject is Subject.HOST}
-    depends = re.compile("pressure|disk|swap|link|filesystem|available")  # on the kernel and the hardware
+    depends = re.compile(
+        "pressure|disk|swap|link|filesystem|available|numa|frequency|huge|network_.*(utili|carrier)"
+    )  # on the kernel and the hardware
     always = {name for name in host if not depends.search(name)}
     until(lambda: always <= families(daemon.port).keys(), f"{always} are served")  # utilization from the second tick
 
@@ -213,6 +221,10 @@ def test_a_hanging_collector_stops_neither_the_scrape_nor_the_others_nor_the_end
         return {(s.labels["collector"], s.labels["outcome"]) for s in served if s.value == 1}
 
     until(lambda: outcome() == {("hanging", "failed"), ("gpu", "ok")}, "the hanging one is failed, the other is ok")
+    begun = time.monotonic()
+    for _ in range(20):
+        get(daemon.port, "/metrics")
+    assert time.monotonic() - begun < 2  # 30 ms; had a scrape to wait for the one that hangs it were a minute
     calls = other.calls
     until(lambda: other.calls >= calls + 3, "the other one ticks on")
     begun = time.monotonic()
@@ -248,11 +260,70 @@ def test_a_scrape_reads_nothing(start, machine):
     assert len(reads) == before
 
 
+def test_over_its_budget_the_daemon_glances_less_and_says_so(start, caplog):
+    caplog.set_level(logging.INFO)
+    daemon = start([CpuCollector(Files())], cpu_budget=0.0, window_seconds=1.0)
+    assert families(daemon.port)["pacecar_daemon_glance_frequency_hertz"][0].value == 10.0
+
+    def value(name):
+        return families(daemon.port)[name][0].value
+
+    until(lambda: value("pacecar_daemon_glance_frequency_hertz") == 5.0, "the first step down")
+    assert value("pacecar_daemon_cpu_utilization_ratio") > 0
+    assert value("pacecar_daemon_cpu_budget_ratio") == 0
+    assert value("pacecar_collector_glances_total") > 0
+    lines = [record.getMessage() for record in caplog.records]
+    assert [line for line in lines if "the budget is 0.0 %: glancing 5 instead of 10 times a second" in line]
+
+
+def test_scrapes_do_not_change_the_window(start):
+    """Two scrapers read the same extremes: nobody's reading resets them."""
+    daemon = start([CpuCollector(Files())], glances_per_second=0.0)
+    until(lambda: "pacecar_host_cpu_utilization_window_max_ratio" in families(daemon.port), "a window")
+    highest = [families(daemon.port)["pacecar_host_cpu_utilization_window_max_ratio"][0].value for _ in range(20)]
+    assert highest == sorted(highest)  # ticks may raise it, scrapes never lower it
+
+
+def test_the_control_group_of_a_rank_is_served_under_its_name(start, job):
+    daemon = start()
+    job(daemon)
+
+    def members():
+        samples = families(daemon.port).get("pacecar_cgroup_member_info", [])
+        return {(s.labels["member"], s.labels["training_job"], s.labels["rank"]) for s in samples}
+
+    until(
+        lambda: members() == {("daemon", "", ""), ("rank", "run-7", "0"), ("rank", "run-7", "1")},
+        "the groups of this process, which is daemon and both ranks",
+    )
+
+
+def test_when_the_wall_clock_jumps_only_the_time_of_day_changes(machine):
+    clock = FakeClock(monotonic_ns=5 * NS_PER_SECOND)
+    files = Files(machine / "proc", machine / "sys")
+    collector = NetworkCollector(files, clock)
+    sampler = Sampler([collector], clock, deadline_seconds=5.0)
+    sampler.start()
+    dev = machine / "proc/net/dev"
+    text = dev.read_text()
+    try:
+        ratios = []
+        for second, jump in enumerate((0, 86_400, -172_800, 0)):
+            clock.advance(NS_PER_SECOND)
+            clock.jump_wall(jump * NS_PER_SECOND)
+            dev.write_text(text.replace("eth0:401", f"eth0:{401 + second * 312_500_000}"))
+            snapshot = sampler.sample(Beat(second, clock.monotonic_ns(), 0, 0))
+            ratios += [s.value for s in snapshot.samples() if s.metric.endswith("receive_utilization_window_max_ratio")]
+    finally:
+        sampler.close()
+    assert ratios == [0.1, 0.1, 0.1]
+
+
 def test_slow_clients_are_bounded_and_do_not_shut_out_the_scraper_for_ever(start, steady):
     daemon = start([steady()])
     idle = [socket.create_connection(("127.0.0.1", daemon.port)) for _ in range(REQUESTS_MAX + 4)]
-    workers = [t for t in threading.enumerate() if "process_request_thread" in t.name]
-    assert len(workers) <= REQUESTS_MAX
+    workers = [t for t in threading.enumerate() if t.name.startswith("pacecar-web")]
+    assert len(workers) == REQUESTS_MAX
     for connection in idle:
         connection.close()
 
@@ -306,13 +377,16 @@ def test_name_parameter_restricts_the_scrape(start, steady):
 
 
 def test_an_unknown_collector_in_disable_is_an_error(make_config):
-    with pytest.raises(DaemonError, match="no collector gpus; there are cpu, memory, disk, network, gpu, daemon"):
+    with pytest.raises(
+        DaemonError,
+        match="no collector gpus; there are cpu, memory, numa, disk, network, tcp, rdma, cgroup, gpu, daemon",
+    ):
         Daemon(make_config(disable=("gpus",)))
 
 
 def test_disabled_collectors_do_not_run(make_config):
     names = [c.name for c in default_collectors(make_config(disable=("gpu", "disk")), None)]
-    assert names == ["cpu", "memory", "network", "daemon"]
+    assert names == ["cpu", "memory", "numa", "network", "tcp", "rdma", "cgroup", "daemon"]
 
 
 def test_sample_once_has_rates(make_config):

@@ -1,279 +1,731 @@
-"""The GPU collector against a driver that the test owns: one in Python, and real pynvml over a library in C."""
+"""The GPU collector and the real pynvml over a driver library that the test owns."""
 
 import json
+import logging
 import os
-import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from pacecar.monitor.collectors.gpu import ALL_LINKS, REOPEN_SECONDS, GpuCollector
-from pacecar.monitor.nvml import (
-    DriverMissingError,
-    DriverStoppedError,
-    GpuLostError,
-    Identity,
-    Memory,
-    NvmlError,
-    UnsupportedError,
-    Utilization,
-)
+from pacecar.catalog import CATALOG, WINDOW_NAMES, Subject, by_name
+from pacecar.monitor.collectors.gpu import REINIT_AFTER_SECONDS, REOPEN_SECONDS, GpuCollector
+from pacecar.monitor.gpu.device import CALLS_PER_TICK_MAX
+from pacecar.monitor.gpu.unit import REASONS
+from pacecar.monitor.gpu.xid import KNOWN_XIDS
+from pacecar.monitor.nvml import PyNvml
 from pacecar.records import Absent, Failed, Ok
+from tests.monitor.nvml_standin.standin import GPUS
 
 SECOND = 1_000_000_000
-CLOCKS = {"graphics": 1, "sm": 2, "memory": 3, "video": 4}
+DEADLINE_SECONDS = 0.4
+WINDOWED = {name for names in WINDOW_NAMES.values() for name in names}
+ALWAYS_CHANGING = ("energy", "power_mean", "process_sm", "driver_calls", "last_success")
+CODES = [*range(1, 31), 999]
 
 
-class Driver:
-    """Two GPUs; handle 1 and 2; every number differs.  `fault(call number, method, handle)` may raise or replace."""
+@pytest.fixture
+def make(standin, clock, tmp_path):
+    """A function that makes a collector over the stand-in; all are closed at the end."""
+    made = []
 
-    def __init__(self, count=2, fault=None):
-        self.count = count
-        self.fault = fault or (lambda number, method, handle: None)
-        self.calls = []
-        self.starts = 0
-        self.zero = False
+    def collector(**options):
+        given = {"deadline_seconds": 5.0, "kernel_log": str(tmp_path / "kmsg")} | options
+        made.append(GpuCollector(PyNvml(), clock, **given))
+        return made[-1]
 
-    def _answer(self, method, handle, value):
-        self.calls.append((method, handle))
-        self.fault(len(self.calls), method, handle)
-        return value
-
-    def number(self, method, handle, value):
-        return self._answer(method, handle, 0 if self.zero else value + 100 * handle)
-
-    def start(self):
-        self.starts += 1
-        self._answer("start", None, None)
-
-    def stop(self):
-        self.calls.append(("stop", None))
-
-    def driver_version(self):
-        return self._answer("driver_version", None, "580.1")
-
-    def device_count(self):
-        return self._answer("device_count", None, self.count)
-
-    def device(self, index):
-        return self._answer("device", index + 1, index + 1)
-
-    def identity(self, handle):
-        return self._answer("identity", handle, Identity(f"GPU-{handle}", "H200", f"0000:{handle}:00.0"))
-
-    def utilization(self, handle):
-        return Utilization(self.number("utilization", handle, -90), 0 if self.zero else 25)
-
-    def memory(self, handle):
-        total = self.number("memory", handle, 11)
-        return Memory(total, *(0, 0) if self.zero else (total + 1, total + 2))
-
-    def power(self, handle):
-        return self.number("power", handle, 12)
-
-    def power_limit(self, handle):
-        return self.number("power_limit", handle, 13)
-
-    def energy(self, handle):
-        return self.number("energy", handle, 14)
-
-    def temperature(self, handle):
-        return self.number("temperature", handle, 15)
-
-    def clock(self, handle, domain):
-        return self.number(f"clock {domain}", handle, 20 + CLOCKS[domain])
-
-    def clock_max(self, handle, domain):
-        return self.number(f"clock_max {domain}", handle, 30 + CLOCKS[domain])
-
-    def fields(self, handle, ids):
-        self._answer("fields", handle, None)
-        return [self.field(handle, field) for field in ids]
-
-    def field(self, handle, field):
-        known = {(197, 0): 41, (198, 0): 42, (138, ALL_LINKS): 43, (139, ALL_LINKS): 44}
-        return 0 if self.zero else known[tuple(field)] + 100 * handle
+    yield collector
+    for gpu in range(GPUS):
+        standin.page.hang_ms[gpu] = 0
+    for each in made:
+        each.close()
 
 
-def test_values_of_each_gpu(clock, values):
-    read = values(GpuCollector(Driver(), clock).collect())
-    assert read[("gpu_info", "1", "GPU-2", "H200", "580.1", "0000:2:00.0")] == 1
+def tick(collector, clock, seconds=1.0):
+    """Collect, a second after the last time."""
+    clock.advance(int(seconds * SECOND))
+    return collector.collect()
+
+
+def settled(collector, clock, ticks=4):
+    """Collect until everything that needs two readings has them."""
+    outcomes = [tick(collector, clock) for _ in range(ticks)]
+    return outcomes[-1]
+
+
+def of_gpu(outcome, gpu):
+    return {(s.metric, *s.labels[1:]): s.value for s in outcome.samples if s.labels[:1] == (str(gpu),)}
+
+
+def up(outcome):
+    return sorted(int(s.labels[0]) for s in outcome.samples if s.metric == "pacecar_gpu_up" and s.value == 1)
+
+
+def health(outcome, gpu, metric, *labels):
+    return of_gpu(outcome, gpu)[("pacecar_gpu_" + metric, *labels)]
+
+
+# --- what is read ---------------------------------------------------------------------------------
+
+
+def test_values_of_each_gpu(standin, make, clock, values):
+    standin.page.reasons[1] = 0x8
+    read = values(settled(make(), clock))
+    assert (
+        read[("gpu_info", "1", "GPU-1", "Stand-in", "599.77", "00000000:1B:00.0", "hopper", "13.1", "96.00.01", "off")]
+        == 1
+    )
     expected = {
-        ("gpu_utilization_ratio", "0"): 0.1,
-        ("gpu_memory_utilization_ratio", "0"): 0.25,
-        ("gpu_memory_size_bytes", "0"): 111,
-        ("gpu_memory_used_bytes", "0"): 112,
-        ("gpu_memory_free_bytes", "0"): 113,
-        ("gpu_power_watts", "0"): 112,
-        ("gpu_power_limit_watts", "0"): 113,
-        ("gpu_energy_joules_total", "0"): 114,
-        ("gpu_temperature_celsius", "0"): 115,
-        ("gpu_clock_hertz", "0", "sm"): 122,
-        ("gpu_clock_hertz", "1", "memory"): 223,
-        ("gpu_clock_max_hertz", "0", "graphics"): 131,
-        ("gpu_clock_max_hertz", "1", "video"): 234,
-        ("gpu_pcie_transmit_bytes_total", "0"): 141,
-        ("gpu_pcie_receive_bytes_total", "0"): 142,
-        ("gpu_nvlink_transmit_bytes_total", "0"): 143 * 1024,
-        ("gpu_nvlink_receive_bytes_total", "1"): 244 * 1024,
+        ("gpu_utilization_ratio", "1"): 0.82,
+        ("gpu_memory_utilization_ratio", "1"): 0.32,
+        ("gpu_encoder_utilization_ratio", "1"): 0.42,
+        ("gpu_decoder_utilization_ratio", "1"): 0.52,
+        ("gpu_memory_size_bytes", "1"): 151010,
+        ("gpu_memory_reserved_bytes", "1"): 11020,
+        ("gpu_memory_free_bytes", "1"): 61030,
+        ("gpu_memory_used_bytes", "1"): 81040,
+        ("gpu_bar1_size_bytes", "1"): 263101,
+        ("gpu_bar1_used_bytes", "1"): 1102,
+        ("gpu_power_watts", "1"): 651103,
+        ("gpu_power_limit_watts", "1"): 701104,
+        ("gpu_temperature_celsius", "1"): 62,
+        ("gpu_memory_temperature_celsius", "1"): 72,
+        ("gpu_temperature_threshold_celsius", "1", "shutdown"): 91,
+        ("gpu_temperature_threshold_celsius", "1", "gpu_max"): 121,
+        ("gpu_clock_hertz", "1", "graphics"): 2101,
+        ("gpu_clock_hertz", "1", "sm"): 2111,
+        ("gpu_clock_hertz", "1", "memory"): 2121,
+        ("gpu_clock_hertz", "1", "video"): 2131,
+        ("gpu_clock_max_hertz", "1", "memory"): 2921,
+        ("gpu_clock_event_seconds_total", "1", "sw_power_cap", "driver"): 5007401000,
+        ("gpu_clock_event_seconds_total", "1", "hw_slowdown", "sampled"): 3 * SECOND,
+        ("gpu_clock_event_seconds_total", "1", "gpu_idle", "sampled"): 0,
+        ("gpu_performance_state", "1"): 2,
+        ("gpu_pcie_generation", "1"): 4,
+        ("gpu_pcie_generation_max", "1"): 5,
+        ("gpu_pcie_width", "1"): 8,
+        ("gpu_pcie_width_max", "1"): 16,
+        ("gpu_pcie_replays_total", "1"): 5009401000,
+        ("gpu_pcie_transmit_bytes_total", "1"): 5019701000,
+        ("gpu_pcie_receive_bytes_total", "1"): 5019801000,
+        ("gpu_ecc_errors_total", "1", "corrected", "volatile"): 5000301000,
+        ("gpu_ecc_errors_total", "1", "uncorrected", "volatile"): 5000401000,
+        ("gpu_ecc_errors_total", "1", "corrected", "aggregate"): 5000501000,
+        ("gpu_ecc_errors_total", "1", "uncorrected", "aggregate"): 5000601000,
+        ("gpu_retired_pages", "1", "single_bit"): 29,
+        ("gpu_retired_pages", "1", "double_bit"): 30,
+        ("gpu_retired_pages_pending", "1"): 31,
+        ("gpu_remapped_rows", "1", "corrected"): 142,
+        ("gpu_remapped_rows", "1", "uncorrected"): 143,
+        ("gpu_row_remap_pending", "1"): 144,
+        ("gpu_row_remap_failed", "1"): 145,
+        ("gpu_nvlink_transmit_bytes_total", "1"): 5013801000 * 1024,
+        ("gpu_nvlink_receive_bytes_total", "1"): 5013901000 * 1024,
+        ("gpu_nvlink_link_transmit_bytes_total", "1", "17"): 5013801017 * 1024,
+        ("gpu_nvlink_link_receive_bytes_total", "1", "3"): 5013901003 * 1024,
+        ("gpu_nvlink_link_errors_total", "1", "2", "replay"): 5016101002,
+        ("gpu_nvlink_link_errors_total", "1", "2", "recovery"): 5016201002,
+        ("gpu_nvlink_link_errors_total", "1", "2", "crc"): 5016301002,
+        ("gpu_nvlink_link_state", "1", "9"): 1,
+        ("gpu_nvlink_link_bytes_per_second", "1", "9"): 26562000000,
+        ("gpu_nvlink_info", "1", "5", "4.0", "switch", "00000000:C1:00.0"): 1,
+        ("gpu_sm_active_ratio", "1"): 0.0325,
+        ("gpu_sm_occupancy_ratio", "1"): 0.0425,
+        ("gpu_tensor_active_ratio", "1"): 0.0625,
+        ("gpu_pipe_active_ratio", "1", "fp64"): 0.1225,
+        ("gpu_pipe_active_ratio", "1", "fp16"): 0.1425,
+        ("gpu_dram_bandwidth_ratio", "1"): 0.1125,
+        ("gpu_pcie_transmit_bytes_per_second", "1"): 21.25 * 1048576,
+        ("gpu_pcie_receive_bytes_per_second", "1"): 22.25 * 1048576,
+        ("gpu_nvlink_receive_bytes_per_second", "1"): 61.25 * 1048576,
+        ("gpu_nvlink_transmit_bytes_per_second", "1"): 62.25 * 1048576,
+        ("gpu_fabric_state", "1", "completed"): 1,
+        ("gpu_fabric_state", "1", "in_progress"): 0,
+        ("gpu_fabric_status", "1"): 21,
+        ("gpu_fabric_condition", "1", "degraded_bandwidth"): 1,
+        ("gpu_fabric_condition", "1", "incorrect_configuration"): 1,
+        ("gpu_processes", "1"): 2,
+        ("gpu_process_memory_bytes", "1", "4010"): 8000,
+        ("gpu_process_sm_ratio", "1", "4011"): 0.32,
+        ("gpu_mig_enabled", "1"): 0,
+        ("gpu_up", "1"): 1,
+        ("gpu_consecutive_failures", "1"): 0,
     }
-    assert expected.items() <= read.items()
+    assert {key: read.get(key) for key in expected} == pytest.approx(expected)
+    assert ("gpu_pipe_active_ratio", "1", "tensor_dmma") not in read  # the stand-in lacks that one metric
+    assert ("gpu_clock_event_seconds_total", "1", "sw_power_cap", "sampled") not in read  # counted once
 
 
-def test_zero_is_a_measurement(clock, values):
-    driver = Driver()
-    before = values(GpuCollector(driver, clock).collect())
-    driver.zero = True
-    after = values(GpuCollector(driver, clock).collect())
-    assert after.keys() == before.keys()
-    assert {key[0] for key, value in after.items() if value != 0} == {"gpu_info"}
+def everything(standin, make, clock, tmp_path):
+    """Collect from two machines (NVLink 4 and 5, MIG) and return all that was read, with whatever health there is."""
+    (tmp_path / "kmsg").touch()
+    standin.page.mig = 1
+    outcomes = [settled(make(), clock)]
+    collector = make()
+    tick(collector, clock)
+    standin.page.lost[2] = 15
+    outcomes.append(tick(collector, clock))
+    standin.page.lost[2] = 0
+    standin.page.nvlink5 = 1
+    collector = make()
+    outcomes += [tick(collector, clock) for _ in range(12)]
+    return [s for outcome in outcomes for s in outcome.samples]
 
 
-def test_no_driver_is_absent_and_is_looked_for_again_only_after_a_while(clock, values):
-    def missing(number, method, handle):
-        if method == "start" and driver.starts == 1:
-            raise DriverMissingError("no library")
-
-    driver = Driver(fault=missing)
-    collector = GpuCollector(driver, clock)
-    assert isinstance(collector.collect(), Absent)
-    clock.advance((REOPEN_SECONDS - 1) * SECOND)
-    assert isinstance(collector.collect(), Absent)
-    assert driver.starts == 1
-    clock.advance(SECOND)
-    assert isinstance(collector.collect(), Ok)
-
-
-def test_driver_without_gpus_is_absent_and_let_go(clock):
-    driver = Driver(count=0)
-    assert isinstance(GpuCollector(driver, clock).collect(), Absent)
-    assert driver.calls[-1] == ("stop", None)
-
-
-def test_unsupported_question_is_absent_and_asked_once_for_that_gpu_alone(clock, values):
-    def unsupported(number, method, handle):
-        if method == "energy" and handle == 1:
-            raise UnsupportedError("Not Supported")
-
-    driver = Driver(fault=unsupported)
-    collector = GpuCollector(driver, clock)
-    for _ in range(3):
-        outcome = collector.collect()
-        assert isinstance(outcome, Ok)
-        energies = {k[1]: v for k, v in values(outcome).items() if k[0] == "gpu_energy_joules_total"}
-        assert energies == {"1": 214}
-    assert driver.calls.count(("energy", 1)) == 1
-    assert driver.calls.count(("energy", 2)) == 3
-
-
-def test_each_field_has_its_own_fate(clock, values):
-    class NoNvlink(Driver):
-        def field(self, handle, field):
-            if field.number == 138:
-                return UnsupportedError("Not Supported")
-            if field.number == 139:
-                return NvmlError("Unknown Error")
-            return super().field(handle, field)
-
-    collector = GpuCollector(NoNvlink(count=1), clock)
-    for _ in range(2):
-        outcome = collector.collect()
-        assert isinstance(outcome, Failed)
-        assert outcome.reason == "gpu 0: pacecar_gpu_nvlink_receive_bytes_total: Unknown Error"
-        counters = {key[0] for key in values(outcome) if "pcie" in key[0] or "nvlink" in key[0]}
-        assert counters == {"gpu_pcie_transmit_bytes_total", "gpu_pcie_receive_bytes_total"}
-
-
-def test_lost_gpu_is_asked_no_further_and_the_other_goes_on(clock, values):
-    def lost(number, method, handle):
-        if method == "power" and handle == 1:
-            raise GpuLostError("GPU is lost")
-
-    driver = Driver(fault=lost)
-    outcome = GpuCollector(driver, clock).collect()
-    assert isinstance(outcome, Failed)
-    assert outcome.reason == "gpu 0: GPU is lost"
-    assert ("temperature", 1) not in driver.calls
-    read = values(outcome)
-    assert ("gpu_memory_size_bytes", "0") in read
-    assert ("gpu_power_watts", "0") not in read
-    assert ("gpu_temperature_celsius", "1") in read
-
-
-@pytest.mark.parametrize("error", [NvmlError, GpuLostError, UnsupportedError, DriverStoppedError, DriverMissingError])
-def test_any_one_call_may_fail(error, clock, values):
-    """For every n: when the n-th call fails, no exception escapes and the numbers that come are the right ones."""
-    probe = Driver()
-    everything = values(GpuCollector(probe, clock).collect())
-    for n in range(1, len(probe.calls) + 1):
-
-        def fail(number, method, handle, n=n):
-            if number == n:
-                raise error("broken")
-
-        driver = Driver(fault=fail)
-        collector = GpuCollector(driver, clock)
-        outcome = collector.collect()
-        if not isinstance(outcome, Absent):
-            assert values(outcome).items() <= everything.items()
-        assert not isinstance(outcome, Ok) or error is UnsupportedError
-        clock.advance(REOPEN_SECONDS * SECOND)
-        assert isinstance(collector.collect(), Ok)
-
-
-def test_reloaded_driver_is_opened_anew_at_the_next_tick(clock):
-    def stopped(number, method, handle):
-        if method == "utilization" and driver.starts == 1:
-            raise DriverStoppedError("Uninitialized")
-
-    driver = Driver(fault=stopped)
-    collector = GpuCollector(driver, clock)
-    assert isinstance(collector.collect(), Failed)
-    assert isinstance(collector.collect(), Ok)
-    assert driver.starts == 2
-
-
-STAND_IN = r"""
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
-typedef void *dev; typedef unsigned long long u64;
-typedef struct { u64 total, free, used; } mem;
-typedef struct { unsigned gpu, memory; } util;
-typedef struct { char legacy[16]; unsigned domain, bus, device, id, sub; char bus_id[32]; } pci;
-typedef struct {
-  uint32_t field, scope; int64_t stamp, latency; unsigned type, ret; union { u64 ull; double d; } v;
-} fv;
-static int index_of(dev d) { return (int)(intptr_t)d - 1; }
-int nvmlInitWithFlags(unsigned f) { return 0; }
-int nvmlShutdown(void) { return 0; }
-const char *nvmlErrorString(int r) { return "stand-in error"; }
-int nvmlSystemGetDriverVersion(char *s, unsigned n) { snprintf(s, n, "599.77"); return 0; }
-int nvmlDeviceGetCount_v2(unsigned *n) { *n = 2; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned i, dev *d) { *d = (dev)(intptr_t)(i + 1); return 0; }
-int nvmlDeviceGetUUID(dev d, char *s, unsigned n) { snprintf(s, n, "GPU-%d", index_of(d)); return 0; }
-int nvmlDeviceGetName(dev d, char *s, unsigned n) { snprintf(s, n, "Stand-in"); return 0; }
-int nvmlDeviceGetPciInfo_v3(dev d, pci *p) {
-  memset(p, 0, sizeof *p); snprintf(p->bus_id, 32, "0000:0%d:00.0", index_of(d)); return 0; }
-int nvmlDeviceGetUtilizationRates(dev d, util *u) { if (index_of(d)) return 15; u->gpu = 97; u->memory = 31; return 0; }
-int nvmlDeviceGetMemoryInfo(dev d, mem *m) { m->total = 1001; m->free = 402; m->used = 603; return 0; }
-int nvmlDeviceGetPowerUsage(dev d, unsigned *p) { *p = 650123; return 0; }
-int nvmlDeviceGetEnforcedPowerLimit(dev d, unsigned *p) { *p = 700001; return 0; }
-int nvmlDeviceGetTotalEnergyConsumption(dev d, u64 *e) { *e = 9000000001ULL; return 0; }
-int nvmlDeviceGetTemperature(dev d, int s, unsigned *t) { *t = 0; return 0; }
-int nvmlDeviceGetClockInfo(dev d, int c, unsigned *m) { if (c == 3) return 3; *m = 1000 + c; return 0; }
-int nvmlDeviceGetMaxClockInfo(dev d, int c, unsigned *m) { *m = 2000 + c; return 0; }
-int nvmlDeviceGetFieldValues(dev d, int n, fv *f) {
-  for (int i = 0; i < n; i++) {
-    f[i].ret = 0; f[i].type = 3; f[i].v.ull = 5000000000ULL + f[i].field;
-    if (f[i].field == 138) f[i].ret = 3;
-    if (f[i].field == 139) { if (f[i].scope != 0xFFFFFFFF) f[i].ret = 2; f[i].v.ull = 7; }
-  }
-  return 0;
+GPU_METRICS = [m.name for m in CATALOG if m.subject is Subject.GPU and m.name not in WINDOWED]
+CONSTANT = {name for name in GPU_METRICS if name.endswith("_info")} | {
+    "pacecar_gpu_last_success_time_seconds",
+    "pacecar_gpu_driver_calls_total",
+    "pacecar_gpu_driver_openings_total",
 }
-"""
+"""1 by definition, or never zero once there is a GPU."""
+
+
+def test_every_metric_reads_a_zero_and_a_non_zero_value(standin, make, clock, tmp_path):
+    for gpu in range(GPUS):
+        standin.page.reasons[gpu] = 0xFF
+    standin.xid(3, 48)
+    standin.fail("POWER", 999, gpu=4, after=1, times=1)
+    numbers = {name: set() for name in GPU_METRICS}
+    for sample in everything(standin, make, clock, tmp_path):
+        assert len(sample.labels) == len(by_name(sample.metric).labels), sample
+        numbers[sample.metric].add(sample.value)
+    standin.page.zero = 1
+    zeros = {name: set() for name in GPU_METRICS}
+    for sample in everything(standin, make, clock, tmp_path):
+        zeros[sample.metric].add(sample.value)
+    assert [name for name, seen in numbers.items() if not seen - {0}] == []
+    assert [name for name, seen in zeros.items() if 0 not in seen and name not in CONSTANT] == []
+
+
+def test_zero_is_a_measurement(standin, make, clock):
+    before = {key for gpu in range(GPUS) for key in of_gpu(settled(make(), clock), gpu) if "process_" not in key[0]}
+    standin.page.zero = 1
+    outcome = settled(make(), clock)
+    after = {key for gpu in range(GPUS) for key in of_gpu(outcome, gpu) if "process_" not in key[0]}
+    assert {key for key in before - after if "fabric_condition" not in key[0]} == set()
+    assert health(outcome, 0, "utilization_ratio") == 0
+    assert health(outcome, 0, "power_watts") == 0
+
+
+def test_before_hopper_there_is_no_performance_monitor_rather_than_zero(standin, make, clock):
+    standin.page.gpm = 0
+    outcome = settled(make(), clock)
+    assert isinstance(outcome, Ok)
+    assert not [
+        s
+        for s in outcome.samples
+        if "active_ratio" in s.metric or ("bytes_per_second" in s.metric and "link_b" not in s.metric)
+    ]
+
+
+def test_nvlink_5_counts_by_its_own_fields_and_totals_are_their_sum(standin, make, clock):
+    standin.page.nvlink5 = 1
+    standin.page.links = 3
+    read = of_gpu(settled(make(), clock, 8), 0)
+    assert read[("pacecar_gpu_nvlink_link_transmit_bytes_total", "2")] == 5020200002
+    assert read[("pacecar_gpu_nvlink_link_receive_packets_total", "1")] == 5020300001
+    assert read[("pacecar_gpu_nvlink_transmit_bytes_total",)] == sum(5020200000 + link for link in range(3))
+    assert read[("pacecar_gpu_nvlink_link_errors_total", "1", "symbol")] == 5022100001
+
+
+def test_mig_instances_have_memory_processes_and_their_share_of_the_monitor(standin, make, clock, values):
+    standin.page.mig = 1
+    collector = make()
+    read = values(settled(collector, clock, 8))
+    assert read[("gpu_mig_enabled", "7")] == 1
+    assert read[("gpu_instance_info", "7", "2", "0", "MIG-7-2", "Stand-in MIG 3g.71gb")] == 1
+    assert read[("gpu_instance_memory_used_bytes", "7", "1", "0")] == 87540
+    assert read[("gpu_instance_processes", "7", "2", "0")] == 2
+    assert read[("gpu_instance_active_ratio", "7", "1", "sm")] == pytest.approx(0.1025)
+    assert ("gpu_utilization_ratio", "7") not in read
+    assert ("gpu_memory_used_bytes", "7") in read
+    standin.page.mig = 0  # found out by the question for the mode, within half a minute
+    read = values(settled(collector, clock, 40))
+    assert read[("gpu_mig_enabled", "7")] == 0
+    assert ("gpu_utilization_ratio", "7") in read
+    assert not [key for key in read if key[0].startswith("gpu_instance")]
+
+
+def test_pcie_counters_that_wrap_lose_nothing(standin, make, clock):
+    collector = make()
+    standin.page.pcie_bytes[0] = 4_294_967_000
+    settled(collector, clock)
+    standin.page.pcie_bytes[0] = (1 << 32) + 704
+    assert health(tick(collector, clock), 0, "pcie_transmit_bytes_total") == (1 << 32) + 704
+    standin.page.pcie_bytes[0] = 700  # backwards, and no wrap: it started again
+    assert health(tick(collector, clock), 0, "pcie_receive_bytes_total") == (1 << 32) + 704 + 700
+
+
+# --- what it costs --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mig", [0, 1])
+def test_no_tick_makes_more_than_twelve_calls_a_gpu_glances_included(standin, make, clock, mig):
+    standin.page.mig = mig
+    collector = make()
+    outcome = tick(collector, clock)
+    most = 0
+    for _ in range(80):
+        before = standin.calls_in_all()
+        clock.advance(SECOND // 2)
+        collector.glance()
+        clock.advance(SECOND // 2)
+        collector.glance()
+        outcome = collector.collect()
+        spent = [after - was for was, after in zip(before, standin.calls_in_all(), strict=True)]
+        most = max(most, *spent[:GPUS])
+        assert most <= CALLS_PER_TICK_MAX
+        assert spent[GPUS] <= 1  # the event set, for all GPUs together
+    assert most > 9  # the slow questions were asked, or this says nothing
+    assert isinstance(outcome, Ok)
+    for gpu in range(GPUS):  # a question is counted at its price, and the first of the monitor is one call cheaper
+        opening = ("HANDLE", "UUID", "NAME", "PCI", "VBIOS", "EVENT_REGISTER")
+        made = sum(calls for function, calls in standin.calls(gpu).items() if function not in opening)
+        assert 0 <= health(outcome, gpu, "driver_calls_total") - made <= 2 + 4 * mig  # UUIDs and names of instances
+
+
+def test_fields_are_one_call_and_unsupported_ones_are_asked_once(standin, make, clock):
+    collector = make()
+    settled(collector, clock)
+    before = standin.calls(0)["FIELDS"]
+    settled(collector, clock, 10)
+    assert standin.calls(0)["FIELDS"] == before + 10
+    standin.fail("ENC", 3, gpu=1)
+    outcome = settled(make(), clock)
+    assert isinstance(outcome, Ok)
+    assert ("pacecar_gpu_encoder_utilization_ratio",) not in of_gpu(outcome, 1)
+    assert ("pacecar_gpu_encoder_utilization_ratio",) in of_gpu(outcome, 2)
+
+
+def test_a_glance_reads_power_and_utilization_in_turn(standin, make, clock):
+    collector = make()
+    settled(collector, clock)
+    seen = set()
+    for _ in range(2):
+        clock.advance(SECOND // 2)
+        seen |= {(s.metric, s.labels, s.value) for s in collector.glance()}
+        tick(collector, clock, 0.5)
+    assert ("pacecar_gpu_power_watts", ("2",), 652103) in seen
+    assert ("pacecar_gpu_utilization_ratio", ("2",), 0.83) in seen
+
+
+@pytest.mark.parametrize(
+    "function", ["MEMORY", "ENERGY", "FIELDS", "FABRIC", "CUDA", "EVENT_CREATE", "GPM_GET", "VBIOS"]
+)
+def test_a_driver_that_lacks_a_function_lacks_its_numbers_only(standin, make, clock, function):
+    from tests.monitor.nvml_standin.standin import FUNCTION
+
+    standin.page.missing[FUNCTION[function]] = 1
+    outcome = settled(make(), clock)
+    assert up(outcome) == list(range(GPUS))
+    assert health(outcome, 0, "power_watts") == 650103
+    if function == "FIELDS":
+        assert health(outcome, 0, "energy_joules_total") == 9000000105  # by the call of its own
+
+
+# --- Xid errors -----------------------------------------------------------------------------------
+
+
+def xids(outcome):
+    counts = {s.labels: s.value for s in outcome.samples if s.metric == "pacecar_gpu_xid_errors_total"}
+    return {labels: count for labels, count in counts.items() if count or int(labels[1]) not in KNOWN_XIDS}
+
+
+def test_an_xid_of_the_event_set_and_of_the_kernel_log_counts_once(standin, make, clock, tmp_path):
+    log = tmp_path / "kmsg"
+    log.touch()
+    collector = make()
+    assert xids(tick(collector, clock)) == {}
+    standin.xid(2, 79)
+    assert xids(tick(collector, clock)) == {("2", "79"): 1}
+    with log.open("a") as file:
+        file.write("3,9,1,-;NVRM: Xid (PCI:0000:1c:00): 79, GPU has fallen off the bus.\n")
+        file.write("3,9,1,-;NVRM: Xid (PCI:0000:1d:00): 13, something.\n")
+        file.write("3,9,1,-;NVRM: Xid (PCI:0000:ff:00): 62, of no GPU of ours.\n")
+    assert xids(tick(collector, clock)) == {("2", "79"): 1, ("3", "13"): 1, ("unknown", "62"): 1}
+
+
+def test_without_a_kernel_log_the_event_set_counts_and_without_both_there_is_no_count(standin, make, clock):
+    collector = make()
+    tick(collector, clock)
+    standin.xid(0, 31)
+    assert xids(tick(collector, clock)) == {("0", "31"): 1}
+    from tests.monitor.nvml_standin.standin import FUNCTION
+
+    standin.page.missing[FUNCTION["EVENT_CREATE"]] = 1
+    outcome = tick(make(), clock)
+    assert isinstance(outcome, Ok)
+    assert not [s for s in outcome.samples if s.metric == "pacecar_gpu_xid_errors_total"]
+
+
+# --- what goes wrong ------------------------------------------------------------------------------
+
+
+def test_a_hanging_gpu_is_reported_in_the_tick_and_costs_its_own_series_only(standin, make, clock, caplog):
+    """The others keep their rate: only the first tick waits for the deadline, and none for longer."""
+    caplog.set_level(logging.INFO)
+    collector = make(deadline_seconds=DEADLINE_SECONDS)
+    settled(collector, clock)
+    standin.page.hang_ms[5] = 3000
+    durations = []
+    for _ in range(5):
+        started = time.monotonic()
+        outcome = tick(collector, clock)
+        durations.append(time.monotonic() - started)
+        assert up(outcome) == [0, 1, 2, 3, 4, 6, 7]
+        assert health(outcome, 5, "down", "hung") == 1
+        assert ("pacecar_gpu_power_watts",) not in of_gpu(outcome, 5)
+        assert health(outcome, 6, "power_watts") == 656103
+        assert isinstance(outcome, Failed)
+    assert durations[0] < 4 * DEADLINE_SECONDS
+    assert max(durations[1:]) < DEADLINE_SECONDS
+    assert health(outcome, 5, "consecutive_failures") == 5
+    assert health(outcome, 5, "failures_total", "hung") == 5
+    assert health(outcome, 5, "last_success_time_seconds") < clock.wall_ns()
+    standin.page.hang_ms[5] = 0
+    until(lambda: up(tick(collector, clock)) == list(range(GPUS)), "the call returned, and it is up again")
+    lines = [record.message for record in caplog.records if record.message.startswith("gpu 5")]
+    assert len(lines) == 2, lines  # down once, back once
+    assert standin.page.inits == 1  # nobody shut the driver down under the hanging call
+
+
+def until(is_so, what, seconds=10):
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end, f"never happened: {what}"
+        time.sleep(0.05)
+
+
+def test_a_driver_that_is_reloaded_while_a_call_hangs_is_opened_without_waiting_for_it(standin, make, clock):
+    """A shutdown would wait for the hung call; the debt is paid when nobody hangs any more."""
+    collector = make(deadline_seconds=DEADLINE_SECONDS)
+    settled(collector, clock)
+    standin.page.hang_ms[1] = 1500
+    tick(collector, clock)
+    standin.page.driver_life += 1
+    until(lambda: up(tick(collector, clock)) == [0, 2, 3, 4, 5, 6, 7], "the others are up in the new session")
+    assert (standin.page.inits, standin.page.shutdowns) == (2, 0)
+    standin.page.hang_ms[1] = 0
+    until(lambda: up(tick(collector, clock)) == list(range(GPUS)), "the hung call returned")
+
+
+def test_a_driver_that_is_only_slow_is_served_a_tick_late_rather_than_called_dead(standin, make, clock):
+    standin.page.count = 2
+    collector = make(deadline_seconds=0.05)
+    settled(collector, clock)
+    standin.page.latency_us = 15_000
+    seen = []
+    for _ in range(8):
+        outcome = tick(collector, clock)
+        seen.append(up(outcome))
+        time.sleep(0.4)
+    assert len(seen[0]) < 2  # nobody can know yet that it is only slow
+    assert seen[2:] == [[0, 1]] * 6
+    assert health(outcome, 1, "power_watts") == 651103
+
+
+def test_closing_beside_a_hanging_call_does_not_wait_for_it(standin, make, clock):
+    collector = make(deadline_seconds=DEADLINE_SECONDS)
+    settled(collector, clock)
+    standin.page.hang_ms[0] = 3000
+    tick(collector, clock)
+    started = time.monotonic()
+    collector.close()
+    assert time.monotonic() - started < 2.5
+    assert standin.page.shutdowns == 0
+
+
+def test_a_gpu_that_hangs_from_the_start_is_reported_and_comes_later(standin, make, clock):
+    """Whoever starts the daemon while a GPU hangs has the others at once."""
+    standin.page.hang_ms[0] = 700
+    standin.page.links = 0
+    collector = make(deadline_seconds=DEADLINE_SECONDS)
+    outcome = tick(collector, clock)
+    until(lambda: up(tick(collector, clock)) == list(range(1, GPUS)), "the others are up")
+    outcome = tick(collector, clock)
+    assert health(outcome, 0, "down", "hung") == 1
+    assert health(outcome, 5, "power_watts") == 655103
+    standin.page.hang_ms[0] = 0
+    until(lambda: up(tick(collector, clock)) == list(range(GPUS)), "it answered, late")
+    assert standin.page.inits == 1
+
+
+def test_closing_while_a_gpu_hangs_from_the_start_does_not_wait_for_it(standin, make, clock):
+    standin.page.hang_ms[0] = 1500
+    collector = make(deadline_seconds=DEADLINE_SECONDS)
+    until(lambda: up(tick(collector, clock)) == list(range(1, GPUS)), "the others are up")
+    started = time.monotonic()
+    collector.close()
+    assert time.monotonic() - started < 1
+    assert standin.page.shutdowns == 0
+
+
+@pytest.mark.parametrize(("code", "reason"), [(15, "lost"), (16, "reset_required"), (28, "lost"), (999, "lost")])
+def test_a_lost_gpu_that_returns_is_probed_again_without_opening_the_driver(standin, make, clock, caplog, code, reason):
+    collector = make()
+    settled(collector, clock)
+    before = standin.calls_in_all()
+    standin.page.lost[3] = code
+    for _ in range(4):
+        outcome = tick(collector, clock)
+        assert up(outcome) == [0, 1, 2, 4, 5, 6, 7]
+        assert health(outcome, 4, "power_watts") == 654103
+    assert health(outcome, 3, "down", "error" if code == 999 else reason) == 1
+    # The first tick of an unnamed error asks everything before it knows; then it is one call a tick.
+    assert standin.calls_in_all()[3] - before[3] <= 4 + CALLS_PER_TICK_MAX
+    standin.page.lost[3] = 0
+    outcome = tick(collector, clock)
+    assert isinstance(outcome, Ok)
+    assert health(outcome, 3, "power_limit_watts") == 703104
+    assert standin.page.inits == 1
+
+
+def test_a_gpu_that_stays_lost_has_the_driver_opened_anew_ever_more_seldom(standin, make, clock):
+    collector = make()
+    settled(collector, clock)
+    standin.page.lost[3] = 15
+    openings = []
+    for _ in range(200):
+        before = standin.page.inits
+        outcome = tick(collector, clock)
+        openings.append(standin.page.inits - before)
+        assert up(outcome) == [0, 1, 2, 4, 5, 6, 7]
+    at = [second for second, opened in enumerate(openings) if opened]
+    assert at[0] >= REINIT_AFTER_SECONDS - 1
+    assert 3 <= len(at) <= 5
+    assert standin.page.inits - standin.page.shutdowns == 1
+
+
+def test_a_vanished_gpu_keeps_its_label_and_so_do_the_others(standin, make, clock):
+    standin.page.count = 4
+    collector = make()
+    settled(collector, clock)
+    standin.page.lost[3] = 15
+    standin.page.count = 3
+    for _ in range(REINIT_AFTER_SECONDS + 3):
+        outcome = tick(collector, clock)
+    assert up(outcome) == [0, 1, 2]
+    assert health(outcome, 3, "down", "vanished") == 1
+    standin.page.lost[3], standin.page.count = 0, 4
+    outcome = tick(collector, clock)
+    assert up(outcome) == [0, 1, 2, 3]
+    assert health(outcome, 3, "failures_total", "vanished") > 0
+
+
+def test_a_gpu_that_is_lost_when_the_daemon_starts_is_down_and_found_when_it_returns(standin, make, clock):
+    standin.page.count = 3
+    standin.page.lost[1] = 15
+    collector = make()
+    for _ in range(3):
+        outcome = tick(collector, clock)
+        assert up(outcome) == [0, 2]
+        assert health(outcome, 1, "down", "error") == 1
+    standin.page.lost[1] = 0
+    outcome = tick(collector, clock)
+    assert up(outcome) == [0, 1, 2]
+    assert ("pacecar_gpu_info", "GPU-1") in {key[:2] for key in of_gpu(outcome, 1)}
+
+
+def test_when_numbers_shift_a_gpu_keeps_its_series_and_none_is_taken_for_another(standin, make, clock):
+    """GPU 0 falls out of the driver's list and the others move up: their labels stay with their UUIDs."""
+    collector = make()
+    settled(collector, clock)
+    standin.page.first = 1
+    standin.page.count = 7
+    standin.page.driver_life += 1
+    for _ in range(5):
+        outcome = tick(collector, clock, 2)
+    assert up(outcome) == list(range(1, GPUS))
+    assert health(outcome, 3, "power_watts") == 653103
+    assert health(outcome, 0, "down", "vanished") == 1
+
+
+def test_a_reloaded_driver_is_opened_anew_and_its_counters_go_on(standin, make, clock):
+    collector = make()
+    outcome = settled(collector, clock)
+    before = health(outcome, 0, "pcie_transmit_bytes_total")
+    standin.page.driver_life += 1
+    standin.page.zero = 1  # its counters begin at zero
+    outcome = tick(collector, clock, 2)
+    assert isinstance(outcome, Failed)
+    assert up(outcome) == []
+    assert health(outcome, 0, "down", "driver") == 1
+    outcome = tick(collector, clock, 2)
+    assert isinstance(outcome, Ok)
+    assert health(outcome, 0, "pcie_transmit_bytes_total") == before
+    standin.page.zero = 0
+    assert health(tick(collector, clock), 0, "pcie_transmit_bytes_total") == 2 * before
+
+
+def test_a_driver_that_comes_after_the_daemon_is_found(standin, make, clock):
+    standin.page.driver_missing = 1
+    collector = make()
+    assert isinstance(collector.collect(), Absent)
+    assert isinstance(tick(collector, clock, REOPEN_SECONDS - 1), Absent)
+    assert standin.calls(GPUS)["INIT"] == 1
+    standin.page.driver_missing = 0
+    assert isinstance(tick(collector, clock), Ok)
+
+
+def test_a_driver_without_gpus_is_absent_and_looked_at_again(standin, make, clock):
+    standin.page.count = 0
+    collector = make()
+    assert isinstance(collector.collect(), Absent)
+    standin.page.count = 2
+    assert isinstance(tick(collector, clock, REOPEN_SECONDS), Ok)
+
+
+def test_failures_are_said_once_and_not_at_every_tick(standin, make, clock, caplog):
+    caplog.set_level(logging.INFO)
+    collector = make()
+    settled(collector, clock)
+    standin.fail("POWER", 999, gpu=2)
+    for _ in range(5):
+        outcome = tick(collector, clock)
+        assert isinstance(outcome, Failed)
+        assert "gpu 2: power: Unknown Error" in outcome.reason
+        assert ("pacecar_gpu_power_watts",) not in of_gpu(outcome, 2)
+        assert ("pacecar_gpu_temperature_celsius",) in of_gpu(outcome, 2)
+    assert health(outcome, 2, "read_failures_total") == 5
+    standin.fail("POWER", 0)
+    assert isinstance(tick(collector, clock), Ok)
+    assert len([record for record in caplog.records if record.message.startswith("gpu 2")]) == 2
+
+
+def check_each_failure(standin, make, clock, codes):
+    """For every n: when the n-th call for GPU 0 fails, nothing is raised, GPU 1 is whole, and GPU 0 recovers."""
+    standin.page.count, standin.page.links = 2, 2
+    healthy = settled(make(), clock)
+    whole, of_0 = of_gpu(healthy, 1), of_gpu(healthy, 0)
+    # A driver without the newer call for memory counts what it reserves as used.
+    of_0.pop(("pacecar_gpu_memory_used_bytes",))
+    calls = standin.calls_in_all()[0]
+    for code in codes:
+        for n in range(calls):
+            collector = make()
+            standin.fail(None, code, gpu=0, after=n, times=1)
+            outcomes = [tick(collector, clock) for _ in range(6)]
+            standin.fail(None, 0, times=0)
+            for outcome in outcomes[2:] if code in (1, 9, 18) else outcomes[1:]:
+                assert 1 in up(outcome), (code, n, outcome.reason)
+            read = of_gpu(outcomes[-1], 1)
+            assert read.keys() == whole.keys(), (code, n)
+            for outcome in [*outcomes, tick(collector, clock, REINIT_AFTER_SECONDS + 1), tick(collector, clock)]:
+                for key, value in of_gpu(outcome, 0).items() if not isinstance(outcome, Absent) else ():
+                    stable = key in of_0 and not any(
+                        word in key[0] for word in (*ALWAYS_CHANGING, "clock_event", "fail", "down", "gpu_up")
+                    )
+                    assert not stable or value == of_0[key], (code, n, key)
+            assert up(outcome) == [0, 1], (code, n, outcome)
+            collector.close()
+
+
+@pytest.mark.parametrize("code", [2, 3, 6, 10, 15])
+def test_any_one_call_may_fail(standin, make, clock, code):
+    check_each_failure(standin, make, clock, [code])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [code for code in CODES if code not in (2, 3, 6, 10, 15)])
+def test_any_one_call_may_fail_with_any_code(standin, make, clock, code):
+    check_each_failure(standin, make, clock, [code])
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_any_one_call_of_the_driver_itself_may_fail(standin, make, clock, code):
+    """Those for no GPU: initialize, versions, count, events; none of them may cost more than one look at the driver."""
+    standin.page.count, standin.page.links = 2, 0
+    for n in range(12):
+        collector = make()
+        standin.fail(None, code, gpu=GPUS, after=n, times=1)
+        tick(collector, clock)
+        standin.fail(None, 0, times=0)
+        for _ in range(3):
+            outcome = tick(collector, clock, REOPEN_SECONDS)
+        assert up(outcome) == [0, 1], (code, n, outcome)
+        collector.close()
+
+
+def test_a_number_that_only_ever_fails_is_dropped_in_the_end(standin, make, clock):
+    standin.fail("PSTATE", 999, gpu=1)
+    collector = make()
+    assert isinstance(tick(collector, clock), Failed)
+    for _ in range(60):
+        outcome = tick(collector, clock)
+    assert isinstance(outcome, Ok)
+    assert ("pacecar_gpu_performance_state",) in of_gpu(outcome, 0)
+
+
+def test_the_structure_read_byte_by_byte_is_pynvmls_own():
+    import ctypes
+
+    import pynvml
+
+    from pacecar.monitor import nvml
+
+    assert ctypes.sizeof(pynvml.c_nvmlFieldValue_t) == nvml._FIELD_VALUE.size
+    names = ("fieldId", "scopeId", "timestamp", "latencyUsec", "valueType", "nvmlReturn", "value")
+    offsets = [getattr(pynvml.c_nvmlFieldValue_t, name).offset for name in names]
+    assert offsets == [0, 4, 8, 16, 24, 28, 32]
+
+
+@pytest.mark.parametrize(
+    ("kind", "member", "value", "bits"),
+    [
+        (1, "uiVal", 4_000_000_001, 32),
+        (2, "ulVal", 5_000_000_002, 64),
+        (3, "ullVal", (1 << 63) + 3, 64),
+        (4, "sllVal", -4, 63),
+        (5, "siVal", -5, 31),
+        (6, "usVal", 60_006, 16),
+    ],
+)
+def test_each_type_of_a_field_is_read_from_its_own_member(kind, member, value, bits):
+    import pynvml
+
+    from pacecar.monitor import nvml
+
+    union = pynvml.c_nvmlValue_t(ullVal=(1 << 64) - 1)  # rubbish beside the number
+    setattr(union, member, value)
+    assert nvml._field(7, kind, 0, bytes(union)) == (value, bits)
+
+
+def test_no_series_is_given_twice(standin, make, clock):
+    standin.page.mig = 1
+    outcome = settled(make(), clock)
+    series = [(sample.metric, sample.labels) for sample in outcome.samples]
+    assert len(series) == len(set(series))
+
+
+def test_threads_are_one_a_gpu_and_no_more_however_often_gpus_come_and_go(standin, make, clock):
+    before = threading.active_count()
+    collector = make()
+    settled(collector, clock)
+    assert threading.active_count() - before == GPUS + 2
+    for n in range(20):
+        standin.page.lost[n % GPUS] = 15
+        tick(collector, clock, REINIT_AFTER_SECONDS)
+        standin.page.lost[n % GPUS] = 0
+        tick(collector, clock)
+    assert threading.active_count() - before == GPUS + 2
+    collector.close()
+    assert threading.active_count() == before
+    assert (standin.page.inits - standin.page.shutdowns) == 0
+
+
+def test_reasons_are_bounded_and_at_most_one_holds(standin, make, clock):
+    collector = make()
+    settled(collector, clock)
+    standin.page.lost[1] = 16
+    outcome = tick(collector, clock)
+    down = {s.labels: s.value for s in outcome.samples if s.metric == "pacecar_gpu_down"}
+    assert {labels[1] for labels in down} == set(REASONS)
+    assert [labels for labels, value in down.items() if value] == [("1", "reset_required")]
+
 
 ASK = """
 import json
@@ -283,59 +735,24 @@ from pacecar.monitor.nvml import PyNvml
 collector = GpuCollector(PyNvml(), SystemClock())
 outcomes = [collector.collect(), collector.collect()]
 collector.close()
-print(json.dumps([[type(o).__name__, getattr(o, "reason", ""), [[s.metric, *s.labels, s.value] for s in o.samples]]
-                  for o in outcomes]))
+print(json.dumps([[type(o).__name__, getattr(o, "reason", ""), len(o.samples)] for o in outcomes]))
 """
 
 
-@pytest.fixture(scope="module")
-def stand_in(tmp_path_factory):
-    """A folder with a libnvidia-ml.so.1 that answers as a machine with two GPUs would, the second one lost."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler to build the stand-in driver library with")
-    folder = tmp_path_factory.mktemp("nvml")
-    source = folder / "nvml.c"
-    source.write_text(STAND_IN)
-    library = folder / "libnvidia-ml.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True, timeout=60)
-    return folder
-
-
 @pytest.mark.distributed
-def test_real_pynvml_over_a_driver_library_in_c(stand_in):
-    """Structures, units and return codes cross pynvml as they cross it from the real driver."""
-    environ = os.environ | {"LD_LIBRARY_PATH": str(stand_in)}
+def test_pynvml_finds_the_library_by_itself(standin):
+    """The other tests hand it over; here LD_LIBRARY_PATH does, as on a machine with a driver."""
     done = subprocess.run(
-        [sys.executable, "-c", ASK], env=environ, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", ASK],
+        env=os.environ | standin.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     for kind, reason, samples in json.loads(done.stdout):
-        assert kind == "Failed"
-        assert reason == "gpu 1: GPU is lost (NVML error 15)"
-        read = {tuple(sample[:-1]): sample[-1] for sample in samples}
-        expected = {
-            ("pacecar_gpu_info", "0", "GPU-0", "Stand-in", "599.77", "0000:00:00.0"): 1,
-            ("pacecar_gpu_utilization_ratio", "0"): 0.97,
-            ("pacecar_gpu_memory_utilization_ratio", "0"): 0.31,
-            ("pacecar_gpu_memory_size_bytes", "0"): 1001,
-            ("pacecar_gpu_memory_used_bytes", "0"): 603,
-            ("pacecar_gpu_memory_free_bytes", "0"): 402,
-            ("pacecar_gpu_power_watts", "0"): 650123,
-            ("pacecar_gpu_power_limit_watts", "0"): 700001,
-            ("pacecar_gpu_energy_joules_total", "0"): 9000000001,
-            ("pacecar_gpu_temperature_celsius", "0"): 0,
-            ("pacecar_gpu_clock_hertz", "0", "sm"): 1001,
-            ("pacecar_gpu_clock_hertz", "0", "graphics"): 1000,
-            ("pacecar_gpu_clock_hertz", "0", "memory"): 1002,
-            ("pacecar_gpu_clock_max_hertz", "0", "video"): 2003,
-            ("pacecar_gpu_pcie_transmit_bytes_total", "0"): 5000000197,
-            ("pacecar_gpu_pcie_receive_bytes_total", "0"): 5000000198,
-            ("pacecar_gpu_nvlink_receive_bytes_total", "0"): 7 * 1024,
-        }
-        assert expected.items() <= read.items()
-        assert ("pacecar_gpu_clock_hertz", "0", "video") not in read
-        assert ("pacecar_gpu_nvlink_transmit_bytes_total", "0") not in read
-        assert ("pacecar_gpu_info", "1", "GPU-1", "Stand-in", "599.77", "0000:01:00.0") in read
+        assert (kind, reason) == ("Ok", "")
+        assert samples > 200 * GPUS
 
 
 def test_only_nvml_py_knows_pynvml():

@@ -1,15 +1,23 @@
-"""The collectors of processors, memory, disks and network against a recorded machine."""
+"""The collectors of processors, memory, disks, network, RDMA and control groups against a recorded machine."""
 
 import os
 import shutil
 
+import psutil
 import pytest
 
-from pacecar.monitor.collectors.cpu import CpuCollector, utilization
-from pacecar.monitor.collectors.disk import DiskCollector
+from pacecar.clock import NS_PER_SECOND, FakeClock
+from pacecar.monitor.collectors.cgroup import GROUPS_MAX, CgroupCollector, Member, levels_of, parse_memory_limit
+from pacecar.monitor.collectors.cpu import SELDOM_TICKS, CpuCollector, parse_cpulist, utilization
+from pacecar.monitor.collectors.disk import DiskCollector, MountCollector
 from pacecar.monitor.collectors.memory import MemoryCollector
 from pacecar.monitor.collectors.network import INTERFACES_MAX, NetworkCollector
+from pacecar.monitor.collectors.numa import NumaCollector
 from pacecar.monitor.collectors.own import OwnCollector
+from pacecar.monitor.collectors.rates import SPAN_NS, Rates
+from pacecar.monitor.collectors.rdma import FIND_TICKS, RdmaCollector
+from pacecar.monitor.collectors.reading import Files
+from pacecar.monitor.collectors.tcp import TcpCollector
 from pacecar.records import Absent, Failed, Ok
 
 KIB = 1024
@@ -18,7 +26,7 @@ KIB = 1024
 def statvfs(path):
     """f_bsize differs from f_frsize, and every figure from the others."""
     size = {"/": 1000, "/mnt/big disk": 2000, "/dev/shm": 0, "/var/lib": 3000}[path]
-    return os.statvfs_result((8192, 4096, size, size // 2, size // 4, 7, 6, 5, 4, 255))
+    return os.statvfs_result((8192, 4096, size, size // 2, size // 4, 7 * size, 6 * size, 5 * size, 4, 255))
 
 
 def cpu(files):
@@ -29,7 +37,31 @@ def disk(files):
     return DiskCollector(files, statvfs=statvfs)
 
 
-COLLECTORS = {"cpu": cpu, "memory": MemoryCollector, "disk": disk, "network": NetworkCollector}
+def network(files, clock=None):
+    return NetworkCollector(files, clock or FakeClock())
+
+
+def rdma(files, clock=None):
+    return RdmaCollector(files, clock or FakeClock())
+
+
+RANKS = (Member("4242", "rank", "run-7", "0"), Member("4243", "rank", "run-7", "1"))
+
+
+def cgroup(files):
+    return CgroupCollector(files, lambda: RANKS)
+
+
+COLLECTORS = {
+    "cpu": cpu,
+    "memory": MemoryCollector,
+    "numa": NumaCollector,
+    "disk": disk,
+    "network": network,
+    "tcp": TcpCollector,
+    "rdma": rdma,
+    "cgroup": cgroup,
+}
 
 
 @pytest.fixture(params=list(COLLECTORS))
@@ -45,6 +77,14 @@ def test_cpu_values(files, values):
     }
     assert read[("host_cpus_online",)] == 3
     assert read[("host_context_switches_total",)] == 7654321
+    assert read[("host_interrupts_total",)] == 9999
+    assert read[("host_forks_total",)] == 4242
+    assert (read[("host_tasks_runnable",)], read[("host_tasks_blocked",)]) == (3, 0)
+    assert read[("host_cpu_frequency_min_hertz",)] == 1_200_000
+    assert read[("host_cpu_frequency_mean_hertz",)] == 2_200_000
+    assert read[("host_cpu_frequency_limit_hertz",)] == 3_500_000
+    assert read[("host_numa_cpu_seconds_total", "0", "user")] == (501 + 500) * 10_000_000
+    assert read[("host_numa_cpu_seconds_total", "1", "idle")] == 514 * 10_000_000
     assert [read[("host_load_average", w)] for w in ("1m", "5m", "15m")] == [1.25, 2.5, 3.75]
 
 
@@ -54,6 +94,45 @@ def test_cpu_utilization_needs_two_ticks_and_counts_neither_idle_nor_iowait(file
     stat = machine / "proc/stat"
     stat.write_text(stat.read_text().replace("cpu  1001 1002 1003 1004 1005", "cpu  1031 1002 1003 1054 1025"))
     assert values(collector.collect())[("host_cpu_utilization_ratio",)] == 0.3
+
+
+def test_cpu_utilization_of_a_numa_node_is_that_of_its_processors(files, machine, values):
+    collector = cpu(files)
+    collector.collect()
+    stat = machine / "proc/stat"
+    stat.write_text(stat.read_text().replace("cpu3 511 512 513 514", "cpu3 521 512 513 554"))
+    read = values(collector.collect())
+    assert read[("host_numa_cpu_utilization_ratio", "1")] == 0.2
+    assert ("host_numa_cpu_utilization_ratio", "0") not in read  # no time passed there
+
+
+def test_cpu_glance_is_the_utilization_since_the_reading_before(files, machine):
+    collector = cpu(files)
+    collector.collect()
+    assert collector.glance() == []  # no time passed
+    stat = machine / "proc/stat"
+    stat.write_text(stat.read_text().replace("cpu  1001 1002 1003 1004", "cpu  1011 1002 1003 1034"))
+    (found,) = collector.glance()
+    assert (found.metric, found.value) == ("pacecar_host_cpu_utilization_ratio", 0.25)
+
+
+def test_cpu_frequencies_are_read_seldom_and_served_always(machine, failing_files, values):
+    files = failing_files(None)
+    collector = cpu(files)
+    reads = []
+    for _ in range(2 * SELDOM_TICKS):
+        before = files.reads
+        assert ("host_cpu_frequency_mean_hertz",) in values(collector.collect())
+        reads.append(files.reads - before)
+    assert [n for n, count in enumerate(reads) if count > min(reads)] == [0, SELDOM_TICKS]
+
+
+def test_cpulist_forms():
+    assert parse_cpulist("0-2,7\n") == [0, 1, 2, 7]
+    assert parse_cpulist("\n") == []
+    for bad in ("3-1", "x", "1-a", "-1", "0-999999999"):
+        with pytest.raises(ValueError, match=r"range|whole"):
+            parse_cpulist(bad)
 
 
 def test_cpu_utilization_of_no_time_is_absent_and_of_idle_time_is_zero():
@@ -70,6 +149,16 @@ def test_memory_values(files, values):
     assert read[("host_memory_used_bytes",)] == (10000 - 3001 - 103 - (1504 + 307 - 206)) * KIB
     assert read[("host_swap_size_bytes",)] == 2048 * KIB
     assert read[("host_swap_used_bytes",)] == 49 * KIB
+    assert read[("host_memory_shared_bytes",)] == 206 * KIB
+    assert read[("host_memory_dirty_bytes",)] == 61 * KIB
+    assert read[("host_memory_unevictable_bytes",)] == 62 * KIB
+    assert read[("host_memory_transparent_huge_bytes",)] == 63 * KIB
+    assert read[("host_swap_in_bytes_total",)] == 72 * os.sysconf("SC_PAGE_SIZE")
+    assert read[("host_swap_out_bytes_total",)] == 73 * os.sysconf("SC_PAGE_SIZE")
+    assert (read[("host_major_page_faults_total",)], read[("host_oom_kills_total",)]) == (75, 76)
+    assert read[("host_hugepages_size_bytes", "2048kB")] == 11 * 2048 * KIB
+    assert read[("host_hugepages_free_bytes", "2048kB")] == 7 * 2048 * KIB
+    assert read[("host_hugepages_size_bytes", "1048576kB")] == 3 << 30
     pressure = {k[1:]: v for k, v in read.items() if k[0] == "host_pressure_stalled_seconds_total"}
     assert pressure == {
         ("cpu", "some"): 4_011_000,
@@ -84,19 +173,42 @@ def test_memory_values(files, values):
 
 def test_disk_values_are_of_whole_disks_and_local_file_systems_once_each(files, values):
     read = values(disk(files).collect())
-    assert {key for key in read if key[0].startswith("host_disk")} == {
-        (f"host_disk_{quantity}_total", device)
-        for quantity in ("reads", "read_bytes", "writes", "written_bytes", "busy_seconds")
-        for device in ("sda", "nvme0n1")
-    }
+    assert {key[1] for key in read if key[0].startswith("host_disk")} == {"sda", "nvme0n1"}
     assert read[("host_disk_reads_total", "sda")] == 101
     assert read[("host_disk_read_bytes_total", "sda")] == 103 * 512
     assert read[("host_disk_writes_total", "sda")] == 105
     assert read[("host_disk_written_bytes_total", "sda")] == 107 * 512
     assert read[("host_disk_busy_seconds_total", "nvme0n1")] == 210 * 1_000_000
+    assert read[("host_disk_read_seconds_total", "sda")] == 104 * 1_000_000
+    assert read[("host_disk_write_seconds_total", "sda")] == 108 * 1_000_000
+    assert read[("host_disk_requests_in_flight", "sda")] == 109
+    assert read[("host_disk_queue_seconds_total", "sda")] == 111 * 1_000_000
     sizes = {key[1]: value for key, value in read.items() if key[0] == "host_filesystem_size_bytes"}
     assert sizes == {"/": 1000 * 4096, "/mnt/big disk": 2000 * 4096, "/dev/shm": 0}
     assert read[("host_filesystem_available_bytes", "/mnt/big disk")] == 500 * 4096
+    assert read[("host_filesystem_files", "/")] == 7000
+    assert read[("host_filesystem_files_free", "/")] == 5000
+    assert ("host_filesystem_files", "/dev/shm") not in read  # 0 of 0 is no number of inodes
+    assert read[("host_filesystem_read_only", "/")] == 0
+
+
+def test_a_file_system_that_went_read_only_says_so(files, values):
+    readonly = os.statvfs_result((4096, 4096, 1, 1, 1, 1, 1, 1, os.ST_RDONLY, 255))
+    read = values(DiskCollector(files, statvfs=lambda path: readonly).collect())
+    assert read[("host_filesystem_read_only", "/")] == 1
+
+
+def test_a_named_mount_is_a_collector_of_its_own_and_not_counted_twice(files, values):
+    named = MountCollector("/mnt/big disk", files, statvfs=statvfs)
+    assert named.name == "mount /mnt/big disk"
+    assert values(named.collect())[("host_filesystem_size_bytes", "/mnt/big disk")] == 2000 * 4096
+    rest = values(DiskCollector(files, named=["/mnt/big disk"], statvfs=statvfs).collect())
+    assert ("host_filesystem_size_bytes", "/mnt/big disk") not in rest
+
+    def gone(path):
+        raise OSError(116, "Stale file handle")
+
+    assert MountCollector("/scratch", files, statvfs=gone).collect() == Failed("/scratch: Stale file handle", ())
 
 
 def test_disk_whose_file_system_fails_loses_only_that_one(files, values):
@@ -112,7 +224,7 @@ def test_disk_whose_file_system_fails_loses_only_that_one(files, values):
 
 
 def test_network_values(files, values):
-    read = values(NetworkCollector(files).collect())
+    read = values(network(files).collect())
     expected = {"bytes": 1, "packets": 2, "errors": 3, "drops": 4}
     for quantity, column in expected.items():
         assert read[(f"host_network_receive_{quantity}_total", "eth0")] == 400 + column
@@ -121,15 +233,62 @@ def test_network_values(files, values):
 
 
 def test_network_link_speed_is_absent_where_it_is_unknown(files, values):
-    read = values(NetworkCollector(files).collect())
+    read = values(network(files).collect())
     speeds = {k[1]: v for k, v in read.items() if k[0] == "host_network_link_bytes_per_second"}
     assert speeds == {"eth0": 25_000_000_000 // 8}
+
+
+def test_network_link_facts(files, values):
+    read = values(network(files).collect())
+    assert {k[1]: v for k, v in read.items() if k[0] == "host_network_up"} == {"eth0": 1, "veth1": 0, "lo": 1}
+    assert read[("host_network_mtu_bytes", "eth0")] == 9000
+    assert read[("host_network_carrier_changes_total", "eth0")] == 17
+    assert ("host_network_carrier_changes_total", "veth1") not in read
+
+
+def test_network_utilization_is_of_links_alone_at_ticks_and_at_glances(files, machine, values):
+    clock = FakeClock()
+    collector = network(files, clock)
+    dev = machine / "proc/net/dev"
+    text = dev.read_text()
+
+    def move(received):
+        clock.advance(NS_PER_SECOND)
+        dev.write_text(text.replace("eth0:401", f"eth0:{401 + received}"))
+
+    def ratios(read):
+        return {k: v for k, v in read.items() if "utilization" in k[0]}
+
+    assert ratios(values(collector.collect())) == {}
+    move(25_000_000_000 // 8)
+    receive, transmit = (f"host_network_{d}_utilization_ratio" for d in ("receive", "transmit"))
+    assert ratios(values(collector.collect())) == {(receive, "eth0"): 1.0, (transmit, "eth0"): 0.0}
+    move(25_000_000_000 // 8 * 3 // 2)
+    assert [(s.metric.removeprefix("pacecar_"), s.value) for s in collector.glance()] == [
+        (receive, 0.5),
+        (transmit, 0.0),
+    ]
+    clock.jump_wall(-3600 * NS_PER_SECOND)
+    move(25_000_000_000 // 8 * 3 // 2)
+    assert ratios(values(collector.collect()))[(receive, "eth0")] == 0.0
+    move(0)  # the counter went back: no rate, and the next one starts anew
+    assert ratios(values(collector.collect())) == {(transmit, "eth0"): 0.0}
+
+
+def test_network_without_any_link_does_not_even_read_at_a_glance(machine, failing_files):
+    shutil.rmtree(machine / "sys/class/net/eth0/device")
+    files = failing_files(None)
+    collector = network(files)
+    collector.collect()
+    before = files.reads
+    assert collector.glance() == []
+    assert files.reads == before
 
 
 def test_network_interfaces_are_bounded_and_those_left_out_are_said(files, machine):
     row = ": 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16\n"
     (machine / "proc/net/dev").write_text("a\nb\n" + "".join(f"v{i}{row}" for i in range(INTERFACES_MAX + 3)))
-    outcome = NetworkCollector(files).collect()
+    outcome = network(files).collect()
     assert isinstance(outcome, Failed)
     assert "3 interfaces beyond the first 256" in outcome.reason
     assert len(outcome.samples) == INTERFACES_MAX * 8
@@ -139,28 +298,39 @@ def test_zero_is_a_measurement(make, files, machine, values):
     """Every number of the sources set to 0: the same series as before, all of them zero (sizes stay)."""
     before = values(make(files).collect())
     for path in (machine / "proc").rglob("*"):
-        if path.is_file() and path.name != "mountinfo":
+        if path.is_file() and path.name not in CONSTANT:
             path.write_text("\n".join(zeroed(path.name, line) for line in path.read_text().splitlines()))
-    (machine / "sys/class/net/eth0/speed").write_text("0\n")
+    for path in (machine / "sys").rglob("*"):
+        if path.is_file() and path.name not in CONSTANT:
+            path.write_text("\n".join(zeroed(path.name, line) for line in path.read_text().splitlines()))
     after = values(make(files).collect())
     assert after.keys() == before.keys()
-    assert {k for k, v in after.items() if v != 0} <= {
-        ("host_cpus_online",),
-        *((name, mount) for name in ("host_filesystem_size_bytes", "host_filesystem_available_bytes") for mount in "/"),
-        ("host_filesystem_size_bytes", "/mnt/big disk"),
-        ("host_filesystem_available_bytes", "/mnt/big disk"),
-    }
+    for key, value in after.items():
+        kept = key[0].startswith("host_filesystem") or key[0].endswith("_info") or key[0] in STATES
+        assert kept or value == 0, key
+
+
+CONSTANT = {"mountinfo", "cgroup", "cpulist", "possible", "state", "phys_state", "operstate", "link_layer"} | {
+    "hca_type", "fw_ver", ".keep",
+}  # fmt: skip
+"""Files that hold words and keys, no measurements."""
+
+STATES = {"host_cpus_online", "host_network_up", "rdma_port_active", "rdma_port_link_up"}
 
 
 def zeroed(name, line):
     """Put 0 for every number of `line` that is a value, not a key."""
+    if name == "cpu.max":
+        return line if line.startswith("max") else "0 " + line.split()[1]
     words = line.replace("eth0:401", "eth0: 401").split(" ")
-    keep = {"diskstats": 3}.get(name, 0)
+    keep = {"diskstats": 3, "meminfo": 2 if line.startswith("Node") else 0}.get(name, 0)
     seen = 0
     out = []
     for word in words:
         seen += word != ""
-        if seen > keep and word.replace(".", "").isdigit():
+        if name == "softnet_stat":
+            word = "0" * len(word)
+        elif seen > keep and word.replace(".", "").isdigit():
             word = "0"
         elif "=" in word:
             word = word.split("=")[0] + "=0"
@@ -170,6 +340,7 @@ def zeroed(name, line):
 
 def test_missing_source_is_absent(make, files, machine):
     shutil.rmtree(machine / "proc")
+    shutil.rmtree(machine / "sys")
     outcome = make(files).collect()
     assert isinstance(outcome, Absent)
     assert "No such file" in outcome.reason
@@ -183,15 +354,33 @@ def test_missing_source_is_absent(make, files, machine):
         (cpu, "loadavg", "1.25 2.5 3.75 2/345 6789", "1.25", 1),
         (MemoryCollector, "meminfo", "Cached:          1504 kB", "Cached:          1504 pages", 5),
         (MemoryCollector, "pressure/io", "total=4032", "total=", 2),
+        (MemoryCollector, "vmstat", "pgmajfault 75", "pgmajfault", 5),
+        (TcpCollector, "net/snmp", "Udp: 611 612", "Udp: 611", 6),
+        (TcpCollector, "net/netstat", " 628", " -628", 2),
+        (TcpCollector, "net/softnet_stat", "000000ff 00000001", "000000ff oops", 2),
+        (cpu, "../sys/devices/system/node/node1/cpulist", "3", "3-x", 1),
+        (cpu, "../sys/devices/system/cpu/cpufreq/policy1/scaling_cur_freq", "24", "<unknown> 24", 1),
+        (MemoryCollector, "../sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", "11", "many", 1),
+        (NumaCollector, "../sys/devices/system/node/node1/meminfo", "4000 kB", "4000", 1),
+        (NumaCollector, "../sys/devices/system/node/node0/numastat", "numa_miss 1001", "numa_miss ?", 2),
+        (network, "../sys/class/net/eth0/mtu", "9000", "-9000", 1),
+        (network, "../sys/class/net/eth0/operstate", "up", "UP", 1),
+        (rdma, "../sys/class/infiniband/mlx5_0/ports/1/counters/port_xmit_data", "1002", "1002 words", 1),
+        (rdma, "../sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE", "ACTIVE", 1),
+        (rdma, "../sys/class/infiniband/mlx5_0/ports/1/rate", "400 Gb/sec", "400 Mb/sec", 1),
+        (cgroup, "4242/cgroup", "0::/pods", "pods", 1),
+        (cgroup, "../sys/fs/cgroup/pods/pod7/cpu.max", "250000 100000", "250000", 1),
+        (cgroup, "../sys/fs/cgroup/pods/pod7/memory.max", "8000000", "8 MB", 1),
+        (cgroup, "../sys/fs/cgroup/pods/pod7/box1/memory.events", "max 726", "max x", 3),
         (disk, "diskstats", "201 202", "2O1 202", 4),
         (disk, "self/mountinfo", " - ext4 /dev/sda1 rw\n28", " ext4\n28", 2),
-        (NetworkCollector, "net/dev", "301 302 303", "301 302", 3),
+        (network, "net/dev", "301 302 303", "301 302", 3),
     ],
 )
 def test_malformed_source_fails_naming_file_and_line_and_keeps_the_rest(
     make, path, line, bad, number, files, machine, values
 ):
-    source = machine / "proc" / path
+    source = (machine / "proc" / path).resolve()
     whole = values(make(files).collect())
     assert line in source.read_text()
     source.write_text(source.read_text().replace(line, bad, 1))
@@ -222,11 +411,262 @@ def test_own_figures_are_those_of_this_process(values):
     read = values(OwnCollector().collect())
     assert read[("daemon_cpu_seconds_total",)] > 0
     assert read[("daemon_resident_memory_bytes",)] > 1_000_000
+    assert read[("daemon_threads",)] >= 1
+    assert read[("daemon_open_files",)] >= 3
+
+
+def test_own_figures_of_a_process_that_cannot_be_read_are_failed():
+    class Gone(psutil.Process):
+        def num_fds(self):
+            raise psutil.NoSuchProcess(1)
+
+    outcome = OwnCollector(Gone()).collect()
+    assert isinstance(outcome, Failed)
+    assert "no longer exists" in outcome.reason
 
 
 def test_this_machine_itself_can_be_read():
     """The recorded machine is only as good as our idea of /proc; the kernel under this test is real."""
-    from pacecar.monitor.collectors.reading import Files
-
-    for make in (CpuCollector, MemoryCollector, NetworkCollector):
+    for make in (CpuCollector, MemoryCollector, network, TcpCollector, cgroup):
         assert isinstance(make(Files()).collect(), Ok)
+    for make in (NumaCollector, rdma, lambda files: DiskCollector(files)):
+        assert not isinstance(make(Files()).collect(), Failed)
+
+
+def test_numa_values(files, values):
+    read = values(NumaCollector(files).collect())
+    assert read[("host_numa_memory_size_bytes", "0")] == 6000 * KIB
+    assert read[("host_numa_memory_free_bytes", "1")] == 2001 * KIB
+    pages = {k[2]: v for k, v in read.items() if k[:2] == ("host_numa_pages_total", "1")}
+    assert pages == {"hit": 2000, "miss": 2001, "foreign": 2002, "local": 2004, "other": 2005}
+
+
+def test_tcp_values(files, values):
+    read = values(TcpCollector(files).collect())
+    assert read == {
+        ("host_tcp_connections",): 601,
+        ("host_tcp_segments_received_total",): 602,
+        ("host_tcp_segments_sent_total",): 603,
+        ("host_tcp_segments_retransmitted_total",): 604,
+        ("host_tcp_receive_errors_total",): 605,
+        ("host_tcp_resets_sent_total",): 606,
+        ("host_udp_receive_errors_total",): 612,
+        ("host_udp_buffer_errors_total", "receive"): 614,
+        ("host_udp_buffer_errors_total", "transmit"): 615,
+        ("host_tcp_drops_total", "listen"): 621,
+        ("host_tcp_retransmissions_total", "lost"): 622,
+        ("host_tcp_retransmissions_total", "fast"): 623,
+        ("host_tcp_retransmissions_total", "slow_start"): 624,
+        ("host_tcp_timeouts_total",): 625,
+        ("host_tcp_drops_total", "backlog"): 626,
+        ("host_tcp_drops_total", "receive_queue"): 627,
+        ("host_tcp_retransmissions_total", "syn"): 628,
+        ("host_softnet_drops_total",): 0x10 + 0x01,
+        ("host_softnet_squeezes_total",): 0x20 + 0x02,
+    }
+
+
+def test_rdma_values(files, values):
+    read = values(rdma(files).collect())
+    infiniband, roce, efa = ("mlx5_0", "1"), ("mlx5_1", "1"), ("efa_0", "1")
+    assert ("rdma_port_info", *infiniband, "InfiniBand", "MT4129", "28.39.1002") in read
+    assert ("rdma_port_info", *efa, "Unspecified", "", "") in read
+    assert (read[("rdma_port_active", *infiniband)], read[("rdma_port_active", *roce)]) == (1, 0)
+    assert (read[("rdma_port_link_up", *infiniband)], read[("rdma_port_link_up", *roce)]) == (1, 0)
+    assert read[("rdma_port_link_bytes_per_second", *infiniband)] == 50_000_000_000
+    assert read[("rdma_receive_bytes_total", *infiniband)] == 1001 * 4  # words of four bytes
+    assert read[("rdma_transmit_bytes_total", *infiniband)] == 1002 * 4
+    assert read[("rdma_receive_packets_total", *infiniband)] == 1003
+    assert read[("rdma_transmit_packets_total", *infiniband)] == 1004
+    assert read[("rdma_transmit_waits_total", *infiniband)] == 1005
+    assert read[("rdma_errors_total", *infiniband, "symbol_error")] == 1006
+    assert read[("rdma_errors_total", *infiniband, "link_downed")] == 1007
+    assert read[("rdma_congestion_events_total", *infiniband, "out_of_sequence")] == 1011
+    assert read[("rdma_congestion_events_total", *roce, "np_cnp_sent")] == 2011
+    assert read[("rdma_congestion_events_total", *roce, "np_ecn_marked_roce_packets")] == 2012
+    assert read[("rdma_errors_total", *roce, "req_cqe_error")] == 2014
+    assert read[("rdma_receive_bytes_total", *efa)] == 3001  # bytes
+    assert read[("rdma_transmit_packets_total", *efa)] == 3004
+    assert read[("rdma_congestion_events_total", *efa, "rx_drops")] == 3005
+    named = {key[3] for key in read if len(key) == 4}
+    assert named.isdisjoint({"lifespan", "rx_read_requests", "unicast_rcv_packets"})
+
+
+def test_rdma_utilization_at_ticks_and_glances(files, machine, values):
+    clock = FakeClock()
+    collector = rdma(files, clock)
+    collector.collect()
+    data = machine / "sys/class/infiniband/mlx5_0/ports/1/counters/port_rcv_data"
+    key = ("rdma_receive_utilization_ratio", "mlx5_0", "1")
+    clock.advance(NS_PER_SECOND)
+    data.write_text(f"{1001 + 50_000_000_000 // 4}\n")
+    read = values(collector.collect())
+    assert read[key] == 1.0
+    assert read[("rdma_transmit_utilization_ratio", "mlx5_0", "1")] == 0.0
+    clock.advance(NS_PER_SECOND)
+    data.write_text(f"{1001 + 50_000_000_000 // 4 * 5 // 4}\n")
+    glanced = {(s.metric.removeprefix("pacecar_"), *s.labels): s.value for s in collector.glance()}
+    assert glanced[key] == 0.25
+    assert len(glanced) == 6
+
+
+def test_rdma_glance_at_an_unreadable_file_loses_one_value(machine, failing_files):
+    clock, files = FakeClock(), failing_files(None)
+    collector = rdma(files, clock)
+    collector.collect()
+    for n in range(1, 7):
+        clock.advance(NS_PER_SECOND)
+        files.fail_at = files.reads + n
+        assert len(collector.glance()) == 5
+
+
+def test_rdma_port_without_counters_has_none(files, machine, values):
+    """What mlx4 answers for a port that has no performance counters."""
+    for name in ("port_rcv_data", "symbol_error"):
+        (machine / "sys/class/infiniband/mlx5_0/ports/1/counters" / name).write_text("N/A (no PMA)\n")
+    outcome = rdma(files).collect()
+    assert isinstance(outcome, Ok)
+    read = values(outcome)
+    assert ("rdma_receive_bytes_total", "mlx5_0", "1") not in read
+    assert ("rdma_transmit_bytes_total", "mlx5_0", "1") in read
+
+
+def test_rdma_devices_that_come_and_go_are_found_at_once_and_new_files_after_a_while(files, machine, values):
+    root = machine / "sys/class/infiniband"
+    collector = rdma(files)
+    collector.collect()
+    (root / "mlx5_1").rename(machine / "away")
+    assert {key[1] for key in values(collector.collect())} == {"mlx5_0", "efa_0"}
+    (machine / "away").rename(root / "mlx5_1")
+    assert {key[1] for key in values(collector.collect())} == {"mlx5_0", "mlx5_1", "efa_0"}
+    (root / "mlx5_0/ports/1/counters/VL15_dropped").write_text("5\n")
+    seen = [
+        ("rdma_errors_total", "mlx5_0", "1", "VL15_dropped") in values(collector.collect()) for _ in range(FIND_TICKS)
+    ]
+    assert seen[-1]
+    assert seen == sorted(seen)
+
+
+def test_cgroup_values_are_the_groups_own_and_the_limits_those_that_bind(files, values):
+    read = values(cgroup(files).collect())
+    daemon, box = "/system.slice/pacecar.service", "/pods/pod7/box1"
+    assert {key[1:] for key in read if key[0] == "cgroup_member_info"} == {
+        (daemon, "daemon", "", ""),
+        (box, "rank", "run-7", "0"),
+        (box, "rank", "run-7", "1"),
+    }
+    assert {key[0]: value for key, value in read.items() if key[1:] == (box,)} == {
+        "cgroup_cpu_limit_cpus": 2.5,  # the pod's; the box's own is 4
+        "cgroup_cpu_periods_total": 712,
+        "cgroup_cpu_throttled_periods_total": 713,
+        "cgroup_cpu_throttled_seconds_total": 714_000,
+        "cgroup_cpu_seconds_total": 721_000,
+        "cgroup_memory_limit_bytes": 8_000_000,
+        "cgroup_memory_used_bytes": 725,
+        "cgroup_memory_limit_hits_total": 726,
+        "cgroup_oom_kills_total": 727,
+    }
+    assert {key[0]: value for key, value in read.items() if key[1:] == (daemon,)} == {
+        "cgroup_cpu_seconds_total": 701_000,  # no limit, so none
+        "cgroup_memory_used_bytes": 702,
+        "cgroup_memory_limit_hits_total": 703,
+        "cgroup_oom_kills_total": 704,
+    }
+
+
+V1 = {
+    "proc/self/mountinfo": (
+        "32 31 0:29 /docker/ab /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
+        "35 31 0:32 /docker/ab /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+        "41 31 0:38 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+    ),
+    "proc/self/cgroup": "4:memory:/docker/ab\n3:cpu,cpuacct:/docker/ab\n1:name=systemd:/docker/ab\n0::/docker/ab\n",
+    "proc/4242/cgroup": "4:memory:/docker/ab/job\n3:cpu,cpuacct:/docker/ab/job\n0::/\n",
+    "proc/4243/cgroup": "4:memory:/docker/other\n3:cpu,cpuacct:/docker/other\n0::/\n",
+    "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "300000\n",
+    "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+    "sys/fs/cgroup/cpu,cpuacct/cpu.stat": "nr_periods 11\nnr_throttled 12\nthrottled_time 13\n",
+    "sys/fs/cgroup/cpu,cpuacct/cpuacct.usage": "14\n",
+    "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us": "-1\n",
+    "sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us": "100000\n",
+    "sys/fs/cgroup/cpu,cpuacct/job/cpuacct.usage": "15\n",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+    "sys/fs/cgroup/memory/memory.usage_in_bytes": "16\n",
+    "sys/fs/cgroup/memory/memory.failcnt": "17\n",
+    "sys/fs/cgroup/memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 18\n",
+    "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "1900\n",
+    "sys/fs/cgroup/memory/job/memory.usage_in_bytes": "19\n",
+}
+"""A container on a v1 host, in which only its own part of each hierarchy is mounted, and v2 beside it without use."""
+
+
+def test_cgroup_v1_values_and_groups_of_which_we_see_no_folder(tmp_path, values):
+    for path, text in V1.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    outcome = cgroup(Files(tmp_path / "proc", tmp_path / "sys")).collect()
+    assert isinstance(outcome, Ok)
+    read = values(outcome)
+    own, job = ("/docker/ab",), ("/docker/ab/job",)
+    assert {key[0].removeprefix("cgroup_"): value for key, value in read.items() if key[1:] == own} == {
+        "cpu_limit_cpus": 3.0,
+        "cpu_periods_total": 11,
+        "cpu_throttled_periods_total": 12,
+        "cpu_throttled_seconds_total": 13,
+        "cpu_seconds_total": 14,
+        "memory_used_bytes": 16,  # and no limit: v1 writes a number that means none
+        "memory_limit_hits_total": 17,
+        "oom_kills_total": 18,
+    }
+    assert {key[0].removeprefix("cgroup_"): value for key, value in read.items() if key[1:] == job} == {
+        "cpu_limit_cpus": 3.0,
+        "cpu_periods_total": 11,
+        "cpu_throttled_periods_total": 12,
+        "cpu_throttled_seconds_total": 13,
+        "cpu_seconds_total": 15,
+        "memory_limit_bytes": 1900,
+        "memory_used_bytes": 19,
+    }
+    assert not [key for key in read if key[1:] == ("/docker/other",)]
+
+
+def test_cgroup_of_a_process_that_ended_is_no_failure(files, machine, values):
+    shutil.rmtree(machine / "proc/4243")
+    outcome = cgroup(files).collect()
+    assert isinstance(outcome, Ok)
+    assert len([key for key in values(outcome) if key[0] == "cgroup_member_info"]) == 2
+
+
+def test_cgroups_are_bounded_and_those_left_out_are_said(files, machine):
+    ranks = []
+    for n in range(GROUPS_MAX + 5):
+        (machine / f"proc/{n}").mkdir()
+        (machine / f"proc/{n}/cgroup").write_text(f"0::/pods/{n}\n")
+        ranks.append(Member(str(n), "rank", "run-7", str(n)))
+    outcome = CgroupCollector(files, lambda: ranks).collect()
+    assert isinstance(outcome, Failed)
+    assert f"groups beyond the first {GROUPS_MAX} left out" in outcome.reason
+
+
+def test_cgroup_levels_stop_at_what_is_mounted(tmp_path):
+    assert levels_of(tmp_path, "/", "/a/b") == (tmp_path / "a/b", tmp_path / "a", tmp_path)
+    assert levels_of(tmp_path, "/a", "/a/b") == (tmp_path / "b", tmp_path)
+    assert levels_of(tmp_path, "/", "/") == (tmp_path,)
+    assert levels_of(tmp_path, "/a", "/ab") == ()
+    assert levels_of(tmp_path, "/", "/../elsewhere") == ()
+    assert parse_memory_limit("max") is None
+    assert parse_memory_limit("0") == 0
+
+
+def test_rates_span_at_least_their_span_and_start_anew_after_a_reset():
+    rates = Rates()
+    assert rates.per_second(("a",), 100, 0) is None
+    assert rates.per_second(("a",), 200, NS_PER_SECOND) == 100.0
+    short = NS_PER_SECOND + SPAN_NS // 5
+    assert rates.per_second(("a",), 202, short) == 102 * NS_PER_SECOND / short  # not 2 in a hundredth of a second
+    assert rates.per_second(("a",), 300, 2 * NS_PER_SECOND) == 100.0
+    assert rates.per_second(("a",), 300, 3 * NS_PER_SECOND) == 0.0
+    assert rates.per_second(("a",), 5, 4 * NS_PER_SECOND) is None
+    assert rates.per_second(("a",), 6, 5 * NS_PER_SECOND) == 1.0
+    rates.keep({"b"})
+    assert rates.per_second(("a",), 7, 6 * NS_PER_SECOND) is None

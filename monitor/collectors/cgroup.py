@@ -1,0 +1,252 @@
+"""Is a job held back by its own limits?  Control groups (v1 and v2) of the daemon and of the ranks it knows.
+
+A container with a limit of 8 processors on a machine of 64 looks idle from outside and is stopped for half of every
+100 ms inside: utilization of the machine cannot show it, `throttled` does.
+
+The limit that counts is the tightest on the way from the group up to the root: a pod may be limited where its
+container is not.  CPU limit and throttling are those of the tightest level; use is the group's own.
+
+Where a group's folder is follows from two files, not from a guess: /proc/PID/cgroup names the group below the root of
+its hierarchy, /proc/self/mountinfo says which part of a hierarchy is mounted where (in a container often its own part
+alone).  A group that is not under a mount of ours is left out.  Where both versions are mounted, a controller is in
+v1 when its hierarchy is listed, else in v2.
+
+    v2   cpu.max  cpu.stat  memory.max  memory.current  memory.events
+    v1   cpu.cfs_quota_us, cpu.cfs_period_us, cpu.stat  cpuacct.usage
+         memory.limit_in_bytes, memory.usage_in_bytes, memory.failcnt, memory.oom_control
+
+Rank identity is in one `cgroup_member_info` to join on: ranks of one container share a group and its numbers.  psutil
+does not know control groups.
+
+Source: Documentation/admin-guide/cgroup-v2.rst, cgroup-v1/memory.rst, scheduler/sched-bwc.rst; cgroups(7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pacecar.monitor.collectors.reading import Files, Reading, whole
+from pacecar.records import Outcome
+
+__all__ = ["CgroupCollector", "Member"]
+
+GROUPS_MAX = 64
+"""Groups that are read; each is some ten files.  A node has as many as it has containers with ranks in them."""
+
+LEVELS_MAX = 32
+"""Levels from a group to the root; Kubernetes has five."""
+
+NO_LIMIT_BYTES = 1 << 62
+"""v1 writes `no limit` as the largest multiple of the page size in 63 bits; no machine has half of that."""
+
+V2 = ""
+"""The name of the v2 hierarchy in /proc/PID/cgroup; those of v1 are called by their controllers."""
+
+Levels = Sequence[Path]
+"""The folders of a group and of its parents up to what is mounted."""
+
+
+class Member(NamedTuple):
+    """A process whose group is of interest: the daemon, or a rank of a job."""
+
+    pid: str
+    kind: str
+    training_job: str = ""
+    rank: str = ""
+
+
+class Mounted(NamedTuple):
+    """A hierarchy, which part of it is mounted, and where."""
+
+    hierarchy: str
+    root: str
+    mountpoint: str
+
+
+class Limit(NamedTuple):
+    """A CPU limit, and what the level that has it counted."""
+
+    cpus: float
+    periods: int | None
+    throttled_periods: int | None
+    throttled_ns: int | None
+
+
+class CgroupCollector:
+    """Limits, use and throttling of the groups of the daemon and of the ranks that `members` names."""
+
+    name = "cgroup"
+
+    def __init__(self, files: Files, members: Callable[[], Sequence[Member]]) -> None:
+        self._files = files
+        self._members = members
+
+    def collect(self) -> Outcome:
+        """Read the groups of the daemon and of all ranks known now, each group once."""
+        reading = Reading(self._files)
+        rows = reading.lines(self._files.proc / "self" / "mountinfo", parse_cgroup_mount)
+        mounts = {mount.hierarchy: mount for found in rows for mount in found}
+        groups: dict[str, dict[str, str]] = {}
+        for member in (Member("self", "daemon"), *self._members()):
+            paths = self._paths(reading, member)
+            if not paths:
+                continue
+            name = group_name(paths)
+            if name not in groups and len(groups) >= GROUPS_MAX:
+                reading.fail(f"groups beyond the first {GROUPS_MAX} left out, the first of them {name}")
+                break
+            groups[name] = paths
+            reading.add("pacecar_cgroup_member_info", 1, name, member.kind, member.training_job, member.rank)
+        for name, paths in groups.items():
+            self._cpu(reading, name, mounts, paths)
+            self._memory(reading, name, mounts, paths)
+        return reading.outcome()
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _paths(self, reading: Reading, member: Member) -> dict[str, str]:
+        """Return hierarchy -> path of the group; empty, which is healthy, when the process ended meanwhile."""
+        rows = reading.lines(self._files.proc / member.pid / "cgroup", parse_cgroup_line)
+        return {hierarchy: path for found in rows for hierarchy, path in found}
+
+    def _levels(self, mounts: dict[str, Mounted], paths: dict[str, str], controller: str) -> tuple[bool, Levels]:
+        """Return whether `controller` is in v1, and the group's levels; none when it is not under a mount of ours."""
+        is_v1 = controller in paths and controller in mounts
+        mount, path = mounts.get(controller if is_v1 else V2), paths.get(controller if is_v1 else V2)
+        if mount is None or path is None:
+            return is_v1, ()
+        return is_v1, levels_of(self._files.sys / mount.mountpoint.removeprefix("/sys/"), mount.root, path)
+
+    def _cpu(self, reading: Reading, name: str, mounts: dict[str, Mounted], paths: dict[str, str]) -> None:
+        is_v1, levels = self._levels(mounts, paths, "cpu")
+        failures = reading.failures
+        limit_of = _limit_v1 if is_v1 else _limit_v2
+        limits = [limit for level in levels if (limit := limit_of(reading, level)) is not None]
+        if limits and reading.failures == failures:  # the tightest of some levels may be looser than the one that binds
+            limit = min(limits, key=lambda limit: limit.cpus)
+            reading.add("pacecar_cgroup_cpu_limit_cpus", limit.cpus, name)
+            _add(reading, name, "pacecar_cgroup_cpu_periods_total", limit.periods)
+            _add(reading, name, "pacecar_cgroup_cpu_throttled_periods_total", limit.throttled_periods)
+            _add(reading, name, "pacecar_cgroup_cpu_throttled_seconds_total", limit.throttled_ns)
+        is_v1, levels = self._levels(mounts, paths, "cpuacct")
+        for own in levels[:1]:
+            if is_v1:
+                used_ns = reading.parsed(own / "cpuacct.usage", whole)
+            else:
+                used_ns = _microseconds(_table(reading, own / "cpu.stat").get("usage_usec"))
+            _add(reading, name, "pacecar_cgroup_cpu_seconds_total", used_ns)
+
+    def _memory(self, reading: Reading, name: str, mounts: dict[str, Mounted], paths: dict[str, str]) -> None:
+        is_v1, levels = self._levels(mounts, paths, "memory")
+        failures = reading.failures
+        file = "memory.limit_in_bytes" if is_v1 else "memory.max"
+        limits = [limit for level in levels if (limit := reading.parsed(level / file, parse_memory_limit)) is not None]
+        if reading.failures == failures:
+            _add(reading, name, "pacecar_cgroup_memory_limit_bytes", min(limits, default=None))
+        for own in levels[:1]:
+            used = reading.parsed(own / ("memory.usage_in_bytes" if is_v1 else "memory.current"), whole)
+            _add(reading, name, "pacecar_cgroup_memory_used_bytes", used)
+            events = _table(reading, own / ("memory.oom_control" if is_v1 else "memory.events"))
+            hits = reading.parsed(own / "memory.failcnt", whole) if is_v1 else events.get("max")
+            _add(reading, name, "pacecar_cgroup_memory_limit_hits_total", hits)
+            _add(reading, name, "pacecar_cgroup_oom_kills_total", events.get("oom_kill"))
+
+
+def _add(reading: Reading, name: str, metric: str, value: float | None) -> None:
+    if value is not None:
+        reading.add(metric, value, name)
+
+
+def _table(reading: Reading, path: Path) -> dict[str, int]:
+    return dict(reading.lines(path, parse_flat_line))
+
+
+def _microseconds(count: int | None) -> int | None:
+    return None if count is None else count * 1000
+
+
+def _limit_v2(reading: Reading, level: Path) -> Limit | None:
+    cpus = reading.parsed(level / "cpu.max", parse_cpu_max)
+    if cpus is None:
+        return None
+    stat = _table(reading, level / "cpu.stat")
+    return Limit(cpus, stat.get("nr_periods"), stat.get("nr_throttled"), _microseconds(stat.get("throttled_usec")))
+
+
+def _limit_v1(reading: Reading, level: Path) -> Limit | None:
+    quota = reading.parsed(level / "cpu.cfs_quota_us", parse_quota)
+    period = reading.parsed(level / "cpu.cfs_period_us", whole)
+    if quota is None or not period:
+        return None
+    stat = _table(reading, level / "cpu.stat")
+    return Limit(quota / period, stat.get("nr_periods"), stat.get("nr_throttled"), stat.get("throttled_time"))
+
+
+def levels_of(top: Path, root: str, path: str) -> Levels:
+    """Return the folders of the group `path` and its parents below `top`, where the part `root` is mounted.
+
+    Empty when the group is outside of that part, or outside of our cgroup namespace (`/../..`).
+    """
+    root = root.rstrip("/")
+    if ".." in path.split("/") or (path != root and not path.startswith(f"{root}/")):
+        return ()
+    parts = [part for part in path.removeprefix(root).split("/") if part]
+    return tuple(top.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1))[:LEVELS_MAX]
+
+
+def group_name(paths: dict[str, str]) -> str:
+    """Return the path by which people know the group: that of v2, or of memory where v1 does the work."""
+    for hierarchy in ("memory", "cpu", V2):
+        if hierarchy in paths:
+            return paths[hierarchy]
+    return next(iter(paths.values()))
+
+
+def parse_cgroup_line(line: str) -> list[tuple[str, str]]:
+    """Return (hierarchy, path) for each controller of a line of /proc/PID/cgroup; raises ValueError."""
+    number, controllers, path = line.split(":", 2)
+    whole(number)
+    return [(name, path) for name in controllers.split(",")]
+
+
+def parse_cgroup_mount(line: str) -> list[Mounted] | None:
+    """Return the hierarchies of a line of mountinfo, None for other file systems; raises ValueError or IndexError."""
+    before, dash, after = line.partition(" - ")
+    if dash == "":
+        raise ValueError("no ` - ` before the file system type")
+    fields, tail = before.split(" "), after.split(" ")
+    if tail[0] == "cgroup2":
+        return [Mounted(V2, fields[3], fields[4])]
+    if tail[0] == "cgroup":
+        return [Mounted(name, fields[3], fields[4]) for name in tail[2].split(",")]
+    return None
+
+
+def parse_flat_line(line: str) -> tuple[str, int]:
+    """Return (key, count) of a flat keyed file; raises ValueError."""
+    key, _, count = line.partition(" ")
+    return key, whole(count)
+
+
+def parse_cpu_max(line: str) -> float | None:
+    """Return processors of `quota period`, None for `max period`; raises ValueError or IndexError."""
+    quota, period = line.split()
+    if whole(period) == 0:
+        raise ValueError("a period of 0")
+    return None if quota == "max" else whole(quota) / whole(period)
+
+
+def parse_quota(line: str) -> int | None:
+    """Return microseconds of a period, None for -1, which is no limit; raises ValueError."""
+    return None if line.strip() == "-1" else whole(line.strip())
+
+
+def parse_memory_limit(line: str) -> int | None:
+    """Return bytes, None for no limit; raises ValueError."""
+    if line.strip() == "max":
+        return None
+    limit = whole(line.strip())
+    return None if limit >= NO_LIMIT_BYTES else limit

@@ -1,0 +1,50 @@
+"""How fast does a counter rise?  The difference of two readings over the time between them.
+
+Two readings that lie close together (a tick right after a glance) make a rate of rounding and of the moment at which
+a driver books its work.  So a rate spans at least SPAN_NS, over the reading before the last if need be.  A counter
+that went back was reset: there is no rate then, and the count starts anew.
+
+Left out on purpose: what the counter counts.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pacecar.clock import NS_PER_SECOND
+
+__all__ = ["Rates"]
+
+SPAN_NS = 50_000_000
+"""Half the shortest interval between glances."""
+
+
+class _Point(NamedTuple):
+    at_ns: int
+    value: int
+
+
+class Rates:
+    """The rates of the counters of one source, by key.  `keep` bounds it to what is still there."""
+
+    def __init__(self) -> None:
+        self._points: dict[tuple[str, ...], tuple[_Point | None, _Point]] = {}
+
+    def per_second(self, key: tuple[str, ...], count: int, now_ns: int) -> float | None:
+        """Return the counts a second since the reading before; None at the first and after a reset."""
+        now = _Point(now_ns, count)
+        earlier, last = self._points.get(key, (None, None))
+        if last is None or count < last.value:
+            self._points[key] = (None, now)
+            return None
+        since = last if now_ns - last.at_ns >= SPAN_NS else earlier
+        if since is last:
+            self._points[key] = (last, now)
+        if since is None or now_ns <= since.at_ns:
+            return None
+        return (count - since.value) * NS_PER_SECOND / (now_ns - since.at_ns)
+
+    def keep(self, names: set[str]) -> None:
+        """Forget all counters but those whose key begins with one of `names`."""
+        for key in [key for key in self._points if key[0] not in names]:
+            del self._points[key]

@@ -1,0 +1,255 @@
+"""What crosses the RDMA ports?  InfiniBand and RoCE, each counter file on its own.
+
+NCCL over RDMA bypasses the kernel: the interface's counters stay still while the port is full.  The port counts for
+itself, in a file a counter; which files there are depends on driver, firmware and link layer, and some cannot be
+read in a guest.  So what is there is found once, each file is read on its own, and one that cannot be read loses one
+sample.
+
+- `port_rcv_data` and `port_xmit_data` count words of four bytes; so says the kernel's documentation of sysfs, and
+  the name does not.  Drivers without them (EFA) count bytes in hw_counters/rx_bytes and tx_bytes.
+- "N/A (no PMA)" is what a port without counters answers: missing, not an error.
+- RoCE's congestion shows in hw_counters only: `np_ecn_marked_roce_packets` (the network marked what arrived),
+  `np_cnp_sent` (this port asked the sender to slow down), `rp_cnp_handled` (this port was asked to).
+
+Some drivers keep hw_counters for the device, not for the port; they are served where the device has one port.
+
+Of the driver's counters those are served that name an error, a loss or congestion; what a driver adds besides
+(allocations, requests by kind) is left out, because each name is a series for each port.
+
+Source: Documentation/ABI/stable/sysfs-class-infiniband; drivers/infiniband/hw/{mlx5/counters.c, bnxt_re/hw_counters.c,
+efa/efa_verbs.c, irdma/verbs.c, mana/counters.c} for names.  psutil does not know RDMA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from pacecar.clock import Clock
+from pacecar.monitor.collectors.rates import Rates
+from pacecar.monitor.collectors.reading import Files, Reading, sample, whole
+from pacecar.records import Outcome, Sample
+
+__all__ = ["RdmaCollector"]
+
+DEVICES_MAX = 64
+PORTS_MAX = 16
+"""Ports of one device; adapters have one or two."""
+
+FIND_TICKS = 30
+"""Between two looks at which files a device has: a driver that adds counters is reloaded, which takes longer."""
+
+WORD_BYTES = 4
+
+TRAFFIC = {
+    "counters/port_rcv_data": ("pacecar_rdma_receive_bytes_total", WORD_BYTES),
+    "counters/port_xmit_data": ("pacecar_rdma_transmit_bytes_total", WORD_BYTES),
+    "counters/port_rcv_packets": ("pacecar_rdma_receive_packets_total", 1),
+    "counters/port_xmit_packets": ("pacecar_rdma_transmit_packets_total", 1),
+    "counters/port_xmit_wait": ("pacecar_rdma_transmit_waits_total", 1),
+}
+
+INSTEAD = {
+    "counters/port_rcv_data": ("hw_counters/rx_bytes", "pacecar_rdma_receive_bytes_total"),
+    "counters/port_xmit_data": ("hw_counters/tx_bytes", "pacecar_rdma_transmit_bytes_total"),
+    "counters/port_rcv_packets": ("hw_counters/rx_pkts", "pacecar_rdma_receive_packets_total"),
+    "counters/port_xmit_packets": ("hw_counters/tx_pkts", "pacecar_rdma_transmit_packets_total"),
+}
+"""What to read where the standard file is not there."""
+
+_ERRORS = """
+    symbol_error link_error_recovery link_downed port_rcv_errors port_rcv_remote_physical_errors
+    port_rcv_switch_relay_errors port_xmit_discards port_xmit_constraint_errors port_rcv_constraint_errors
+    local_link_integrity_errors excessive_buffer_overrun_errors VL15_dropped
+    req_cqe_error req_cqe_flush_error req_remote_access_errors req_remote_invalid_request req_transport_retries_exceeded
+    req_rnr_retries_exceeded resp_cqe_error resp_cqe_flush_error resp_local_length_error resp_remote_access_errors
+    rx_icrc_encapsulated rx_dct_connect_error
+    max_retry_exceeded rnr_naks_rcvd unrecoverable_err bad_resp_err local_protection_err recoverable_errors
+    cmds_err alloc_pd_err create_qp_err reg_mr_err
+    requester_timeout requester_retries_exceeded rnr_nak_retries_exceeded total_fatal_err
+"""
+
+_CONGESTION = """
+    out_of_sequence out_of_buffer duplicate_request rnr_nak_retry_err packet_seq_err implied_nak_seq_err
+    local_ack_timeout_err
+    np_cnp_sent np_ecn_marked_roce_packets rp_cnp_handled rp_cnp_ignored
+    roce_adp_retrans roce_adp_retrans_to roce_slow_restart roce_slow_restart_cnps roce_slow_restart_trans
+    rx_roce_drops rx_roce_discards to_retransmits seq_err_naks_rcvd rx_ecn_marked_pkts tx_cnp_pkts rx_cnp_pkts
+    rx_drops retrans_bytes retrans_pkts retrans_timeout_events impaired_remote_conn_events unresponsive_remote_events
+    cnpHandled cnpIgnored cnpSent RxECNMrkd tcpRetransSegs
+    requester_oos_nak requester_rnr_nak responder_rnr_nak responder_oos received_cnps
+"""
+
+ERRORS, CONGESTION = frozenset(_ERRORS.split()), frozenset(_CONGESTION.split())
+
+
+class Counter(NamedTuple):
+    """One file, and the series that it is."""
+
+    path: Path
+    metric: str
+    labels: tuple[str, ...]
+    factor: int
+
+
+class Port(NamedTuple):
+    """One port of one device, and what there is to read of it."""
+
+    device: str
+    port: str
+    folder: Path
+    counters: tuple[Counter, ...]
+    info: tuple[str, ...] | None
+
+
+class RdmaCollector:
+    """State, rate, traffic, errors and congestion of each RDMA port."""
+
+    name = "rdma"
+
+    def __init__(self, files: Files, clock: Clock) -> None:
+        self._files = files
+        self._clock = clock
+        self._root = files.sys / "class" / "infiniband"
+        self._devices: tuple[str, ...] = ()
+        self._ports: list[Port] = []
+        self._find_in = 0
+        self._speeds: dict[tuple[str, ...], int] = {}
+        self._rates = Rates()
+
+    def collect(self) -> Outcome:
+        """Read every counter of every port once."""
+        reading = Reading(self._files)
+        self._find(reading)
+        self._rates.keep(set(self._devices))
+        self._speeds = {}
+        for port in self._ports:
+            if port.info is not None:
+                reading.add("pacecar_rdma_port_info", 1, port.device, port.port, *port.info)
+            self._state(reading, port)
+            for counter in port.counters:
+                count = reading.parsed(counter.path, parse_counter)
+                if count is None:
+                    continue
+                reading.add(counter.metric, count * counter.factor, *counter.labels)
+                for ratio in self._utilization(counter, count):
+                    reading.add(ratio.metric, ratio.value, *ratio.labels)
+        return reading.outcome()
+
+    def glance(self) -> Sequence[Sample]:
+        """Read the two traffic counters of each port that is up."""
+        found: list[Sample] = []
+        for port in self._ports:
+            for counter in port.counters:
+                if counter.metric in _UTILIZATION and (port.device, port.port) in self._speeds:
+                    with suppress(OSError, ValueError):  # one file loses one value; the next tick names the reason
+                        count = parse_counter(self._files.read(counter.path).strip())
+                        found += [] if count is None else self._utilization(counter, count)
+        return found
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _utilization(self, counter: Counter, count: int) -> list[Sample]:
+        metric, speed = _UTILIZATION.get(counter.metric), self._speeds.get(counter.labels)
+        if metric is None or not speed:
+            return []
+        rate = self._rates.per_second((*counter.labels, metric), count * counter.factor, self._clock.monotonic_ns())
+        return [] if rate is None else [sample(metric, rate / speed, *counter.labels)]
+
+    def _state(self, reading: Reading, port: Port) -> None:
+        labels = (port.device, port.port)
+        for name, metric, good in (
+            ("state", "pacecar_rdma_port_active", "ACTIVE"),
+            ("phys_state", "pacecar_rdma_port_link_up", "LinkUp"),
+        ):
+            state = reading.parsed(port.folder / name, parse_state)
+            if state is not None:
+                reading.add(metric, int(state == good), *labels)
+        speed = reading.parsed(port.folder / "rate", parse_rate)
+        if speed is not None:
+            reading.add("pacecar_rdma_port_link_bytes_per_second", speed, *labels)
+            self._speeds[labels] = speed
+
+    def _find(self, reading: Reading) -> None:
+        """Find out which counters there are, when the devices changed and now and then."""
+        names = tuple(reading.first(reading.names(self._root) or [], DEVICES_MAX, "RDMA devices"))
+        self._find_in -= 1
+        if names == self._devices and self._find_in > 0:
+            return
+        failures = reading.failures
+        self._devices = names
+        self._ports = [port for name in names for port in self._find_ports(reading, name)]
+        self._find_in = FIND_TICKS if reading.failures == failures else 0
+
+    def _find_ports(self, reading: Reading, device: str) -> list[Port]:
+        folder = self._root / device
+        names = reading.names(folder / "ports") or []
+        at_device = frozenset(reading.names(folder / "hw_counters") or []) if len(names) == 1 else frozenset()
+        ports = []
+        for port in reading.first(names, PORTS_MAX, f"ports of {device}"):
+            at = folder / "ports" / port
+            there = {
+                **{f"hw_counters/{name}": folder / "hw_counters" / name for name in at_device},
+                **{f"{part}/{name}": at / part / name for part in ("counters", "hw_counters")
+                   for name in reading.names(at / part) or []},
+            }  # fmt: skip
+            facts = (at / "link_layer", folder / "hca_type", folder / "fw_ver")
+            failures = reading.failures
+            info: tuple[str, ...] | None = tuple(
+                reading.parsed(path, str.strip) or "" for path in facts
+            )  # not every driver has them
+            if reading.failures != failures:
+                info = None
+            ports.append(Port(device, port, at, tuple(counters_of(there, (device, port))), info))
+        return ports
+
+
+_UTILIZATION = {
+    "pacecar_rdma_receive_bytes_total": "pacecar_rdma_receive_utilization_ratio",
+    "pacecar_rdma_transmit_bytes_total": "pacecar_rdma_transmit_utilization_ratio",
+}
+
+
+def counters_of(there: dict[str, Path], labels: tuple[str, str]) -> list[Counter]:
+    """Return the counters to serve among the files `there` (name below the port -> path)."""
+    counters = []
+    for name, (metric, factor) in TRAFFIC.items():
+        if name in there:
+            counters.append(Counter(there[name], metric, labels, factor))
+        elif name in INSTEAD and INSTEAD[name][0] in there:
+            counters.append(Counter(there[INSTEAD[name][0]], INSTEAD[name][1], labels, 1))
+    for name, path in there.items():
+        word = path.name
+        if word in ERRORS:
+            counters.append(Counter(path, "pacecar_rdma_errors_total", (*labels, word), 1))
+        elif word in CONGESTION and name.startswith("hw_counters/"):
+            counters.append(Counter(path, "pacecar_rdma_congestion_events_total", (*labels, word), 1))
+    return counters
+
+
+def parse_counter(line: str) -> int | None:
+    """Return the count, None where the port has no such counter; raises ValueError."""
+    return None if line.startswith("N/A") else whole(line.strip())
+
+
+def parse_state(line: str) -> str:
+    """Return `ACTIVE` of `4: ACTIVE`; raises ValueError."""
+    number, colon, word = line.partition(":")
+    if colon == "":
+        raise ValueError("not `number: STATE`")
+    whole(number.strip())
+    return word.strip()
+
+
+def parse_rate(line: str) -> int:
+    """Return bytes a second of `400 Gb/sec (4X NDR)`; raises ValueError or IndexError."""
+    amount, unit = line.split()[:2]
+    if unit != "Gb/sec":
+        raise ValueError(f"unknown unit {unit!r}")
+    gigabits = float(amount)
+    if not 0 <= gigabits < 1_000_000:
+        raise ValueError(f"{amount!r} is no rate")
+    return round(gigabits * 1_000_000_000 / 8)

@@ -1,0 +1,95 @@
+"""Does the network lose what it carries?  TCP retransmissions and drops, UDP errors, and packets the kernel missed.
+
+gloo, NCCL over sockets and every data loader that reads from a server go over TCP, which hides loss and turns it into
+waiting: a retransmission timer that runs out stalls the slowest rank by 200 ms and no interface counts an error.
+
+These are the counters of the network namespace of the daemon: in a container of its own network they are that
+container's.  psutil does not offer them.
+
+Source: RFC 4022 (Tcp), RFC 4113 (Udp); net/ipv4/proc.c for the names; net/core/net-procfs.c for softnet_stat, whose
+numbers are hexadecimal, one line a processor: the second column drops, the third the squeezes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pacecar.monitor.collectors.reading import Files, Reading, whole
+from pacecar.records import Outcome
+
+__all__ = ["TcpCollector"]
+
+Series = tuple[str, tuple[str, ...]]
+
+SERIES: dict[tuple[str, str], Series] = {
+    ("Tcp", "InSegs"): ("pacecar_host_tcp_segments_received_total", ()),
+    ("Tcp", "OutSegs"): ("pacecar_host_tcp_segments_sent_total", ()),
+    ("Tcp", "RetransSegs"): ("pacecar_host_tcp_segments_retransmitted_total", ()),
+    ("Tcp", "InErrs"): ("pacecar_host_tcp_receive_errors_total", ()),
+    ("Tcp", "OutRsts"): ("pacecar_host_tcp_resets_sent_total", ()),
+    ("Tcp", "CurrEstab"): ("pacecar_host_tcp_connections", ()),
+    ("Udp", "InErrors"): ("pacecar_host_udp_receive_errors_total", ()),
+    ("Udp", "RcvbufErrors"): ("pacecar_host_udp_buffer_errors_total", ("receive",)),
+    ("Udp", "SndbufErrors"): ("pacecar_host_udp_buffer_errors_total", ("transmit",)),
+    ("TcpExt", "TCPFastRetrans"): ("pacecar_host_tcp_retransmissions_total", ("fast",)),
+    ("TcpExt", "TCPSlowStartRetrans"): ("pacecar_host_tcp_retransmissions_total", ("slow_start",)),
+    ("TcpExt", "TCPSynRetrans"): ("pacecar_host_tcp_retransmissions_total", ("syn",)),
+    ("TcpExt", "TCPLostRetransmit"): ("pacecar_host_tcp_retransmissions_total", ("lost",)),
+    ("TcpExt", "TCPTimeouts"): ("pacecar_host_tcp_timeouts_total", ()),
+    ("TcpExt", "ListenDrops"): ("pacecar_host_tcp_drops_total", ("listen",)),
+    ("TcpExt", "TCPBacklogDrop"): ("pacecar_host_tcp_drops_total", ("backlog",)),
+    ("TcpExt", "TCPRcvQDrop"): ("pacecar_host_tcp_drops_total", ("receive_queue",)),
+}
+
+
+class TcpCollector:
+    """TCP, UDP and backlog counters of the network namespace."""
+
+    name = "tcp"
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._net = files.proc / "net"
+
+    def collect(self) -> Outcome:
+        """Read /proc/net/snmp, netstat and softnet_stat once."""
+        reading = Reading(self._files)
+        for name in ("snmp", "netstat"):
+            self._tables(reading, self._net / name)
+        failures = reading.failures
+        rows = reading.lines(self._net / "softnet_stat", parse_softnet_line)
+        if rows and reading.failures == failures:  # a sum that lacks a processor would go backwards
+            reading.add("pacecar_host_softnet_drops_total", sum(drops for drops, _ in rows))
+            reading.add("pacecar_host_softnet_squeezes_total", sum(squeezes for _, squeezes in rows))
+        return reading.outcome()
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _tables(self, reading: Reading, path: Path) -> None:
+        """Add what is in a file of pairs of lines: the names, then the numbers, each with the protocol in front."""
+        names: dict[str, list[str]] = {}
+
+        def parse(line: str) -> dict[Series, int] | None:
+            protocol, _, rest = line.partition(":")
+            fields = rest.split()
+            if protocol not in names:
+                names[protocol] = fields
+                return None
+            if len(fields) != len(names[protocol]):
+                raise ValueError(f"{len(fields)} numbers below {len(names[protocol])} names")
+            return {
+                SERIES[protocol, name]: whole(field)
+                for name, field in zip(names[protocol], fields, strict=True)
+                if (protocol, name) in SERIES
+            }
+
+        for counts in reading.lines(path, parse):
+            for (metric, labels), count in counts.items():
+                reading.add(metric, count, *labels)
+
+
+def parse_softnet_line(line: str) -> tuple[int, int]:
+    """Return (drops, squeezes) of one processor; raises ValueError or IndexError."""
+    fields = line.split()
+    return int(fields[1], 16), int(fields[2], 16)

@@ -1,0 +1,384 @@
+"""What is one GPU doing?  Probe it once, then ask what it answers, in a bounded number of driver calls a tick.
+
+    probe    after the GPU was opened or came back: everything is asked once, and what it does not have is dropped
+    tick     one call for the fields; what moves fast; and what is longest overdue, up to CALLS_PER_TICK_MAX calls
+
+In MIG mode each instance has memory, processes and its share of the performance monitor; a change of mode or of
+instances is a reason to probe again, as is an NVLink that comes up or goes down.
+
+A refused or failing question costs its own series.  A GPU that is lost raises, and so does one that answers nothing at
+all, because a driver may say "invalid argument" of a handle that has gone.  The next read of a lost GPU takes a new
+handle, makes sure that the same GPU is behind it, and probes again.
+
+Left out on purpose: threads.  Whoever calls `read` says for how long to wait and what to do about the others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from pacecar.clock import Clock
+from pacecar.monitor.gpu.counter import Counter
+from pacecar.monitor.gpu.derived import CLOCK_REASONS, ClockEvents, MeanPower
+from pacecar.monitor.gpu.driver import (
+    DriverMissingError,
+    DriverStoppedError,
+    FieldValue,
+    GpuLostError,
+    Handle,
+    Identity,
+    Number,
+    Nvml,
+    NvmlError,
+    UnsupportedError,
+)
+from pacecar.monitor.gpu.fieldreader import FieldReader, must_go_on
+from pacecar.monitor.gpu.fields import ENERGY, LINK_COUNT, gpu_fields, link_fields
+from pacecar.monitor.gpu.gpm import GPM_CALLS, GPM_METRICS, INSTANCE_PARTS, Gpm
+from pacecar.monitor.gpu.questions import (
+    EVERY_TICK,
+    SECONDS_5,
+    SECONDS_30,
+    Processes,
+    Question,
+    gpu_questions,
+    instance_questions,
+    link_questions,
+)
+from pacecar.monitor.gpu.schedule import Asked, Schedule
+from pacecar.records import Sample
+
+__all__ = ["CALLS_PER_TICK_MAX", "LINKS_MAX", "Device", "Facts", "Reading"]
+
+CALLS_PER_TICK_MAX = 12
+"""Driver calls for one GPU in a tick that does not probe."""
+
+SLOW_CALLS_MIN = 2
+"""Calls of every tick that are kept for slow questions: the dearest of them takes as many."""
+
+LINKS_MAX = 36
+"""NVML_NVLINK_MAX_LINKS of the newest header."""
+
+_ARCHITECTURES = {
+    2: "kepler", 3: "maxwell", 4: "pascal", 5: "volta", 6: "turing", 7: "ampere", 8: "ada", 9: "hopper",
+    10: "blackwell", 13: "rubin",
+}  # fmt: skip  # NVML_DEVICE_ARCH_*
+
+_log = logging.getLogger(__name__)
+
+
+class Facts(NamedTuple):
+    """What a driver session says of the GPU and of itself."""
+
+    gpu_index: int
+    identity: Identity
+    driver: str
+    cuda: str
+
+
+class Reading(NamedTuple):
+    """One tick of one GPU: what came, what failed, and how many questions that took."""
+
+    samples: list[Sample]
+    failures: list[str]
+
+
+class Device:
+    """One GPU.  Used by one thread at a time."""
+
+    def __init__(self, label: str, nvml: Nvml, clock: Clock) -> None:
+        self.label = label
+        self.uuid = ""
+        self._calls = 0
+        self._nvml = nvml
+        self._clock = clock
+        self._fields = FieldReader(label, nvml, clock)
+        self._events = ClockEvents(label)
+        self._power = MeanPower(label)
+        self._energy_counter = Counter()
+        self._processes = Processes(label)
+        self._schedule = Schedule()
+        self._gpms: list[Gpm] = []
+        self._info: list[Sample] = []
+        self._mig: dict[int, int] = {}
+        self._is_probed = False
+        self._is_lost = False
+        self._read_ns: int | None = None
+        self._power_is_next = True
+        self._spare_calls = self._glances = self._glance_due_ns = self._glance_gap_ns = 0
+        self._reasons_supported: int | None = None
+
+    @property
+    def calls(self) -> int:
+        """Driver calls so far."""
+        return self._calls + self._fields.calls
+
+    def attach(self, handle: Handle | None, facts: Facts) -> None:
+        """Take the handle of a new driver session; without one the next read looks for the GPU at its index.
+
+        What was allocated in the old session is gone with it.
+        """
+        self._facts = facts
+        if handle is not None:
+            self._handle, self.uuid = handle, facts.identity.uuid
+        self._fields.meanings.restart()
+        self._energy_counter.restart()
+        self._power.restart()
+        self._gpms = []
+        self._is_probed, self._is_lost = False, handle is None
+
+    def read(self) -> Reading:
+        """Ask what is due.
+
+        Raises:
+            GpuLostError: the GPU does not answer; the next read looks whether it is back.
+            DriverStoppedError, DriverMissingError: the session is over; `attach` before the next read.
+        """
+        failures: list[str] = []
+        calls_before = self.calls
+        try:
+            if self._is_lost:
+                self._find_again()
+            is_probing = not self._is_probed
+            if is_probing:
+                self._probe(failures)
+            answers = self._fields.ask(self._handle, failures, everything=is_probing)
+            if is_probing:
+                self._add_energy_and_links()
+            samples = self._info + list(answers.values()) + self._fields.slow_samples()
+            samples += self._mean_power(answers.values()) + self._fields.link_totals(answers)
+            answered = len(answers) + self._ask_questions(
+                failures, None if is_probing else CALLS_PER_TICK_MAX - 1 - self._glances
+            )
+        except GpuLostError:
+            self._is_lost = True
+            raise
+        if self._fields.link_changed:  # and has other counters now
+            self._is_probed = False
+        if answered == 0:
+            self._is_lost = True
+            raise GpuLostError("it answers nothing" + (f": {failures[0]}" if failures else ""))
+        self._leave_for_glances(self.calls - calls_before)
+        return Reading(samples + self._schedule.samples(), failures)
+
+    def glance(self) -> Reading:
+        """Read power or utilization, in turn, with one of the calls that ticks leave over; else nothing.
+
+        The calls of a tick are bounded with the glances before it and after it, which are spread over the time between.
+        """
+        now = self._clock.monotonic_ns()
+        if not self._is_probed or self._is_lost or self._spare_calls <= 0 or now < self._glance_due_ns:
+            return Reading([], [])
+        self._spare_calls -= 1
+        self._glance_due_ns = now + self._glance_gap_ns
+        self._glances += 1
+        self._calls += 1
+        self._power_is_next = not self._power_is_next
+        ask = self._glance_utilization if self._power_is_next else self._glance_power
+        return Reading(list(ask()), [])
+
+    def _glance_power(self) -> Iterable[Sample]:
+        yield Sample("pacecar_gpu_power_watts", (self.label,), self._nvml.number(self._handle, Number.POWER))
+
+    def _glance_utilization(self) -> Iterable[Sample]:
+        percent = self._nvml.utilization(self._handle).gpu_percent
+        yield Sample("pacecar_gpu_utilization_ratio", (self.label,), percent / 100)
+
+    def _leave_for_glances(self, calls: int) -> None:
+        now = self._clock.monotonic_ns()
+        period = 0 if self._read_ns is None else now - self._read_ns
+        self._read_ns = now
+        kept = 1 + self._schedule.fast_calls() + SLOW_CALLS_MIN
+        self._spare_calls = CALLS_PER_TICK_MAX - max(calls, kept)
+        self._glances = 0
+        self._glance_gap_ns = period // (self._spare_calls + 1) if self._spare_calls > 0 else 0
+        self._glance_due_ns = now + self._glance_gap_ns
+
+    # --- coming and going -----------------------------------------------------------------------
+
+    def _find_again(self) -> None:
+        self._calls += 1
+        handle = self._nvml.device(self._facts.gpu_index)
+        self._calls += 4
+        identity = self._nvml.identity(handle)
+        if self.uuid not in ("", identity.uuid):
+            raise GpuLostError(f"GPU {identity.uuid} answers in its place, not {self.uuid}")
+        self._handle, self.uuid, self._facts = handle, identity.uuid, self._facts._replace(identity=identity)
+        self._is_probed = self._is_lost = False
+        self._power.restart()
+
+    def _probe(self, failures: list[str]) -> None:
+        """Find out what there is to ask."""
+        for gpm in self._gpms:
+            gpm.close()
+        self._gpms = []
+        self._schedule.clear()
+        architecture = self._fact(Number.ARCHITECTURE)
+        mig = self._fact(Number.MIG_MODE)
+        self._reasons_supported = self._fact(Number.CLOCK_REASONS_SUPPORTED)
+        self._info = [self._info_sample(_ARCHITECTURES.get(architecture or 0, ""), is_mig=mig == 1)]
+        self._links = self._count_links()
+        self._fields.begin([*gpu_fields(), *(field for link in range(self._links) for field in link_fields(link))])
+        self._schedule.add(gpu_questions(self.label))
+        self._schedule.add(self._processes.questions())
+        self._schedule.add([Question("clock events", 1, EVERY_TICK, self._clock_events)])
+        if mig is not None:
+            self._schedule.add([Question("mig mode", 1, SECONDS_30, self._mig_mode)])
+        if mig == 1:
+            self._add_instances(failures)
+        elif self._fact(Number.GPM_SUPPORT) == 1:
+            self._add_gpm(Gpm(self._nvml, GPM_METRICS, (self.label,)), "performance monitor", EVERY_TICK)
+        self._is_probed = True
+
+    def _fact(self, which: Number) -> int | None:
+        """Return a fact that need not be there; a failure here is no failure of the GPU."""
+        self._calls += 1
+        try:
+            return self._nvml.number(self._handle, which)
+        except (GpuLostError, DriverStoppedError, DriverMissingError):
+            raise
+        except NvmlError:
+            return None
+
+    def _info_sample(self, architecture: str, *, is_mig: bool) -> Sample:
+        identity, facts = self._facts.identity, self._facts
+        labels = (
+            self.label, identity.uuid, identity.name, facts.driver, identity.pci_bus_id, architecture, facts.cuda,
+            identity.vbios, "on" if is_mig else "off",
+        )  # fmt: skip
+        return Sample("pacecar_gpu_info", labels, 1)
+
+    def _count_links(self) -> int:
+        """Return how many NVLinks there are: by the field for it, or by asking until there is none."""
+        self._calls += 1
+        try:
+            answer = self._nvml.fields(self._handle, [LINK_COUNT])[0]
+            if isinstance(answer, FieldValue):
+                return min(answer.value, LINKS_MAX)
+            must_go_on(answer)
+        except NvmlError as error:
+            must_go_on(error)
+        for link in range(LINKS_MAX):
+            self._calls += 1
+            try:
+                self._nvml.link_active(self._handle, link)
+            except NvmlError as error:
+                must_go_on(error)
+                return link
+        return LINKS_MAX
+
+    def _add_energy_and_links(self) -> None:
+        """Complete the questions by what the fields turned out not to tell."""
+        self._fields.drop_doubles()
+        if not self._fields.meanings.has(ENERGY):
+            self._schedule.add([Question("energy", 1, EVERY_TICK, self._energy)])
+        states = {field.field.scope for field in self._fields.meanings.due(slow=True) if "link_state" in field.metric}
+        for link in range(self._links):
+            self._schedule.add(link_questions(self.label, link, ask_state=link not in states))
+
+    def _add_gpm(self, gpm: Gpm, name: str, stale_ns: int) -> None:
+        self._gpms.append(gpm)
+        clock = self._clock
+        self._schedule.add([Question(name, GPM_CALLS, stale_ns, lambda _, h: gpm.ask(h, clock.monotonic_ns()))])
+
+    # --- MIG ------------------------------------------------------------------------------------
+
+    def _add_instances(self, failures: list[str]) -> None:
+        self._calls += 1
+        try:
+            slots = self._nvml.instance_slots(self._handle)
+        except NvmlError as error:
+            must_go_on(error)
+            return
+        has_gpm = self._fact(Number.GPM_SUPPORT) == 1
+        measured: set[int] = set()
+        self._mig.clear()
+        for slot in range(slots):
+            self._schedule.add([Question(f"mig slot {slot}", 1, SECONDS_30, self._mig_slot(slot))])
+            self._calls += 1
+            try:
+                key = self._nvml.instance_key(self._handle, slot)
+                if key is None:
+                    continue
+                self._calls += 5
+                instance = self._nvml.instance(self._handle, slot)
+            except NvmlError as error:
+                must_go_on(error)
+                failures.append(f"mig slot {slot}: {error}")
+                continue
+            self._mig[slot] = key
+            labels = (self.label, str(instance.gpu_instance), str(instance.compute_instance))
+            self._info.append(Sample("pacecar_gpu_instance_info", (*labels, instance.uuid, instance.name), 1))
+            self._schedule.add(instance_questions(self.label, instance))
+            if has_gpm and instance.gpu_instance not in measured:  # the monitor knows GPU instances only
+                measured.add(instance.gpu_instance)
+                gpm = Gpm(self._nvml, INSTANCE_PARTS, labels[:2], instance.gpu_instance)
+                self._add_gpm(gpm, f"mig {instance.gpu_instance} performance monitor", SECONDS_5)
+
+    def _mig_mode(self, nvml: Nvml, handle: Handle) -> list[Sample]:
+        mode = nvml.number(handle, Number.MIG_MODE)
+        if (mode == 1) != (self._info[0].labels[-1] == "on"):
+            self._is_probed = False
+        return [Sample("pacecar_gpu_mig_enabled", (self.label,), int(mode == 1))]
+
+    def _mig_slot(self, slot: int) -> Callable[[Nvml, Handle], list[Sample]]:
+        def ask(nvml: Nvml, handle: Handle) -> list[Sample]:
+            if nvml.instance_key(handle, slot) != self._mig.get(slot):
+                self._is_probed = False
+            return []
+
+        return ask
+
+    # --- asking ---------------------------------------------------------------------------------
+
+    def _ask_questions(self, failures: list[str], calls: int | None) -> int:
+        """Ask what is due and return how many answers came."""
+        answered = 0
+        for asked in self._schedule.due(self._clock.monotonic_ns(), calls):
+            answered += self._ask(asked, failures)
+        return answered
+
+    def _ask(self, asked: Asked, failures: list[str]) -> bool:
+        question = asked.question
+        self._calls += question.calls
+        try:
+            samples = list(question.ask(self._nvml, self._handle))
+        except UnsupportedError as error:
+            self._note_failure(asked, error, failures, is_over=asked.refused(self._clock.monotonic_ns()))
+        except NvmlError as error:
+            must_go_on(error)
+            self._note_failure(asked, error, failures, is_over=asked.failed(self._clock.monotonic_ns()))
+        else:
+            asked.answered(samples, self._clock.monotonic_ns())
+            return True
+        return False
+
+    def _note_failure(self, asked: Asked, error: NvmlError, failures: list[str], *, is_over: bool) -> None:
+        """Drop the question, or say that it failed."""
+        if is_over:
+            self._schedule.drop(asked.question.name)
+            _log.debug("gpu %s: %s: not asked any more: %s", self.label, asked.question.name, error)
+        else:
+            failures.append(f"{asked.question.name}: {error}")
+
+    # --- derived --------------------------------------------------------------------------------
+
+    def _clock_events(self, nvml: Nvml, handle: Handle) -> Iterable[Sample]:
+        supported = sum(CLOCK_REASONS) if self._reasons_supported is None else self._reasons_supported
+        mask = nvml.number(handle, Number.CLOCK_REASONS)
+        return self._events.take(mask, supported, self._clock.monotonic_ns(), self._fields.meanings.reasons())
+
+    def _energy(self, nvml: Nvml, handle: Handle) -> list[Sample]:
+        energy = self._energy_counter.take(nvml.number(handle, Number.ENERGY))
+        samples = [Sample("pacecar_gpu_energy_joules_total", (self.label,), energy)]
+        return samples + self._mean_power(samples)
+
+    def _mean_power(self, answers: Iterable[Sample]) -> list[Sample]:
+        return [
+            power
+            for sample in answers
+            if sample.metric == "pacecar_gpu_energy_joules_total"
+            for power in self._power.take(int(sample.value), self._clock.monotonic_ns())
+        ]

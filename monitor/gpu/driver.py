@@ -1,0 +1,310 @@
+"""What can the NVIDIA driver be asked, and how can it refuse?  The driver as everyone but `monitor/nvml.py` sees it.
+
+NVML has thirty error codes and four hundred functions.  The daemon needs six kinds of refusal, because it does six
+different things about them, plain numbers, and a driver that a test can own.
+
+    DriverMissingError   no driver library, no driver loaded: a machine without GPUs, healthy
+    DriverStoppedError   the driver was reloaded under us: every handle is void, open it anew
+    UnsupportedError     this GPU or this driver does not have that number: ask no more
+    GpuLostError         the GPU fell off the bus or needs a reset: its other numbers will not come either
+    NothingNewError      the question was right, and there is nothing to tell (no sample since, no event)
+    NvmlError            everything else, with the driver's own words
+
+Left out on purpose: everything that sets something on a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple, NewType, Protocol
+
+__all__ = [
+    "ALL_LINKS",
+    "DriverMissingError",
+    "DriverStoppedError",
+    "Event",
+    "Fabric",
+    "FieldId",
+    "FieldValue",
+    "GpmSample",
+    "GpuLostError",
+    "Handle",
+    "Identity",
+    "Instance",
+    "Memory",
+    "NothingNewError",
+    "Number",
+    "Nvml",
+    "NvmlError",
+    "Process",
+    "ProcessShare",
+    "RemoteLink",
+    "UnsupportedError",
+    "Utilization",
+]
+
+ALL_LINKS = 0xFFFFFFFF
+"""The scope of a field that sums all NVLinks of the GPU (nvml.h, nvmlFieldValue_t.scopeId)."""
+
+Handle = NewType("Handle", object)
+"""A GPU or a MIG instance as the driver names it; valid until `stop`."""
+
+GpmSample = NewType("GpmSample", object)
+"""A buffer that holds one reading of the GPU performance monitor."""
+
+
+class NvmlError(Exception):
+    """A query failed; the message has the driver's own words, `code` its number (None: not the driver's)."""
+
+    def __init__(self, words: str, code: int | None = None) -> None:
+        super().__init__(words)
+        self.code = code
+
+
+class DriverMissingError(NvmlError):
+    """There is no NVIDIA driver here."""
+
+
+class UnsupportedError(NvmlError):
+    """This GPU or this driver does not offer that number."""
+
+
+class GpuLostError(NvmlError):
+    """The GPU does not answer any more."""
+
+
+class DriverStoppedError(NvmlError):
+    """The library is not initialized (any more): the driver was reloaded under us."""
+
+
+class NothingNewError(NvmlError):
+    """Nothing happened since the last time."""
+
+
+class Number(StrEnum):
+    """What the driver answers with one whole number, in the unit of nvml.h."""
+
+    POWER = "power"  # mW, as sampled by the driver
+    POWER_LIMIT = "power limit"  # mW, enforced
+    ENERGY = "energy"  # mJ since the driver was loaded
+    TEMPERATURE = "temperature"  # degrees Celsius of the core
+    THRESHOLD_SHUTDOWN = "shutdown threshold"  # degrees Celsius
+    THRESHOLD_SLOWDOWN = "slowdown threshold"
+    THRESHOLD_MEMORY_MAX = "memory threshold"
+    THRESHOLD_GPU_MAX = "operating threshold"
+    CLOCK_GRAPHICS = "graphics clock"  # MHz
+    CLOCK_SM = "sm clock"
+    CLOCK_MEMORY = "memory clock"
+    CLOCK_VIDEO = "video clock"
+    CLOCK_MAX_GRAPHICS = "highest graphics clock"
+    CLOCK_MAX_SM = "highest sm clock"
+    CLOCK_MAX_MEMORY = "highest memory clock"
+    CLOCK_MAX_VIDEO = "highest video clock"
+    CLOCK_REASONS = "clock event reasons"  # bits of nvmlClocksEventReason*
+    CLOCK_REASONS_SUPPORTED = "supported clock event reasons"
+    PERFORMANCE_STATE = "performance state"  # 0 is the fastest
+    ENCODER = "encoder utilization"  # percent
+    DECODER = "decoder utilization"
+    PCIE_GENERATION = "pcie generation"
+    PCIE_GENERATION_MAX = "highest pcie generation"
+    PCIE_WIDTH = "pcie width"  # lanes
+    PCIE_WIDTH_MAX = "highest pcie width"
+    MIG_MODE = "mig mode"  # 1: the GPU is cut into instances
+    ARCHITECTURE = "architecture"
+    GPM_SUPPORT = "gpm support"  # 1: the GPU performance monitor works here
+
+
+class Identity(NamedTuple):
+    """What does not change about a GPU; an empty text is what the driver did not say."""
+
+    uuid: str
+    name: str
+    pci_bus_id: str
+    vbios: str = ""
+
+
+class Utilization(NamedTuple):
+    """Shares of the driver's sample period, in percent."""
+
+    gpu_percent: int
+    memory_percent: int
+
+
+class Memory(NamedTuple):
+    """Memory in bytes; `reserved` is None where the driver counts it as used."""
+
+    total: int
+    used: int
+    free: int
+    reserved: int | None = None
+
+
+class FieldId(NamedTuple):
+    """A field of nvmlDeviceGetFieldValues: its number in nvml.h and its scope (a link; 0 where it has none)."""
+
+    number: int
+    scope: int = 0
+
+
+class FieldValue(NamedTuple):
+    """The whole number in a field and how many bits its declared type has: where it wraps."""
+
+    value: int
+    bits: int
+
+
+class Process(NamedTuple):
+    """A compute process; memory in bytes, None where the driver does not say (another container, no permission)."""
+
+    pid: int
+    memory: int | None
+
+
+class ProcessShare(NamedTuple):
+    """A process's share of the SMs in percent, in the sample period that ended at `stamp_us` of the driver's clock."""
+
+    pid: int
+    stamp_us: int
+    sm_percent: int
+
+
+class Fabric(NamedTuple):
+    """The GPU's place in an NVLink fabric: nvml.h's state, return code of the join and health mask (None: not told)."""
+
+    state: int
+    status: int
+    health_mask: int | None
+
+
+class RemoteLink(NamedTuple):
+    """What is at the other end of an NVLink; empty texts for what the driver did not say."""
+
+    version: str
+    device: str
+    pci_bus_id: str
+
+
+class Instance(NamedTuple):
+    """A MIG device: a compute instance within a GPU instance."""
+
+    handle: Handle
+    gpu_instance: int
+    compute_instance: int
+    uuid: str
+    name: str
+
+
+class Event(NamedTuple):
+    """An Xid that the driver's event set reports; `gpu_index` is the GPU's as it was registered."""
+
+    gpu_index: int
+    xid: int
+
+
+class Nvml(Protocol):
+    """The driver.  Every method raises NvmlError or one of its kinds; each call may take as long as it likes."""
+
+    def start(self) -> None:
+        """Load and initialize; raises DriverMissingError where there is nothing to load."""
+        ...
+
+    def stop(self) -> None:
+        """Undo one `start`; never raises."""
+        ...
+
+    def driver_version(self) -> str:
+        """Return the driver's version."""
+        ...
+
+    def cuda_version(self) -> str:
+        """Return the highest CUDA version that the driver serves."""
+        ...
+
+    def device_count(self) -> int:
+        """Return how many GPUs the driver sees."""
+        ...
+
+    def device(self, index: int) -> Handle:
+        """Return the GPU with that index."""
+        ...
+
+    def identity(self, handle: Handle) -> Identity:
+        """Return what does not change about the GPU."""
+        ...
+
+    def number(self, handle: Handle, which: Number) -> int:
+        """Return one number, in one call."""
+        ...
+
+    def utilization(self, handle: Handle) -> Utilization:
+        """Return the shares of time in which a kernel ran and memory was used."""
+        ...
+
+    def memory(self, handle: Handle) -> Memory:
+        """Return device memory, with what the driver reserves apart where it can tell."""
+        ...
+
+    def bar1(self, handle: Handle) -> Memory:
+        """Return the BAR1 window through which the host and other devices reach device memory."""
+        ...
+
+    def fields(self, handle: Handle, ids: Sequence[FieldId]) -> list[FieldValue | NvmlError]:
+        """Return for each field its value or the error that the driver gave for that one, in one call."""
+        ...
+
+    def processes(self, handle: Handle) -> list[Process]:
+        """Return the compute processes."""
+        ...
+
+    def process_shares(self, handle: Handle, since_us: int) -> list[ProcessShare]:
+        """Return the shares sampled after `since_us`; raises NothingNewError when there are none."""
+        ...
+
+    def fabric(self, handle: Handle) -> Fabric:
+        """Return the state of the NVLink fabric."""
+        ...
+
+    def link_active(self, handle: Handle, link: int) -> bool:
+        """Return whether NVLink `link` is up; raises UnsupportedError past the last one."""
+        ...
+
+    def link_remote(self, handle: Handle, link: int) -> RemoteLink:
+        """Return what is at the other end of the link, in three calls."""
+        ...
+
+    def instance_slots(self, handle: Handle) -> int:
+        """Return how many MIG devices the GPU can have."""
+        ...
+
+    def instance_key(self, handle: Handle, slot: int) -> int | None:
+        """Return a number that stands for the MIG device in that slot, None where there is none, in one call."""
+        ...
+
+    def instance(self, handle: Handle, slot: int) -> Instance:
+        """Return the MIG device in that slot, in five calls."""
+        ...
+
+    def gpm_sample(self) -> GpmSample:
+        """Allocate a buffer for a reading; `stop` frees what is left."""
+        ...
+
+    def gpm_free(self, sample: GpmSample) -> None:
+        """Free a buffer; never raises."""
+        ...
+
+    def gpm_read(self, handle: Handle, into: GpmSample, gpu_instance: int | None = None) -> None:
+        """Read the performance monitor of the GPU, or of one of its MIG instances, into `into`."""
+        ...
+
+    def gpm_metrics(self, before: GpmSample, after: GpmSample, ids: Sequence[int]) -> list[float | NvmlError]:
+        """Return for each metric its mean between two readings or the error for that one, in one call."""
+        ...
+
+    def watch(self, handles: Sequence[tuple[int, Handle]]) -> list[NvmlError | None]:
+        """Open an event set for the Xids of these GPUs (index, handle); the answer says which are in it."""
+        ...
+
+    def event(self) -> Event:
+        """Return the next Xid without waiting; raises NothingNewError when there is none."""
+        ...

@@ -1,0 +1,181 @@
+"""Which numbers come as fields, and what is each of them?  The table behind the one nvmlDeviceGetFieldValues a tick.
+
+A field costs a tenth of a call, and each has its own return code: one that a GPU lacks is dropped, and the others stay.
+What moves is read at every tick; what moves when hardware breaks (errors, retired pages, the state of a link) joins
+the same call slice by slice.
+
+By nvml.h: 138 and 139 count KiB, 197 and 198 bytes, 83 mJ, 164 MB/s, and the clock event counters nanoseconds.  The
+scope of the NVLink fields is a link, all ones for the sum over all links.  201 to 222 came with NVLink 5.  The clock
+event fields 269 to 271 had other numbers in the headers of driver 570, where they are not asked for.
+
+Left out on purpose: the bit error ratios (218, 220, 222), coded as mantissa and exponent, which say nothing between
+two ticks that the error counts beside them do not; field 185, which took milliseconds where it was measured; raw
+NVLink traffic with its protocol (140, 141), because people compare data with data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from pacecar.monitor.gpu.counter import Counter
+from pacecar.monitor.gpu.driver import ALL_LINKS, FieldId, FieldValue
+from pacecar.records import Sample
+
+__all__ = ["ENERGY", "LINK_COUNT", "Field", "FieldMeanings", "gpu_fields", "link_fields"]
+
+LINK_COUNT = FieldId(91)
+ENERGY = FieldId(83)
+
+
+class Field(NamedTuple):
+    """A field, its metric, the metric's labels after `gpu` and the factor to the inside unit."""
+
+    field: FieldId
+    metric: str
+    labels: tuple[str, ...] = ()
+    factor: int = 1
+    counts: bool = False
+    fast: bool = False
+
+
+def _counter(number: int, metric: str, *labels: str, scope: int = 0, factor: int = 1, fast: bool = False) -> Field:
+    return Field(FieldId(number, scope), f"pacecar_gpu_{metric}", labels, factor, counts=True, fast=fast)
+
+
+def _gauge(number: int, metric: str, *labels: str, scope: int = 0, factor: int = 1, fast: bool = False) -> Field:
+    return Field(FieldId(number, scope), f"pacecar_gpu_{metric}", labels, factor, fast=fast)
+
+
+CLOCK_EVENTS = "clock_event_seconds_total"
+
+_GPU_FIELDS = (
+    _counter(83, "energy_joules_total", fast=True),
+    _gauge(82, "memory_temperature_celsius", fast=True),
+    _counter(197, "pcie_transmit_bytes_total", fast=True),
+    _counter(198, "pcie_receive_bytes_total", fast=True),
+    _counter(138, "nvlink_transmit_bytes_total", scope=ALL_LINKS, factor=1024, fast=True),
+    _counter(139, "nvlink_receive_bytes_total", scope=ALL_LINKS, factor=1024, fast=True),
+    _counter(74, CLOCK_EVENTS, "sw_power_cap", "driver", fast=True),
+    _counter(76, CLOCK_EVENTS, "sync_boost", "driver", fast=True),
+    _counter(269, CLOCK_EVENTS, "sw_thermal_slowdown", "driver", fast=True),
+    _counter(270, CLOCK_EVENTS, "hw_thermal_slowdown", "driver", fast=True),
+    _counter(271, CLOCK_EVENTS, "hw_power_brake", "driver", fast=True),
+    _counter(94, "pcie_replays_total"),
+    _counter(3, "ecc_errors_total", "corrected", "volatile"),
+    _counter(4, "ecc_errors_total", "uncorrected", "volatile"),
+    _counter(5, "ecc_errors_total", "corrected", "aggregate"),
+    _counter(6, "ecc_errors_total", "uncorrected", "aggregate"),
+    _gauge(29, "retired_pages", "single_bit"),
+    _gauge(30, "retired_pages", "double_bit"),
+    _gauge(31, "retired_pages_pending"),
+    _gauge(142, "remapped_rows", "corrected"),
+    _gauge(143, "remapped_rows", "uncorrected"),
+    _gauge(144, "row_remap_pending"),
+    _gauge(145, "row_remap_failed"),
+)
+
+LINK_ERRORS = {
+    161: "replay",
+    162: "recovery",
+    163: "crc",
+    206: "malformed_packet",
+    207: "buffer_overrun",
+    208: "receive",
+    209: "receive_remote",
+    210: "receive_general",
+    211: "link_integrity",
+    212: "transmit_discard",
+    213: "recovery_successful",
+    214: "recovery_failed",
+    215: "link_recovery",
+    219: "effective",
+    221: "symbol",
+}
+"""Field -> the kind under which its errors are counted: 161 to 163 up to NVLink 4, the others on NVLink 5."""
+
+
+def gpu_fields() -> list[Field]:
+    """Return the fields of the GPU as a whole."""
+    return list(_GPU_FIELDS)
+
+
+def link_fields(link: int) -> list[Field]:
+    """Return the fields of one NVLink."""
+    label = str(link)
+    return [
+        _counter(138, "nvlink_link_transmit_bytes_total", label, scope=link, factor=1024, fast=True),
+        _counter(139, "nvlink_link_receive_bytes_total", label, scope=link, factor=1024, fast=True),
+        # NVLink 5 counts bytes and packets of a link itself; a GPU that answers both is read at the first.
+        _counter(202, "nvlink_link_transmit_bytes_total", label, scope=link, fast=True),
+        _counter(204, "nvlink_link_receive_bytes_total", label, scope=link, fast=True),
+        _counter(201, "nvlink_link_transmit_packets_total", label, scope=link),
+        _counter(203, "nvlink_link_receive_packets_total", label, scope=link),
+        _gauge(165, "nvlink_link_state", label, scope=link),
+        _gauge(164, "nvlink_link_bytes_per_second", label, scope=link, factor=1_000_000),
+        *(
+            _counter(number, "nvlink_link_errors_total", label, kind, scope=link)
+            for number, kind in LINK_ERRORS.items()
+        ),
+    ]
+
+
+class FieldMeanings:
+    """The fields that one GPU answers, and their counters."""
+
+    def __init__(self, gpu: str) -> None:
+        self._gpu = gpu
+        self._counters: dict[Field, Counter] = {}
+        self._fields: list[Field] = []
+        self._fast: list[Field] = []
+        self._reasons: set[str] = set()
+
+    def ask(self, fields: Iterable[Field]) -> None:
+        """Take `fields` as those that are worth asking; counters that were there before go on."""
+        self._fields = list(fields)
+        self._fast = [field for field in self._fields if field.fast]
+        self._reasons = {field.labels[0] for field in self._fields if field.metric.endswith(CLOCK_EVENTS)}
+
+    def restart(self) -> None:
+        """Note that the driver may have been loaded anew, so that its counters begin at zero."""
+        for counter in self._counters.values():
+            counter.restart()
+
+    def drop(self, field: Field) -> None:
+        """Ask for `field` no more."""
+        self._fields.remove(field)
+        if field.fast:
+            self._fast.remove(field)
+        if field.metric.endswith(CLOCK_EVENTS):
+            self._reasons.discard(field.labels[0])
+
+    def due(self, *, slow: bool) -> list[Field]:
+        """Return the fields to ask for at this tick."""
+        return list(self._fields if slow else self._fast)
+
+    def has(self, field: FieldId) -> bool:
+        """Return whether `field` is among those that are asked for."""
+        return any(other.field == field for other in self._fields)
+
+    def reasons(self) -> set[str]:
+        """Return the clock event reasons of which the driver counts the time itself."""
+        return self._reasons
+
+    def sample(self, field: Field, answer: FieldValue) -> Sample:
+        """Return the sample of one answer."""
+        value = answer.value
+        if field.counts:
+            counter = self._counters.get(field)
+            if counter is None:
+                counter = self._counters[field] = Counter()
+            value = counter.take(value, answer.bits)
+        return Sample(field.metric, (self._gpu, *field.labels), value * field.factor)
+
+    def without_doubles(self) -> Iterator[Field]:
+        """Yield the fields that say again what an earlier one of the same series says."""
+        seen: set[tuple[str, tuple[str, ...]]] = set()
+        for field in self._fields:
+            series = (field.metric, field.labels)
+            if series in seen:
+                yield field
+            seen.add(series)

@@ -1,0 +1,126 @@
+"""How busy are the parts of the GPU?  Hopper and later measure it themselves, between any two readings.
+
+`utilization` says for which share of time some kernel ran: one thread on one SM makes it 100 %.  The GPU performance
+monitor says how many SMs worked, how full they were and which pipes were used.  It gives means between two readings
+that we take, so the pair rolls: each tick reads into the older one, and one question asks for all metrics between them.
+
+Before Hopper there is no such monitor, and then there is nothing here, rather than zero.  By nvml.h the shares are in
+percent, the rates in MiB/s, and readings less than 100 ms apart give no result that can be trusted.
+
+Left out on purpose: the rates of single links, which the NVLink counters give without loss; NVDEC, NVJPG and OFA.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from pacecar.monitor.gpu.driver import GpmSample, Handle, Nvml, NvmlError, UnsupportedError
+from pacecar.records import Sample
+
+__all__ = ["GPM_CALLS", "GPM_METRICS", "INSTANCE_PARTS", "Gpm", "GpmMetric"]
+
+GPM_NS_MIN = 100_000_000
+"""Least time between two readings (nvml.h, nvmlGpmMetricsGet)."""
+
+GPM_CALLS = 2
+"""A reading and a question."""
+
+_PERCENT, _MIB = 0.01, 1024.0 * 1024.0
+
+
+class GpmMetric(NamedTuple):
+    """A GPM metric id, its series and the factor to the inside unit."""
+
+    number: int
+    metric: str
+    labels: tuple[str, ...]
+    factor: float
+
+
+GPM_METRICS = (
+    GpmMetric(2, "pacecar_gpu_sm_active_ratio", (), _PERCENT),
+    GpmMetric(3, "pacecar_gpu_sm_occupancy_ratio", (), _PERCENT),
+    GpmMetric(5, "pacecar_gpu_tensor_active_ratio", (), _PERCENT),
+    GpmMetric(7, "pacecar_gpu_pipe_active_ratio", ("tensor_hmma",), _PERCENT),
+    GpmMetric(8, "pacecar_gpu_pipe_active_ratio", ("tensor_dmma",), _PERCENT),
+    GpmMetric(9, "pacecar_gpu_pipe_active_ratio", ("tensor_imma",), _PERCENT),
+    GpmMetric(4, "pacecar_gpu_pipe_active_ratio", ("integer",), _PERCENT),
+    GpmMetric(11, "pacecar_gpu_pipe_active_ratio", ("fp64",), _PERCENT),
+    GpmMetric(12, "pacecar_gpu_pipe_active_ratio", ("fp32",), _PERCENT),
+    GpmMetric(13, "pacecar_gpu_pipe_active_ratio", ("fp16",), _PERCENT),
+    GpmMetric(10, "pacecar_gpu_dram_bandwidth_ratio", (), _PERCENT),
+    GpmMetric(20, "pacecar_gpu_pcie_transmit_bytes_per_second", (), _MIB),
+    GpmMetric(21, "pacecar_gpu_pcie_receive_bytes_per_second", (), _MIB),
+    GpmMetric(60, "pacecar_gpu_nvlink_receive_bytes_per_second", (), _MIB),
+    GpmMetric(61, "pacecar_gpu_nvlink_transmit_bytes_per_second", (), _MIB),
+)
+
+INSTANCE_PARTS = tuple(
+    GpmMetric(number, "pacecar_gpu_instance_active_ratio", (part,), _PERCENT)
+    for number, part in (
+        (2, "sm"),
+        (3, "sm_occupancy"),
+        (5, "tensor"),
+        (10, "dram_bandwidth"),
+        (11, "fp64"),
+        (12, "fp32"),
+        (13, "fp16"),
+    )
+)
+"""What is asked of a MIG instance; links and PCIe belong to the whole GPU."""
+
+
+class Gpm:
+    """The rolling pair of one GPU, or of one GPU instance of a GPU in MIG mode."""
+
+    def __init__(
+        self, nvml: Nvml, metrics: tuple[GpmMetric, ...], labels: tuple[str, ...], gpu_instance: int | None = None
+    ) -> None:
+        self._nvml = nvml
+        self._metrics = list(metrics)
+        self._labels = labels
+        self._gpu_instance = gpu_instance
+        self._pair: list[GpmSample] = []
+        self._read_ns: int | None = None
+        self._samples: list[Sample] = []
+
+    def ask(self, handle: Handle, now_ns: int) -> list[Sample]:
+        """Return the means since the reading before; nothing at the first, the last ones again within 100 ms.
+
+        Raises:
+            NvmlError: and then forgets the pair, because the reading in it may be half of one.
+        """
+        if self._read_ns is not None and now_ns - self._read_ns < GPM_NS_MIN:
+            return self._samples
+        before, self._read_ns, self._samples = self._read_ns, None, []
+        if not self._pair:
+            self._pair = [self._nvml.gpm_sample(), self._nvml.gpm_sample()]
+        older, newer = self._pair
+        self._nvml.gpm_read(handle, older, self._gpu_instance)
+        self._pair = [newer, older]
+        if before is not None:
+            self._samples = self._take(self._nvml.gpm_metrics(newer, older, [m.number for m in self._metrics]))
+        self._read_ns = now_ns
+        return self._samples
+
+    def close(self) -> None:
+        """Free the pair; only while the driver session that it came from lives."""
+        pair, self._pair, self._read_ns = self._pair, [], None
+        for sample in pair:
+            self._nvml.gpm_free(sample)
+
+    def _take(self, answers: list[float | NvmlError]) -> list[Sample]:
+        samples: list[Sample] = []
+        kept: list[GpmMetric] = []
+        for metric, answer in zip(self._metrics, answers, strict=True):
+            if isinstance(answer, UnsupportedError):
+                continue
+            kept.append(metric)
+            # A pair across a reset gives numbers that are none (NaN); the next pair is good again.
+            if not isinstance(answer, NvmlError) and math.isfinite(answer) and answer >= 0:
+                samples.append(Sample(metric.metric, (*self._labels, *metric.labels), answer * metric.factor))
+        if not kept:
+            raise UnsupportedError("the performance monitor has none of the metrics")
+        self._metrics = kept
+        return samples

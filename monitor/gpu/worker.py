@@ -1,0 +1,70 @@
+"""How is a driver asked that may not come back for 45 s?  On a thread of its own, with somebody else's patience.
+
+ctypes gives the GIL back during a call, so a call that hangs holds up only its own thread.  A worker does one job when
+asked and is asked nothing more until it is done; how long to wait for it is its caller's business.  A hung worker is
+left alone: the thread cannot be ended, and a second one for the same GPU would only hang beside it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+from pacecar.clock import Clock
+
+__all__ = ["Worker"]
+
+T = TypeVar("T")
+
+
+class Worker(Generic[T]):
+    """A thread with one job.  All fields but the thread's own belong to the condition `returned`."""
+
+    def __init__(self, name: str, job: Callable[[], T], clock: Clock, returned: threading.Condition) -> None:
+        self.busy_since_ns: int | None = None
+        self._result: T | Exception | None = None
+        self._job = job
+        self._clock = clock
+        self._returned = returned
+        self._asked: SimpleQueue[Callable[[], T] | None] = (
+            SimpleQueue()
+        )  # at most one question and one stop: bounded by its user
+        self._thread = threading.Thread(target=self._work, name=f"pacecar-{name}", daemon=True)
+        self._is_started = False
+
+    def ask(self, job: Callable[[], T] | None = None) -> None:
+        """Have its job done, or `job` this once; the worker must be idle, and its last result is forgotten."""
+        with self._returned:
+            assert self.busy_since_ns is None, "a busy worker is asked nothing"
+            self._result, self.busy_since_ns = None, self._clock.monotonic_ns()
+        if not self._is_started:
+            self._is_started = True
+            self._thread.start()
+        self._asked.put(job or self._job)
+
+    def take(self) -> T | Exception | None:
+        """Return what came of the last question, once; None when nothing did, or not yet."""
+        with self._returned:
+            result, self._result = self._result, None
+            return result
+
+    def stop(self, timeout_seconds: float) -> bool:
+        """End the thread; return whether it has ended, and no other question may follow."""
+        if not self._is_started:
+            return True
+        self._asked.put(None)
+        self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        while (job := self._asked.get()) is not None:
+            result: T | Exception
+            try:
+                result = job()
+            except Exception as error:  # noqa: BLE001  the outer boundary of the thread: the caller judges it
+                result = error
+            with self._returned:
+                self._result, self.busy_since_ns = result, None
+                self._returned.notify_all()

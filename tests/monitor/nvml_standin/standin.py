@@ -1,0 +1,103 @@
+"""Build the stand-in driver library and steer it: the control page of nvml.c as a ctypes structure.
+
+Use it from any test, and from a bench or a soak:
+
+    folder = build(some_folder)
+    control = Control(folder / "control")
+    environ = os.environ | control.environment()      # for a process that loads the real pynvml
+"""
+
+import ctypes
+import mmap
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+SOURCE = Path(__file__).parent / "nvml.c"
+GPUS, FUNCTIONS, EVENTS = 8, 64, 64
+ALWAYS = 0xFFFFFFFF
+
+_names = re.search(r"enum \{(.*?)\}", SOURCE.read_text(), re.DOTALL).group(1)
+FUNCTION = {name.strip().removeprefix("F_"): number for number, name in enumerate(_names.split(","))}
+"""Function names of nvml.c -> their numbers in the control page."""
+
+u32, u64 = ctypes.c_uint32, ctypes.c_uint64
+
+
+class Page(ctypes.Structure):
+    """`control` of nvml.c."""
+
+    _fields_ = [
+        *((name, u32) for name in ("magic", "count", "zero", "driver_missing", "driver_life")),
+        *((name, u32) for name in ("mig", "gpm", "nvlink5", "links", "first")),
+        *((name, u32) for name in ("fail_function", "fail_gpu", "fail_code", "fail_after", "fail_for")),
+        ("hang_ms", u32 * GPUS),
+        ("lost", u32 * GPUS),
+        ("latency_us", u32),
+        ("pcie_bytes", u64 * GPUS),
+        ("event_head", u32),
+        ("event_tail", u32),
+        ("event_gpu", u32 * EVENTS),
+        ("event_xid", u32 * EVENTS),
+        ("reasons", u32 * GPUS),
+        ("missing", u32 * FUNCTIONS),
+        ("calls", (u64 * (GPUS + 1)) * FUNCTIONS),
+        ("inits", u32),
+        ("shutdowns", u32),
+        ("hanging", u32),
+    ]  # fmt: skip
+
+
+def compiler():
+    """Return a C compiler; None where there is none."""
+    return shutil.which("cc") or shutil.which("gcc")
+
+
+def build(folder):
+    """Build libnvidia-ml.so.1 in `folder` and return the folder."""
+    library = Path(folder) / "libnvidia-ml.so.1"
+    command = [compiler(), "-O1", "-Wall", "-Wno-unused-parameter", "-shared", "-fPIC", "-o", str(library), str(SOURCE)]
+    subprocess.run(command, check=True, timeout=60)
+    return Path(folder)
+
+
+class Control:
+    """The control page in a file, mapped by the test and by the library."""
+
+    def __init__(self, path):
+        self.path = Path(path)
+        if not self.path.exists():
+            self.path.write_bytes(bytes(ctypes.sizeof(Page)))
+        with self.path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 0)
+        self.page = Page.from_buffer(self._map)
+        self.page.count, self.page.gpm, self.page.mig, self.page.links = GPUS, 1, 0, 18
+        for gpu in range(GPUS):
+            self.page.reasons[gpu] = 0x1
+
+    def calls(self, gpu):
+        """Return function -> calls for that GPU (GPUS: for none), without those never called."""
+        counts = {name: int(self.page.calls[number][gpu]) for name, number in FUNCTION.items()}
+        return {name: count for name, count in counts.items() if count}
+
+    def calls_in_all(self):
+        """Return the calls of all functions, by GPU."""
+        return [sum(self.calls(gpu).values()) for gpu in range(GPUS + 1)]
+
+    def xid(self, gpu, code):
+        """Let the event set tell of an Xid."""
+        at = self.page.event_head % EVENTS
+        self.page.event_gpu[at], self.page.event_xid[at] = gpu, code
+        self.page.event_head += 1
+
+    def fail(self, function, code, *, gpu=ALWAYS, after=0, times=ALWAYS):
+        """Let `function` (None: any) return `code` for `times` calls after the next `after` ones."""
+        page = self.page
+        page.fail_function = 0
+        page.fail_code, page.fail_gpu, page.fail_after, page.fail_for = code, gpu, after, times
+        page.fail_function = ALWAYS if function is None else FUNCTION[function] + 1
+
+    def environment(self):
+        """Return the variables for a process that is to load this driver."""
+        return {"LD_LIBRARY_PATH": str(self.path.parent), "PACECAR_STANDIN": str(self.path)}

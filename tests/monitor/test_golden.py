@@ -1,0 +1,143 @@
+"""The whole page, letter by letter: from recorded files through collectors, tick, exporter and HTTP.
+
+A change of a name, a label, a unit or an order shows up as a change of one file that people read in review.  Write it
+anew, after a change that was meant, with
+
+    PACECAR_GOLDEN=write python -m pytest tests/monitor/test_golden.py
+
+GPUs are not in it: their numbers come from a compiled stand-in, and their own tests compare each of them.
+"""
+
+import difflib
+import os
+import re
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from pacecar.catalog import CATALOG, Subject
+from pacecar.clock import NS_PER_SECOND, FakeClock
+from pacecar.config import DaemonConfig
+from pacecar.monitor.collectors.cgroup import CgroupCollector, Member
+from pacecar.monitor.collectors.cpu import CpuCollector
+from pacecar.monitor.collectors.disk import DiskCollector
+from pacecar.monitor.collectors.memory import MemoryCollector
+from pacecar.monitor.collectors.network import NetworkCollector
+from pacecar.monitor.collectors.numa import NumaCollector
+from pacecar.monitor.collectors.rdma import RdmaCollector
+from pacecar.monitor.collectors.reading import sample
+from pacecar.monitor.collectors.tcp import TcpCollector
+from pacecar.monitor.daemon import Daemon
+from pacecar.records import Decision, Knobs, KnobSwitch, Ok, TunerStatus, Verdict
+
+GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
+
+
+class Own:
+    """The daemon's own figures, of no real process."""
+
+    name = "daemon"
+
+    def collect(self):
+        return Ok(
+            (
+                sample("pacecar_daemon_cpu_seconds_total", 1_230_000_000),
+                sample("pacecar_daemon_resident_memory_bytes", 45_000_000),
+                sample("pacecar_daemon_threads", 24),
+                sample("pacecar_daemon_open_files", 17),
+            )
+        )
+
+    def close(self):
+        """Hold nothing."""
+
+
+def statvfs(path):
+    size = {"/": 1000, "/mnt/big disk": 2000, "/dev/shm": 500}[path]
+    return os.statvfs_result((8192, 4096, size, size // 2, size // 4, 7 * size, 6 * size, 5 * size, 4, 255))
+
+
+@pytest.fixture
+def collectors(files, machine):
+    """Collectors that have read the machine once, a second ago; since then it moved on."""
+    clock = FakeClock(monotonic_ns=5 * NS_PER_SECOND)
+    ranks = [Member("4242", "rank", "run-7", "0"), Member("4243", "rank", "run-7", "1")]
+    made = [
+        CpuCollector(files, ticks_per_second=100),
+        MemoryCollector(files),
+        NumaCollector(files),
+        DiskCollector(files, statvfs=statvfs),
+        NetworkCollector(files, clock),
+        TcpCollector(files),
+        RdmaCollector(files, clock),
+        CgroupCollector(files, lambda: ranks),
+        Own(),
+    ]
+    for collector in made:
+        collector.collect()
+    clock.advance(NS_PER_SECOND)
+    for path, before, after in (
+        ("proc/stat", "cpu  1001 1002 1003 1004", "cpu  1031 1002 1003 1074"),
+        ("proc/stat", "cpu3 511 512 513 514", "cpu3 541 512 513 524"),
+        ("proc/net/dev", "eth0:401", "eth0:312500401"),
+        ("sys/class/infiniband/mlx5_0/ports/1/counters/port_xmit_data", "1002", "1250001002"),
+    ):
+        text = (machine / path).read_text()
+        assert before in text
+        (machine / path).write_text(text.replace(before, after))
+    return made, clock
+
+
+def speak(hook, make_hello, make_step):
+    """One rank of a tuned job says one of everything."""
+    common = {"job": "run-7", "decision": 1, "knob": "bucket_bytes", "step": 5, "wall_ns": 1, "reason": "because"}
+    hook.say(
+        make_hello(pid=os.getpid()),
+        make_step(),
+        KnobSwitch(job="run-7", rank=0, decision=1, epoch=7, step=5, knobs=Knobs(7, {"k": 1}), duration_ns=3),
+        Decision(kind="trial", from_value=1, to_value=2, expected_gain_ratio=0.125, **common),
+        Verdict(outcome="kept", measured_gain_ratio=0.25, gain_low=0.1, gain_high=0.3, evidence=2.0, trial_steps=1,
+                exploration_ns=5, **common),
+        TunerStatus(job="run-7", rank=0, state="watching", detail="", step=5, wall_ns=1, exploration_ns=6, trials=1),
+    )  # fmt: skip
+
+
+def steady(page):
+    """Take out what is of this process and this moment."""
+    page = re.sub(r'pid="\d+"', 'pid="PID"', page)
+    page = re.sub(r"(pacecar_build_info)\{.*\}", r'\1{python="PYTHON",version="VERSION"}', page)
+    return re.sub(r"^(pacecar_daemon_scrapes?(?:_seconds)?_total) .*$", r"\1 N", page, flags=re.MULTILINE)
+
+
+def test_every_metric_of_the_catalog_but_the_gpus_is_on_the_golden_page():
+    page = GOLDEN.read_text()
+    once = {"pacecar_daemon_cpu_utilization_ratio", "pacecar_collector_glances_total"}  # after a window, with glances
+    once |= {"pacecar_collector_glance_failures_total"}
+    missing = {m.name for m in CATALOG if m.subject is not Subject.GPU and f"# TYPE {m.name} " not in page}
+    assert missing <= once
+
+
+def test_the_page_is_the_golden_one(collectors, tmp_path, hooks, make_hello, make_step):
+    made, clock = collectors
+    config = DaemonConfig(
+        port=0, socket=str(tmp_path / "s"), period_seconds=60.0, jitter_ratio=0.0, glances_per_second=0.0
+    )
+    daemon = Daemon(config, clock=clock, collectors=made)
+    daemon.start()
+    try:
+        speak(hooks(daemon.socket), make_hello, make_step)
+        limit = time.monotonic() + 10
+        page = ""
+        while "pacecar_tuner_state" not in page or "pacecar_cgroup" not in page:
+            assert time.monotonic() < limit, "the tick and the job's last record"
+            with urllib.request.urlopen(f"http://127.0.0.1:{daemon.port}/metrics", timeout=5) as answer:
+                page = steady(answer.read().decode())
+    finally:
+        daemon.close()
+    if os.environ.get("PACECAR_GOLDEN") == "write":
+        GOLDEN.write_text(page)
+    golden = GOLDEN.read_text()
+    difference = list(difflib.unified_diff(golden.splitlines(), page.splitlines(), "golden", "served", lineterm=""))
+    assert not difference, "\n".join(difference)

@@ -1,0 +1,97 @@
+"""Counters of the driver that wrap, go backwards and start again, and what may be derived from them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pacecar.monitor.gpu.counter import Counter
+from pacecar.monitor.gpu.derived import CHARGED_NS_MAX, ClockEvents, MeanPower
+
+TOP = 1 << 32
+SECOND = 1_000_000_000
+
+
+def total(*values, bits=64):
+    counter = Counter()
+    return [counter.take(value, bits) for value in values][-1]
+
+
+def test_the_first_value_counts_from_zero_and_zero_is_a_measurement():
+    assert total(0) == 0
+    assert total(7) == 7
+    assert total(7, 7) == 7
+    assert total(7, 12) == 12
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_a_counter_that_wraps_at_32_bits_loses_nothing_whatever_its_type_says(bits):
+    assert total(TOP - 10, 5, bits=bits) == TOP + 5
+    assert total(TOP - 10, 5, TOP - 1, 0, bits=bits) == 2 * TOP
+
+
+def test_a_counter_of_64_bits_wraps_at_64():
+    assert total((1 << 64) - 3, 4) == (1 << 64) + 4
+
+
+def test_a_fall_that_is_no_wrap_is_a_new_start():
+    assert total(1000, 40) == 1040
+    assert total(TOP - 10, TOP - 20) == (TOP - 10) + (TOP - 20)
+    assert total(1 << 40, 40) == (1 << 40) + 40
+
+
+def test_after_a_reload_a_fall_is_never_a_wrap_and_what_goes_on_is_not_counted_twice():
+    counter = Counter()
+    counter.take(TOP - 10, 32)
+    counter.restart()
+    assert counter.take(5, 32) == TOP - 5
+    counter.restart()
+    assert counter.take(9, 32) == TOP - 1
+    assert counter.take(8, 32) == TOP + 7
+
+
+@given(st.lists(st.integers(0, (1 << 64) - 1), min_size=1, max_size=20), st.sampled_from([16, 31, 32, 63, 64]))
+def test_a_total_never_falls(values, bits):
+    counter = Counter()
+    totals = [counter.take(value, bits) for value in values]
+    assert totals == sorted(totals)
+
+
+@given(st.integers(0, TOP - 1), st.lists(st.integers(0, TOP // 2 - 1), max_size=20))
+def test_steps_below_half_a_round_add_up_over_any_number_of_wraps(start, steps):
+    counter, at = Counter(), start
+    counter.take(start, 32)
+    for step in steps:
+        at += step
+        counter.take(at % TOP, 32)
+    # A wrap is only told from a new start when it crosses from the upper half to the lower one, as such steps do.
+    assert counter.total == at
+
+
+def test_the_time_of_a_reason_is_that_between_samples_that_saw_it():
+    events = ClockEvents("3")
+
+    def take(mask, now, counted=()):
+        return {s.labels: s.value for s in events.take(mask, 0x5, now, set(counted))}
+
+    idle, cap = ("3", "gpu_idle", "sampled"), ("3", "sw_power_cap", "sampled")
+    assert take(0x5, 0) == {idle: 0, cap: 0}
+    assert take(0x1, 2 * SECOND) == {idle: 2 * SECOND, cap: 0}
+    assert take(0x4, 3 * SECOND) == {idle: 2 * SECOND, cap: SECOND}
+    assert take(0x0, 9 * SECOND) == {idle: 2 * SECOND, cap: SECOND}
+    assert take(0x4, 10 * SECOND, counted=["sw_power_cap"]) == {idle: 2 * SECOND}
+
+
+def test_no_sample_stands_for_more_than_a_bounded_time():
+    events = ClockEvents("0")
+    list(events.take(0x1, 0x1, 0, set()))
+    assert [s.value for s in events.take(0x1, 0x1, 1000 * SECOND, set())] == [CHARGED_NS_MAX]
+
+
+def test_mean_power_is_energy_over_time_and_absent_until_there_is_a_window():
+    power = MeanPower("0")
+    assert list(power.take(1000, 0)) == []
+    assert [s.value for s in power.take(1000 + 700_000, SECOND)] == [700_000]
+    assert [s.value for s in power.take(1000 + 700_000, SECOND + 1000)] == [700_000]  # too short a window: the last
+    assert [s.value for s in power.take(1000 + 700_000, 2 * SECOND)] == [0]
+    power.restart()
+    assert list(power.take(5, 3 * SECOND)) == []

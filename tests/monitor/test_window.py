@@ -1,0 +1,173 @@
+"""Lowest, mean and highest between scrapes: right, bounded, and nobody's reading changes them."""
+
+import threading
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pacecar.catalog import CATALOG, WINDOW_NAMES, Kind, by_name
+from pacecar.clock import SystemClock
+from pacecar.monitor.sampler import Pace, Sampler
+from pacecar.monitor.tick import Beat
+from pacecar.monitor.window import Window
+from pacecar.records import Absent, Failed, Ok, Sample
+
+CPU = "pacecar_host_cpu_utilization_ratio"
+LOW, MEAN, HIGH = WINDOW_NAMES[CPU]
+BEAT = Beat(0, 0, 0, 0)
+
+
+def cpu(value, metric=CPU):
+    return Sample(metric, (), value)
+
+
+def over(window, value):
+    return {sample.metric: sample.value for sample in window.over([cpu(value)])}
+
+
+def test_lowest_mean_and_highest_include_what_was_seen_between_ticks():
+    window = Window(10)
+    window.take([cpu(0.5), cpu(0.25)])
+    window.take([cpu(0.75)])
+    window.close(1)
+    assert over(window, 0.75) == {LOW: 0.25, MEAN: 0.5, HIGH: 0.75}
+
+
+def test_zero_is_a_measurement():
+    window = Window(10)
+    window.take([cpu(0)])
+    window.close(1)
+    assert over(window, 0) == {LOW: 0, MEAN: 0, HIGH: 0}
+
+
+def test_reading_changes_nothing():
+    window = Window(10)
+    window.take([cpu(0.5), cpu(1.0)])
+    window.close(1)
+    assert over(window, 1.0) == over(window, 1.0)
+
+
+def test_what_is_not_windowed_and_what_is_gone_now_is_left_out():
+    window = Window(10)
+    window.take([cpu(1.0), cpu(4, "pacecar_host_cpus_online")])
+    window.close(1)
+    assert window.over([cpu(4, "pacecar_host_cpus_online")]) == []
+    assert window.over([]) == []
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.floats(0, 1), max_size=5), min_size=1, max_size=30), st.integers(1, 10))
+def test_the_window_is_the_values_of_the_last_ticks_and_no_more(ticks, length):
+    """Tick n closes at time n: in the window are the values of the ticks after n - length."""
+    window = Window(length)
+    for now, values in enumerate(ticks, start=1):
+        window.take(map(cpu, values))
+        window.close(now)
+    inside = [value for values in ticks[max(0, len(ticks) - length) :] for value in values]
+    found = over(window, 0)
+    if not inside:
+        assert found == {}
+    else:
+        assert (found[LOW], found[HIGH]) == (min(inside), max(inside))
+        assert found[MEAN] == pytest.approx(sum(inside) / len(inside))
+
+
+def test_the_catalog_windows_gauges_only_and_few():
+    assert all(by_name(name).kind is Kind.GAUGE for names in WINDOW_NAMES.values() for name in names)
+    assert len(WINDOW_NAMES) * 3 < len(CATALOG) / 4
+
+
+class Glancing:
+    """Collects 0.5 and glances at what it is told to."""
+
+    name = "cpu"
+
+    def __init__(self, *glances):
+        self.glances = list(glances)
+        self.threads = set()
+        self.looked = threading.Event()
+        self.outcome = Ok((cpu(0.5),))
+
+    def collect(self):
+        self.threads.add(threading.get_ident())
+        return self.outcome
+
+    def glance(self):
+        self.threads.add(threading.get_ident())
+        if not self.glances:
+            self.looked.set()
+            return []
+        value = self.glances.pop(0)
+        if isinstance(value, Exception):
+            raise value
+        return [cpu(value)]
+
+    def close(self):
+        """Hold nothing."""
+
+
+@pytest.fixture
+def run():
+    started = []
+
+    def start(*collectors, rate=1000.0):
+        pace = Pace(rate)
+        sampler = Sampler(collectors, SystemClock(), deadline_seconds=5.0, pace=pace, window_seconds=60.0)
+        sampler.start()
+        started.append(sampler)
+        return sampler, pace
+
+    yield start
+    for sampler in started:
+        sampler.close()
+
+
+def read(sampler):
+    return {s.metric: s.value for s in sampler.sample(BEAT).outcomes["cpu"].samples}
+
+
+def test_glances_between_ticks_count_and_come_from_the_thread_that_collects(run):
+    collector = Glancing(0.125, 0.875)
+    sampler, _ = run(collector)
+    assert collector.looked.wait(10)
+    assert read(sampler) == {CPU: 0.5, LOW: 0.125, MEAN: 0.5, HIGH: 0.875}
+    assert len(collector.threads) == 1
+
+
+@pytest.mark.parametrize("n", [0, 1, 2])
+def test_a_glance_that_fails_loses_only_itself(run, n):
+    values = [0.25, 0.75]
+    values.insert(n, OSError(5, "Input/output error"))
+    collector = Glancing(*values)
+    sampler, _ = run(collector)
+    assert collector.looked.wait(10)
+    assert read(sampler) == {CPU: 0.5, LOW: 0.25, MEAN: 0.5, HIGH: 0.75}
+    assert sampler.glances()["cpu"][1] == 1
+
+
+def test_a_failed_collector_keeps_the_window_of_what_it_read_and_an_absent_one_has_none(run):
+    collector = Glancing(0.25)
+    collector.outcome = Failed("half of it", (cpu(0.75),))
+    sampler, _ = run(collector)
+    assert collector.looked.wait(10)
+    assert read(sampler) == {CPU: 0.75, LOW: 0.25, MEAN: 0.5, HIGH: 0.75}
+    collector.outcome = Absent("gone")
+    assert sampler.sample(BEAT).outcomes["cpu"] == Absent("gone")
+
+
+def test_no_pace_no_glance_and_a_new_pace_is_taken_up_at_the_next_tick(run):
+    collector = Glancing(0.25)
+    sampler, pace = run(collector, rate=0.0)
+    time.sleep(0.05)
+    assert read(sampler) == {CPU: 0.5, LOW: 0.5, MEAN: 0.5, HIGH: 0.5}
+    assert sampler.glances() == {"cpu": (0, 0)}
+    pace.glances_per_second = 1000.0
+    sampler.sample(BEAT)
+    assert collector.looked.wait(10)
+
+
+def test_collectors_that_do_not_glance_are_not_asked_to(run, steady):
+    sampler, _ = run(steady())
+    assert sampler.glances() == {}
