@@ -56,6 +56,9 @@ DEADLINE_RATIO = 0.8
 UNHEALTHY_PERIODS = 10
 """A daemon that did not tick for so many periods says 503 on /-/healthy."""
 
+GPU_DEADLINE_RATIO = 0.5
+"""Share of the period that a tick waits for its GPUs: less than the sampler waits for the collector that holds them."""
+
 SAMPLE_ONCE_SECONDS = 0.2
 """Between the two ticks of `sample_once`; twenty of the kernel's 10 ms ticks, so utilization is good to 5 %."""
 
@@ -99,7 +102,7 @@ def default_collectors(
         TcpCollector(files),
         RdmaCollector(files, clock),
         CgroupCollector(files, members),
-        GpuCollector(PyNvml(), clock),
+        GpuCollector(PyNvml(), clock, deadline_seconds=GPU_DEADLINE_RATIO * config.period_seconds),
         OwnCollector(),
     ]
     names = [collector.name for collector in collectors]

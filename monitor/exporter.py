@@ -98,9 +98,7 @@ def _head_of(metric: str, is_openmetrics: bool) -> str:
 
 def outside(entry: Entry, value: int | float) -> float:
     """Return `value` in the base unit of the metric's name."""
-    scale = entry.unit.scale
-    # Dividing by the whole power of ten is correctly rounded; times 1e-9 makes 0.30000000000000004 of 0.3 s.
-    return float(value / round(1 / scale)) if scale < 1 else float(value * scale)
+    return float(entry.unit.convert(value))
 
 
 def number(entry: Entry, value: int | float) -> str:

@@ -55,9 +55,4 @@ def _labels(sample: Sample) -> dict[str, str]:
 
 
 def _outside(sample: Sample) -> int | float:
-    """Return the value in the unit of its name; whole numbers of bytes, counts and the like stay whole."""
-    scale = by_name(sample.metric).unit.scale
-    if scale == 1.0:
-        return sample.value
-    # A division by 10**9 is rounded once and prints as the decimal that it is; times 1e-9 is not.
-    return sample.value / round(1 / scale) if scale < 1.0 else sample.value * scale
+    return by_name(sample.metric).unit.convert(sample.value)

@@ -56,6 +56,13 @@ class Unit(Enum):
         """Outside value = inside value * scale."""
         return self.value[1]
 
+    def convert(self, value: int | float) -> int | float:
+        """Return an inside value in the outside unit; whole numbers of bytes, counts and the like stay whole."""
+        if self.scale == 1.0:
+            return value
+        # Dividing by the whole power of ten is correctly rounded; times 1e-9 makes 0.30000000000000004 of 0.3 s.
+        return value / round(1 / self.scale) if self.scale < 1.0 else value * self.scale
+
 
 class Subject(StrEnum):
     """What a metric is about: the sections of docs/metrics.md."""

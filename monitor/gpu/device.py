@@ -163,14 +163,21 @@ class Device:
         self._leave_for_glances(self.calls - calls_before)
         return Reading(samples + self._schedule.samples(), failures)
 
+    @property
+    def is_glance_due(self) -> bool:
+        """Whether `glance` would ask the driver anything now; for the collector's thread, while nobody asks."""
+        if not self._is_probed or self._is_lost or self._spare_calls <= 0:
+            return False
+        return self._clock.monotonic_ns() >= self._glance_due_ns
+
     def glance(self) -> Reading:
         """Read power or utilization, in turn, with one of the calls that ticks leave over; else nothing.
 
         The calls of a tick are bounded with the glances before it and after it, which are spread over the time between.
         """
-        now = self._clock.monotonic_ns()
-        if not self._is_probed or self._is_lost or self._spare_calls <= 0 or now < self._glance_due_ns:
+        if not self.is_glance_due:
             return Reading([], [])
+        now = self._clock.monotonic_ns()
         self._spare_calls -= 1
         self._glance_due_ns = now + self._glance_gap_ns
         self._glances += 1

@@ -101,8 +101,9 @@ class Unit:
             self.worker.ask()
 
     def ask_to_glance(self) -> None:
-        """Ask for a glance if it is up and idle."""
-        self.is_glancing = self._is_attached and self.is_up and self.worker.busy_since_ns is None
+        """Ask for a glance if it is up and idle and has a call to spare: waking a thread for nothing costs as much."""
+        is_idle = self._is_attached and self.is_up and self.worker.busy_since_ns is None
+        self.is_glancing = is_idle and self.device.is_glance_due
         if self.is_glancing:
             self._awaits_tick = False
             self.worker.ask(self.device.glance)
