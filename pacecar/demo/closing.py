@@ -46,9 +46,10 @@ def _headline(result: Result) -> str:
             f"Nothing proved better than the settings that the job came with ({decided} decided)."
             "  Before and after are the same settings, minutes apart."
         )
-    kept = " and ".join(
-        f"{d.knob} {knob_text(d.knob, d.from_value)} -> {knob_text(d.knob, d.to_value)}" for d in result.kept
-    )
+    ways: dict[str, list[str]] = {}
+    for d in result.kept:
+        ways.setdefault(d.knob, [knob_text(d.knob, d.from_value)]).append(knob_text(d.knob, d.to_value))
+    kept = " and ".join(f"{knob} {' -> '.join(way)}" for knob, way in ways.items())
     return f"Kept: {kept}.  Throughput {percent((result.speedup or 1.0) - 1.0, signed=True)}."
 
 
