@@ -6,6 +6,7 @@ import shutil
 import psutil
 import pytest
 
+from pacecar.catalog import CATALOG, Subject
 from pacecar.clock import NS_PER_SECOND, FakeClock
 from pacecar.monitor.collectors.cgroup import GROUPS_MAX, CgroupCollector, Member, levels_of, parse_memory_limit
 from pacecar.monitor.collectors.cpu import SELDOM_TICKS, CpuCollector, parse_cpulist, utilization
@@ -670,3 +671,22 @@ def test_rates_span_at_least_their_span_and_start_anew_after_a_reset():
     assert rates.per_second(("a",), 6, 5 * NS_PER_SECOND) == 1.0
     rates.keep({"b"})
     assert rates.per_second(("a",), 7, 6 * NS_PER_SECOND) is None
+
+
+RATES = {
+    "pacecar_host_cpu_utilization_ratio",
+    "pacecar_host_numa_cpu_utilization_ratio",
+    "pacecar_host_network_receive_utilization_ratio",
+    "pacecar_host_network_transmit_utilization_ratio",
+    "pacecar_rdma_receive_utilization_ratio",
+    "pacecar_rdma_transmit_utilization_ratio",
+}
+"""What one reading cannot give; their own tests read them twice, with zero and with more."""
+
+
+def test_the_recorded_machine_has_every_host_metric_of_the_catalog(files):
+    """So that the tests above, values and zeroes, leave no metric out."""
+    subjects = {Subject.HOST, Subject.RDMA, Subject.CGROUP}
+    listed = {metric.name for metric in CATALOG if metric.subject in subjects and "_window_" not in metric.name}
+    read = {sample.metric for make in COLLECTORS.values() for sample in make(files).collect().samples}
+    assert read == listed - RATES
