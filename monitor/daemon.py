@@ -38,6 +38,7 @@ from pacecar.monitor.collectors.rdma import RdmaCollector
 from pacecar.monitor.collectors.reading import Collector, Files
 from pacecar.monitor.collectors.tcp import TcpCollector
 from pacecar.monitor.exporter import Exporter
+from pacecar.monitor.heap import Heap
 from pacecar.monitor.inbox import Inbox
 from pacecar.monitor.jobs import JobView
 from pacecar.monitor.meeting import Meeting, MeetingError
@@ -129,6 +130,7 @@ class Daemon:
             config.cpu_budget, config.glances_per_second, interval_ns=int(config.window_seconds * NS_PER_SECOND)
         )
         self._pace = Pace(self._budget.rate)
+        self._heap = Heap()
         self._sampler = Sampler(
             default_collectors(config, self._clock, self._members) if collectors is None else collectors,
             self._clock,
@@ -247,6 +249,7 @@ class Daemon:
             self._exporter.publish(snapshot.samples())
             self._board.publish(snapshot)
             self._keep_budget()
+            self._heap.tick(self._clock.monotonic_ns())
 
     def _keep_budget(self) -> None:
         """Glance as often as the budget allows, and say so once when that changes."""
@@ -284,6 +287,7 @@ def run(config: DaemonConfig) -> int:
     def on_signal(number: int, frame: FrameType | None) -> None:
         stop.set()
 
+    Heap().settle()  # of the whole process, so not for a Daemon that is part of another program
     daemon = Daemon(config)
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

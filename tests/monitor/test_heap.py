@@ -1,0 +1,28 @@
+"""The daemon collects its own garbage now and then, and not at every tick."""
+
+import gc
+import weakref
+
+from pacecar.clock import NS_PER_SECOND
+from pacecar.monitor.heap import TIDY_SECONDS, Heap
+
+
+class Knot:
+    """Something that refers to itself."""
+
+    def __init__(self) -> None:
+        self.self = self
+
+
+def test_cycles_are_collected_when_it_is_time_and_not_before() -> None:
+    heap = Heap()
+    gc.disable()
+    try:
+        assert heap.tick(0)
+        left = weakref.ref(Knot())
+        assert not heap.tick(TIDY_SECONDS * NS_PER_SECOND - 1)
+        assert left() is not None
+        assert heap.tick(TIDY_SECONDS * NS_PER_SECOND)
+        assert left() is None
+    finally:
+        gc.enable()
