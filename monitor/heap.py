@@ -3,7 +3,8 @@
 glibc gives each thread a heap of its own, up to eight a processor, and with a thread for each GPU and each collector
 freed memory stays with the thread that had it.  And a driver session that ends leaves cycles (exceptions with their
 frames, units and their workers), which the interpreter collects only when enough others have piled up.  Measured with
-eight stand-in GPUs and 18 driver reloads: 41.5 to 46.0 MB as it is, 39.6 to 42.0 MB with both mended.
+eight stand-in GPUs and 18 driver reloads in 75 s: 41.5 to 46.0 MB as it was, 39.6 to 42.0 MB with one arena and a
+collection every 2 s.  `make soak-daemon` shows what this module makes of it (docs/measurements/daemon.md).
 
 Left out: memory of libraries, and other C libraries than glibc, which have no such arenas.
 """
