@@ -312,3 +312,4 @@ class RankAgreement:
                 break
             time.sleep(CLOSE_POLL_SECONDS)
         self._side.close()
+        self._main.close()

@@ -10,6 +10,7 @@ Left out: what the numbers mean.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -29,6 +30,18 @@ SIDE_TIMEOUT = timedelta(minutes=30)
 """One rank may write a checkpoint for minutes while a gather is out; being late freezes, this only cleans up."""
 
 VOTE_WORDS = 3
+
+
+def _keep_for_ever(*things: object) -> None:
+    """Never let `things` go, not even at the interpreter's end.
+
+    gloo's worker thread drops its hold on a work some time after it completed or failed.  If that is the last hold it
+    frees tensors that python knows, needs the GIL for it, and when the interpreter is ending just then the process
+    aborts ("terminate called without an active exception", pytorch issues 38228 and 190489).  A work that python
+    holds for ever is never freed by the worker.
+    """
+    for thing in things:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 class MeetingError(RuntimeError):
@@ -105,9 +118,15 @@ class SideRoad:
         return [words.tolist() for words in self._gathered]
 
     def close(self) -> None:
-        """Give the group back; a gather that is out is abandoned."""
-        group, self._group, self._work = self._group, None, None
-        if group is not None and dist.is_initialized():
+        """Give the group back, which ends its threads.  A gather that is out is abandoned and its group kept.
+
+        Giving back a group waits for its gathers: for half an hour, if another rank never joins one.
+        """
+        group, self._group = self._group, None
+        work, self._work = self._work, None
+        if work is not None and not work.is_completed():
+            _keep_for_ever(work, group)
+        elif group is not None and dist.is_initialized():
             with contextlib.suppress(ValueError):  # the job destroyed it already
                 dist.destroy_process_group(group)
 
@@ -178,3 +197,9 @@ class MainRoad:
     def is_settled(self) -> bool:
         """Whether no vote is out, or the one that is has completed; does not wait."""
         return self._work is None or bool(self._work.is_completed())
+
+    def close(self) -> None:
+        """Abandon a vote that is out; on the job's own group its worker thread outlives it."""
+        work, self._work = self._work, None
+        if work is not None:
+            _keep_for_ever(work)

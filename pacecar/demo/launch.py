@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -60,6 +61,12 @@ TUNE_DEFAULTS = {
 
 _PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
+
+_ROOT_CAUSE = re.compile(
+    r"^Root Cause \(first observed failure\):$.*?^ +rank +: (?P<rank>\d+).*?^ +exitcode +: (?P<code>-?\d+)",
+    re.MULTILINE | re.DOTALL,
+)
+"""torch/distributed/elastic/multiprocessing/errors/__init__.py, ChildFailedError.format_msg"""
 
 
 class LaunchError(RuntimeError):
@@ -178,14 +185,14 @@ class Children:
         return None if self._daemon is None else self._daemon.poll()
 
     def log_tail(self, name: str) -> str:
-        """Return the last lines of one of the run's logs, torchrun's own report of a failure left out."""
+        """Return the last lines of one of the run's logs, torchrun's own report of a failure in one line."""
         try:
             with (self.folder / name).open("rb") as stream:
                 stream.seek(max(0, stream.seek(0, os.SEEK_END) - LOG_BYTES_MAX))
                 text = stream.read().decode("utf-8", errors="replace")
         except OSError:
             return "(no log)"
-        return "\n".join(_before_torchruns_report(text.splitlines())[-LOG_LINES_SHOWN:])
+        return "\n".join([*_before_torchruns_report(text.splitlines())[-LOG_LINES_SHOWN:], *_first_to_fail(text)])
 
     def stop_job(self) -> None:
         """End the job: torchrun is asked, then whatever is left of it is told."""
@@ -210,7 +217,8 @@ class Children:
         self.close()
 
     def _environment(self) -> dict[str, str]:
-        return {**self._environ, "PACECAR_JOB": self.job, "PYTHONUNBUFFERED": "1"}
+        # The fault handler: a rank that dies in C++ says where its python was.
+        return {"PYTHONFAULTHANDLER": "1", **self._environ, "PACECAR_JOB": self.job, "PYTHONUNBUFFERED": "1"}
 
     def _socket(self) -> Path:
         wanted = self.folder.absolute() / "daemon.sock"
@@ -240,6 +248,16 @@ def _before_torchruns_report(lines: list[str]) -> list[str]:
         if "torch/distributed/elastic/" in line and line[:1] in {"W", "E"}:
             return lines[:i] or lines
     return lines
+
+
+def _first_to_fail(text: str) -> list[str]:
+    """Return what torchrun's report says of the first rank that failed, as one line, if there is a report."""
+    found = _ROOT_CAUSE.search(text)
+    if found is None:
+        return []
+    rank, code = found["rank"], int(found["code"])
+    how = f"was ended by {signal.Signals(-code).name}" if -code in set(signal.Signals) else f"ended with {code}"
+    return [f"rank {rank} failed first: it {how}"]
 
 
 def _die_with_parent() -> None:

@@ -115,6 +115,9 @@ def main() -> None:
 
     report.validation(step, _bits_per_byte(model, held_out, device))
     report.close()
+    # gloo's worker lets go of the last all_reduce a moment after it is done, and aborts the process if python ends just
+    # then (pytorch issue 190489).
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -167,13 +167,15 @@ def test_a_failing_job_shows_the_end_of_its_log(tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(
-        "import os\nif os.environ.get('RANK') == '1':\n    raise SystemExit('planted failure')\n"
+        "import os\nif os.environ.get('RANK') == '1':\n    print('planted failure', flush=True)\n    os.abort()\n"
     )
     demo = start_demo(tmp_path / "runs", "--steps", "10", *SMALL, PYTHONPATH=str(site))
     output, _ = demo.communicate(timeout=WAIT_SECONDS)
     assert demo.returncode == 1
     assert "the job ended with exit code" in output
     assert "planted failure" in output
+    assert "Fatal Python error: Aborted" in output
+    assert output.rstrip().endswith("rank 1 failed first: it was ended by SIGABRT")
     folder = the_run(tmp_path / "runs")
     assert json.loads((folder / "result.json").read_text())["status"] == "failed"
     assert survivors(folder.name) == []
