@@ -127,7 +127,7 @@ def soak(port, control):
 def report(rows, log):
     lines = [
         f"{len(rows)} s of soak; the log has {len(log.splitlines())} lines",
-        f"{'':>8}{'resident MB':>14}{'threads':>10}{'files':>8}{'series':>8}{'GPUs up':>9}{'scrape ms':>11}",
+        f"{'':>8}{'resident MB':>14}{'threads':>10}{'files':>8}{'series':>8}{'least up':>9}{'scrape ms':>11}",
     ]
     tenth = max(1, len(rows) // 10)
     for start in range(0, len(rows), tenth):
