@@ -10,6 +10,7 @@ Left out on purpose: everything that acts.  The daemon sets nothing on any devic
 from __future__ import annotations
 
 import logging
+import os
 import platform
 import random
 import signal
@@ -282,10 +283,11 @@ def run(config: DaemonConfig) -> int:
     """Run the daemon until SIGTERM or SIGINT and return the exit code; raises DaemonError when it cannot start."""
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     sys.setswitchinterval(SWITCH_SECONDS)
-    stop = threading.Event()
+    # Not an Event: a handler runs on the thread that waits, perhaps while that thread holds the Event's own lock.
+    stopped, stop = os.pipe()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        stop.set()
+        os.write(stop, b"x")
 
     Heap().settle()  # of the whole process, so not for a Daemon that is part of another program
     daemon = Daemon(config)
@@ -293,12 +295,14 @@ def run(config: DaemonConfig) -> int:
     try:
         daemon.start()
         _log.info("serving http://%s:%d/metrics, hooks connect at %s", config.host, daemon.port, daemon.socket)
-        stop.wait()
+        os.read(stopped, 1)
         _log.info("stopping")
     finally:
         daemon.close()
         for number, handler in before.items():
             signal.signal(number, handler)
+        os.close(stopped)
+        os.close(stop)
     return 0
 
 
