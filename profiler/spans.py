@@ -32,7 +32,9 @@ def union(rows: Intervals) -> Intervals:
     """Return the instants that any of `rows` covers, as sorted disjoint rows; touching rows become one."""
     if len(rows) == 0:
         return EMPTY
-    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    starts = rows[:, 0]
+    if (starts[1:] < starts[:-1]).any():  # most come in order, and looking is ten times cheaper than sorting
+        rows = rows[np.argsort(starts, kind="stable")]
     reach = np.maximum.accumulate(rows[:, 1])
     opens = np.concatenate(([True], rows[1:, 0] > reach[:-1]))
     closes = np.concatenate((opens[1:], [True]))
@@ -43,7 +45,8 @@ def union(rows: Intervals) -> Intervals:
 def clip(rows: Intervals, start: int, end: int) -> Intervals:
     """Return the parts of `rows` inside [start, end)."""
     cut = np.clip(rows, start, end)
-    return cut[cut[:, 1] > cut[:, 0]]
+    whole = cut[:, 1] > cut[:, 0]
+    return cut if whole.all() else cut[whole]
 
 
 def length(merged: Intervals) -> int:
