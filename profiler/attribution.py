@@ -124,7 +124,8 @@ def attribute_windows(
     if not windows:
         return []
     edges = np.array(windows, dtype=np.int64)
-    times, running = _sweep(work, (int(edges[:, 0].min()), int(edges[:, 1].max())), {}, causes, observed)
+    cuts = np.unique(edges)
+    times, running = _sweep(work, cuts, {}, causes, observed)
     durations = np.diff(times)
     at = np.searchsorted(times, edges)
     return _ledgers(durations, _HEADING_OF[running], running, at[:, 0], at[:, 1], edges[:, 1] - edges[:, 0])
@@ -142,7 +143,7 @@ def attribute_phases(
 
     Where phases overlap the one named first has the instant.
     """
-    times, running = _sweep(work, window, phases, causes, observed)
+    times, running = _sweep(work, np.array(window), phases, causes, observed)
     durations = np.diff(times)
     phase = running >> _PHASE
     phase &= -phase  # the lowest bit is the phase named first
@@ -166,7 +167,7 @@ def charge(
 
     Headings are indices of `LEDGER_HEADINGS`; neighbours differ and no stretch is empty.
     """
-    times, running = _sweep(work, window, {}, causes, observed)
+    times, running = _sweep(work, np.array(window), {}, causes, observed)
     heading = _HEADING_OF[running]
     keep = np.diff(times) > 0
     times, heading = np.append(times[:-1][keep], times[-1]), heading[keep]
@@ -176,25 +177,25 @@ def charge(
 
 def _sweep(
     work: Mapping[Work, Intervals],
-    window: tuple[int, int],
+    cuts: NDArray[np.int64],
     phases: Mapping[str, Intervals],
     causes: Mapping[Cause, Intervals] | None,
     observed: tuple[int, int] | None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return sorted times from the start of `window` to its end and, for each but the last, the set of what runs then.
+    """Return sorted times from the first of `cuts` to the last and, for each but the last, the set of what runs then.
 
-    Times may repeat; the stretch between equal ones is empty.
+    Each of `cuts`, which are sorted, is among the times.  Times may repeat; the stretch between equal ones is empty.
     """
-    start, end = window
+    start, end = int(cuts[0]), int(cuts[-1])
     layers: list[tuple[int, Intervals]] = [(_BITS[kind], rows) for kind, rows in work.items()]
     layers += [(_BITS[cause], rows) for cause, rows in (causes or {}).items()]
-    layers += [(_SEEN, intervals([observed or window]))]
+    layers += [(_SEEN, intervals([observed or (start, end)]))]
     layers += [(_PHASE + index, rows) for index, rows in enumerate(phases.values())]
     merged = [(bit, union(clip(rows, start, end))) for bit, rows in layers]
     # A union's rows are disjoint, so laid out in a line they are sorted: each layer is one sorted run of the whole.
-    times = np.concatenate(([start], *(rows.ravel() for _, rows in merged), [end]))
+    times = np.concatenate((cuts, *(rows.ravel() for _, rows in merged)))
     changes = np.zeros(len(times), dtype=np.int64)
-    at = 1
+    at = len(cuts)
     for bit, rows in merged:
         changes[at : at + rows.size : 2] = 1 << bit
         changes[at + 1 : at + rows.size : 2] = -1 << bit
