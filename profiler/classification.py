@@ -66,11 +66,13 @@ COLLECTIVE = re.compile(
 
 NOT_ACROSS = re.compile(
     r"""
-      (?: warp | block | thread | wave (?: front)? | sub_?group | simd | lane | quad | cta | tile | row | shuffle | shfl )
-      _? (?: all | reduce )                       # all threads of a block hear the sum: no other device does
-    | gemm | matmul | (?<![a-z]) mm (?![a-z]) | attn | attention | flash (?! infer )    # computes, and communicates inside
+      # all threads of a block hear the sum: no other device does
+      (?: warp | block | thread | wave (?: front)? | sub_?group | simd | lane | quad | cta | tile | row
+        | shuffle | shfl )
+      _? (?: all | reduce )
+    | gemm | matmul | (?<![a-z]) mm (?![a-z]) | attn | attention | flash (?! infer )  # computes, communicates inside
     | ^at::native | ^cub:: | ^thrust | (?: _ | ::) cub ::
-    | ^triton_ (?: poi | red | per | tem | for | foreach | mm | bmm ) _     # torch.compile, after the operators it fused
+    | ^triton_ (?: poi | red | per | tem | for | foreach | mm | bmm ) _   # torch.compile, after operators it fused
     """,
     re.VERBOSE,
 )
@@ -188,6 +190,8 @@ class HostRow(StrEnum):
 def classify_host(row_type: str, name: str) -> HostRow | None:
     """Return what a row on a host thread is, None when it says nothing about work (annotations, python, runtime)."""
     if row_type == "cpu_op":
+        if name.startswith("ProfilerStep#"):  # torch < 1.10 marked steps as operators
+            return None
         if name.startswith(("c10d::", "_c10d_functional::", "c10d_functional::")) or name == _METADATA_ROW:
             return HostRow.LAUNCH
         return HostRow.WORK if name.startswith(HOST_GROUPS) else HostRow.OPERATOR

@@ -57,6 +57,7 @@ def test_rows_of_a_device(row_type, name, linked, expected):
         ("user_annotation", "my own phase", None),
         ("python_function", "train.py(3): main", None),
         ("kernel", "aten::mm", None),
+        ("cpu_op", "ProfilerStep#7", None),
     ],
 )
 def test_rows_of_the_host(row_type, name, expected):
@@ -129,8 +130,8 @@ ACROSS_DEVICES = [
 
 WITHIN_ONE_DEVICE = [
     "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<bool, at::native::func_wrapper_t<bool, "
-    "at::native::and_kernel_cuda(at::TensorIterator&)::{lambda()#1}>, unsigned int, bool, 4> >(at::native::ReduceOp<bool>)",
-    "void at::native::_scatter_gather_elementwise_kernel<128, 4, at::native::_cuda_scatter_gather_internal_kernel<false>>",
+    "at::native::and_kernel_cuda(at::TensorIterator&)::{lambda()#1}>, unsigned int, bool, 4> >(at::native::ReduceOp)",
+    "void at::native::_scatter_gather_elementwise_kernel<128, 4, at::native::_cuda_scatter_gather_internal_kernel<0>>",
     "void at::native::vectorized_gather_kernel<16, long>(char*, char*, long*, int, long, long)",
     "void oneflow::cuda::softmax::SoftmaxBlockSMemImpl<Load, Store, float, 1, 256, WarpAllReduce<SumOp, float>>(Load)",
     "void softmax_warp_forward<float, float, float, 10, WarpAllReduce>(float*, float const*, int, int, int)",
