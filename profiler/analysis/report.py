@@ -16,12 +16,15 @@ __all__ = [
     "Clock",
     "CollectiveInstance",
     "CollectiveTotal",
+    "Comparison",
+    "Difference",
     "Document",
     "Family",
     "Gap",
     "Job",
     "RankShare",
     "Scenario",
+    "Side",
     "StepReport",
     "Straggler",
     "TraceReport",
@@ -211,10 +214,47 @@ class Job(msgspec.Struct, kw_only=True):
     warnings: list[TraceWarning]
 
 
+class Side(msgspec.Struct, kw_only=True):
+    """One side of a comparison: the traces of one run.  `steps` counts the steps of all ranks."""
+
+    name: str
+    files: list[str]
+    ranks: int
+    steps: int | None
+    median_step_ns: float | None
+    """The median step of the rank whose median is the longest; None where there are no steps."""
+
+
+class Difference(msgspec.Struct, kw_only=True):
+    """One quantity before and after, for each step and rank (or for each trace: `Comparison.per`)."""
+
+    name: str
+    before_ns: float
+    after_ns: float
+    change_ns: float
+    change_ratio: float | None
+    """Change over before; None where there was nothing before."""
+    before_count: float | None = None
+    after_count: float | None = None
+
+
+class Comparison(msgspec.Struct, kw_only=True):
+    """Two runs side by side.  `headings` has the ledger's, then wall, communication and overlapped_communication."""
+
+    before: Side
+    after: Side
+    per: str
+    """step, or trace where a side has no steps."""
+    headings: list[Difference]
+    families: list[Difference]
+    collectives: list[Difference]
+
+
 class Document(msgspec.Struct, kw_only=True):
-    """The whole answer."""
+    """The whole answer.  With `--compare` the traces are those before, then those after."""
 
     traces: list[TraceReport]
     job: Job | None = None
+    comparison: Comparison | None = None
     warnings: list[TraceWarning] = []
     version: int = 1
