@@ -34,20 +34,20 @@ FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
         "grad_indice_weights", "cachelookup", "rotary_embed", "keyed_jagged", "_permute_2d_lengths", "emb_",
     )),
     ("optimizer", (
-        "adamfunctor", "adam_kernel", "adamw", "fusedadam", "fusedoptimizer", "sgdfunctor", "fusedsgd", "lambfunctor", "lamb_",
-        "momentum_update", "lionfunctor",
-        "adagrad", "optim::",
+        "adamfunctor", "adam_kernel", "adamw", "fusedadam", "fusedoptimizer", "sgdfunctor", "fusedsgd", "lambfunctor",
+        "lamb_",
+        "momentum_update", "lionfunctor", "adagrad", "optim::", "multi_tensor", "foreach_tensor", "triton_for_",
     )),
-    ("multi_tensor", ("multi_tensor_apply", "multi_tensor", "foreach_tensor", "triton_for_")),
     ("attention", (
         "flash_fwd", "flash_bwd", "flashattn", "flash_attn", "fmha", "attention", "attn_fwd", "attn_bwd", "attn_",
         "_attn", "mha_", "fwd_splitkv", "sdpa", "reshape_and_cache", "mla_", "batchprefill", "batchdecode",
         "singleprefill", "decode_kernel", "paged_", "bwd_dq", "bwd_dkdv", "flex_",
     )),
     ("convolution", (
-        "convolve", "convolution", "conv2d", "conv3d", "conv1d", "conv_", "_conv", "::conv", "_4conv", "dgrad", "wgrad", "fprop", "winograd", "scudnn", "im2col", "col2im", "fft2d", "igemm_",
-        "computeoffsetskernel", "computeboffsets", "computewgrad", "fft_rc", "depthwise", "subtensorop", "miopen",
-        "nchwtonhwc", "nhwctonchw", "nchw2nhwc", "batched_transpose", "flip_filter", "gcgemm", "xdlops",
+        "convolve", "convolution", "conv1d", "conv2d", "conv3d", "conv_", "_conv", "::conv", "_4conv", "dgrad", "wgrad",
+        "fprop", "winograd", "scudnn", "im2col", "col2im", "fft2d", "igemm_", "computeoffsetskernel", "computeboffsets",
+        "computewgrad", "depthwise", "subtensorop", "miopen", "nchwtonhwc", "nhwctonchw", "nchw2nhwc",
+        "batched_transpose", "flip_filter", "gcgemm", "xdlops",
     )),
     ("normalization", (
         "batch_norm", "batchnorm", "layer_norm", "layernorm", "rms_norm", "rmsnorm", "group_norm", "groupnorm",
@@ -76,7 +76,7 @@ FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
         "put_", "triu", "tril", "arange", "segment", "to_dense",
     )),
     ("pooling", ("pool", "upsample", "interpolate", "grid_sampl", "roi_align", "roi_pool")),
-    ("copy", (
+    ("copy_kernel", (
         "copy", "memcpy", "memset", "catarray", "transpose", "fillfunctor", "permute", "fill_", "_cat_", "pad_",
         "concat", "clone", "contiguous", "__amd_rocclr", "convert", "slice", "roll_cuda", "flip_kernel",
     )),

@@ -1,8 +1,8 @@
 """Which rows does HolisticTraceAnalysis count?  Its window, so that its figures can be compared with these.
 
 HolisticTraceAnalysis 0.5 (`Trace._filter_irrelevant_gpu_kernels`, `BreakdownAnalysis.get_temporal_breakdown`) does not
-look at the whole trace.  Where a trace has at least two steps it keeps the device rows whose correlation is also that of
-a host row that begins before the *last* step begins: the last step is left out, rows launched before the first step
+look at the whole trace.  Where a trace has at least two steps it keeps the device rows whose correlation is also that
+of a host row that begins before the *last* step begins: the last step is left out, rows launched before the first step
 stay, rows without a known launch go.  With one step or none it keeps everything.  Its window is then from the first
 start to the last end of the rows it kept, its idle time that window less their union, its compute time the union of
 kernels that are neither NCCL's nor copies, and what is left it calls non-compute.
@@ -34,4 +34,5 @@ def rows_of_hta(trace: Trace) -> NDArray[np.bool_]:
         return np.ones(len(trace.device.start_ns), dtype=np.bool_)
     last = max(mark.start_ns for mark in trace.steps)
     launch = trace.device.launch_ns
-    return (launch != NONE) & (launch < last)
+    kept: NDArray[np.bool_] = (launch != NONE) & (launch < last)
+    return kept

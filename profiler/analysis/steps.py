@@ -21,6 +21,7 @@ is only right for a job with one optimizer or several in strict turn, and said i
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -76,7 +77,7 @@ def _sound(marks: tuple[StepMark, ...], warnings: list[TraceWarning]) -> list[St
         message = "steps whose marks overlap: each ends where the next begins"
         warnings.append(TraceWarning("overlapping_steps", message, overlapping))
     numbers = [mark.number for mark in kept]
-    backwards = sum(b <= a for a, b in zip(numbers, numbers[1:], strict=False))
+    backwards = sum(b <= a for a, b in pairwise(numbers))
     if backwards:
         message = "step numbers do not rise with time: steps are in the order of time"
         warnings.append(TraceWarning("unordered_steps", message, backwards))
@@ -111,4 +112,4 @@ def _inferred(trace: Trace, warnings: list[TraceWarning]) -> list[Step]:
         return []
     message = "no step marks: a step is the time from the end of one optimizer update to the end of the next"
     warnings.append(TraceWarning("steps_inferred", message, len(bounds) - 1))
-    return [Step(number, start, end) for number, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False))]
+    return [Step(number, start, end) for number, (start, end) in enumerate(pairwise(bounds))]
