@@ -78,7 +78,7 @@ def plain_read(path: Path) -> Trace:
             continue
         if kind is HostKind.LAUNCH:
             launches.setdefault(correlation, start)
-        if name.startswith("ProfilerStep#") and category == "user_annotation":
+        if name.startswith("ProfilerStep#") and kind is HostKind.ANNOTATION:
             steps.append(StepMark(int(name.partition("#")[2]), start, end))
         thread = threads.setdefault((str(event.get("pid")), str(event.get("tid"))), len(threads))
         host.append((start, end, kind, names.setdefault(name, len(names)), thread, correlation, collective))
@@ -142,16 +142,18 @@ def _collective(args: dict[str, Any]) -> Collective:
 
 
 def _host_kind(category: str, name: str) -> HostKind | None:
-    if category == "cpu_op":
-        if name.startswith(("c10d::", "_c10d_functional::", "c10d_functional::")) or name == "record_param_comms":
-            return HostKind.COLLECTIVE_CALL
-        return HostKind.COLLECTIVE_WORK if name.startswith(("gloo:", "ucc:", "mpi:")) else HostKind.OPERATOR
-    if category == "user_annotation":
+    if category in ("cpu_op", "user_annotation"):
         if name.startswith("enumerate(DataLoader)#"):
             return HostKind.LOADER
         if name.startswith("Optimizer."):
             return HostKind.OPTIMIZER
-        return HostKind.COLLECTIVE_WORK if name.startswith(("gloo:", "ucc:", "mpi:")) else HostKind.ANNOTATION
+        if name.startswith(("gloo:", "ucc:", "mpi:")):
+            return HostKind.COLLECTIVE_WORK
+        if category == "user_annotation" or name.startswith("ProfilerStep#"):  # torch 1.8 called everything an operator
+            return HostKind.ANNOTATION
+        if name.startswith(("c10d::", "_c10d_functional::", "c10d_functional::")) or name == "record_param_comms":
+            return HostKind.COLLECTIVE_CALL
+        return HostKind.OPERATOR
     if category in ("cuda_runtime", "cuda_driver", "hip_runtime"):
         if "Synchronize" in name or "EventQuery" in name:
             return HostKind.SYNC
