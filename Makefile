@@ -94,7 +94,7 @@ clean: ## Remove what was built and installed here; runs/ stays
 $(RUN_STAMP): pyproject.toml constraints.txt
 	@echo "installing pacecar and what the demo needs into $(VENV) (once) ..."
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf $(VENV); $(MAKE_VENV); }
-	@$(PIP) -e '.[torch,dashboards,demo]'
+	@$(PIP) -e '.[torch,dashboards,demo,analyze]'
 	@touch $@
 
 # pip learnt --group in 25.1 and a venv of Python 3.11 brings 23.2, so the group is read from pyproject.toml here.
