@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -121,20 +122,22 @@ def _clocks(clocks: Sequence[Clock]) -> Iterator[Text]:
 def _stragglers(stragglers: Sequence[Straggler], shares: Sequence[RankShare]) -> Iterator[RenderableType]:
     if not stragglers:
         return
-    yield Text()
-    yield Text("Who is late, and why", style="bold")
+    table = plain_table("Who is late, and why")
+    for column in ("rank", "last in", "others waited", "of all waiting"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("cause", no_wrap=True)
+    worst = sorted(stragglers, key=lambda straggler: -straggler.caused_wait_ns)
+    unit = unit_for([one.caused_wait_ns for one in worst])
     waited = sum(share.wait_ns for share in shares)
-    for one in sorted(stragglers, key=lambda straggler: -straggler.caused_wait_ns):
-        share = f" ({percent(one.caused_wait_ns / waited)} of all waiting)" if waited else ""
+    for one in worst:
+        share = percent(one.caused_wait_ns / waited) if waited else "-"
+        last = f"{one.late_count} of {one.collectives}"
         cause = HEADING_WORDS.get(one.cause, clean(one.cause))
-        yield Text.assemble(
-            (f"rank {one.rank}", "bold"),
-            f"  last in {one.late_count} of {plural(one.collectives, 'collective')}, the others waited "
-            f"{duration(one.caused_wait_ns)}{share}; cause: ",
-            (cause, "bold"),
-            f", {duration(one.excess_ns)} more than the median rank",
-        )
-        yield Text(f"        {clean(one.evidence)}", style="dim")
+        table.add_row(str(one.rank), last, unit.text(one.caused_wait_ns), share, Text(cause, style="bold"))
+    yield Text()
+    yield table
+    for one in worst:
+        yield Padding(Text(f"rank {one.rank}: {clean(one.evidence)}", style="dim"), (0, 0, 0, 2))
 
 
 def _instances(instances: Sequence[CollectiveInstance]) -> Table | None:

@@ -13,12 +13,11 @@ The file is written row by row, one rank's timeline in memory at a time, under a
 from __future__ import annotations
 
 import gzip
-import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import msgspec
 
@@ -144,17 +143,21 @@ def _counter(name: str, pid: int, at_ns: int, values: dict[str, float]) -> bytes
 
 @contextmanager
 def _whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file that becomes `path` when all is written, and is gone when something went wrong."""
+    """Yield a file that becomes `path` when all is written, and is gone when something went wrong.
+
+    What is there and no file, a pipe or /dev/stdout, is written as it is.
+    """
+    if path.exists() and not path.is_file():
+        with path.open("wb") as there:
+            yield there
+        return
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("wb") as raw:
             if path.suffix == ".gz":
                 # No time and no name inside: the same analysis gives the same bytes.
                 with gzip.GzipFile("", "wb", compresslevel=5, fileobj=raw, mtime=0) as packed:
-                    buffered = io.BufferedWriter(packed, 2**16)  # type: ignore[arg-type]  typeshed wants a RawIOBase
-                    yield buffered
-                    buffered.flush()
-                    buffered.detach()
+                    yield cast("IO[bytes]", packed)
             else:
                 yield raw
         beside.replace(path)

@@ -32,7 +32,7 @@ from pacecar.profiler.analysis.report import TraceReport
 from pacecar.profiler.analysis.timeline import Timeline, timeline
 from pacecar.profiler.attribution import Cause, Work
 from pacecar.profiler.spans import EMPTY, Intervals, clip, subtract, union
-from pacecar.profiler.trace.table import WORKS, Trace
+from pacecar.profiler.trace.table import WORKS, DeviceRows, HostKind, HostRows, Trace
 from pacecar.records import LEDGER_HEADINGS, Ledger
 from pacecar.wording import HEADING_COLOURS, HEADING_WORDS, percent
 
@@ -44,10 +44,13 @@ COLUMNS = WIDTH - LEFT - RIGHT
 
 LANE, LANE_GAP, CHARGED, TOP = 30, 8, 46, 62
 LABEL_PIXELS_MIN = 40
-CHARACTER_PIXELS = 6.4
+CHARACTER_PIXELS = 6.0
 """Of the names inside bars, at 10 pixels, in the widest of the usual fonts, so that none runs out of its bar."""
 
 TITLE_CHARACTERS_MAX = 118
+STUB_CHARACTERS_MIN = 10
+"""A name that must be cut shorter than this says nothing and is left out."""
+
 LABELS_MAX = 40
 """Names in one lane: more cannot be read."""
 
@@ -57,6 +60,9 @@ _COLOURS = {
     Work.COPY: HEADING_COLOURS["exposed_copy"],
     Work.OTHER: HEADING_COLOURS["unknown"],
 }
+HIDDEN_COLOUR = "#EAB08A"
+"""Communication under compute: the pale of its colour as a colour of its own, so that names on it can be read."""
+
 _LANE_WORDS = {Work.OTHER: "unknown work"}
 
 _STYLE = """
@@ -89,7 +95,7 @@ def draw(trace: Trace, report: TraceReport, step: int | None = None) -> str:
     lanes = list(_lanes(trace, found))
     bottom = TOP + sum(LANE + LANE_GAP for _ in lanes)
     legend = list(_legend(ledger, bottom + CHARGED + 44))
-    height = bottom + CHARGED + 44 + 20 * (len(legend) + 1) // 2 + 34
+    height = bottom + CHARGED + 44 + 20 * ((len(legend) + 1) // 2) + 26
     who = clean(Path(report.file).name)
     return "\n".join(
         (
@@ -142,10 +148,10 @@ def _facts(report: TraceReport) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Lane:
-    """One lane: its name, its layers from the bottom up (a union, colour, opacity), and the names inside."""
+    """One lane: its name, its layers from the bottom up (a union and its colour), and the names inside."""
 
     word: str
-    layers: list[tuple[Intervals, str, float]]
+    layers: list[tuple[Intervals, str]]
     labels: list[tuple[int, int, str]]
     window: tuple[int, int]
 
@@ -158,15 +164,15 @@ def _lanes(trace: Trace, found: Timeline) -> Iterator[_Lane]:
         rows = spans.get(kind, EMPTY)
         if not len(rows) and kind is not Work.COMPUTE:
             continue
-        layers = [(rows, _COLOURS[kind], 1.0)]
+        layers = [(rows, _COLOURS[kind])]
         if kind is Work.COMMUNICATION:
             exposed = subtract(rows, compute)
-            layers = [(exposed, _COLOURS[kind], 1.0), (subtract(rows, exposed), _COLOURS[kind], 0.4)]
+            layers = [(exposed, _COLOURS[kind]), (subtract(rows, exposed), HIDDEN_COLOUR)]
         yield _Lane(_LANE_WORDS.get(kind, kind.value), layers, _names(trace, kind, window), window)
     causes = {cause: union(clip(rows, *window)) for cause, rows in found.causes.items()}
     causes = {cause: rows for cause, rows in causes.items() if len(rows)}
     if causes:
-        layers = [(rows, HEADING_COLOURS[cause.value], 1.0) for cause, rows in causes.items()]
+        layers = [(rows, HEADING_COLOURS[cause.value]) for cause, rows in causes.items()]
         labels = [(start, end, _cause_word(cause)) for cause, rows in causes.items() for start, end in rows.tolist()]
         yield _Lane("host", layers, labels, window)
 
@@ -176,29 +182,35 @@ def _cause_word(cause: Cause) -> str:
 
 
 def _names(trace: Trace, kind: Work, window: tuple[int, int]) -> list[tuple[int, int, str]]:
-    """Return the device rows of a kind that are long enough to carry a name, clipped to the window."""
-    rows = trace.device
+    """Return the rows of a kind that are long enough to carry a name, clipped to the window."""
+    rows: DeviceRows | HostRows
+    if trace.has_device:
+        rows, mine = trace.device, trace.device.work == WORKS.index(kind)
+    elif kind is Work.COMMUNICATION:
+        rows, mine = trace.host_rows, trace.host_rows.kind == HostKind.COLLECTIVE_WORK
+    else:
+        return []  # operators lie inside each other: a name would be that of the outermost, which says little
     start, end = np.maximum(rows.start_ns, window[0]), np.minimum(rows.end_ns, window[1])
     long = (window[1] - window[0]) * LABEL_PIXELS_MIN // COLUMNS
-    chosen = np.flatnonzero((rows.work == WORKS.index(kind)) & (end - start >= long))
-    return [(int(start[row]), int(end[row]), _row_name(trace, int(row))) for row in chosen]
+    chosen = np.flatnonzero(mine & (end - start >= long)).tolist()
+    return [(int(start[row]), int(end[row]), _row_name(trace, rows, row)) for row in chosen]
 
 
-def _row_name(trace: Trace, row: int) -> str:
-    collective = int(trace.device.collective[row])
-    name = kernel_name(trace.names[int(trace.device.name[row])])
-    return trace.collectives[collective].operation if collective >= 0 else name
+def _row_name(trace: Trace, rows: DeviceRows | HostRows, row: int) -> str:
+    collective = int(rows.collective[row])
+    name = kernel_name(trace.names[int(rows.name[row])])
+    return clean(trace.collectives[collective].operation) if collective >= 0 else name
 
 
 def _lane(lane: _Lane, top: int) -> Iterator[str]:
     yield _text(LEFT - 10, top + LANE // 2 + 4, lane.word, "number")
     yield f'<rect class="lane" x="{LEFT}" y="{top}" width="{COLUMNS}" height="{LANE}"/>'
     below = np.zeros(COLUMNS)
-    for rows, colour, opacity in lane.layers:
+    for rows, colour in lane.layers:
         filled = _coverage(rows, lane.window)
         # Causes of the host may overlap each other; then the later one gets what is left of the column.
         filled = np.minimum(filled, 1 - below)
-        yield from _area(below, filled, top, LANE, colour, opacity)
+        yield from _area(below, filled, top, LANE, colour)
         below = below + filled
     yield from _labels(lane, top)
 
@@ -210,7 +222,7 @@ def _labels(lane: _Lane, top: int) -> Iterator[str]:
     for start, end, name in sorted(lane.labels, key=lambda label: label[0] - label[1])[:LABELS_MAX]:
         left, right = (LEFT + (time - lane.window[0]) * scale for time in (start, end))
         room = int((right - left - 8) / CHARACTER_PIXELS)
-        if right - left < LABEL_PIXELS_MIN or any(left < b and a < right for a, b in taken):
+        if room < min(len(name), STUB_CHARACTERS_MIN) or any(left < b and a < right for a, b in taken):
             continue
         taken.append((left, right))
         yield _text(round(left + 4, 1), top + LANE // 2 + 4, _shortened(name, room), "name")
@@ -225,12 +237,11 @@ def _coverage(rows: Intervals, window: tuple[int, int]) -> NDArray[np.float64]:
     lengths = np.concatenate(([0], np.cumsum(rows[:, 1] - rows[:, 0])))
     corners = np.stack((lengths[:-1], lengths[1:]), axis=1).ravel()
     covered = np.interp(edges, rows.ravel(), corners, left=0, right=float(lengths[-1]))
-    return np.clip(np.diff(covered) / np.diff(edges), 0, 1)
+    filled: NDArray[np.float64] = np.clip(np.diff(covered) / np.diff(edges), 0, 1)
+    return filled
 
 
-def _area(
-    below: NDArray[np.float64], filled: NDArray[np.float64], top: int, height: int, colour: str, opacity: float
-) -> Iterator[str]:
+def _area(below: NDArray[np.float64], filled: NDArray[np.float64], top: int, height: int, colour: str) -> Iterator[str]:
     """Yield one path that fills each column from `below` on by `filled`, both 0..1 of the lane."""
     low = np.round(top + height * (1 - below), 2)
     high = np.round(top + height * (1 - below - filled), 2)
@@ -244,8 +255,7 @@ def _area(
             pieces.append(f"M{LEFT + at} {low[at]:g}H{LEFT + end}V{high[at]:g}H{LEFT + at}Z")
         at = end
     if pieces:
-        faint = f' fill-opacity="{opacity:g}"' if opacity < 1 else ""
-        yield f'<path fill="{colour}"{faint} d="{"".join(pieces)}"/>'
+        yield f'<path fill="{colour}" d="{"".join(pieces)}"/>'
 
 
 def _charged(found: Timeline, top: int) -> Iterator[str]:
@@ -253,7 +263,7 @@ def _charged(found: Timeline, top: int) -> Iterator[str]:
     below = np.zeros(COLUMNS)
     for heading in LEDGER_HEADINGS:
         filled = _coverage(found.stretches(heading), found.window)
-        yield from _area(below, filled, top, CHARGED, HEADING_COLOURS[heading], 1.0)
+        yield from _area(below, filled, top, CHARGED, HEADING_COLOURS[heading])
         below = below + filled
 
 

@@ -60,9 +60,9 @@ def bandwidth(bytes_per_second: float | None) -> str:
     """Return "12.3 GB/s"."""
     if bytes_per_second is None:
         return "-"
-    if bytes_per_second >= 1e8:
+    if bytes_per_second >= 1e9:
         return f"{bytes_per_second / 1e9:.1f} GB/s"
-    if bytes_per_second >= 1e5:
+    if bytes_per_second >= 1e6:
         return f"{bytes_per_second / 1e6:.1f} MB/s"
     return f"{bytes_per_second / 1e3:.1f} kB/s"
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pacecar.profiler.analysis.report import TraceReport
 from pacecar.profiler.analysis.hta import rows_of_hta
+from pacecar.profiler.analysis.report import TraceReport
 from pacecar.profiler.analysis.single import charges_of
 from pacecar.profiler.attribution import Cause, Work, charge
 from pacecar.profiler.spans import Intervals
