@@ -32,7 +32,7 @@ def run_on_cluster(tasks: Sequence[Task], address: str) -> Iterator[tuple[int, A
         futures = {client.submit(read_one, task, pure=False): index for index, task in enumerate(tasks)}
         from distributed import as_completed
 
-        for future in as_completed(list(futures)):
+        for future in as_completed(list(futures), loop=client.loop):
             index = futures.pop(future)
             yield index, _answer(future, tasks[index])
             future.release()

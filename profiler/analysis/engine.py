@@ -94,6 +94,8 @@ def analyze_files(paths: Sequence[Path], options: Options | None = None, progres
 def analyze(paths: Sequence[Path], options: Options | None = None, progress: Progress | None = None) -> Analysis:
     """Read and attribute `paths` and lay the ranks together.  Raises EngineError; a bad file is a warning."""
     options = options or Options()
+    if options.engine == "dask":
+        paths = [path.absolute() for path in paths]  # the workers stand elsewhere
     sizes = [_size(path) for path in paths]
     tasks = _tasks(paths, sizes, options)
     answers: list[Answer | None] = [None] * len(tasks)

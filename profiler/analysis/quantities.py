@@ -21,8 +21,12 @@ class Unit(NamedTuple):
     digits: int
 
     def text(self, value_ns: float | None) -> str:
-        """Return "12.34 ms"; a dash for what is unknown."""
-        return "-" if value_ns is None else f"{value_ns / self.ns:.{self.digits}f} {self.name}"
+        """Return "12.34 ms"; a dash for what is unknown, and a smaller unit for what would look like nothing."""
+        if value_ns is None:
+            return "-"
+        if value_ns and abs(value_ns) / self.ns < 0.5 * 10**-self.digits and self.name != "ns":
+            return duration(value_ns)
+        return f"{value_ns / self.ns:.{self.digits}f} {self.name}"
 
     def signed(self, value_ns: float | None) -> str:
         """Return "+12.34 ms"."""

@@ -31,6 +31,9 @@ __all__ = ["document_text", "ladder_table", "plain_table", "sum_rows", "warning_
 ROWS_MAX = 8
 """Collectives and families shown; the largest, which have all but a few percent of the time."""
 
+SPEEDUP_SHOWN_MAX = 100
+"""Beyond it the window held next to no work, and the figure says nothing about a pace."""
+
 WARNINGS_MAX = 12
 """Lines of warnings shown; the rest is counted."""
 
@@ -264,8 +267,12 @@ def ladder_table(scenarios: Sequence[Scenario]) -> Table | None:
     for scenario in worth:
         words = SCENARIO_WORDS.get(scenario.name, clean(scenario.name))
         saved = percent(scenario.saved_ns / today) if today else "-"
-        table.add_row(words, unit.text(scenario.step_ns), saved, f"{scenario.speedup:.2f} x")
+        table.add_row(words, unit.text(scenario.step_ns), saved, _speedup(scenario.speedup))
     return table
+
+
+def _speedup(ratio: float) -> str:
+    return f"{ratio:.2f} x" if ratio < SPEEDUP_SHOWN_MAX else f"> {SPEEDUP_SHOWN_MAX} x"
 
 
 def warning_lines(groups: Iterable[tuple[str, Sequence[TraceWarning]]], names_files: bool) -> Iterator[Text]:
