@@ -45,7 +45,7 @@ NAMES = {
         "void at::native::unrolled_elementwise_kernel<at::native::MulScalarFunctor<float, float>, Array<char*, 2>, "
         "at::native::memory::LoadWithoutCast, at::native::memory::StoreWithoutCast>(int)",
         "void at::native::vectorized_elementwise_kernel<4, at::native::tanh_kernel_cuda(at::TensorIteratorBase&)"
-        "::{lambda()#2}::operator()() const::{lambda()#4}::operator()() const::{lambda(float)#1}, at::detail::Array<char*, 2> >(int)",
+        "::{lambda()#2}::operator()() const::{lambda()#4}::operator()() const, Array<char*, 2> >(int)",
     ],
     "copy_kernel": [
         "void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl<direct_copy_kernel_cuda()>>(int)",
