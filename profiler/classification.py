@@ -27,6 +27,9 @@ __all__ = ["HostRow", "classify_device", "classify_host", "collective_operation"
 NAMES_MAX = 16_384
 """Distinct names that are remembered; generated kernels have thousands, and a look-up is 30 times a search."""
 
+NESTING_MAX = 64
+"""Levels of template brackets that are taken off a name; CUTLASS has 15, a broken file may have thousands."""
+
 _DEVICE_KERNELS = frozenset({"kernel", "concurrent_kernel", "xpu_kernel", "mtia_kernel", "mtia_ccp_events"})
 """`mtia_ccp_events` are kineto's old word for what runs on an MTIA device; since 2025 it writes "kernel" there too."""
 _DEVICE_COPIES = frozenset({"gpu_memcpy", "gpu_memset"})
@@ -101,7 +104,7 @@ def function_name(kernel: str) -> str:
     if kernel.startswith("_Z") or not ("<" in kernel or "(" in kernel or " " in kernel):
         return kernel
     name = _ANONYMOUS.sub("", kernel)
-    while True:  # inside out, because brackets nest
+    for _ in range(NESTING_MAX):  # inside out, because brackets nest
         shorter = _INNERMOST.sub("", name)
         if shorter == name:
             break
