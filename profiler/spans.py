@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["EMPTY", "Intervals", "clip", "covers", "intervals", "length", "subtract", "union"]
+__all__ = ["EMPTY", "Intervals", "clip", "covers", "intervals", "length", "subtract", "total", "union"]
 
 Intervals = NDArray[np.int64]
 """Shape (n, 2): start and end of each row in nanoseconds."""
@@ -52,6 +52,16 @@ def clip(rows: Intervals, start: int, end: int) -> Intervals:
 def length(merged: Intervals) -> int:
     """Return how many nanoseconds a union covers."""
     return int((merged[:, 1] - merged[:, 0]).sum())
+
+
+def total(durations: NDArray[np.int64]) -> int:
+    """Return the sum of durations that may overlap: unlike a union's it may be beyond 64 bits, in a broken trace."""
+    if len(durations) and int(durations.max()) > _INT64_MAX // len(durations):
+        return sum(durations.tolist())
+    return int(durations.sum())
+
+
+_INT64_MAX = (1 << 63) - 1
 
 
 def covers(merged: Intervals, instants: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from pacecar.profiler.analysis.report import CollectiveTotal
 from pacecar.profiler.classification import collective_operation
-from pacecar.profiler.spans import Intervals, length, union
+from pacecar.profiler.spans import Intervals, length, total, union
 from pacecar.profiler.trace.table import NONE, Collective, Trace
 
 __all__ = ["UNNAMED", "bus_bandwidth_factor", "collective_totals", "coverage"]
@@ -84,7 +84,7 @@ def collective_totals(
         _total(key, spans[order[low:high]], hidden_by)
         for key, low, high in zip(kinds, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
     ]
-    return sorted(totals, key=lambda total: (-total.duration_ns, total.operation, total.bytes or 0))
+    return sorted(totals, key=lambda line: (-line.duration_ns, line.operation, line.bytes or 0))
 
 
 def _kind(trace: Trace, pair: int) -> tuple[str, int | None, str | None, str | None, int | None]:
@@ -112,7 +112,7 @@ def _total(
         group=group,
         group_size=group_size,
         count=len(spans),
-        duration_ns=int(durations.sum()),
+        duration_ns=total(durations),
         median_ns=median,
         min_ns=int(durations.min()),
         max_ns=int(durations.max()),

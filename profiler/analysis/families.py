@@ -16,6 +16,7 @@ kernels on two streams count twice here, in the ledger once.
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from pacecar.profiler.analysis.report import Family
 from pacecar.profiler.attribution import Work
 from pacecar.profiler.classification import NAMES_MAX
+from pacecar.profiler.spans import total
 from pacecar.profiler.trace.table import WORKS, Trace
 
 __all__ = ["FAMILIES", "family_of", "kernel_families"]
@@ -116,7 +118,7 @@ def kernel_families(trace: Trace, start_ns: NDArray[np.int64], end_ns: NDArray[n
     device = trace.device
     inside = end_ns > start_ns
     name, work, durations = device.name[inside], device.work[inside], (end_ns - start_ns)[inside]
-    total = int(durations.sum())
+    everything = total(durations)
     # One group for each pair of name and kind; there are few, so the rest is python.
     pairs, group, counts = np.unique(name.astype(np.int64) * len(WORKS) + work, return_inverse=True, return_counts=True)
     sums = _sums(group, durations, len(pairs))
@@ -130,7 +132,7 @@ def kernel_families(trace: Trace, start_ns: NDArray[np.int64], end_ns: NDArray[n
             work=kind.value,
             count=sum(count for _, count, _ in kernels),
             duration_ns=sum(duration for duration, _, _ in kernels),
-            share_ratio=sum(duration for duration, _, _ in kernels) / total,
+            share_ratio=sum(duration for duration, _, _ in kernels) / everything,
             largest=max(kernels)[2],
         )
         for (family, kind), kernels in found.items()
@@ -146,8 +148,6 @@ def _family(kind: Work, kernel: str) -> str:
 
 def _sums(group: NDArray[np.int64], values: NDArray[np.int64], groups: int) -> list[int]:
     """Return the sum of `values` for each group, in integers: bincount's weights are floats."""
-    order = np.argsort(group, kind="stable")
-    running = np.concatenate(([0], np.cumsum(values[order])))
-    ends = np.cumsum(np.bincount(group, minlength=groups))
-    found: list[int] = np.diff(running[ends], prepend=0).tolist()
-    return found
+    values = values[np.argsort(group, kind="stable")]
+    ends = np.cumsum(np.bincount(group, minlength=groups)).tolist()
+    return [total(values[low:high]) for low, high in pairwise([0, *ends])]
