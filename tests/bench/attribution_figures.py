@@ -20,6 +20,9 @@ RELATIVE_TOLERANCE = 0.001
 TOLERANCE_US = 1.0
 """0.1 % or a microsecond: peers round times to whole microseconds, or add floats."""
 
+PERCENT_TOLERANCE = 0.01
+"""HTA prints two decimals."""
+
 Run = dict[str, Any]
 """One ended process: cpu_s, wall_s, peak_bytes, and what its line of JSON said."""
 
@@ -133,16 +136,25 @@ def verdicts(field_: Mapping[str, Contestant], file: str, *, is_judged: bool) ->
     return found
 
 
-def differences(ours: Run, theirs: Run) -> list[str]:
-    """Return what both computed and do not agree on; nothing when they agree."""
-    found = []
-    for name in ("span_us", "compute_us", "communication_us", "exposed_us", "idle_us"):
-        if ours.get(name) is None or theirs.get(name) is None:
+def compared(peer: str, ours: Run, theirs: Run, reason: str | None = None) -> list[str]:
+    """Return lines that say whether both computed the same, on what, and if not, by how much and why."""
+    said, wrong, largest = [], [], 0.0
+    for name in ("span_us", "compute_us", "communication_us", "exposed_us", "idle_us", "overlap_percent"):
+        mine, other = ours.get(name), theirs.get(name)
+        if mine is None or other is None:
             continue
-        gap = theirs[name] - ours[name]
-        if abs(gap) > max(TOLERANCE_US, RELATIVE_TOLERANCE * abs(ours[name])):
-            found.append(f"{name.removesuffix('_us')} {theirs[name]:.3f} us against our {ours[name]:.3f}")
-    return found
+        word, _, unit = name.rpartition("_")
+        if unit == "us":
+            bound = max(TOLERANCE_US, RELATIVE_TOLERANCE * abs(mine))
+            largest = max(largest, abs(other - mine))
+        else:
+            bound = PERCENT_TOLERANCE
+        said.append(word)
+        if abs(other - mine) > bound:
+            wrong.append(f"{word} {other:.3f} {unit} (ours {mine:.3f})")
+    if wrong:
+        return [f"{peer}: differs in {', '.join(wrong)}", f"  because {reason or 'nobody has looked yet'}"]
+    return [f"{peer}: agrees on {', '.join(said) or 'nothing, since it says nothing'}, within {largest:.3f} us"]
 
 
 def table(field_: Sequence[Contestant], file: str) -> list[str]:

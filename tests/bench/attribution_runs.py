@@ -110,7 +110,6 @@ def hta(path: Path) -> dict[str, Any]:
         "work_wall_s": time.perf_counter() - wall,
         "span_us": float(row["kernel_time(us)"]),
         "compute_us": float(row["compute_time(us)"]),
-        "other_us": float(row["non_compute_time(us)"]),
         "idle_us": float(row["idle_time(us)"]),
         "overlap_percent": None if math.isnan(percent) else percent,
         "version": _versions("HolisticTraceAnalysis", "pandas"),

@@ -97,20 +97,29 @@ def test_the_table_shows_zero_and_leaves_missing_empty():
 
 @pytest.mark.parametrize("gap_us", [0.0, 1.0, -1.0])
 def test_results_within_a_microsecond_agree(gap_us):
-    assert figures.differences({"idle_us": 10.0}, {"idle_us": 10.0 + gap_us}) == []
+    (line,) = figures.compared("peer", {"idle_us": 10.0}, {"idle_us": 10.0 + gap_us})
+    assert line == f"peer: agrees on idle, within {abs(gap_us):.3f} us"
 
 
-def test_results_that_differ_are_named_and_unknown_ones_are_not_compared():
+@pytest.mark.parametrize(("percent", "agrees"), [(14.76, True), (14.79, False)])
+def test_overlap_agrees_within_the_decimals_that_are_printed(percent, agrees):
+    (line, *_) = figures.compared("peer", {"overlap_percent": 14.7625}, {"overlap_percent": percent})
+    assert ("agrees on overlap" in line) is agrees
+
+
+def test_results_that_differ_are_named_with_the_reason_and_unknown_ones_are_not_compared():
     ours = {"idle_us": 0.0, "span_us": 5000.0, "exposed_us": None}
     theirs = {"idle_us": 2.0, "span_us": 5004.0, "exposed_us": 7.0, "communication_us": 1.0}
-    assert figures.differences(ours, theirs) == ["idle 2.000 us against our 0.000"]
+    lines = figures.compared("peer", ours, theirs, "of the moon")
+    assert lines == ["peer: differs in idle 2.000 us (ours 0.000)", "  because of the moon"]
+    assert "nobody has looked" in figures.compared("peer", ours, theirs)[1]
 
 
 def test_a_document_of_analyze_is_read_under_the_names_of_the_bench():
     trace = {"span_ns": 10_000, "compute_ns": 4000, "communication_ns": 3000, "exposed_communication_ns": 2000}
     text = json.dumps({"traces": [{**trace, "idle_ns": 0, "events": 7, "overlap_ratio": None}]}).encode()
     said = bench.said(text)
-    assert (said["span_us"], said["idle_us"], said["other_us"]) == (10.0, 0.0, 6.0)
+    assert (said["span_us"], said["idle_us"], said["exposed_us"]) == (10.0, 0.0, 2.0)
     assert said["events"] == 7
     assert said["overlap_percent"] is None
 
