@@ -49,7 +49,8 @@ LIBRARY = re.compile(
     | (?<![a-z]) pplx | (?<![a-z]) a2a _? (?: dispatch | combine | prepare | send | recv )
     | moea2a (?: dispatch | combine | prepare ) | (?<![a-z]) moe_comm
     | (?<![a-z]) ctran (?= kern | :: | \d | _ | [a-z]* (?: all | reduce | send ) )
-    | oneccl | (?<![a-z]) ccl :: | (?<![a-z]) ucc_
+    | oneccl | (?<![a-z]) ccl :: | (?<![a-z]) ucc_ | reduce_local_ (?: in | outof ) place_kernel    # Intel and UCC
+    | (?<![a-z]) (?! cccl ) [a-z]{1,3} ccl (?: kernel | dev | _ ) | flagcx    # everybody else's *CCL
     | cross_device_reduce | quick_? (?: all _? )? reduce    # vLLM, SGLang, AITER on ROCm
     | (?: one | two ) _? shot _? (?: hier | kernel | all | reduce | lamport | push | pull )
     | lamport | (?<![a-z]) multimem_ | symmetric_memory | exchangesplitandoffset
@@ -74,6 +75,7 @@ NOT_ACROSS = re.compile(
         | shuffle | shfl )
       _? (?: all | reduce )
     | gemm | matmul | (?<![a-z]) mm (?![a-z]) | attn | attention | flash (?! infer )  # computes, communicates inside
+    | gemv | deepep_ (?: permute | post_reorder | compute | run_moe )    # SGLang's shuffling around DeepEP
     | ^at::native | ^cub:: | ^thrust | (?: _ | ::) cub ::
     | ^triton_ (?: poi | red | per | tem | for | foreach | mm | bmm ) _   # torch.compile, after operators it fused
     """,
@@ -85,7 +87,7 @@ HOST_GROUPS = ("gloo:", "ucc:", "mpi:")
 
 _HINTS = (
     "ccl", "shmem", "reduce", "gather", "scatter", "all", "ep", "a2a", "mori", "pplx", "moe", "ctran", "ucc", "shot",
-    "lamport", "multimem", "symmetric", "userbuffers", "barrier", "dispatch", "combine", "node", "exchange", "recv",
+    "lamport", "multimem", "symmetric", "userbuffers", "barrier", "dispatch", "combine", "node", "exchange", "recv", "flagcx",
 )  # fmt: skip
 """No communication without one of these: nine names in ten need no more than this look."""
 
@@ -137,7 +139,7 @@ _OPERATIONS = (
     ("barrier", re.compile(r"barrier")),
     ("send", re.compile(r"push_?send|pull_?send|(?<![a-z])send(?![a-z])")),
     ("recv", re.compile(r"(?<![a-z])recv(?![a-z])")),
-    ("reduce", re.compile(r"reduce(?![a-z])")),
+    ("reduce", re.compile(r"reduce(?!_local|[a-z])")),
 )
 
 
