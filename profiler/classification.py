@@ -87,7 +87,8 @@ HOST_GROUPS = ("gloo:", "ucc:", "mpi:")
 
 _HINTS = (
     "ccl", "shmem", "reduce", "gather", "scatter", "all", "ep", "a2a", "mori", "pplx", "moe", "ctran", "ucc", "shot",
-    "lamport", "multimem", "symmetric", "userbuffers", "barrier", "dispatch", "combine", "node", "exchange", "recv", "flagcx",
+    "lamport", "multimem", "symmetric", "userbuffers", "barrier", "dispatch", "combine", "node", "exchange", "recv",
+    "flagcx",
 )  # fmt: skip
 """No communication without one of these: nine names in ten need no more than this look."""
 
