@@ -130,6 +130,12 @@ def analyze(traces: tuple[Path, ...], **options: Any) -> None:  # noqa: ANN401  
         raise click.UsageError("give traces, or --compare A B")
     if options["compare"] is not None and (options["picture"] or options["perfetto"]):
         raise click.UsageError("--compare draws and writes nothing: no --picture and no --perfetto")
+    if options["step"] is not None and options["picture"] is None:
+        raise click.UsageError("--step is the step to draw: it needs --picture (to choose steps: --steps)")
+    if (options["engine"] == "dask") != (options["dask_address"] is not None):
+        raise click.UsageError("--engine dask and --dask-address go together")
+    if options["steps"] is not None and options["window"] in {"trace", "hta"}:
+        raise click.UsageError("--steps chooses steps: it goes with no --window but steps")
     options["steps"] = _steps(options["steps"])
     # Its threads are started by numpy's import and spin; nothing here multiplies matrices.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

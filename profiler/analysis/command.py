@@ -21,6 +21,7 @@ import msgspec
 from pacecar.profiler.analysis.engine import Analysis, EngineError, Options, Progress, Window, analyze
 from pacecar.profiler.analysis.files import find_traces
 from pacecar.profiler.analysis.report import Document
+from pacecar.profiler.trace.table import TraceWarning
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -115,9 +116,9 @@ def _compare(options: AnalyzeOptions, paths: tuple[Path, Path]) -> Document | No
 def _read(options: AnalyzeOptions, paths: Sequence[Path], window: Window) -> Analysis | None:
     """Find and analyse the files behind `paths`; None, after saying why, when there is not a single trace."""
     found = find_traces(paths)
-    for message in found.errors:
-        _complain(message)
+    missing = [TraceWarning("not_found", message) for message in found.errors]
     if not found.files:
+        _complain_of(missing)
         return None
     how = Options(
         window=window,
@@ -130,9 +131,14 @@ def _read(options: AnalyzeOptions, paths: Sequence[Path], window: Window) -> Ana
     )
     with _progress(options.is_quiet, sys.stderr) as progress:
         analysis = analyze(found.files, how, progress)
-    for warning in analysis.document.warnings:
-        _complain(warning.message)
+    analysis.document.warnings = [*missing, *analysis.document.warnings]
+    _complain_of(analysis.document.warnings)
     return analysis if analysis.document.traces else None
+
+
+def _complain_of(warnings: Sequence[TraceWarning]) -> None:
+    for warning in warnings:
+        _complain(warning.message)
 
 
 def _print(document: Document) -> None:

@@ -17,7 +17,10 @@ from pacecar.profiler.analysis.report import CollectiveTotal, Comparison, Differ
 from pacecar.profiler.trace.table import TraceWarning
 from pacecar.records import LEDGER_HEADINGS, Ledger
 
-__all__ = ["HEADINGS", "compare"]
+__all__ = ["HEADINGS", "WARNING_CODES", "compare"]
+
+WARNING_CODES = ("compared_without_steps", "different_step_counts", "different_rank_counts")
+"""What a comparison warns of, beside the warnings of its traces."""
 
 HEADINGS = (*LEDGER_HEADINGS, "wall", "communication", "overlapped_communication")
 """What is compared of the ledgers, in this order."""

@@ -10,13 +10,17 @@ from rich.table import Table
 from rich.text import Text
 
 from pacecar.ledgerbar import ledger_bar
-from pacecar.profiler.analysis.quantities import clean, duration, unit_for
+from pacecar.profiler.analysis.compare import WARNING_CODES
+from pacecar.profiler.analysis.quantities import Unit, clean, duration, unit_for
 from pacecar.profiler.analysis.report import Comparison, Difference, Document
 from pacecar.profiler.analysis.text import BAR_WIDTH_MAX, ROWS_MAX, plain_table, warning_lines
 from pacecar.records import LEDGER_HEADINGS, Ledger
 from pacecar.wording import HEADING_WORDS, percent, plural
 
 __all__ = ["comparison_text"]
+
+CHANGE_SHARE_MIN = 0.0005
+"""Of the longer side: a change that the ledger's own table would round away is not listed."""
 
 
 def comparison_text(document: Document, console: Console) -> Iterator[RenderableType]:
@@ -41,12 +45,14 @@ def comparison_text(document: Document, console: Console) -> Iterator[Renderable
     yield Text()
     yield _headings(rows, comparison.per)
     for title, some_rows in (("Kernel families", comparison.families), ("Collectives", comparison.collectives)):
-        changed = [row for row in some_rows if row.change_ns != 0]
+        worth = CHANGE_SHARE_MIN * max(rows["wall"].before_ns, rows["wall"].after_ns)
+        changed = [row for row in some_rows if row.change_ns and abs(row.change_ns) >= worth]
         if changed:
             yield Text()
-            yield _changes(f"{title} that changed most, for each {comparison.per}", changed[:ROWS_MAX])
+            yield _changes(title, changed[:ROWS_MAX], comparison.per)
     named = [(Path(report.file).name, report.warnings) for report in reports]
-    yield from warning_lines(named, len(reports) > 1)
+    own = [warning for warning in document.warnings if warning.code in WARNING_CODES]
+    yield from warning_lines([("", own), *named], len(reports) > 1)
 
 
 def _headline(comparison: Comparison) -> str:
@@ -67,20 +73,20 @@ def _way(before: float, after: float) -> str:
 
 
 def _headings(rows: dict[str, Difference], per: str) -> Table:
-    table = plain_table(f"Ledger, mean for each {per}" + (" and rank" if per == "step" else ""))
-    table.add_column("", min_width=24)
-    for column in ("before", "", "after", "", "change", ""):
-        table.add_column(column, justify="right", no_wrap=True)
     wall = rows["wall"]
     unit = unit_for([wall.before_ns, wall.after_ns])
+    table = plain_table(f"Ledger, mean for each {per}{' and rank' if per == 'step' else ''}, in {unit.name}")
+    table.add_column("", no_wrap=True)
+    for column in ("before", "", "after", "", "change", ""):
+        table.add_column(column, justify="right", no_wrap=True)
 
     def add(words: str, row: Difference) -> None:
         shares = [
             percent(value / whole) if whole else "-"
             for value, whole in ((row.before_ns, wall.before_ns), (row.after_ns, wall.after_ns))
         ]
-        cells = [unit.text(row.before_ns), shares[0], unit.text(row.after_ns), shares[1]]
-        table.add_row(words, *cells, unit.signed(row.change_ns), percent(row.change_ratio, signed=True))
+        before, after, change = (_number(value, unit) for value in (row.before_ns, row.after_ns, row.change_ns))
+        table.add_row(words, before, shares[0], after, shares[1], _signed(change), _ratio(row))
 
     for heading in LEDGER_HEADINGS:
         if rows[heading].before_ns or rows[heading].after_ns:
@@ -93,16 +99,32 @@ def _headings(rows: dict[str, Difference], per: str) -> Table:
     return table
 
 
-def _changes(title: str, rows: Sequence[Difference]) -> Table:
-    table = plain_table(title)
-    table.add_column("", min_width=24, no_wrap=True, overflow="ellipsis")
+def _changes(title: str, rows: Sequence[Difference], per: str) -> Table:
+    unit = unit_for([value for row in rows for value in (row.before_ns, row.after_ns)])
+    table = plain_table(f"{title} that changed most, for each {per}, in {unit.name}")
+    table.add_column("", no_wrap=True, overflow="ellipsis")
     for column in ("before", "count", "after", "count", "change", ""):
         table.add_column(column, justify="right", no_wrap=True)
-    unit = unit_for([value for row in rows for value in (row.before_ns, row.after_ns)])
     for row in rows:
-        cells = (unit.text(row.before_ns), _count(row.before_count), unit.text(row.after_ns), _count(row.after_count))
-        table.add_row(clean(row.name), *cells, unit.signed(row.change_ns), percent(row.change_ratio, signed=True))
+        before, after, change = (_number(value, unit) for value in (row.before_ns, row.after_ns, row.change_ns))
+        cells = (before, _count(row.before_count), after, _count(row.after_count), _signed(change), _ratio(row))
+        table.add_row(clean(row.name).replace("_", " "), *cells)
     return table
+
+
+def _number(value_ns: float, unit: Unit) -> str:
+    return f"{value_ns / unit.ns:.{unit.digits}f}"
+
+
+def _signed(number: str) -> str:
+    return number if number.startswith("-") else f"+{number}"
+
+
+def _ratio(row: Difference) -> str:
+    """Return the change over before; from tenfold on as a factor, which is easier to read than 22931 %."""
+    if row.change_ratio is not None and row.change_ratio >= 9:
+        return f"{row.change_ratio + 1:.0f} x"
+    return percent(row.change_ratio, signed=True)
 
 
 def _count(count: float | None) -> str:

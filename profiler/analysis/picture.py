@@ -230,13 +230,14 @@ def _labels(lane: _Lane, top: int) -> Iterator[str]:
 
 def _coverage(rows: Intervals, window: tuple[int, int]) -> NDArray[np.float64]:
     """Return how much of each column a union covers, 0..1."""
-    edges = np.linspace(window[0], window[1], COLUMNS + 1)
+    # From the window's start: nanoseconds since the epoch are too large for a float to tell two of them apart.
+    edges = np.linspace(0, window[1] - window[0], COLUMNS + 1)
     if len(rows) == 0:
         return np.zeros(COLUMNS)
     # The time covered up to each edge of a row is a broken line; between its corners it is straight.
     lengths = np.concatenate(([0], np.cumsum(rows[:, 1] - rows[:, 0])))
     corners = np.stack((lengths[:-1], lengths[1:]), axis=1).ravel()
-    covered = np.interp(edges, rows.ravel(), corners, left=0, right=float(lengths[-1]))
+    covered = np.interp(edges, (rows - window[0]).ravel(), corners, left=0, right=float(lengths[-1]))
     filled: NDArray[np.float64] = np.clip(np.diff(covered) / np.diff(edges), 0, 1)
     return filled
 

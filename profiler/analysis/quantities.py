@@ -28,10 +28,6 @@ class Unit(NamedTuple):
             return duration(value_ns)
         return f"{value_ns / self.ns:.{self.digits}f} {self.name}"
 
-    def signed(self, value_ns: float | None) -> str:
-        """Return "+12.34 ms"."""
-        return "-" if value_ns is None else f"{value_ns / self.ns:+.{self.digits}f} {self.name}"
-
 
 _UNITS = (Unit("s", 1e9, 3), Unit("ms", 1e6, 2), Unit("us", 1e3, 1), Unit("ns", 1, 0))
 
