@@ -53,7 +53,7 @@ FAMILIES: tuple[tuple[str, tuple[str, ...]], ...] = (
     )),
     ("normalization", (
         "batch_norm", "batchnorm", "layer_norm", "layernorm", "rms_norm", "rmsnorm", "group_norm", "groupnorm",
-        "bn_fw", "bn_bw", "gammabeta", "rowwisemoments", "welford", "scalepackedtensor", "ln_fwd", "ln_bwd",
+        "bn_fw", "bn_bw", "gammabeta", "rowwisemoments", "scalepackedtensor", "ln_fwd", "ln_bwd",
         "instance_norm", "computefusedparams", "computeinternalgradients", "computebackwardfused",
     )),
     ("sampling", ("topk", "top_k", "top_p", "sample", "multinomial", "argmax", "gathertopk", "penalt")),

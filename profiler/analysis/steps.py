@@ -46,11 +46,12 @@ def step_windows(trace: Trace) -> tuple[list[Step], list[TraceWarning]]:
     if not marks:
         return _inferred(trace, warnings), warnings
     steps = []
+    finished = _finished(trace, marks)
     for mark, following in zip(marks, [*marks[1:], None], strict=True):
         if following is not None and following.number == mark.number + 1:
             end = following.start_ns
         else:
-            end = _finished(trace, mark)
+            end = finished[mark]
             if following is not None:
                 end = min(end, following.start_ns)
         steps.append(Step(mark.number, mark.start_ns, end))
@@ -84,12 +85,14 @@ def _sound(marks: tuple[StepMark, ...], warnings: list[TraceWarning]) -> list[St
     return kept
 
 
-def _finished(trace: Trace, mark: StepMark) -> int:
-    """Return when `mark` has ended and the device has done what was launched in it."""
+def _finished(trace: Trace, marks: list[StepMark]) -> dict[StepMark, int]:
+    """Return when each of `marks` has ended and the device has done what was launched in it."""
     device = trace.device
     launched = np.where(device.launch_ns == NONE, device.start_ns, device.launch_ns)
-    mine = (launched >= mark.start_ns) & (launched < mark.end_ns)
-    return max(mark.end_ns, int(device.end_ns[mine].max(initial=mark.end_ns)))
+    order = np.argsort(launched, kind="stable")
+    bounds = np.searchsorted(launched[order], [(mark.start_ns, mark.end_ns) for mark in marks]).tolist()
+    ends = device.end_ns[order]
+    return {mark: int(ends[low:high].max(initial=mark.end_ns)) for mark, (low, high) in zip(marks, bounds, strict=True)}
 
 
 def _inferred(trace: Trace, warnings: list[TraceWarning]) -> list[Step]:
