@@ -149,7 +149,9 @@ def _report(
             StepReport(step=step.number, start_ns=step.start_ns, ledger=its)
             for step, its in zip(steps, of_steps, strict=True)
         ],
-        collectives=collective_totals(trace, *_communication(trace, starts, ends), merged.get(Work.COMPUTE, EMPTY)),
+        collectives=collective_totals(
+            trace, *_communication(trace, starts, ends, bounds), merged.get(Work.COMPUTE, EMPTY)
+        ),
         families=kernel_families(trace, starts, ends),
         gaps=device_gaps(trace, busy) if trace.has_device else [],
         what_if=_ladder(ledger, of_steps),
@@ -213,15 +215,17 @@ def _training_operators(trace: Trace) -> Intervals:
 
 
 def _communication(
-    trace: Trace, starts: NDArray[np.int64], ends: NDArray[np.int64]
+    trace: Trace, starts: NDArray[np.int64], ends: NDArray[np.int64], bounds: tuple[int, int] | None
 ) -> tuple[Intervals, NDArray[np.int32], NDArray[np.int32]]:
-    """Return spans, names and collectives of the communication rows, `starts` and `ends` being the device's, cut."""
+    """Return spans, names and collectives of the communication rows, cut to `bounds`; `starts` and `ends` already are.
+
+    Those two are the device rows'.
+    """
     device, host = trace.device, trace.host_rows
     if trace.has_device and _device_communicates(trace):
         mine = (device.work == WORKS.index(Work.COMMUNICATION)) & (ends > starts)
         return np.stack((starts[mine], ends[mine]), axis=1), device.name[mine], device.collective[mine]
-    low, high = (int(starts.min()), int(ends.max())) if len(starts) else (None, None)
-    start, end = np.clip(host.start_ns, low, high), np.clip(host.end_ns, low, high)
+    start, end = (np.clip(times, *(bounds or (0, 0))) for times in (host.start_ns, host.end_ns))
     mine = (host.kind == HostKind.COLLECTIVE_WORK) & (end > start)
     return np.stack((start[mine], end[mine]), axis=1), host.name[mine], host.collective[mine]
 

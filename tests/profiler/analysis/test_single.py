@@ -126,6 +126,13 @@ def test_a_cpu_job_computes_on_the_threads_that_run_the_loop_and_on_autograds():
     assert report.gaps == [] == report.families
 
 
+def test_collectives_of_a_cpu_job_are_cut_to_the_window():
+    host = [(0, 10, HostKind.OPERATOR), (5, 50, HostKind.COLLECTIVE_WORK, "gloo:all_reduce", "gloo")]
+    report = analyze_trace(build(host=host, steps=[(0, 0, 20), (1, 20, 40)]), steps=(0, 0))
+    assert [(total.operation, total.duration_ns) for total in report.collectives] == [("all_reduce", 15)]
+    assert report.communication_ns == 15
+
+
 def test_a_cpu_job_whose_loop_does_not_show_itself_computes_on_every_thread():
     host = [(0, 10, HostKind.OPERATOR, "aten::a", "1"), (20, 30, HostKind.OPERATOR, "aten::b", "2")]
     report = analyze_trace(build(host=host))
