@@ -70,12 +70,13 @@ def _ranks(reports: Sequence[TraceReport], job: Job, console: Console) -> Table:
     table = plain_table(title)
     has_ranks = all(report.rank is not None for report in shown)
     table.add_column("rank" if has_ranks else "trace", justify="right" if has_ranks else "left", no_wrap=True)
-    for column in ("span", "compute", "exposed", "wait", "wire", "idle"):
+    for column in ("span", "compute", "exposed", "wait", "wire", "idle", "caused"):
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("others waited", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    unit = unit_for([report.span_ns for report in shown])
     longest = max((report.span_ns for report in shown), default=0)
+    unit = unit_for([longest])
+    if longest >= 1000 * unit.ns:
+        unit = unit._replace(digits=1)
     for report in shown:
         share = shares.get(report.rank) if report.rank is not None else None
         name = str(report.rank) if has_ranks else clean(Path(report.file).name)
@@ -86,7 +87,9 @@ def _ranks(reports: Sequence[TraceReport], job: Job, console: Console) -> Table:
         texts += [f"{share.caused_wait_ns / unit.ns:.{unit.digits}f}" if share is not None else "-"]
         width = round(12 * report.span_ns / longest) if longest else 0
         table.add_row(name, *texts, ledger_bar(report.ledger, width, console))
-    table.caption = f"in {unit.name}; wait and wire are all communication, exposed or not"
+    table.caption = (
+        f"in {unit.name}; exposed communication; wait and wire of all of it; caused: what others waited for this rank"
+    )
     table.caption_justify = "left"
     return table
 
@@ -152,7 +155,7 @@ def _instances(instances: Sequence[CollectiveInstance]) -> Table | None:
     skew, wire = unit_for([one.skew_ns for one in shown]), unit_for([one.wire_ns for one in shown])
     # In time: people read a step from its beginning.
     for one in sorted(shown, key=lambda one: min((a.start_ns for a in one.arrivals), default=0)):
-        ranks = str(one.ranks) + (f" - {one.ranks_missing}" if one.ranks_missing else "")
+        ranks = f"{one.ranks} of {one.ranks + one.ranks_missing}" if one.ranks_missing else str(one.ranks)
         cells = (f"rank {one.late_rank}", skew.text(one.skew_ns), wire.text(one.wire_ns), bandwidth(one.bus_bandwidth))
         table.add_row(clean(one.operation), str(one.index), amount(one.bytes), ranks, *cells)
     return table

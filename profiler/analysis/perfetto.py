@@ -44,18 +44,34 @@ _encoder = msgspec.json.Encoder()
 def write_perfetto(analysis: Analysis, path: Path) -> None:
     """Write the ledgers of all traces to `path`, gzipped if it ends so.  Raises OSError; LookupError: see `_table`."""
     document = analysis.document
-    offsets = {clock.rank: clock.offset_ns for clock in document.job.clocks} if document.job is not None else {}
+    base, shifts = _axis(analysis)
     with _whole_file(path) as file:
         file.write(b'{"displayTimeUnit":"ms","traceName":"pacecar ledger"')
-        offset = next((table.wall_offset_ns for table in analysis.tables if table is not None), None)
-        if offset is not None:
-            file.write(b',"baseTimeNanoseconds":%d' % offset)
+        if base is not None:
+            file.write(b',"baseTimeNanoseconds":%d' % base)
         file.write(b',"traceEvents":[\n')
         for index, (report, table) in enumerate(zip(document.traces, analysis.tables, strict=True)):
-            shift = offsets.get(report.rank, 0) if report.rank is not None else 0
-            for number, chunk in enumerate(_chunks(report, _table(report, table), FIRST_PID + index, shift)):
+            for number, chunk in enumerate(_chunks(report, _table(report, table), FIRST_PID + index, shifts[index])):
                 file.write((b",\n" if index or number else b"") + chunk)
         file.write(b"\n]}\n")
+
+
+def _axis(analysis: Analysis) -> tuple[int | None, list[int]]:
+    """Return where the common axis has its zero, in nanoseconds since the epoch, and what takes each trace to it.
+
+    The job's clocks lead to the axis of the first of them; a trace without a clock there is laid by its own base.
+    """
+    document = analysis.document
+    clocks = {clock.rank: clock.offset_ns for clock in document.job.clocks} if document.job is not None else {}
+    bases = [table.wall_offset_ns if table is not None else None for table in analysis.tables]
+    ranks = [report.rank for report in document.traces]
+    first = next((ranks.index(rank) for rank in clocks if rank in ranks), 0)
+    base = bases[first] if bases else None
+    shifts = []
+    for rank, own in zip(ranks, bases, strict=True):
+        by_base = own - base if own is not None and base is not None else 0
+        shifts.append(clocks.get(rank, by_base) if rank is not None else by_base)
+    return base, shifts
 
 
 def _table(report: TraceReport, table: Trace | None) -> Trace:

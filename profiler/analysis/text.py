@@ -31,6 +31,9 @@ __all__ = ["document_text", "ladder_table", "plain_table", "sum_rows", "warning_
 ROWS_MAX = 8
 """Collectives and families shown; the largest, which have all but a few percent of the time."""
 
+SAVED_SHARE_MIN = 0.0005
+"""A rung that would be shown as 0.0 % is none."""
+
 SPEEDUP_SHOWN_MAX = 100
 """Beyond it the window held next to no work, and the figure says nothing about a pace."""
 
@@ -253,7 +256,7 @@ def _families(families: Sequence[Family]) -> Table | None:
 
 def ladder_table(scenarios: Sequence[Scenario]) -> Table | None:
     """Return what it would be worth; rungs that save nothing are left out."""
-    worth = [scenario for scenario in scenarios if scenario.saved_ns > 0]
+    worth = [one for one in scenarios if one.saved_ns > SAVED_SHARE_MIN * (one.step_ns + one.saved_ns)]
     if not worth:
         return None
     table = plain_table("What if (bounds, not promises)")

@@ -20,7 +20,7 @@ from pacecar.profiler.analysis.perfetto import FIRST_PID, _microseconds, write_p
 from pacecar.profiler.trace.reader import read_trace
 from pacecar.records import LEDGER_HEADINGS
 from pacecar.wording import HEADING_WORDS
-from tests.profiler.analysis.tracefiles import START_US, write_trace
+from tests.profiler.analysis.tracefiles import START_US, document, write_trace
 from tests.profiler.trace.traces import trace_file
 
 HEADING_OF = {word: heading for heading, word in HEADING_WORDS.items()}
@@ -91,6 +91,22 @@ def test_each_rank_is_a_process_of_its_own_that_no_process_of_the_original_is(tm
     assert FIRST_PID > 2**22, "the largest process number that Linux can be told to give"
     for pid, report in zip(named, document.traces, strict=True):
         assert sums(found, pid) == {name: part for name, part in report.ledger.parts().items() if part}
+
+
+def test_ranks_whose_files_begin_at_different_times_are_laid_on_one_axis(tmp_path: Path) -> None:
+    """Torch writes times from a base that is the file's own: the same instant has another number in each."""
+    ranks = []
+    for rank in range(2):
+        found = document("ccAAAcc", rank=rank, offset_beats=2 * rank)
+        found["baseTimeNanoseconds"] -= 2_000_000 * rank
+        ranks.append(tmp_path / f"rank{rank}.json")
+        ranks[-1].write_text(json.dumps(found))
+    found, _ = written(ranks, tmp_path / "out.json")
+    starts = [
+        [e["ts"] for e in found["traceEvents"] if e["ph"] == "X" and e["pid"] == FIRST_PID + rank and e["tid"]]
+        for rank in range(2)
+    ]
+    assert starts[0] == starts[1]
 
 
 def test_counters_show_each_step_and_end_at_zero(tmp_path: Path) -> None:
