@@ -14,8 +14,8 @@ shows that exactly this is the difference:
 - rows of synchronization (`cuda_sync`: "Event Sync", "Context Sync", "Stream Wait Event") are no work, there they are;
 - `torch.compile` gives host operators a `stream` argument, which there makes them kernels;
 - traces with fractions of a microsecond are rounded there: each start up, each end down, so every kernel is shorter;
-- the device-side copy of a step mark is there a mark like the host's; the last one begins later than the host's, so work
-  of the step that should be left out stays;
+- the device-side copy of a step mark is there a mark like the host's; the last one begins later than the host's, so
+  work of the step that should be left out stays;
 - communication is there what is called `nccl...Kernel`: all other libraries are compute.
 """
 
