@@ -42,8 +42,11 @@ def job_text(reports: Sequence[TraceReport], job: Job, console: Console) -> Iter
     total = Ledger(wall_ns=0)
     for report in reports:
         total = total + report.ledger
-    of = f" of {job.world_size}" if job.world_size is not None else ""
+    of = f" of {job.world_size}" if job.world_size is not None and len(job.ranks) <= job.world_size else ""
     yield Text(f"{plural(len(reports), 'trace')}, {len(job.ranks)}{of} ranks", style="bold")
+    backends = dict.fromkeys(report.backend for report in reports if report.backend)
+    gpus = dict.fromkeys(gpu for report in reports for gpu in report.gpus if gpu)
+    yield Text(clean(", ".join((*backends, *gpus))), style="dim", overflow="ellipsis", no_wrap=True)
     yield Text()
     width = min(console.width, BAR_WIDTH_MAX)
     if total.wall_ns > 0:
@@ -115,7 +118,7 @@ def _clocks(clocks: Sequence[Clock]) -> Iterator[Text]:
         residuals = [clock.residual_ns for clock in some if clock.residual_ns is not None]
         text = f"clocks    {plural(len(some), 'rank')}: {words}"
         moved = [clock.offset_ns for clock in some if clock.offset_ns]
-        if moved:
+        if moved and method == "collectives":
             text += f", moved by {duration(min(moved))} .. {duration(max(moved))}"
         if residuals:
             text += f", residual at most {duration(max(residuals))}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from pacecar.cli import _steps
+from pacecar.profiler.analysis import command
 from tests.profiler.analysis.tracefiles import write_trace
 from tests.profiler.trace.traces import names, trace_file
 
@@ -26,9 +28,9 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in 
 
 
 def pacecar(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pacecar", "analyze", *map(str, arguments)]
+    line = [sys.executable, "-m", "pacecar", "analyze", *map(str, arguments)]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env={**ENVIRONMENT, **environ}, check=False
+        line, capture_output=True, text=True, timeout=120, env={**ENVIRONMENT, **environ}, check=False
     )
 
 
@@ -178,9 +180,9 @@ def test_a_reader_that_went_away_is_met_without_a_traceback(trace: Path) -> None
     for options in ((), ("--json",)):
         read_end, write_end = os.pipe()
         os.close(read_end)
-        command = [sys.executable, "-m", "pacecar", "analyze", str(trace), *options]
+        line = [sys.executable, "-m", "pacecar", "analyze", str(trace), *options]
         try:
-            done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+            done = subprocess.run(line, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
         finally:
             os.close(write_end)
         assert done.stderr == ""
@@ -209,6 +211,27 @@ def test_a_package_that_is_missing_is_named_with_what_installs_it(trace: Path, t
     assert done.returncode == 1
     assert "pip install 'pacecar[analyze]'" in done.stderr
     assert pacecar(trace, "--json", PYTHONPATH=str(tmp_path)).returncode == 0
+
+
+def test_long_work_shows_a_bar_on_a_terminal_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(command, "SHOW_PROGRESS_SECONDS", 0.0)
+    with command._progress(False, terminal) as progress:
+        assert progress is not None
+        progress(50, 100, 1, 3)
+        progress(100, 100, 3, 3)
+    assert "reading 3 traces, 3 done" in terminal.getvalue()
+    with command._progress(True, terminal) as quiet, command._progress(False, io.StringIO()) as elsewhere:
+        assert quiet is None
+        assert elsewhere is None
 
 
 def test_names_in_a_trace_cannot_steer_the_terminal(tmp_path: Path) -> None:

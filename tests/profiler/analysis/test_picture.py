@@ -160,6 +160,12 @@ def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:
         write_picture(analyze(two, Options(keeps_tables=True)), tmp_path / "out.svg")
 
 
+def test_the_picture_in_the_documentation_is_what_the_tool_draws(tmp_path: Path) -> None:
+    write_picture(analysis_of(trace_file("hta_trace_diff_test")), tmp_path / "step.svg", 1013)
+    committed = Path(__file__).parents[3] / "docs/images/step.svg"
+    assert (tmp_path / "step.svg").read_text() == committed.read_text()
+
+
 def test_colours_are_those_of_the_dashboards() -> None:
     assert HEADING_COLOURS == DASHBOARD_COLOURS
     assert tuple(HEADING_COLOURS) == LEDGER_HEADINGS
