@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 import msgspec
 
 from pacecar.profiler.analysis.engine import Analysis, EngineError, Options, Progress, Window, analyze
-from pacecar.profiler.analysis.files import find_traces
+from pacecar.profiler.analysis.files import find_traces, printable
 from pacecar.profiler.analysis.report import Document
 from pacecar.profiler.trace.table import TraceWarning
 
@@ -103,7 +103,7 @@ def _compare(options: AnalyzeOptions, paths: tuple[Path, Path]) -> Document | No
         analysis = _read(options, (path,), options.window or "steps")
         if analysis is None:
             return None
-        sides.append((str(path), analysis.document))
+        sides.append((printable(path), analysis.document))
     (before_name, before), (after_name, after) = sides
     comparison, warnings = compare((before_name, before.traces), (after_name, after.traces))
     return Document(

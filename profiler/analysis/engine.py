@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from pacecar.profiler.analysis.files import printable
 from pacecar.profiler.analysis.report import Document, TraceReport
 from pacecar.profiler.trace.table import Trace, TraceWarning
 
@@ -120,12 +121,15 @@ def read_one(task: Task, progress: Callable[[int, int | None], None] | None = No
         return Answer(error=TraceWarning("unreadable", _named(task.path, (error.strerror or str(error)).lower())))
     except MemoryError:
         return Answer(error=TraceWarning("out_of_memory", _named(task.path, "not enough memory to read it")))
+    if trace.file != (name := printable(task.path)):
+        trace = replace(trace, file=name)
     report = analyze_trace(trace, window=task.window, steps=task.steps)
     return Answer(report=report, table=trace if task.returns_table else None)
 
 
 def _named(path: Path, message: str) -> str:
-    return message if str(path) in message else f"{path}: {message}"
+    message = message if str(path) in message else f"{path}: {message}"
+    return message.replace(str(path), printable(path))
 
 
 def _engine(
@@ -216,6 +220,8 @@ def _size(path: Path) -> int:
 
 def _plain_bytes(path: Path, size: int) -> int:
     """Return about how much JSON is in a file."""
+    if size == 0:
+        return 0  # a pipe has no size, and what is read from it here would be missing later
     try:
         with path.open("rb") as file:
             head = file.read(1)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["FILES_MAX", "Found", "find_traces", "natural_order"]
+__all__ = ["FILES_MAX", "Found", "find_traces", "natural_order", "printable"]
 
 FILES_MAX = 65_536
 """More ranks than any job has; a folder with more files is a mistake, the root of a disk say."""
@@ -39,16 +39,21 @@ def find_traces(paths: Iterable[Path]) -> Found:
             if path.is_dir():
                 inside = sorted(_walk(path), key=natural_order)
                 if not inside:
-                    errors.append(f"{path}: no trace in this folder (*.json, *.json.gz, *.json.zst)")
+                    errors.append(f"{printable(path)}: no trace in this folder (*.json, *.json.gz, *.json.zst)")
                 files.update(dict.fromkeys(inside))
             else:
                 path.stat()
                 files[path] = None
         except OSError as error:
-            errors.append(f"{path}: {(error.strerror or str(error)).lower()}")
+            errors.append(f"{printable(path)}: {(error.strerror or str(error)).lower()}")
     if len(files) > FILES_MAX:
         errors.append(f"{len(files)} files, more than {FILES_MAX}: the rest is left out")
     return Found(tuple(files)[:FILES_MAX], tuple(errors))
+
+
+def printable(path: Path) -> str:
+    """Return a path as text that can be written as UTF-8; names on disk are bytes and need not be."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def natural_order(path: Path) -> list[tuple[int, int, str]]:
@@ -64,5 +69,7 @@ def _walk(folder: Path) -> Iterator[Path]:
     # A folder inside that may not be read is an error, not an empty one; links to folders are not followed.
     for where, _, names in os.walk(folder, onerror=refuse):
         for name in names:
-            if _TRACE_NAME.search(name) and not name.startswith("."):
-                yield Path(where, name)
+            path = Path(where, name)
+            # Only files: to open a pipe would wait for somebody to write.  One that was named is opened, `<(zcat x)`.
+            if _TRACE_NAME.search(name) and not name.startswith(".") and (path.is_file() or not path.exists()):
+                yield path

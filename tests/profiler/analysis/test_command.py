@@ -176,6 +176,26 @@ def test_a_trace_that_is_cut_off_is_analysed_as_far_as_it_goes_and_said(tmp_path
     assert "Warnings" in pacecar(cut).stdout
 
 
+@pytest.mark.parametrize("options", [(), ("--json",), ("--perfetto", "out.json"), ("--picture", "out.svg")])
+def test_a_file_whose_name_is_no_text_is_analysed_and_named_as_far_as_it_can_be(
+    options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_trace(Path(os.fsdecode(b"rank\xff.json")), "ccAA")
+    Path(os.fsdecode(b"bad\xff.json")).write_text("no trace")
+    done = pacecar(".", *options)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("pacecar: bad\N{REPLACEMENT CHARACTER}.json: ")
+    assert "rank\N{REPLACEMENT CHARACTER}.json" in done.stdout
+
+
+def test_a_trace_can_come_through_a_pipe(trace: Path) -> None:
+    line = [sys.executable, "-m", "pacecar", "analyze", "/dev/stdin", "--json"]
+    done = subprocess.run(line, input=trace.read_bytes(), capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["traces"][0]["compute_ns"] == 8_000_000
+
+
 def test_a_reader_that_went_away_is_met_without_a_traceback(trace: Path) -> None:
     for options in ((), ("--json",)):
         read_end, write_end = os.pipe()

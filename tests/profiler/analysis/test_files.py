@@ -59,6 +59,11 @@ def test_more_files_than_any_job_has_are_cut_off_and_said(tmp_path: Path, monkey
     assert "3 files" in found.errors[0]
 
 
+def test_a_pipe_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    assert find_traces([tmp_path]).files == ()
+
+
 @given(st.lists(st.text("ab019._-", min_size=1, max_size=6), max_size=6))
 def test_any_names_can_be_sorted(names: list[str]) -> None:
     sorted(map(Path, names), key=natural_order)
