@@ -17,7 +17,6 @@ Left out: what an event means.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from decimal import Decimal
@@ -25,8 +24,9 @@ from typing import Any
 
 import msgspec
 
-from pacecar.profiler.trace.events import DigitEvent, Event, event_of
+from pacecar.profiler.trace.events import DigitEvent, Event, KnownEvent, event_of, value_end
 from pacecar.profiler.trace.notes import Notes
+from pacecar.profiler.trace.salvage import NO_NUMBER, scan
 from pacecar.profiler.trace.source import Source, TraceError
 
 __all__ = ["EVENT_BYTES_MAX", "HEADER_BYTES_MAX", "Batch", "Document"]
@@ -43,23 +43,17 @@ CUTS_TRIED_MAX = 4096
 GROUND_BYTES = 4096
 """How much of a lost stretch is kept in case that `},{` begins in it."""
 
-Batch = list[Event] | list[DigitEvent]
+Batch = list[KnownEvent] | list[Event] | list[DigitEvent]
 
 _SPACE = b" \t\r\n"
+_FIRST = re.compile(rb"[ \t\r\n]*([^ \t\r\n])")
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _KEY = re.compile(rb'"traceEvents"\s*:\s*(.)', re.DOTALL)
-_BETWEEN = re.compile(r'\}\s*,\s*(?=\{\s*")')
-_GROUND = re.compile(_BETWEEN.pattern.encode())
-_GAP = re.compile(r"[\s,]*")
-_UNFINISHED = "it has no end"
-_TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
-_NO_NUMBER = re.compile(rb"(?<=:)\s*[-+]?(?:nan|inf|infinity)(?=\s*[,}])", re.IGNORECASE)
-"""What C++ prints for a rate over no time; old kineto wrote "memory bandwidth (GB/s)": inf."""
-
+_GROUND = re.compile(rb'\}\s*,\s*(?=\{\s*")')
+_KNOWN = msgspec.json.Decoder(list[KnownEvent])
 _FAST = msgspec.json.Decoder(list[Event])
 _DIGITS = msgspec.json.Decoder(list[DigitEvent])
 _UNTYPED = msgspec.json.Decoder(list[dict[str, Any]], float_hook=Decimal)
-_ONE = json.JSONDecoder(parse_float=Decimal, parse_constant=lambda _: None, strict=False)
 _BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
@@ -79,6 +73,7 @@ class Document:
         self._notes = notes
         self._pieces = source.pieces()
         self._keeps_digits = False
+        self._knows_all = True
         self._last = b""
         self._ended = False
         self._is_last = False
@@ -88,15 +83,24 @@ class Document:
         buffer = self._open()
         is_lost = False
         for piece in self._pieces:
-            buffer = piece if not buffer else buffer + piece
+            cut, begin = _last_cut(piece)
+            if cut and not is_lost:
+                batch = self._decode_joined(buffer, piece, cut)
+                if batch is not None:
+                    buffer = piece[begin:]
+                    yield batch
+                    continue
+                batch, buffer = self._decode(buffer + piece, len(buffer) + cut, len(buffer) + begin)
+                yield batch
+            else:
+                buffer += piece
             if is_lost:
                 is_lost, buffer = _find_ground(buffer)
-            cut, begin = (0, 0) if is_lost else _last_cut(buffer)
-            if cut:
-                batch, buffer = self._decode(buffer, cut, begin)
-                yield batch
             if self._ended:
                 break
+            if len(buffer) > EVENT_BYTES_MAX and _last_cut(buffer)[0]:  # the first piece of all was not cut
+                batch, buffer = self._decode(buffer, *_last_cut(buffer))
+                yield batch
             if len(buffer) > EVENT_BYTES_MAX:
                 self._lose(buffer, 0, f"larger than {EVENT_BYTES_MAX} bytes")
                 is_lost, buffer = _find_ground(buffer[1:])
@@ -123,11 +127,11 @@ class Document:
         for piece in self._pieces:
             looked_at = max(len(buffer) - len('"traceEvents"') - 64, 0)
             buffer += piece
-            start = buffer.lstrip(_SPACE)[:1] if len(buffer) <= HEADER_BYTES_MAX else b""
-            if start == b"[":
+            first = _FIRST.match(buffer)
+            if first is not None and first[1] == b"[":
                 self.is_array = True
-                return buffer.lstrip(_SPACE)[1:]
-            if start not in (b"{", b""):
+                return buffer[first.end() :]
+            if first is not None and first[1] != b"{":
                 break
             if found := _ARRAY.search(buffer, looked_at):
                 self.before = buffer[: found.start()]
@@ -152,26 +156,27 @@ class Document:
             return f'not a trace: no "traceEvents" in the first {len(buffer)} bytes, and no JSON either: {error}'
         return 'not a trace: JSON without "traceEvents"'
 
+    def _decode_joined(self, rest: bytes, piece: bytes, cut: int) -> Batch | None:
+        """Return the events of `rest` and `piece` up to `cut`, copied only once; None when it is not that simple."""
+        try:
+            return self._typed(b"".join((b"[", rest, memoryview(piece)[:cut], b"]")))
+        except _BROKEN:
+            return None
+
     def _decode(self, buffer: bytes, cut: int, begin: int) -> tuple[Batch, bytes]:
         """Return the events before `cut`, and the rest of the buffer from `begin`, where the next event should be.
 
         The cut may be wrong; then the rest is where the last whole event ended.  When the array ends before the cut
         the rest is what follows it.
         """
-        text = b"[" + buffer[:cut] + b"]"
+        text = b"".join((b"[", memoryview(buffer)[:cut], b"]"))
         try:
-            return self._typed(text), buffer[begin:]
+            return self._mended(text), buffer[begin:]
         except _BROKEN as error:
-            message = str(error)
-        if _NO_NUMBER.search(text):
+            end = value_end(error)
+        if end:
             try:
-                return self._typed(_NO_NUMBER.sub(b"null", text)), buffer[begin:]
-            except _BROKEN:  # there is more amiss
-                pass
-        if trailing := _TRAILING.search(message):
-            end = int(trailing[1])
-            try:
-                batch = self._typed(text[:end])
+                batch = self._mended(text[:end])
             except _BROKEN:  # the message did not mean what it seemed to
                 pass
             else:
@@ -186,7 +191,7 @@ class Document:
         end = self._likely_end(buffer)
         if end:
             try:
-                batch = self._typed(b"[" + buffer[:end])
+                batch = self._mended(b"".join((b"[", memoryview(buffer)[:end])))
             except _BROKEN:
                 pass
             else:
@@ -212,46 +217,44 @@ class Document:
                 break
         return likely
 
+    def _mended(self, text: bytes) -> Batch:
+        """Return the events of a whole array, some of whose numbers may be none."""
+        try:
+            return self._typed(text)
+        except _BROKEN:
+            if not NO_NUMBER.search(text):
+                raise
+            try:
+                return self._typed(NO_NUMBER.sub(b"null", text))
+            except _BROKEN:  # there is more amiss, and places are those of `text`
+                pass
+            raise
+
     def _typed(self, text: bytes) -> Batch:
         """Return the events of a whole array."""
-        batch: Batch
-        try:
-            batch = _DIGITS.decode(text) if self._keeps_digits else _FAST.decode(text)
-        except msgspec.ValidationError:
-            batch = [event_of(members) for members in _UNTYPED.decode(text)]
+        batch: Batch | None = None
+        if self._knows_all and not self._keeps_digits:
+            try:
+                batch = _KNOWN.decode(text)
+            except msgspec.ValidationError:  # a category of somebody's own
+                self._knows_all = False
+        if batch is None:
+            try:
+                batch = _DIGITS.decode(text) if self._keeps_digits else _FAST.decode(text)
+            except msgspec.ValidationError:
+                batch = [event_of(members) for members in _UNTYPED.decode(text)]
         self._last = text
         self.read += len(batch)
         return batch
 
     def _scan(self, buffer: bytes, cut: int) -> tuple[Batch, int]:
-        """Return the events before `cut` that decode alone, and where the first one begins that is not complete.
-
-        Latin-1 gives a letter a byte, so that places stay places.
-        """
-        text = buffer[:cut].decode("latin-1")
-        events: list[DigitEvent] = []
-        at = 0
-        while (at := _end_of(_GAP.match(text, at), at)) < cut:
-            if text[at] == "]":
-                self._ended = True
-                at += 1
-                break
-            between = _BETWEEN.search(text, at)
-            stop = cut if between is None else between.start() + 1
-            value, length, reason = _one(text[at:stop])
-            if reason == _UNFINISHED and stop < cut:  # `},{` was inside the event, or a bracket is missing
-                value, length, reason = _one(text[at:])
-            if reason == _UNFINISHED and not self._is_last and cut - at < EVENT_BYTES_MAX:
-                break
-            if reason == _UNFINISHED and stop == cut:
-                break
-            if isinstance(value, dict):
-                events.append(event_of(_in_utf8(value)))
-            else:
-                self._lose(buffer, at, reason or "not an object")
-            at += length or stop - at
-        self.read += len(events)
-        return events, at
+        """Return the events before `cut` that decode alone, and where the first one begins that is not complete."""
+        found = scan(buffer[:cut], takes_open=self._is_last or cut > EVENT_BYTES_MAX)
+        for at, reason in found.lost:
+            self._lose(buffer, at, reason)
+        self._ended = found.is_end
+        self.read += len(found.events)
+        return found.events, found.end
 
     def _lose(self, buffer: bytes, at: int, reason: str) -> None:
         place = self._source.bytes_out - len(buffer) + at
@@ -270,36 +273,6 @@ class Document:
             self._notes.add(
                 "truncated", f"{cause}; read up to byte {source.bytes_out - len(rest)} of what it unpacks to"
             )
-
-
-def _one(text: str) -> tuple[object, int, str]:
-    """Return the JSON value at the start of `text`, its length, 0 if there is none, and then the reason."""
-    try:
-        value, end = _ONE.raw_decode(text)
-    except json.JSONDecodeError as error:
-        is_open = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
-        return None, 0, _UNFINISHED if is_open else error.msg
-    except RecursionError:
-        return None, 0, "nested too deeply"
-    except ValueError as error:  # an integer of more digits than python reads
-        return None, 0, str(error)
-    return value, end, ""
-
-
-def _in_utf8(members: dict[str, Any]) -> dict[str, Any]:
-    """Return `members` with the texts that are kept as utf-8, as far as they are."""
-    for key in ("name", "cat"):
-        value = members.get(key)
-        if isinstance(value, str):
-            try:
-                members[key] = value.encode("latin-1").decode("utf-8", "replace")
-            except UnicodeEncodeError:  # it had escapes, so it is text already
-                members[key] = value.encode("utf-8", "replace").decode()
-    return members
-
-
-def _end_of(match: re.Match[str] | None, otherwise: int) -> int:
-    return otherwise if match is None else match.end()
 
 
 def _last_cut(buffer: bytes) -> tuple[int, int]:

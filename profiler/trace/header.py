@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from pacecar.profiler.trace.events import value_end
 from pacecar.profiler.trace.notes import Notes
 
 __all__ = ["Header", "read_header"]
@@ -97,10 +98,10 @@ def _decode(text: bytes, place: str, notes: Notes) -> dict[str, Any]:
     try:
         raw = msgspec.json.decode(text, type=_Members)
     except _MALFORMED as error:
-        trailing = re.search(r"trailing characters \(byte (\d+)\)", str(error))
-        if trailing is not None and 1 < int(trailing[1]) < len(text):
-            notes.add("trailing_data", f"{len(text) - int(trailing[1])} bytes follow the trace")
-            return _decode(text[: int(trailing[1])], place, notes)
+        end = value_end(error)
+        if end:
+            notes.add("trailing_data", f"{len(text) - end} bytes follow the trace")
+            return _decode(text[:end], place, notes)
         notes.add("header_unreadable", f"the members {place} the events are no JSON: {error}")
         return _rescue(text)
     found = {}
@@ -131,10 +132,10 @@ def _first_value(text: bytes) -> object:
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
-        trailing = re.search(r"trailing characters \(byte (\d+)\)", str(error))
-        if trailing is None:
+        end = value_end(error)
+        if not end:
             raise
-        return msgspec.json.decode(text[: int(trailing[1])])
+        return msgspec.json.decode(text[:end])
 
 
 def _groups(config: object) -> dict[str, tuple[int, ...]]:

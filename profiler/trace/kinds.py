@@ -15,6 +15,8 @@ Pure: strings in, a kind out.
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from pacecar.profiler.classification import HostRow, classify_device, classify_host
 from pacecar.profiler.trace.table import HostKind
 
@@ -44,7 +46,7 @@ _FRAMES = frozenset({"trace", ""})
 _CHECKPOINT = ("checkpoint", "save_state", "torch.save", "dcp.save", "dcp::save")
 
 
-class Place:
+class Place(StrEnum):
     """Where a row ran."""
 
     DEVICE = "device"
@@ -60,7 +62,7 @@ def canonical(category: str) -> str:
     return _OLD.get(lower, lower)
 
 
-def place_of(category: str) -> str:
+def place_of(category: str) -> Place:
     """Return the Place of a canonical category."""
     if category in _FRAMES:
         return Place.FRAME

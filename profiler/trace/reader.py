@@ -13,6 +13,7 @@ Left out: what the rows add up to (`pacecar.profiler.analysis`).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -22,9 +23,9 @@ from pacecar.profiler.trace.build import device_rows, host_rows
 from pacecar.profiler.trace.document import Document
 from pacecar.profiler.trace.header import Header, read_header
 from pacecar.profiler.trace.notes import Notes
-from pacecar.profiler.trace.rows import Rows
+from pacecar.profiler.trace.rows import Numbers, Rows
 from pacecar.profiler.trace.source import Source, TraceError
-from pacecar.profiler.trace.table import Collective, HostKind, HostRows, StepMark, Trace
+from pacecar.profiler.trace.table import NONE, Collective, DeviceRows, HostKind, HostRows, StepMark, Trace
 from pacecar.profiler.trace.times import ImpreciseTimesError
 
 __all__ = ["TraceError", "read_trace"]
@@ -46,6 +47,8 @@ def read_trace(path: Path, *, progress: Callable[[int, int | None], None] | None
             rows.add(batch)
         except ImpreciseTimesError:
             rows.add(document.exactly())
+    if document.is_array and not rows.has_phases and (document.read or notes.warnings()):
+        raise TraceError(f"{path}: not a trace: a list of something else than events")
     header = read_header(document.before, document.after, path, notes)
     return _build(path, document, rows, header, notes)
 
@@ -55,6 +58,8 @@ def _build(path: Path, document: Document, rows: Rows, header: Header, notes: No
         notes.add("no_events", "there is no event in this trace")
     host, launches = host_rows(rows)
     device = device_rows(rows, launches)
+    collectives = [_with_ranks(collective, header) for collective in rows.collectives]
+    device, host, collectives = _only_used(device, host, collectives)
     return Trace(
         file=str(path),
         rank=header.rank,
@@ -64,7 +69,7 @@ def _build(path: Path, document: Document, rows: Rows, header: Header, notes: No
         gpus=header.gpus,
         names=tuple(rows.names.texts),
         threads=tuple((str(pid), str(tid)) for pid, tid in rows.threads),
-        collectives=tuple(_with_ranks(collective, header) for collective in rows.collectives),
+        collectives=tuple(collectives),
         device=device,
         host_rows=host,
         steps=_steps(rows, host),
@@ -86,6 +91,22 @@ def _with_ranks(collective: Collective, header: Header) -> Collective:
     if collective.group_size not in (None, len(ranks)):
         return collective
     return msgspec.structs.replace(collective, ranks=collective.ranks or ranks, group_size=len(ranks))
+
+
+def _only_used(
+    device: DeviceRows, host: HostRows, collectives: list[Collective]
+) -> tuple[DeviceRows, HostRows, list[Collective]]:
+    """Return the rows and the collectives that they name, each once: annotations named more, and ranks came late."""
+    numbers: Numbers[Collective] = Numbers()
+    renumbered = np.full(len(collectives) + 1, NONE, dtype=np.int32)  # the last place is for NONE
+    for number in np.unique(np.concatenate((device.collective, host.collective))).tolist():
+        if number != NONE:
+            renumbered[number] = numbers[collectives[number]]
+    return (
+        replace(device, collective=renumbered[device.collective]),
+        replace(host, collective=renumbered[host.collective]),
+        list(numbers),
+    )
 
 
 def _steps(rows: Rows, host: HostRows) -> tuple[StepMark, ...]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pacecar.profiler.trace import times
 from pacecar.profiler.trace.collectives import from_annotation, from_metadata, tensors
 from pacecar.profiler.trace.document import Batch
-from pacecar.profiler.trace.events import Args, DigitEvent, Event
+from pacecar.profiler.trace.events import Args, DigitEvent, Event, KnownEvent
 from pacecar.profiler.trace.kinds import Place, canonical, is_collective_call, place_of
 from pacecar.profiler.trace.links import Calls
 from pacecar.profiler.trace.notes import Notes
@@ -37,7 +37,7 @@ FRAME, LEFT_OUT = 0, 1
 _COMMON = ("start", "end", "category", "name", "correlation", "collective")
 
 Column = NDArray[np.int64]
-Events = Sequence[Event | DigitEvent]
+Events = Sequence[KnownEvent | Event | DigitEvent]
 
 
 class Categories(dict[str, int]):
@@ -136,10 +136,12 @@ class Rows:
         self.low: int | None = None
         self.high: int | None = None
         self.has_fractions = False
+        self.has_phases = False
         self._notes = notes
 
     def add(self, batch: Batch) -> None:
         """Take a batch in; raises ImpreciseTimesError, having taken nothing, when its times need their digits."""
+        self.has_phases = self.has_phases or any(event.ph for event in batch)
         done = [event for event in batch if event.ph == "X"]
         if not done:
             return
@@ -210,7 +212,8 @@ class Rows:
     def _add_host(self, events: Events, start: Column, end: Column, codes: NDArray[np.uint8]) -> None:
         names, threads = self.names, self.threads
         name = np.array([names[event.name] for event in events], dtype=np.int32)
-        thread = np.array([threads[event.pid, event.tid] for event in events], dtype=np.int32)
+        places = zip([event.pid for event in events], [event.tid for event in events], strict=True)
+        thread = np.array(list(map(threads.__getitem__, places)), dtype=np.int32)
         collective = np.full(len(events), NONE, dtype=np.int32)
         is_call = np.frombuffer(bytes(self.names.is_call), dtype=np.bool_)[name]
         for row in np.flatnonzero(is_call).tolist():
