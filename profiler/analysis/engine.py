@@ -35,6 +35,9 @@ PARALLEL_BYTES_MIN = 128 * 2**20
 COMPRESSION_RATIO = 20
 """What gzip makes of a trace: 13 to 30 on those that we have."""
 
+COMPRESSED_HEADS = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
+"""How gzip (RFC 1952) and zstd (RFC 8878) begin."""
+
 COLUMNS_SHARE = 0.25
 """Columns against the JSON that they came from: at most 55 bytes of an event's 220 to 500."""
 
@@ -224,10 +227,10 @@ def _plain_bytes(path: Path, size: int) -> int:
         return 0  # a pipe has no size, and what is read from it here would be missing later
     try:
         with path.open("rb") as file:
-            head = file.read(1)
+            head = file.read(4)
     except OSError:
         return 0
-    return size if head.strip() in {b"{", b"["} else size * COMPRESSION_RATIO
+    return size * COMPRESSION_RATIO if head.startswith(COMPRESSED_HEADS) else size
 
 
 def _cores() -> int:

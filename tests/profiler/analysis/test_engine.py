@@ -87,6 +87,18 @@ def test_progress_ends_at_all_bytes_and_all_files(ranks: list[Path]) -> None:
     assert [done for done, *_ in seen] == sorted(done for done, *_ in seen)
 
 
+@pytest.mark.parametrize(("name", "factor"), [("a.json", 1), ("a.json.gz", engine.COMPRESSION_RATIO)])
+def test_the_json_in_a_file_is_estimated_by_how_it_begins_and_not_by_its_name(
+    tmp_path: Path, name: str, factor: int
+) -> None:
+    path = write_trace(tmp_path / name, "cc")
+    renamed = path.rename(tmp_path / "trace")
+    if factor == 1:
+        renamed.write_bytes(b"\n " + renamed.read_bytes())
+    size = renamed.stat().st_size
+    assert engine._plain_bytes(renamed, size) == size * factor
+
+
 # --- processes ----------------------------------------------------------------------------------
 
 
