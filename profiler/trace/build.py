@@ -29,7 +29,6 @@ __all__ = ["Launches", "device_rows", "host_rows"]
 _NO_WORK = 255
 _LINKED = "record_param_comms"
 _COMMUNICATION = WORKS.index(Work.COMMUNICATION)
-_GATHERING = ("all_gather", "gather")
 
 Codes = NDArray[np.uint8]
 
@@ -121,7 +120,11 @@ def _linked(rows: Rows, external: Column, correlation: Column) -> Column:
 
 
 def _collectives(rows: Rows, name: Column, linked: Column, thread: Column, launch_ns: Column) -> Column:
-    """Return the collectives of communication rows that do not say themselves; the best source that has one."""
+    """Return the collectives of communication rows that do not say themselves; the best source that has one.
+
+    Where that is an annotation its bytes are the input's; the operator around it (`c10d::alltoall_base_`) has the
+    output too, and the larger of them counts.
+    """
     numbers = np.array(list(rows.metadata_rows.values()), dtype=np.int64)
     found = np.full(len(name), NONE, dtype=np.int64)
     if len(numbers):
@@ -132,10 +135,9 @@ def _collectives(rows: Rows, name: Column, linked: Column, thread: Column, launc
     for row in np.flatnonzero(found == NONE).tolist():
         found[row] = rows.collectives[from_kernel(rows.names.texts[int(name[row])])]
     known = list(rows.collectives)
-    is_gathering = [one.bytes is None and one.operation in _GATHERING for one in known]
-    gathers = np.flatnonzero(np.array(is_gathering, dtype=np.bool_)[found])
-    sizes = innermost(rows.operators, thread[gathers], launch_ns[gathers])
-    for row, size in zip(gathers.tolist(), sizes.tolist(), strict=True):
-        if size != NONE:  # the operator has the output's shape, the annotation only the input's
-            found[row] = rows.collectives[msgspec.structs.replace(known[int(found[row])], bytes=size)]
+    moved = innermost(rows.operators, thread, launch_ns)
+    for row in np.flatnonzero((moved != NONE) & (found != NONE)).tolist():
+        size, collective = int(moved[row]), known[int(found[row])]
+        if collective.group is None and size > (collective.bytes or 0):
+            found[row] = rows.collectives[msgspec.structs.replace(collective, bytes=size)]
     return found

@@ -84,13 +84,19 @@ def _build(path: Path, document: Document, rows: Rows, header: Header, notes: No
 
 
 def _with_ranks(collective: Collective, header: Header) -> Collective:
-    """Return the collective with what the header knows of its group and the event did not say."""
-    ranks = header.groups.get(collective.group) if collective.group is not None else None
-    if ranks is None or (collective.ranks is not None and collective.group_size is not None):
+    """Return the collective with what the header knows of its group and the event did not say.
+
+    Where the header lists a single group, and that is everybody, there is no other that it could be.
+    """
+    group = collective.group
+    if group is None and len(header.groups) == 1 and header.world_size == len(next(iter(header.groups.values()))):
+        group = next(iter(header.groups))
+    ranks = header.groups.get(group) if group is not None else None
+    if ranks is None or collective.group_size not in (None, len(ranks)):
         return collective
-    if collective.group_size not in (None, len(ranks)):
-        return collective
-    return msgspec.structs.replace(collective, ranks=collective.ranks or ranks, group_size=len(ranks))
+    return msgspec.structs.replace(
+        collective, group=group, ranks=ranks if collective.ranks is None else collective.ranks, group_size=len(ranks)
+    )
 
 
 def _only_used(
