@@ -89,6 +89,7 @@ class Args(msgspec.Struct, frozen=True, gc=False):
 
 
 NO_ARGS = Args()
+NO_DIGITS = msgspec.Raw()
 
 _FIELDS = [(field.name, field.encode_name) for field in msgspec.structs.fields(Args)]
 _RAW = frozenset({"shapes", "types"})
@@ -125,15 +126,15 @@ class Event(msgspec.Struct, gc=False):
 
 
 class DigitEvent(msgspec.Struct, gc=False):
-    """One event whose times are kept as their digits."""
+    """One event whose times are kept as their digits, with quotes where it has them; empty for none."""
 
     ph: str = ""
     name: str = ""
     cat: str = ""
     pid: int | str = ""
     tid: int | str = ""
-    ts: msgspec.Raw | None = None
-    dur: msgspec.Raw | None = None
+    ts: msgspec.Raw = NO_DIGITS
+    dur: msgspec.Raw = NO_DIGITS
     args: Args = NO_ARGS
 
 
@@ -191,9 +192,9 @@ def _identity(value: object) -> int | str:
     return value if isinstance(value, int) and not isinstance(value, bool) else _text(value)
 
 
-def _digits(value: object) -> msgspec.Raw | None:
+def _digits(value: object) -> msgspec.Raw:
     if value is None or isinstance(value, bool | list | dict):
-        return None
+        return NO_DIGITS
     return msgspec.Raw(str(value).encode("utf-8", "replace"))
 
 

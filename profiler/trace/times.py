@@ -54,24 +54,34 @@ def from_numbers(values: Sequence[int | float | None]) -> Times:
     return _one_by_one([None if value is None else str(value) for value in values])
 
 
-def from_digits(values: Sequence[bytes | msgspec.Raw | None]) -> Times:
-    """Return microseconds, as the file spells them (quoted too), as nanoseconds; None is not sound."""
-    try:
-        joined = b",".join(values)  # type: ignore[arg-type]  # None and what is no buffer raise TypeError
-    except TypeError:
-        joined = b""
+def from_digits(values: Sequence[bytes | msgspec.Raw]) -> Times:
+    """Return microseconds, as the file spells them (quoted too), as nanoseconds; nothing is not sound."""
+    joined = b",".join(values)
+    numbers = _decimals(joined) if joined else None
+    if numbers is not None:
+        return numbers, None
+    return _one_by_one([bytes(value).decode("latin-1").strip('"') for value in values])
+
+
+def _decimals(joined: bytes) -> NDArray[np.int64] | None:
+    """Return numbers with at most three decimals, that is nearly all, in thousandths; None when one is another."""
     letters = np.frombuffer(joined, dtype=np.uint8)
-    dots = np.flatnonzero(letters == _DOT)
     ends = np.append(np.flatnonzero(letters == _COMMA), len(letters))
-    if len(dots) == len(ends) == len(values) and bool(np.all(ends - dots == 4)):  # always three decimals
-        try:
-            numbers = np.array(_INTEGERS.decode(b"[" + joined.replace(b".", b"") + b"]"), dtype=np.int64)
-        except (msgspec.DecodeError, OverflowError):
-            pass
-        else:
-            if _largest(numbers) < TIME_MAX_NS:
-                return numbers, None
-    return _one_by_one([None if value is None else bytes(value).decode("latin-1").strip('"') for value in values])
+    dots = np.flatnonzero(letters == _DOT)
+    of = np.searchsorted(ends, dots)
+    places = np.zeros(len(ends), dtype=np.int64)
+    places[of] = ends[of] - dots - 1
+    if len(dots) > len(np.unique(of)) or (len(dots) and int(places.max()) > 3):
+        return None
+    try:
+        numbers = np.array(_INTEGERS.decode(b"[" + joined.replace(b".", b"") + b"]"), dtype=np.int64)
+    except (msgspec.DecodeError, OverflowError):
+        return None
+    factors = 10 ** (3 - places)
+    if len(numbers) != len(ends) or _largest(numbers * factors.astype(np.float64)) >= TIME_MAX_NS:
+        return None
+    scaled: NDArray[np.int64] = numbers * factors
+    return scaled
 
 
 def _largest(numbers: NDArray[np.int64] | NDArray[np.float64]) -> int | float:
