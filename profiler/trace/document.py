@@ -19,12 +19,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from decimal import Decimal
 from typing import Any
 
 import msgspec
 
-from pacecar.profiler.trace.events import DigitEvent, Event, KnownEvent, event_of, value_end
+from pacecar.profiler.trace.events import DigitEvent, Event, KnownEvent, decimal_of, event_of, value_end
 from pacecar.profiler.trace.notes import Notes
 from pacecar.profiler.trace.salvage import NO_NUMBER, scan
 from pacecar.profiler.trace.source import Source, TraceError
@@ -53,7 +52,7 @@ _GROUND = re.compile(rb'\}\s*,\s*(?=\{\s*")')
 _KNOWN = msgspec.json.Decoder(list[KnownEvent])
 _FAST = msgspec.json.Decoder(list[Event])
 _DIGITS = msgspec.json.Decoder(list[DigitEvent])
-_UNTYPED = msgspec.json.Decoder(list[dict[str, Any]], float_hook=Decimal)
+_UNTYPED = msgspec.json.Decoder(list[dict[str, Any]], float_hook=decimal_of)
 _BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 

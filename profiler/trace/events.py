@@ -11,14 +11,14 @@ Left out: which events become rows (`rows`) and where one ends and the next begi
 from __future__ import annotations
 
 import re
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any, Literal
 
 import msgspec
 
 from pacecar.profiler.trace.table import NONE
 
-__all__ = ["Args", "DigitEvent", "Event", "KnownEvent", "event_of", "value_end"]
+__all__ = ["Args", "DigitEvent", "Event", "KnownEvent", "decimal_of", "event_of", "value_end"]
 
 NUMBER_MAX = (1 << 63) - 1
 """What fits a column."""
@@ -138,6 +138,14 @@ class DigitEvent(msgspec.Struct, gc=False):
     args: Args = NO_ARGS
 
 
+def decimal_of(text: str) -> Decimal | None:
+    """Return the number that `text` spells, None when its exponent is beyond what a Decimal holds."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return None
+
+
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 
 
@@ -204,7 +212,8 @@ def _whole(value: object) -> int | None:
     if isinstance(value, str):
         number = int(value) if value.isascii() and value.isdigit() and len(value) < 20 else None
     elif isinstance(value, Decimal):
-        number = int(value) if abs(value) <= NUMBER_MAX and value == int(value) else None
+        is_small = value.is_finite() and value.adjusted() < 19  # before any sum with it, which may overflow
+        number = int(value) if is_small and value == int(value) else None
     elif isinstance(value, int) and not isinstance(value, bool):
         number = value
     return number if number is not None and abs(number) <= NUMBER_MAX else None

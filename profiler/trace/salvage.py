@@ -13,10 +13,9 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Any
 
-from pacecar.profiler.trace.events import DigitEvent, event_of
+from pacecar.profiler.trace.events import DigitEvent, decimal_of, event_of
 
 __all__ = ["NO_NUMBER", "Scan", "scan"]
 
@@ -34,7 +33,7 @@ _NO_NUMBER_TEXT = re.compile(NO_NUMBER.pattern.decode(), re.IGNORECASE)
 _BETWEEN = re.compile(r'\}\s*,\s*(?=\{\s*")')
 _OBJECT = re.compile(r'\{\s*"')
 _GAP = re.compile(r"[ \t\r\n,]*")
-_DECODER = json.JSONDecoder(parse_float=Decimal, parse_constant=lambda _: None, strict=False)
+_DECODER = json.JSONDecoder(parse_float=decimal_of, parse_constant=lambda _: None, strict=False)
 
 
 @dataclass(slots=True)

@@ -173,6 +173,16 @@ def test_numbers_of_a_million_digits_are_no_times_and_no_ids(read):
     assert trace.events + codes(trace).get("malformed_event", 0) == 4
 
 
+def test_exponents_of_any_size_are_no_times_and_no_ids(read):
+    words = ("1e99999999999999999999", "-1e999", "1e-99999999999999999999", "1e999999999999999999")
+    events = [json.dumps(kernel(n, correlation=-7, unused=-7)).replace("-7", word) for n, word in enumerate(words)]
+    broken = '{"ph": "X", "cat": }'  # so that each way of reading sees them
+    for more in ([], [broken]):
+        trace = read(document([*events, json.dumps(kernel(-7)).replace("-7", words[0]), *more, kernel(9)]))
+        assert trace.device.start_ns.tolist() == [0, 1000, 2000, 3000, 9000]
+        assert codes(trace)["bad_time"] == 1
+
+
 def test_an_event_larger_than_any_is_stepped_over(read):
     huge = kernel(2, 1, text="x" * (2 * EVENT_BYTES_MAX + 100))
     trace = read(document([kernel(1, 1), huge, kernel(3, 1), kernel(4, 1), kernel(5, 1)]))
