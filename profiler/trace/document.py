@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from pacecar.profiler.trace.events import DigitEvent, Event, KnownEvent, decimal_of, event_of, value_end
+from pacecar.profiler.trace.events import KNOWN_EVENTS, DigitEvent, Event, KnownEvent, decimal_of, event_of, value_end
 from pacecar.profiler.trace.notes import Notes
 from pacecar.profiler.trace.salvage import NO_NUMBER, scan
 from pacecar.profiler.trace.source import Source, TraceError
@@ -49,7 +49,7 @@ _FIRST = re.compile(rb"[ \t\r\n]*([^ \t\r\n])")
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _KEY = re.compile(rb'"traceEvents"\s*:\s*(.)', re.DOTALL)
 _GROUND = re.compile(rb'\}\s*,\s*(?=\{\s*")')
-_KNOWN = msgspec.json.Decoder(list[KnownEvent])
+_KNOWN: msgspec.json.Decoder[list[KnownEvent]] = msgspec.json.Decoder(KNOWN_EVENTS)
 _FAST = msgspec.json.Decoder(list[Event])
 _DIGITS = msgspec.json.Decoder(list[DigitEvent])
 _UNTYPED = msgspec.json.Decoder(list[dict[str, Any]], float_hook=decimal_of)

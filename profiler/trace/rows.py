@@ -141,8 +141,7 @@ class Rows:
 
     def add(self, batch: Batch) -> None:
         """Take a batch in; raises ImpreciseTimesError, having taken nothing, when its times need their digits."""
-        self.has_phases = self.has_phases or any(event.ph for event in batch)
-        done = [event for event in batch if event.ph == "X"]
+        done = self._complete(batch)
         if not done:
             return
         category = self.categories
@@ -161,6 +160,15 @@ class Rows:
                 mask &= sound
             if mask.any():
                 add(list(compress(done, mask.tolist())), start[mask], end[mask], codes[mask])
+
+    def _complete(self, batch: Batch) -> Events:
+        """Return the complete events; of the others there is nothing to keep."""
+        if batch and hasattr(batch[0], "ph"):
+            events = cast(Sequence[Event], batch)
+            self.has_phases = self.has_phases or any(event.ph for event in events)
+            return [event for event in events if event.ph == "X"]
+        self.has_phases = self.has_phases or bool(batch)  # that is how they were told apart
+        return [event for event in batch if type(event) is KnownEvent]
 
     def _spans(self, done: Events) -> tuple[Column, Column, NDArray[np.bool_] | None]:
         """Return the starts and ends, and which are sound if not all are."""

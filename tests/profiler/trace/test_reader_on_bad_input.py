@@ -1,5 +1,6 @@
 """Damage: what is sound is kept, what is not is said, and nothing else happens."""
 
+import gzip
 import json
 import random
 import zlib
@@ -284,3 +285,21 @@ def check(trace):
             assert trace.start_ns <= starts[0]
             assert trace.end_ns >= max(ends)
     assert len({warning.code for warning in trace.warnings}) == len(trace.warnings)
+
+
+def test_damage_gives_the_same_with_and_without_the_fast_inflater(tmp_path, monkeypatch):
+    path = tmp_path / "t.json.gz"
+    packed = gzip.compress(document([kernel(10 * i, 5, f"k{i * i}") for i in range(20_000)]), 6)
+    chance = random.Random(5)
+    places = [chance.randrange(len(packed) // 3, len(packed) - 8) for _ in range(12)] + [len(packed) - 6]
+    kept = set()
+    for place in places:
+        path.write_bytes(packed[:place] + bytes([packed[place] ^ 0x55]) + packed[place + 1 :])
+        fast = read_trace(path)
+        with monkeypatch.context() as patch:
+            patch.setattr("pacecar.profiler.trace.source._FAST", zlib)
+            slow = read_trace(path)
+        assert fast.warnings == slow.warnings
+        assert fast.device.start_ns.tolist() == slow.device.start_ns.tolist()
+        kept.add(fast.events)
+    assert len(kept) > 5, "the damage lies in different places"
