@@ -155,10 +155,12 @@ class CollectiveInstance(msgspec.Struct, kw_only=True):
     index: int
     """The how-manyth of its group in these traces."""
     ranks: int
-    ranks_missing: int
+    ranks_missing: int | None
+    """None when nobody says how many ranks the group has."""
     late_rank: int
     skew_ns: int
     wire_ns: int
+    """The median rank's time after the last had come."""
     bus_bandwidth: float | None
     arrivals: list[Arrival]
 
@@ -184,7 +186,11 @@ class RankShare(msgspec.Struct, kw_only=True):
     wait_ns: int
     wire_ns: int
     caused_wait_ns: int
-    """What the other ranks waited for this one."""
+    """What the other ranks waited for this one, where it was late by more than ranks scatter."""
+    exposed_wait_ns: int | None = None
+    """The part of the exposed communication in which this rank did nothing but wait for another."""
+    exposed_wire_ns: int | None = None
+    """The part in which data could flow.  What is left of the exposed communication was found in no other trace."""
 
 
 class Straggler(msgspec.Struct, kw_only=True):
@@ -195,7 +201,8 @@ class Straggler(msgspec.Struct, kw_only=True):
     late_count: int
     collectives: int
     cause: str
-    """compute, host_bound, data_wait, optimizer_host, checkpoint, exposed_copy, unknown."""
+    """compute, host_bound, data_wait, optimizer_host, checkpoint, exposed_copy, unknown, or exposed_communication: held
+    up in another collective."""
     excess_ns: int
     evidence: str
 
