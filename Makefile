@@ -25,11 +25,13 @@ RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
 
 NVITOP := .tools/nvitop
+HTA := .tools/attribution/hta
+TRACELENS := .tools/attribution/tracelens
 
-.PHONY: help run test check lint fmt bench bench-daemon soak-daemon dashboards tools clean
+.PHONY: help run test check lint fmt bench bench-daemon bench-attribution soak-daemon dashboards tools clean
 
 help: ## Say what can be made
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 run: $(RUN_STAMP) ## Train a small language model with pacecar attached, and show what tuning was worth
 	@exec $(BIN)/python -m pacecar demo $(DEMO_FLAGS)
@@ -51,10 +53,13 @@ fmt: $(DEV_STAMP) ## Format the code and mend what ruff can mend
 	$(BIN)/ruff format .
 
 bench: $(DEV_STAMP) ## Measure what pacecar costs
-	@for bench in $(filter-out %/bench_daemon.py,$(wildcard tests/bench/bench_*.py)); do echo "== $$bench"; $(BIN)/python $$bench || exit; done
+	@for bench in $(filter-out %/bench_daemon.py %/bench_attribution.py,$(wildcard tests/bench/bench_*.py)); do echo "== $$bench"; $(BIN)/python $$bench || exit; done
 
 bench-daemon: $(DEV_STAMP) tools $(NVITOP) ## Measure the daemon against nvitop-exporter and node_exporter
 	@exec $(BIN)/python tests/bench/bench_daemon.py $(BENCH_FLAGS)
+
+bench-attribution: $(DEV_STAMP) $(HTA) $(TRACELENS) ## Measure `pacecar analyze` against HolisticTraceAnalysis and TraceLens
+	@exec $(BIN)/python tests/bench/bench_attribution.py $(BENCH_FLAGS)
 
 soak-daemon: $(DEV_STAMP) ## Run the daemon for 20 minutes while GPUs are lost and return, and watch its memory
 	@exec $(BIN)/python -m pytest -m soak -s tests/monitor/test_soak_daemon.py
@@ -65,6 +70,17 @@ $(NVITOP):
 	@$(NVITOP).new/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) nvitop-exporter \
 	  || { echo "nvitop-exporter cannot be had: that peer will be left out" >&2; rm -rf $(NVITOP).new; }
 	@[ ! -d $(NVITOP).new ] || mv $(NVITOP).new $(NVITOP)
+
+# Venvs of their own again.  HTA 0.5.0 does not say that it cannot do with pandas 3.  TraceLens is AMD's and comes from its
+# repository: PyPI's `tracelens` is somebody else's evaluation of language models.
+$(HTA): PEER := 'HolisticTraceAnalysis==0.5.0' 'pandas<3'
+$(TRACELENS): PEER := 'TraceLens @ git+https://github.com/AMD-AGI/TraceLens'
+$(HTA) $(TRACELENS):
+	@mkdir -p $(@D)
+	@$(PYTHON) -m venv $@.new
+	@$@.new/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) $(PEER) \
+	  || { echo "$(@F) cannot be had: that peer will be left out" >&2; rm -rf $@.new; }
+	@[ ! -d $@.new ] || mv $@.new $@
 
 dashboards: $(RUN_STAMP) ## Generate the dashboards and docs/metrics.md from the catalog
 	$(BIN)/python -m pacecar.dashboards
@@ -78,7 +94,7 @@ clean: ## Remove what was built and installed here; runs/ stays
 $(RUN_STAMP): pyproject.toml constraints.txt
 	@echo "installing pacecar and what the demo needs into $(VENV) (once) ..."
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { rm -rf $(VENV); $(MAKE_VENV); }
-	@$(PIP) -e '.[torch,dashboards,demo]'
+	@$(PIP) -e '.[torch,dashboards,demo,analyze]'
 	@touch $@
 
 # pip learnt --group in 25.1 and a venv of Python 3.11 brings 23.2, so the group is read from pyproject.toml here.

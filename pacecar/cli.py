@@ -10,6 +10,7 @@ stderr and an exit code, never in a traceback:
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -102,6 +103,63 @@ def demo(**options: Any) -> None:  # noqa: ANN401  click's values
     from pacecar.demo.session import run_demo
 
     sys.exit(run_demo(DemoOptions(**options)))
+
+
+@cli.command()
+@click.argument("traces", nargs=-1, type=click.Path(path_type=Path), metavar="TRACE...")
+@click.option("--json", "as_json", is_flag=True, help="Print the whole analysis as one JSON object.")
+@click.option("--steps", metavar="A:B", help="Only the steps A to B, both included; A: and :B leave an end open.")
+@click.option(
+    "--window",
+    type=click.Choice(["trace", "steps", "hta"]),
+    help="From first to last work, the marked steps, or HolisticTraceAnalysis's window.  [default: trace]",
+)
+@click.option(
+    "--compare", nargs=2, type=click.Path(path_type=Path), metavar="A B", help="Compare two traces, or two folders."
+)
+@click.option("--perfetto", type=click.Path(path_type=Path), metavar="OUT", help="Write the ledger as a trace.")
+@click.option("--picture", type=click.Path(path_type=Path), metavar="OUT.svg", help="Draw one step of one trace.")
+@click.option("--step", type=int, metavar="N", help="The step to draw.  [default: the median one]")
+@click.option("--engine", type=click.Choice(["local", "dask"]), default="local", show_default=True)
+@click.option("--dask-address", metavar="ADDR", help="The dask scheduler, for example tcp://10.0.0.1:8786.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Files read at the same time.  [default: one a core]")
+@click.option("-q", "--quiet", "is_quiet", is_flag=True, help="No progress bar.")
+def analyze(traces: tuple[Path, ...], **options: Any) -> None:  # noqa: ANN401  click's values
+    """Say where the time of profiled steps went: traces of torch.profiler, files or folders of them."""
+    if (not traces) == (options["compare"] is None):
+        raise click.UsageError("give traces, or --compare A B")
+    if options["compare"] is not None and (options["picture"] or options["perfetto"]):
+        raise click.UsageError("--compare draws and writes nothing: no --picture and no --perfetto")
+    if options["step"] is not None and options["picture"] is None:
+        raise click.UsageError("--step is the step to draw: it needs --picture (to choose steps: --steps)")
+    if (options["engine"] == "dask") != (options["dask_address"] is not None):
+        raise click.UsageError("--engine dask and --dask-address go together")
+    if options["steps"] is not None and options["window"] in {"trace", "hta"}:
+        raise click.UsageError("--steps chooses steps: it goes with no --window but steps")
+    options["steps"] = _steps(options["steps"])
+    # Its threads are started by numpy's import and spin; nothing here multiplies matrices.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    _need("numpy", "the analysis calculates with numpy", "analyze")
+    if not options["as_json"]:
+        _need("rich", "the tables are drawn with rich (--json does without)", "analyze")
+    from pacecar.profiler.analysis.command import AnalyzeOptions, run_analyze
+
+    sys.exit(run_analyze(AnalyzeOptions(paths=traces, **options)))
+
+
+def _steps(text: str | None) -> tuple[int, int] | None:
+    """Return "3:7" as (3, 7); an open end is as far as numbers go."""
+    if text is None:
+        return None
+    first, colon, last = text.partition(":")
+    try:
+        low = int(first) if first else 0
+        high = (int(last) if last else sys.maxsize) if colon else low
+    except ValueError:
+        low, high = 1, 0
+    if low > high or not (first or last):
+        raise click.UsageError(f"--steps {text}: write A:B, A: or :B with A not above B")
+    return low, high
 
 
 @cli.group()

@@ -23,7 +23,15 @@ from pacecar.profiler.attribution import Work
 from pacecar.profiler.classification import HostRow, classify_device, classify_host, is_closed
 from pacecar.profiler.spans import EMPTY, Intervals, intervals, subtract, union
 
-__all__ = ["Activity", "Reading", "read_rows"]
+__all__ = ["Activity", "Reading", "compute_on_host", "read_rows"]
+
+
+def compute_on_host(operators: Intervals, launches: Intervals, waits: Intervals) -> Intervals:
+    """Return when a CPU job computes: its operators, less the calls that start a collective, less waiting for data.
+
+    `operators` are those of the training threads.  Shared by profiled windows and by traces from files.
+    """
+    return subtract(subtract(union(operators), union(launches)), union(waits))
 
 
 class Activity(Protocol):
@@ -104,8 +112,8 @@ def read_rows(
     work = {kind: intervals(spans) for kind, spans in device.items()}
     if not on_device:
         threads = operators.keys() if training_thread is None else {training_thread} | autograd
-        ran = union(intervals(span for thread in threads for span in operators.get(thread, ())))
-        work[Work.COMPUTE] = subtract(subtract(ran, union(intervals(host[HostRow.LAUNCH]))), waits)
+        ran = intervals(span for thread in threads for span in operators.get(thread, ()))
+        work[Work.COMPUTE] = compute_on_host(ran, intervals(host[HostRow.LAUNCH]), waits)
     work[Work.COMMUNICATION] = intervals([*device[Work.COMMUNICATION], *host[HostRow.WORK]])
     return Reading(
         work={k: v for k, v in work.items() if len(v)},

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["EMPTY", "Intervals", "clip", "covers", "intervals", "length", "subtract", "union"]
+__all__ = ["EMPTY", "Intervals", "clip", "covers", "intervals", "length", "subtract", "total", "union"]
 
 Intervals = NDArray[np.int64]
 """Shape (n, 2): start and end of each row in nanoseconds."""
@@ -32,7 +32,9 @@ def union(rows: Intervals) -> Intervals:
     """Return the instants that any of `rows` covers, as sorted disjoint rows; touching rows become one."""
     if len(rows) == 0:
         return EMPTY
-    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    starts = rows[:, 0]
+    if (starts[1:] < starts[:-1]).any():  # most come in order, and looking is ten times cheaper than sorting
+        rows = rows[np.argsort(starts, kind="stable")]
     reach = np.maximum.accumulate(rows[:, 1])
     opens = np.concatenate(([True], rows[1:, 0] > reach[:-1]))
     closes = np.concatenate((opens[1:], [True]))
@@ -43,12 +45,23 @@ def union(rows: Intervals) -> Intervals:
 def clip(rows: Intervals, start: int, end: int) -> Intervals:
     """Return the parts of `rows` inside [start, end)."""
     cut = np.clip(rows, start, end)
-    return cut[cut[:, 1] > cut[:, 0]]
+    whole = cut[:, 1] > cut[:, 0]
+    return cut if whole.all() else cut[whole]
 
 
 def length(merged: Intervals) -> int:
     """Return how many nanoseconds a union covers."""
     return int((merged[:, 1] - merged[:, 0]).sum())
+
+
+def total(durations: NDArray[np.int64]) -> int:
+    """Return the sum of durations that may overlap: unlike a union's it may be beyond 64 bits, in a broken trace."""
+    if len(durations) and int(durations.max()) > _INT64_MAX // len(durations):
+        return sum(durations.tolist())
+    return int(durations.sum())
+
+
+_INT64_MAX = (1 << 63) - 1
 
 
 def covers(merged: Intervals, instants: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -13,8 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from pacecar.demo.result import WINDOW_STEPS, DecisionOutcome, LedgerSum, Result, Throughput
-from pacecar.demo.wording import HEADING_WORDS, knob_text, ledger_bar, percent, plural
+from pacecar.demo.wording import knob_text
+from pacecar.ledgerbar import ledger_bar
 from pacecar.records import LEDGER_HEADINGS
+from pacecar.wording import HEADING_WORDS, percent, plural
 
 __all__ = ["closing"]
 

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from rich.console import Console, Group
 from rich.text import Text
 
-from pacecar.demo.wording import knob_text, knobs_text, ledger_bar, ledger_legend, percent
+from pacecar.demo.wording import knob_text, knobs_text
+from pacecar.ledgerbar import ledger_bar, ledger_legend
 from pacecar.records import Decision, JobHello, JobRecord, Ledger, StepRecord, TunerStatus, Verdict
+from pacecar.wording import percent
 
 __all__ = ["Progress", "Surroundings", "plain_line", "screen"]
 

@@ -11,8 +11,10 @@ from rich.console import Console, RenderableType
 from pacecar.demo.closing import closing
 from pacecar.demo.progress import RECENT_STEPS, Progress, Surroundings, plain_line, screen
 from pacecar.demo.result import DecisionOutcome, LedgerSum, Losses, RankCount, Result, Throughput
-from pacecar.demo.wording import knob_text, ledger_bar, percent
+from pacecar.demo.wording import knob_text
+from pacecar.ledgerbar import ledger_bar
 from pacecar.records import Decision, Goodbye, JobHello, Knobs, Ledger, StepRecord, TunerStatus, Verdict
+from pacecar.wording import percent
 
 AROUND = Surroundings("20261121T000000Z-abcd", "http://127.0.0.1:9850/metrics", "runs/20261121T000000Z-abcd", "200 s")
 LEDGER = Ledger(

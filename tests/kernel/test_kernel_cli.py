@@ -35,7 +35,7 @@ def test_version_and_help_are_said_on_stdout() -> None:
     assert pacecar("version").stdout == f"pacecar {__version__}\n"
     done = pacecar("--help")
     assert done.returncode == 0
-    for command in ("daemon", "sample", "demo", "dashboards", "version"):
+    for command in ("daemon", "sample", "demo", "analyze", "dashboards", "version"):
         assert command in done.stdout
 
 

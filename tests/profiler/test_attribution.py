@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacecar.profiler.attribution import REST, Cause, Work, attribute, attribute_phases
+from pacecar.profiler.attribution import REST, Cause, Work, attribute, attribute_phases, attribute_windows, charge
 from pacecar.profiler.spans import intervals
-from pacecar.records import Ledger
+from pacecar.records import LEDGER_HEADINGS, Ledger
 
 CELL = 10
 LETTERS = {
@@ -130,3 +130,33 @@ def test_phases_always_add_up_to_the_window(work, phases):
     for ledger in attribute_phases(work, (0, 1000), phases).values():
         total += ledger
     assert total == attribute(work, (0, 1000))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    work_strategy,
+    cause_strategy,
+    st.lists(st.tuples(st.integers(-100, 1100), st.integers(0, 400)).map(lambda p: (p[0], p[0] + p[1])), max_size=6),
+    st.none() | st.tuples(st.integers(0, 500), st.integers(0, 500)).map(lambda p: (p[0], p[0] + p[1])),
+)
+def test_many_windows_in_one_sweep_are_each_window_alone(work, causes, windows, observed):
+    alone = [attribute(work, window, causes=causes, observed=observed or (-100, 1500)) for window in windows]
+    assert attribute_windows(work, windows, causes=causes, observed=observed or (-100, 1500)) == alone
+
+
+@settings(max_examples=60, deadline=None)
+@given(work_strategy, cause_strategy)
+def test_the_timeline_adds_up_to_the_ledger(work, causes):
+    times, headings = charge(work, (0, 1000), causes=causes)
+    assert (times[0], times[-1]) == (0, 1000)
+    assert (np.diff(times) > 0).all()
+    assert (headings[1:] != headings[:-1]).all(), "neighbours differ"
+    parts = dict.fromkeys(LEDGER_HEADINGS, 0)
+    for heading, duration in zip(headings, np.diff(times), strict=True):
+        parts[LEDGER_HEADINGS[heading]] += int(duration)
+    assert parts == attribute(work, (0, 1000), causes=causes).parts()
+
+
+def test_no_window_is_no_ledger_and_an_empty_one_is_all_zeros():
+    assert attribute_windows({}, []) == []
+    assert attribute_windows({Work.COMPUTE: intervals([(0, 9)])}, [(5, 5)]) == [Ledger(wall_ns=0)]

@@ -1,9 +1,10 @@
 """Unions of intervals are exact set algebra: compared with sets of nanoseconds."""
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacecar.profiler.spans import clip, intervals, length, subtract, union
+from pacecar.profiler.spans import clip, intervals, length, subtract, total, union
 
 pairs = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=10).map(intervals)
 
@@ -26,3 +27,8 @@ def test_union_subtract_clip_and_length_are_set_algebra(a, b):
 def test_empty_and_backward_pairs_are_no_intervals():
     assert intervals([(5, 5), (9, 3)]).tolist() == []
     assert length(union(intervals([]))) == 0
+
+
+@given(st.lists(st.integers(0, 1 << 62), max_size=12))
+def test_a_sum_of_durations_is_exact_beyond_64_bits(durations):
+    assert total(np.array(durations, dtype=np.int64)) == sum(durations)

@@ -1,0 +1,51 @@
+"""How are a ledger's numbers written for people?  One place, so that each table, bar and picture says the same thing.
+
+Left out: what needs a terminal and rich (`pacecar.ledgerbar`).
+"""
+
+from __future__ import annotations
+
+from pacecar.records import LEDGER_HEADINGS
+
+__all__ = ["HEADING_COLOURS", "HEADING_GLYPHS", "HEADING_WORDS", "percent", "plural"]
+
+HEADING_WORDS = {
+    "compute": "compute",
+    "exposed_communication": "exposed communication",
+    "exposed_copy": "exposed copy",
+    "data_wait": "data wait",
+    "host_bound": "host-bound",
+    "optimizer_host": "optimizer on host",
+    "checkpoint": "checkpoint",
+    "unknown": "unknown",
+}
+
+HEADING_COLOURS = {
+    "compute": "#009E73",
+    "exposed_communication": "#D55E00",
+    "exposed_copy": "#E69F00",
+    "data_wait": "#56B4E9",
+    "host_bound": "#0072B2",
+    "optimizer_host": "#CC79A7",
+    "checkpoint": "#F0E442",
+    "unknown": "#999999",
+}
+"""Okabe and Ito's palette (2008, "Color Universal Design"), which the colour-blind can tell apart.
+
+The same colours as on the dashboards (`dashboards/palette.py`).
+"""
+
+HEADING_GLYPHS = dict(zip(LEDGER_HEADINGS, "#=+dhok?", strict=True))
+"""For terminals without colour."""
+
+
+def percent(ratio: float | None, *, signed: bool = False) -> str:
+    """Return 0.123 as "12.3 %", and what is missing as a dash."""
+    if ratio is None:
+        return "-"
+    return f"{ratio * 100:+.1f} %" if signed else f"{ratio * 100:.1f} %"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return "1 step", "2 steps"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

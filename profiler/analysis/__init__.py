@@ -1,0 +1,1 @@
+"""What trace files say: ledgers, collectives, late ranks, and what could be gained."""

@@ -1,0 +1,122 @@
+"""What did each kind of collective cost, and how fast was it?
+
+The sum over all communication hides what one can act on: a hundred small all-reduces and one large all-gather are
+different troubles.  So collectives that are alike (operation, size, type, group) are one line.
+
+Bandwidth has two meanings.  *Algorithm* bandwidth is the size over the time; it falls with the number of ranks although
+the links are as busy as before.  *Bus* bandwidth is that times a factor per operation and compares with the links'
+speed; the factors are nccl-tests' (PERFORMANCE.md there).  "Size" is nccl-tests' too: for an all-gather what each rank
+ends up with, for a reduce-scatter what each rank began with.  A kernel's time contains waiting for the last rank, so
+with one rank's trace this is a lower bound; `ranks` takes the waiting out.
+
+Left out: whose fault the waiting was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pacecar.profiler.analysis.report import CollectiveTotal
+from pacecar.profiler.classification import collective_operation
+from pacecar.profiler.spans import Intervals, length, total, union
+from pacecar.profiler.trace.table import NONE, Collective, Trace
+
+__all__ = ["UNNAMED", "bus_bandwidth_factor", "collective_totals", "coverage"]
+
+UNNAMED = "unknown"
+"""The operation of communication that says nothing about itself."""
+
+_RING: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    **dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), lambda n: (n - 1) / n),
+    **dict.fromkeys(("broadcast", "reduce", "send", "recv", "send_recv"), lambda n: 1.0),
+}
+
+
+def bus_bandwidth_factor(operation: str, ranks: int | None) -> float | None:
+    """Return bus over algorithm bandwidth as nccl-tests has it; None when it or the number of ranks is not known.
+
+    One rank alone uses no link: its factor is 0 where the operation depends on the number of ranks.
+    """
+    factor = _RING.get(operation)
+    if factor is None or ranks is None or ranks < 1:
+        return None
+    return factor(ranks)
+
+
+def coverage(merged: Intervals, instants: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return for each instant how many nanoseconds before it the union `merged` covers."""
+    if len(merged) == 0:
+        return np.zeros(len(instants), dtype=np.int64)
+    before = np.concatenate(([0], np.cumsum(merged[:, 1] - merged[:, 0])))
+    at = np.searchsorted(merged[:, 0], instants, side="right")
+    last = np.maximum(at - 1, 0)
+    beyond = np.maximum(merged[last, 1] - instants, 0)  # of the interval that the instant is in
+    return np.where(at > 0, before[at] - beyond, 0)
+
+
+def collective_totals(
+    trace: Trace,
+    spans: Intervals,
+    names: NDArray[np.int32],
+    collectives: NDArray[np.int32],
+    hidden_by: Intervals,
+) -> list[CollectiveTotal]:
+    """Return a line for each kind of collective among the communication rows `spans`, the longest first.
+
+    `names` and `collectives` are the rows' columns of the trace, `hidden_by` the union of compute.
+    """
+    if len(spans) == 0:
+        return []
+    # Equal collectives are kept once in the trace, but those of one kind differ in their sequence number.
+    kinds: dict[tuple[str, int | None, str | None, str | None, int | None], int] = {}
+    pairs, inverse = np.unique(
+        np.where(collectives == NONE, -1 - names.astype(np.int64), collectives), return_inverse=True
+    )
+    kind_of = [kinds.setdefault(_kind(trace, pair), len(kinds)) for pair in pairs.tolist()]
+    kind = np.array(kind_of, dtype=np.int64)[inverse]
+    order = np.argsort(kind, kind="stable")
+    bounds = np.searchsorted(kind[order], np.arange(len(kinds) + 1))
+    totals = [
+        _total(key, spans[order[low:high]], hidden_by)
+        for key, low, high in zip(kinds, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+    ]
+    return sorted(totals, key=lambda line: (-line.duration_ns, line.operation, line.bytes or 0))
+
+
+def _kind(trace: Trace, pair: int) -> tuple[str, int | None, str | None, str | None, int | None]:
+    if pair >= 0:
+        it: Collective = trace.collectives[pair]
+        size = it.group_size if it.group_size is not None else (len(it.ranks) if it.ranks is not None else None)
+        return it.operation, it.bytes, it.dtype, it.group, size
+    return collective_operation(trace.names[-1 - pair]) or UNNAMED, None, None, None, None
+
+
+def _total(
+    key: tuple[str, int | None, str | None, str | None, int | None], spans: Intervals, hidden_by: Intervals
+) -> CollectiveTotal:
+    operation, size, dtype, group, group_size = key
+    durations = spans[:, 1] - spans[:, 0]
+    merged = union(spans)
+    hidden = int((coverage(hidden_by, merged[:, 1]) - coverage(hidden_by, merged[:, 0])).sum())
+    median = int(np.median(durations))
+    algorithm = size * 1e9 / median if size is not None and median > 0 else None
+    factor = bus_bandwidth_factor(operation, group_size)
+    return CollectiveTotal(
+        operation=operation,
+        bytes=size,
+        dtype=dtype,
+        group=group,
+        group_size=group_size,
+        count=len(spans),
+        duration_ns=total(durations),
+        median_ns=median,
+        min_ns=int(durations.min()),
+        max_ns=int(durations.max()),
+        exposed_ns=length(merged) - hidden,
+        algorithm_bandwidth=algorithm,
+        bus_bandwidth=None if algorithm is None or factor is None else algorithm * factor,
+    )

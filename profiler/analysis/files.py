@@ -1,0 +1,75 @@
+"""Which files did the user mean?  Paths as typed in, trace files out, in the order in which people count.
+
+A folder is searched for what torch's profiler and its users call traces (`*.json`, `*.pt.trace.json`, each also `.gz`
+or `.zst`), at any depth.  `rank10` comes after `rank2`.  A file that was named is taken whatever its name is.
+
+Left out: whether a file is a trace; the reader says that.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+__all__ = ["FILES_MAX", "Found", "find_traces", "natural_order", "printable"]
+
+FILES_MAX = 65_536
+"""More ranks than any job has; a folder with more files is a mistake, the root of a disk say."""
+
+_TRACE_NAME = re.compile(r"\.json(?:\.gz|\.zst)?$|\.pt\.trace\.json", re.IGNORECASE)
+
+
+class Found(msgspec.Struct, frozen=True):
+    """The trace files, each once, and a line for every path that led to none."""
+
+    files: tuple[Path, ...]
+    errors: tuple[str, ...]
+
+
+def find_traces(paths: Iterable[Path]) -> Found:
+    """Return the files that `paths` mean; nothing is raised."""
+    files: dict[Path, None] = {}
+    errors: list[str] = []
+    for path in paths:
+        try:
+            if path.is_dir():
+                inside = sorted(_walk(path), key=natural_order)
+                if not inside:
+                    errors.append(f"{printable(path)}: no trace in this folder (*.json, *.json.gz, *.json.zst)")
+                files.update(dict.fromkeys(inside))
+            else:
+                path.stat()
+                files[path] = None
+        except OSError as error:
+            errors.append(f"{printable(path)}: {(error.strerror or str(error)).lower()}")
+    if len(files) > FILES_MAX:
+        errors.append(f"{len(files)} files, more than {FILES_MAX}: the rest is left out")
+    return Found(tuple(files)[:FILES_MAX], tuple(errors))
+
+
+def printable(path: Path) -> str:
+    """Return a path as text that can be written as UTF-8; names on disk are bytes and need not be."""
+    return os.fsencode(path).decode("utf-8", "replace")
+
+
+def natural_order(path: Path) -> list[tuple[int, int, str]]:
+    """Return a key that sorts numbers inside names as numbers."""
+    parts = re.split(r"([0-9]+)", str(path))
+    return [(1, int(part), "") if part.isdecimal() and part.isascii() else (0, 0, part) for part in parts]
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    def refuse(error: OSError) -> None:
+        raise error
+
+    # A folder inside that may not be read is an error, not an empty one; links to folders are not followed.
+    for where, _, names in os.walk(folder, onerror=refuse):
+        for name in names:
+            path = Path(where, name)
+            # Only files: to open a pipe would wait for somebody to write.  One that was named is opened, `<(zcat x)`.
+            if _TRACE_NAME.search(name) and not name.startswith(".") and (path.is_file() or not path.exists()):
+                yield path

@@ -1,0 +1,164 @@
+"""What does a person read first about several ranks?  Who waits for whom, and what the wire can do.
+
+Each rank's own figures stand in one line; the rest is what no single trace can say.  A rank that communicates for long
+looks slow and is not: it waits for one that came late, so its communication is split into waiting and wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from pacecar.ledgerbar import ledger_bar, ledger_legend
+from pacecar.profiler.analysis.quantities import amount, bandwidth, clean, duration, unit_for
+from pacecar.profiler.analysis.report import Clock, CollectiveInstance, Job, RankShare, Straggler, TraceReport
+from pacecar.profiler.analysis.text import BAR_WIDTH_MAX, collectives_table, ladder_table, plain_table
+from pacecar.records import Ledger
+from pacecar.wording import HEADING_WORDS, percent, plural
+
+__all__ = ["job_text"]
+
+RANKS_MAX = 16
+"""Ranks with a line of their own; of more, those that the others waited for longest."""
+
+INSTANCES_MAX = 12
+"""Collectives with a line of their own: those in which the ranks came furthest apart."""
+
+CLOCK_WORDS = {
+    "same_host": "one host, one clock",
+    "collectives": "laid together by the collectives",
+    "wall_clock": "by the hosts' own clocks",
+    "none": "not laid together",
+}
+
+
+def job_text(reports: Sequence[TraceReport], job: Job, console: Console) -> Iterator[RenderableType]:
+    """Yield what is to be printed about the ranks together, in order."""
+    total = Ledger(wall_ns=0)
+    for report in reports:
+        total = total + report.ledger
+    of = f" of {job.world_size}" if job.world_size is not None and len(job.ranks) <= job.world_size else ""
+    yield Text(f"{plural(len(reports), 'trace')}, {len(job.ranks)}{of} ranks", style="bold")
+    backends = dict.fromkeys(report.backend for report in reports if report.backend)
+    gpus = dict.fromkeys(gpu for report in reports for gpu in report.gpus if gpu)
+    yield Text(clean(", ".join((*backends, *gpus))), style="dim", overflow="ellipsis", no_wrap=True)
+    yield Text()
+    width = min(console.width, BAR_WIDTH_MAX)
+    if total.wall_ns > 0:
+        yield ledger_bar(total, width, console)
+        yield from ledger_legend(total, width, console)
+        yield Text()
+    yield _ranks(reports, job, console)
+    yield from _clocks(job.clocks)
+    yield from _stragglers(job.stragglers, job.shares)
+    for part in (
+        collectives_table(job.collectives, console),
+        _instances(job.instances),
+        ladder_table(job.what_if),
+    ):
+        if part is not None:
+            yield Text()
+            yield part
+
+
+def _ranks(reports: Sequence[TraceReport], job: Job, console: Console) -> Table:
+    shares = {share.rank: share for share in job.shares}
+    shown = _ranks_shown(reports, shares)
+    title = "Ranks" if len(shown) == len(reports) else f"Ranks (the {len(shown)} that the others waited for longest)"
+    table = plain_table(title)
+    has_ranks = all(report.rank is not None for report in shown)
+    table.add_column("rank" if has_ranks else "trace", justify="right" if has_ranks else "left", no_wrap=True)
+    for column in ("span", "compute", "exposed", "wait", "wire", "idle", "caused"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    longest = max((report.span_ns for report in shown), default=0)
+    unit = unit_for([longest])
+    if longest >= 1000 * unit.ns:
+        unit = unit._replace(digits=1)
+    for report in shown:
+        share = shares.get(report.rank) if report.rank is not None else None
+        name = str(report.rank) if has_ranks else clean(Path(report.file).name)
+        cells = [report.span_ns, report.compute_ns, report.exposed_communication_ns]
+        cells += [share.wait_ns, share.wire_ns] if share is not None else []
+        texts = [f"{value / unit.ns:.{unit.digits}f}" for value in cells] + ["-"] * (5 - len(cells))
+        texts += [f"{report.idle_ns / unit.ns:.{unit.digits}f}"]
+        texts += [f"{share.caused_wait_ns / unit.ns:.{unit.digits}f}" if share is not None else "-"]
+        width = round(12 * report.span_ns / longest) if longest else 0
+        table.add_row(name, *texts, ledger_bar(report.ledger, width, console))
+    table.caption = (
+        f"in {unit.name}; exposed communication; wait and wire of all of it; caused: what others waited for this rank"
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def _ranks_shown(reports: Sequence[TraceReport], shares: dict[int, RankShare]) -> Sequence[TraceReport]:
+    def order(report: TraceReport) -> tuple[bool, int, str]:
+        return report.rank is None, report.rank if report.rank is not None else 0, report.file
+
+    def caused(report: TraceReport) -> int:
+        share = shares.get(report.rank) if report.rank is not None else None
+        return -share.caused_wait_ns if share is not None else 0
+
+    chosen = sorted(reports, key=lambda report: (caused(report), *order(report)))[:RANKS_MAX]
+    return sorted(chosen, key=order)
+
+
+def _clocks(clocks: Sequence[Clock]) -> Iterator[Text]:
+    methods: dict[str, list[Clock]] = {}
+    for clock in clocks:
+        methods.setdefault(clock.method, []).append(clock)
+    for method, some in methods.items():
+        words = CLOCK_WORDS.get(method, clean(method))
+        residuals = [clock.residual_ns for clock in some if clock.residual_ns is not None]
+        text = f"clocks    {plural(len(some), 'rank')}: {words}"
+        moved = [clock.offset_ns for clock in some if clock.offset_ns]
+        if moved and method == "collectives":
+            text += f", moved by {duration(min(moved))} .. {duration(max(moved))}"
+        if residuals:
+            text += f", residual at most {duration(max(residuals))}"
+        yield Text(text, style="dim")
+
+
+def _stragglers(stragglers: Sequence[Straggler], shares: Sequence[RankShare]) -> Iterator[RenderableType]:
+    if not stragglers:
+        return
+    table = plain_table("Who is late, and why")
+    for column in ("rank", "last in", "others waited", "of all waiting"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("cause", no_wrap=True)
+    worst = sorted(stragglers, key=lambda straggler: -straggler.caused_wait_ns)
+    unit = unit_for([one.caused_wait_ns for one in worst])
+    waited = sum(share.wait_ns for share in shares)
+    for one in worst:
+        share = percent(one.caused_wait_ns / waited) if waited else "-"
+        last = f"{one.late_count} of {one.collectives}"
+        cause = HEADING_WORDS.get(one.cause, clean(one.cause))
+        table.add_row(str(one.rank), last, unit.text(one.caused_wait_ns), share, Text(cause, style="bold"))
+    yield Text()
+    yield table
+    for one in worst:
+        yield Padding(Text(f"rank {one.rank}: {clean(one.evidence)}", style="dim"), (0, 0, 0, 2))
+
+
+def _instances(instances: Sequence[CollectiveInstance]) -> Table | None:
+    if not instances:
+        return None
+    shown = sorted(instances, key=lambda one: -one.skew_ns)[:INSTANCES_MAX]
+    few = len(shown) < len(instances)
+    table = plain_table(f"Collectives, one by one (the {len(shown)} most skewed)" if few else "Collectives, one by one")
+    table.add_column("operation", no_wrap=True, overflow="ellipsis")
+    for column in ("#", "size", "ranks", "last came", "skew", "wire", "bus bw"):
+        table.add_column(column, justify="right", no_wrap=True)
+    skew, wire = unit_for([one.skew_ns for one in shown]), unit_for([one.wire_ns for one in shown])
+    # In time: people read a step from its beginning.
+    for one in sorted(shown, key=lambda one: min((a.start_ns for a in one.arrivals), default=0)):
+        ranks = f"{one.ranks} of {one.ranks + one.ranks_missing}" if one.ranks_missing else str(one.ranks)
+        cells = (f"rank {one.late_rank}", skew.text(one.skew_ns), wire.text(one.wire_ns), bandwidth(one.bus_bandwidth))
+        table.add_row(clean(one.operation), str(one.index), amount(one.bytes), ranks, *cells)
+    return table

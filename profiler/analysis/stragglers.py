@@ -1,0 +1,274 @@
+"""Which rank do the others wait for, and what did it do meanwhile?
+
+The rank with the most communication is not the slow one but the one that waits.  The slow one is the last to come, and
+the waits of all the others are its doing.  So each collective's waiting is charged once, to the rank that came last,
+unless it was late by less than clocks and launches scatter; then it is nobody's.
+
+Why it was late, its own ledger says: between the collective before, which all left together, and this one it spent time
+that the median rank did not. The heading in which its ledger exceeds the median rank's most is the cause.
+
+    rank 0   |=all=|cccc|[wait..........|wire]
+    rank 1   |=all=|cccc|[wait..........|wire]
+    rank 2   |=all=|cccc|hhhhhhhhhhhhhhh|[wire]    late by the h: host_bound
+
+Where no heading explains a quarter of the delay the cause is unknown: the delay came from before the trace, or the rank
+was handed it by another collective (then the heading is exposed_communication, and its partner there is to blame).
+
+Pure: arrivals and charges in, stragglers out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pacecar.profiler.analysis.alignment import OVERLAP_SLACK_NS
+from pacecar.profiler.analysis.arrivals import Arrivals
+from pacecar.profiler.analysis.clocks import Clocks
+from pacecar.profiler.analysis.report import Straggler
+from pacecar.profiler.analysis.single import Charges
+from pacecar.profiler.attribution import Work, attribute_windows
+from pacecar.profiler.trace.table import NONE, WORKS, Trace
+from pacecar.records import LEDGER_HEADINGS, Ledger
+
+__all__ = ["LATE_NS_MIN", "Blame", "find_stragglers"]
+
+LATE_NS_MIN = 20_000
+"""Less is not late: a kernel launch takes about 5 us and equal ranks scatter by a few of them."""
+
+EXPLAINED_RATIO_MIN = 0.25
+"""The part of the delay that a heading must hold to be called its cause."""
+
+SHARE_MIN = 0.02
+"""The part of all blamed waiting from which on a rank is listed."""
+
+STRAGGLERS_MAX = 16
+
+PERMANENT_RATIO_MIN = 0.5
+"""Last in this part of the collectives that anybody was late to: always the same rank, not now this one, now that."""
+
+SAME_WORK_RATIO_MAX = 1.05
+"""Kernel counts that differ by less are the same work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Whose delay cost what, by place in the list of traces.
+
+    `caused_wait_ns` counts each collective's waiting once.  `saved_ns` is how much earlier the job would have been done
+    without this rank's delays, the others staying as late as they were: delays that run side by side count once.
+    """
+
+    caused_wait_ns: NDArray[np.int64]
+    saved_ns: NDArray[np.int64]
+    stragglers: list[Straggler]
+
+
+@dataclass(slots=True)
+class _Record:
+    """What is charged to one rank.
+
+    `chances` are the collectives that it took part in and that somebody came late to; `from_before` those of its late
+    ones before which the traces have no common beginning.
+    """
+
+    caused_wait_ns: int = 0
+    late_count: int = 0
+    collectives: int = 0
+    chances: int = 0
+    lateness_ns: int = 0
+    from_before: int = 0
+    saved_ns: dict[tuple[int, int], int] = field(default_factory=dict)
+    excess_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LEDGER_HEADINGS, 0))
+    kernels: int = 0
+    kernels_median: int = 0
+
+
+class _Stretch(NamedTuple):
+    """What a rank did before one collective: its ledger from the collective before, and the kernels in it."""
+
+    ledger: Ledger
+    kernels: int
+
+
+def find_stragglers(
+    groups: Sequence[Arrivals], clocks: Clocks, traces: Sequence[Trace], charges: Sequence[Charges]
+) -> Blame:
+    """Return what the ranks waited for each other; `charges` are those of `traces`, in their order."""
+    records = [_Record() for _ in traces]
+    late = [_late(group, clocks) for group in groups]
+    before = [_before(index, groups) for index in range(len(groups))]
+    stretches = _stretches(groups, late, before, traces, charges)
+    for index, group in enumerate(groups):
+        for column, place in enumerate(group.group.traces):
+            records[place].collectives += int(group.has[:, column].sum())
+            records[place].chances += int(group.has[late[index], column].sum())
+        for at in late[index].tolist():
+            culprit = group.group.traces[group.late[at]]
+            _charge(records[culprit], group, at, before[index][at])
+            there = {
+                place: stretches[place, index, at] for c, place in enumerate(group.group.traces) if group.has[at, c]
+            }
+            _compare(records[culprit], there.pop(culprit), list(there.values()))
+    return Blame(
+        caused_wait_ns=np.array([record.caused_wait_ns for record in records], dtype=np.int64),
+        saved_ns=np.array([sum(record.saved_ns.values()) for record in records], dtype=np.int64),
+        stragglers=_listed(records, traces),
+    )
+
+
+def _late(group: Arrivals, clocks: Clocks) -> NDArray[np.int64]:
+    """Return the collectives whose last rank came later than ranks scatter and than its clock is uncertain."""
+    mine = [clocks.clocks[place] for place in group.group.traces]
+    # On one clock the residual is how far the data could have told two clocks from one, and not an error of the clock.
+    doubts = [0 if clock.method == "same_host" else clock.residual_ns or 0 for clock in mine]
+    return np.flatnonzero(group.lateness_ns > np.maximum(LATE_NS_MIN, np.array(doubts, dtype=np.int64)[group.late]))
+
+
+def _before(index: int, groups: Sequence[Arrivals]) -> list[tuple[int, int]]:
+    """Return for each collective of a group the last one, as (group, place), that all its ranks had left; else NONEs.
+
+    It may be of another group that holds all these ranks; it is that from which they set out together.
+    """
+    group = groups[index]
+    wanted = group.group.traces
+    best = np.full((len(group.last_ns), 2), NONE, dtype=np.int64)
+    ended = np.full(len(group.last_ns), np.iinfo(np.int64).min)
+    for other, candidate in enumerate(groups):
+        if not set(wanted) <= set(candidate.group.traces):
+            continue
+        columns = [candidate.group.traces.index(place) for place in wanted]
+        full = np.flatnonzero(candidate.has[:, columns].all(axis=1))
+        full = full[np.argsort(candidate.last_ns[full], kind="stable")]
+        count = np.full(len(group.last_ns), len(full))
+        for mine, theirs in enumerate(columns):
+            left = np.maximum.accumulate(candidate.end_ns[full, theirs])
+            found = np.searchsorted(left, group.start_ns[:, mine] + OVERLAP_SLACK_NS, side="right")
+            count = np.where(group.has[:, mine], np.minimum(count, found), count)
+        some = np.flatnonzero(count > 0)
+        last = full[count[some] - 1]
+        end = candidate.end_ns[np.ix_(last, columns)].max(axis=1)
+        later = (end > ended[some]) & ((other != index) | (last != some))
+        ended[some[later]] = end[later]
+        best[some[later]] = np.stack((np.full(int(later.sum()), other), last[later]), axis=1)
+    return [(int(a), int(b)) for a, b in best]
+
+
+def _stretches(
+    groups: Sequence[Arrivals],
+    late: Sequence[NDArray[np.int64]],
+    before: Sequence[Sequence[tuple[int, int]]],
+    traces: Sequence[Trace],
+    charges: Sequence[Charges],
+) -> dict[tuple[int, int, int], _Stretch]:
+    """Return by (trace, group, collective) what each rank did before each collective that somebody was late to."""
+    windows: dict[int, list[tuple[int, int]]] = {}
+    keys: dict[int, list[tuple[int, int, int]]] = {}
+    for index, group in enumerate(groups):
+        for at in late[index].tolist():
+            other, previous = before[index][at]
+            for column, place in enumerate(group.group.traces):
+                if not group.has[at, column]:
+                    continue
+                start = int(group.group.start_ns[at, column])
+                if other == NONE:
+                    since = traces[place].start_ns
+                else:
+                    theirs = groups[other].group
+                    since = int(theirs.end_ns[previous, theirs.traces.index(place)])
+                windows.setdefault(place, []).append((min(start if since is None else since, start), start))
+                keys.setdefault(place, []).append((place, index, at))
+    found: dict[tuple[int, int, int], _Stretch] = {}
+    for place, some in windows.items():
+        mine, rows = charges[place], traces[place].device
+        ledgers = attribute_windows(mine.work, some, causes=mine.causes, observed=mine.observed)
+        starts = np.sort(rows.start_ns[rows.work == WORKS.index(Work.COMPUTE)])
+        inside = np.searchsorted(starts, np.array(some, dtype=np.int64))
+        counts = (inside[:, 1] - inside[:, 0]).tolist()
+        found |= {
+            key: _Stretch(*told) for key, told in zip(keys[place], zip(ledgers, counts, strict=True), strict=True)
+        }
+    return found
+
+
+def _charge(record: _Record, group: Arrivals, at: int, before: tuple[int, int]) -> None:
+    record.late_count += 1
+    record.caused_wait_ns += int(group.wait_ns[at].sum())
+    record.lateness_ns += int(group.lateness_ns[at])
+    record.from_before += before[0] == NONE
+    start = group.start_ns[at][group.has[at]]
+    saved = int(group.last_ns[at]) - int(np.sort(start)[-2])
+    # Collectives that set out from the same one run side by side: their delays are one delay.
+    record.saved_ns[before] = max(record.saved_ns.get(before, 0), saved)
+
+
+def _compare(record: _Record, mine: _Stretch, others: Sequence[_Stretch]) -> None:
+    """Add to `record` by how much each heading of its stretch exceeds the median of the others'."""
+    for heading, value in mine.ledger.parts().items():
+        record.excess_ns[heading] += value - _median([other.ledger.parts()[heading] for other in others])
+    record.kernels += mine.kernels
+    record.kernels_median += _median([other.kernels for other in others])
+
+
+def _median(values: Sequence[int]) -> int:
+    return sorted(values)[len(values) // 2]
+
+
+def _listed(records: Sequence[_Record], traces: Sequence[Trace]) -> list[Straggler]:
+    total = sum(record.caused_wait_ns for record in records)
+    order = sorted(range(len(records)), key=lambda place: -records[place].caused_wait_ns)
+    listed = []
+    for place in order[:STRAGGLERS_MAX]:
+        record, rank = records[place], traces[place].rank
+        if record.caused_wait_ns > 0 and record.caused_wait_ns >= SHARE_MIN * total and rank is not None:
+            listed.append(_straggler(rank, record, total))
+    return listed
+
+
+def _straggler(rank: int, record: _Record, total: int) -> Straggler:
+    heading, excess = max(record.excess_ns.items(), key=lambda item: item[1])
+    is_explained = excess >= EXPLAINED_RATIO_MIN * record.lateness_ns
+    cause, excess = (heading, excess) if is_explained else ("unknown", record.lateness_ns)
+    return Straggler(
+        rank=rank,
+        caused_wait_ns=record.caused_wait_ns,
+        late_count=record.late_count,
+        collectives=record.collectives,
+        cause=cause,
+        excess_ns=excess,
+        evidence=f"{_pattern(record, total)}; {_reason(record, heading, is_explained=is_explained)}",
+    )
+
+
+def _pattern(record: _Record, total: int) -> str:
+    often = "again and again" if record.late_count >= PERMANENT_RATIO_MIN * record.chances else "in turn with others"
+    return (
+        f"late {often}: last by more than {LATE_NS_MIN // 1000} us in {record.late_count} of the {record.chances}"
+        f" collectives that anybody was late to, by {_ms(record.lateness_ns / record.late_count)} ms on average,"
+        f" {record.caused_wait_ns / total:.0%} of all waiting for late ranks"
+    )
+
+
+def _reason(record: _Record, heading: str, *, is_explained: bool) -> str:
+    before = record.from_before
+    first = f" ({before} of them had no common beginning in these traces)" if before else ""
+    if not is_explained:
+        least = f"the most is {_ms(record.excess_ns[heading])} ms of {heading}"
+        return f"its ledgers before do not exceed the median rank's by as much ({least}){first}"
+    text = f"before them {_ms(record.excess_ns[heading])} ms more {heading} than the median rank{first}"
+    if heading == "exposed_communication":
+        return text + ": other collectives held it up"
+    if heading != "compute" or not record.kernels_median:
+        return text
+    counts = f"{record.kernels} kernels against {record.kernels_median}"
+    if record.kernels > SAME_WORK_RATIO_MAX * record.kernels_median:
+        return f"{text}: it had more to do, {counts}"
+    return f"{text}: the same work took longer, {counts}"
+
+
+def _ms(nanoseconds: float) -> str:
+    return f"{nanoseconds / 1e6:.3f}"

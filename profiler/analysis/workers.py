@@ -1,0 +1,138 @@
+"""How are many files read at the same time?  One process for each file, at most so many at once.
+
+A pool of workers that live on is the obvious answer and the wrong one: a worker that the kernel kills for memory takes
+the pool and all its files along, and one that lives keeps the memory of its largest file.  A process that ends
+with its file gives everything back, and what kills it kills one file.  Starting one is cheap, because all are forked
+from a server that has the libraries loaded already and no threads.
+
+A file whose process was killed while others ran is tried once more alone: it may only have been too much together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+
+from pacecar.profiler.analysis.engine import Answer, Task, read_one
+from pacecar.profiler.trace.table import TraceWarning
+
+__all__ = ["Advance", "run_in_processes"]
+
+Advance = Callable[[int, int, int | None], None]
+"""Called with a task's index, bytes done and bytes in all."""
+
+PROGRESS_SECONDS = 0.1
+"""How often a worker says how far it is."""
+
+JOIN_SECONDS_MAX = 5.0
+"""What a process that has answered may take to end; it only frees memory."""
+
+_PRELOADED = [
+    "pacecar.profiler.analysis.workers",
+    "pacecar.profiler.analysis.single",
+    "pacecar.profiler.trace.reader",
+]
+
+
+@dataclass(slots=True)
+class _Running:
+    index: int
+    process: ForkServerProcess
+    pipe: Connection
+    had_company: bool
+
+
+def run_in_processes(
+    tasks: Sequence[Task], order: Sequence[int], jobs: int, advance: Advance, work: Callable[..., Answer] = read_one
+) -> Iterator[tuple[int, Answer]]:
+    """Yield each task's index and answer as they come, at most `jobs` at a time, taken up in `order`."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    waiting = deque(order)
+    alone: deque[int] = deque()
+    running: dict[Connection, _Running] = {}
+
+    def start(index: int) -> None:
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_work, args=(tasks[index], theirs, work), daemon=True)
+        process.start()
+        theirs.close()
+        running[ours] = _Running(index, process, ours, bool(running))
+        for other in running.values():
+            other.had_company |= len(running) > 1
+
+    try:
+        while waiting or alone or running:
+            while waiting and len(running) < jobs:
+                start(waiting.popleft())
+            if not running:
+                start(alone.popleft())
+            for pipe in wait(list(running)):
+                assert isinstance(pipe, Connection)
+                message = _receive(pipe)
+                one = running[pipe]
+                if isinstance(message, tuple):
+                    advance(one.index, *message)
+                    continue
+                del running[pipe]
+                code = _end(one)
+                if message is None and code == -signal.SIGKILL and one.had_company:
+                    alone.append(one.index)
+                    continue
+                yield one.index, message or Answer(error=_obituary(tasks[one.index], code))
+    finally:
+        for one in running.values():
+            one.process.kill()
+        for one in running.values():
+            _end(one)
+
+
+def _work(task: Task, pipe: Connection, work: Callable[..., Answer]) -> None:
+    # Ctrl-C goes to the whole group; the parent ends us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    last = time.monotonic()
+
+    def progress(done: int, total: int | None) -> None:
+        nonlocal last
+        if time.monotonic() - last >= PROGRESS_SECONDS:
+            last = time.monotonic()
+            pipe.send((done, total))
+
+    with contextlib.suppress(BrokenPipeError):  # the parent is gone and so is the question
+        pipe.send(work(task, progress))
+
+
+def _receive(pipe: Connection) -> Answer | tuple[int, int | None] | None:
+    """Return what the worker said, None when it died before it had said it all."""
+    try:
+        message: Answer | tuple[int, int | None] = pipe.recv()
+    except (EOFError, OSError):
+        return None
+    return message
+
+
+def _end(one: _Running) -> int | None:
+    """Close what belongs to a process and return its exit code."""
+    one.pipe.close()
+    one.process.join(JOIN_SECONDS_MAX)
+    if one.process.exitcode is None:
+        one.process.kill()
+        one.process.join()
+    code = one.process.exitcode
+    one.process.close()
+    return code
+
+
+def _obituary(task: Task, code: int | None) -> TraceWarning:
+    if code == -signal.SIGKILL:
+        return TraceWarning("worker_died", f"{task.path}: its process was killed, probably for want of memory")
+    if code is not None and code < 0:
+        return TraceWarning("worker_died", f"{task.path}: its process died of {signal.Signals(-code).name}")
+    return TraceWarning("worker_died", f"{task.path}: its process ended with exit code {code} and no answer")

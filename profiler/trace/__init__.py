@@ -1,0 +1,1 @@
+"""Trace files in, columns out."""

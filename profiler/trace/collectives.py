@@ -1,0 +1,151 @@
+"""What did this collective move, and between whom?
+
+Its kernel's name says half of it at best: NCCL's point-to-point kernel is called SendRecv whether it is a send, a
+pipeline's exchange or an all-to-all.  torch says the rest, in three ways, by its age:
+
+    2.2 and later     the kernel's own arguments ("Collective name", "In msg nelems", ...)
+    2.1 to 2.2        only the host row `record_param_comms` that the kernel is linked to has these arguments
+    1.8 to 2.0        the annotation `nccl:all_to_all` around the launch has the shapes ("Input Dims"), if recorded
+
+Pure.  Left out: which kernel belongs to which row (`links`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import lru_cache
+
+import msgspec
+
+from pacecar.profiler.classification import collective_operation, function_name
+from pacecar.profiler.trace.events import Args
+from pacecar.profiler.trace.table import Collective
+
+__all__ = ["from_annotation", "from_kernel", "from_metadata", "operation_of", "tensors"]
+
+ELEMENT_BYTES = {
+    **dict.fromkeys(("Byte", "Char", "Bool", "QInt8", "QUInt8", "Bits8"), 1),
+    **dict.fromkeys(("Float8_e5m2", "Float8_e4m3fn", "Float8_e5m2fnuz", "Float8_e4m3fnuz", "Float8_e8m0fnu"), 1),
+    **dict.fromkeys(("Half", "BFloat16", "Short", "UInt16", "Bits16"), 2),
+    **dict.fromkeys(("Float", "Int", "UInt32", "ComplexHalf", "QInt32"), 4),
+    **dict.fromkeys(("Double", "Long", "UInt64", "ComplexFloat"), 8),
+    "ComplexDouble": 16,
+}
+"""Bytes of an element by the names of c10/core/ScalarType.h.  Two 4-bit values share a byte; they are not here."""
+
+_C_TYPES = {
+    "float": "Float",
+    "double": "Double",
+    "int": "Int",
+    "long": "Long",
+    "long int": "Long",
+    "long long": "Long",
+    "short": "Short",
+    "short int": "Short",
+    "signed char": "Char",
+    "unsigned char": "Byte",
+    "bool": "Bool",
+    "unsigned short": "UInt16",
+    "unsigned int": "UInt32",
+    "unsigned long": "UInt64",
+    "c10::complex<float>": "ComplexFloat",
+    "c10::complex<double>": "ComplexDouble",
+}
+"""How "Input type" spells them: C++'s names of types; others are "c10::" and the name above."""
+
+_WORDS = (
+    ("all_reduce", "allreduce"),
+    ("reduce_scatter", "reducescatter"),
+    ("all_gather", "allgather"),
+    ("all_to_all", "alltoall"),
+    ("send_recv", "sendrecv"),
+    ("broadcast", "broadcast"),
+    ("scatter", "scatter"),
+    ("gather", "gather"),
+    ("reduce", "reduce"),
+    ("barrier", "barrier"),
+    ("send", "send"),
+    ("recv", "recv"),
+)
+"""First hit wins: torch writes `_allgather_base`, `all_gather_into_tensor_coalesced`, `allreduce_sparse`, ..."""
+
+_NO_LETTER = re.compile(r"[^a-z]")
+
+TENSORS_MAX = 4096
+"""Shapes of one call that are looked at."""
+
+
+@lru_cache(maxsize=4096)
+def operation_of(word: str) -> str:
+    """Return the normalized operation of torch's word for it, or the word itself (`coalesced`, `wait`)."""
+    stem = word.lower().rpartition(":")[2].strip()
+    letters = _NO_LETTER.sub("", stem)
+    if "isend" in letters and "irecv" in letters:
+        return "send_recv"
+    return next((operation for operation, part in _WORDS if part in letters), stem)
+
+
+def from_metadata(args: Args) -> Collective:
+    """Return the collective that these arguments describe; `args.operation` is not None."""
+    size = ELEMENT_BYTES.get(args.dtype or "")
+    counts = [count for count in (args.elements_in, args.elements_out) if count is not None]
+    return Collective(
+        operation=operation_of(args.operation or ""),
+        bytes=None if size is None or not counts else max(counts) * size,
+        dtype=args.dtype,
+        group=args.group,
+        group_size=args.group_size,
+        ranks=_ranks(args),
+        sequence=args.sequence,
+    )
+
+
+def _ranks(args: Args) -> tuple[int, ...] | None:
+    """Return the global ranks: as listed, or from start and stride where the list was cut short."""
+    listed = (args.ranks or "").strip().strip("[]")
+    if listed and "..." not in listed:
+        ranks = [part.strip() for part in listed.split(",")]
+        return tuple(int(rank) for rank in ranks) if all(rank.isdecimal() for rank in ranks) else None
+    start, stride, size = args.rank_start, args.rank_stride, args.group_size
+    if start is None or stride is None or size is None or start < 0 or stride < 1 or not 0 < size <= TENSORS_MAX * 256:
+        return None
+    return tuple(range(start, start + stride * size, stride))
+
+
+def from_annotation(name: str, args: Args) -> Collective:
+    """Return the collective of a row like `nccl:all_reduce`, whose inputs are its tensors.
+
+    What the larger of input and output is follows from the input for all operations but the gathering ones.
+    """
+    operation = operation_of(name)
+    moved = tensors(args)
+    dtypes = {dtype for dtype, _ in moved}
+    total = sum(size for _, size in moved)
+    is_known = bool(moved) and operation not in ("all_gather", "gather", "coalesced")
+    return Collective(
+        operation=operation, bytes=total if is_known else None, dtype=dtypes.pop() if len(dtypes) == 1 else None
+    )
+
+
+def from_kernel(name: str) -> Collective:
+    """Return what the name of a communication kernel says; a name that does not say it stands for itself."""
+    return Collective(operation=collective_operation(name) or function_name(name))
+
+
+def tensors(args: Args) -> list[tuple[str, int]]:
+    """Return the type and bytes of each tensor in "Input Dims" and "Input type", empty when they were not recorded."""
+    try:
+        shapes = msgspec.json.decode(args.shapes) if len(bytes(args.shapes)) else []
+        types = msgspec.json.decode(args.types) if len(bytes(args.types)) else []
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return []
+    if not isinstance(shapes, list) or not isinstance(types, list):
+        return []
+    found = []
+    for shape, word in zip(shapes[:TENSORS_MAX], types, strict=False):
+        dtype = _C_TYPES.get(word, word.removeprefix("c10::")) if isinstance(word, str) else ""
+        size = ELEMENT_BYTES.get(dtype)
+        if size is not None and isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 48 for n in shape):
+            found.append((dtype, min(math.prod(shape[:16]) * size, (1 << 62))))
+    return found

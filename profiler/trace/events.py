@@ -1,0 +1,228 @@
+"""What of one event is worth decoding?
+
+Decoding everything costs three times as much as what is needed here.  So the types below name what is needed, and the
+decoder steps over the rest without making objects of it.  They are strict, because that is what makes them fast; an
+event that does not fit (a time in quotes, arguments that are null, a stream in words) is decoded without types and put
+right by `event_of`, so that it costs time and not its row.
+
+Left out: which events become rows (`rows`) and where one ends and the next begins (`document`).
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+from typing import Any, Literal, Union
+
+import msgspec
+
+from pacecar.profiler.trace.table import NONE
+
+__all__ = ["KNOWN_EVENTS", "Args", "DigitEvent", "Event", "KnownEvent", "decimal_of", "event_of", "value_end"]
+
+NUMBER_MAX = (1 << 63) - 1
+"""What fits a column."""
+
+
+_OTHER_PHASES = ("", *"MsftiIBEbenCPNODRcvVS(),")
+"""Chrome's phases but "X", which is a complete event (Trace Event Format)."""
+
+Category = Literal[
+    "",
+    "Trace",
+    "ac2g",
+    "async",
+    "async_cpu_to_gpu",
+    "collective_comm",
+    "cpu_instant_event",
+    "cpu_op",
+    "cuda_driver",
+    "cuda_event",
+    "cuda_runtime",
+    "cuda_sync",
+    "fwdbwd",
+    "gpu_memcpy",
+    "gpu_memset",
+    "gpu_user_annotation",
+    "hip_runtime",
+    "kernel",
+    "mtia_ccp_events",
+    "mtia_runtime",
+    "overhead",
+    "privateuse1_driver",
+    "privateuse1_runtime",
+    "python_function",
+    "user_annotation",
+    "xpu_driver",
+    "xpu_runtime",
+    "Kernel",
+    "Memcpy",
+    "Memset",
+    "Operator",
+    "Runtime",
+]
+"""What kineto has called rows since torch 1.8; others are decoded more slowly."""
+
+
+class Args(msgspec.Struct, frozen=True, gc=False):
+    """The arguments that say where a row ran, what launched it and, of a collective, what it moved.
+
+    The names of the latter are those of torch/csrc/distributed/c10d/ParamCommsUtils.hpp.
+    """
+
+    correlation: int = NONE
+    external_id: int = msgspec.field(name="External id", default=NONE)
+    device: int = NONE
+    stream: int = NONE
+    operation: str | None = msgspec.field(name="Collective name", default=None)
+    elements_in: int | None = msgspec.field(name="In msg nelems", default=None)
+    elements_out: int | None = msgspec.field(name="Out msg nelems", default=None)
+    dtype: str | None = None
+    group: str | None = msgspec.field(name="Process Group Name", default=None)
+    group_size: int | None = msgspec.field(name="Group size", default=None)
+    ranks: str | None = msgspec.field(name="Process Group Ranks", default=None)
+    rank_start: int | None = msgspec.field(name="Global rank start", default=None)
+    rank_stride: int | None = msgspec.field(name="Global rank stride", default=None)
+    sequence: int | None = msgspec.field(name="Seq", default=None)
+    shapes: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())
+    types: msgspec.Raw = msgspec.field(name="Input type", default=msgspec.Raw())
+
+
+NO_ARGS = Args()
+NO_DIGITS = msgspec.Raw()
+
+_FIELDS = [(field.name, field.encode_name) for field in msgspec.structs.fields(Args)]
+_RAW = frozenset({"shapes", "types"})
+_TEXTS = frozenset({"operation", "dtype", "group", "ranks"})
+
+
+class KnownEvent(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
+    """One complete event whose category is among those that are known; `ts` and `dur` in microseconds.
+
+    A literal costs no new string: a seventh of all time in decoding.
+    """
+
+    name: str = ""
+    cat: Category = ""
+    pid: int | str = ""
+    tid: int | str = ""
+    ts: int | float | None = None
+    dur: int | float | None = None
+    args: Args = NO_ARGS
+
+
+_OTHERS = [
+    msgspec.defstruct(f"Phase{index}", (), gc=False, frozen=True, tag_field="ph", tag=phase)
+    for index, phase in enumerate(_OTHER_PHASES)
+]
+
+KNOWN_EVENTS: Any = list[Union[(KnownEvent, *_OTHERS)]]  # type: ignore[valid-type]
+"""What is decoded first.  Events of other phases (four in ten: arrows, counters, names of threads) are stepped over: of
+them there is nothing but that they were there, and that is a fifth of all time in decoding."""
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event of any category."""
+
+    ph: str = ""
+    name: str = ""
+    cat: str = ""
+    pid: int | str = ""
+    tid: int | str = ""
+    ts: int | float | None = None
+    dur: int | float | None = None
+    args: Args = NO_ARGS
+
+
+class DigitEvent(msgspec.Struct, gc=False):
+    """One event whose times are kept as their digits, with quotes where it has them; empty for none."""
+
+    ph: str = ""
+    name: str = ""
+    cat: str = ""
+    pid: int | str = ""
+    tid: int | str = ""
+    ts: msgspec.Raw = NO_DIGITS
+    dur: msgspec.Raw = NO_DIGITS
+    args: Args = NO_ARGS
+
+
+def decimal_of(text: str) -> Decimal | None:
+    """Return the number that `text` spells, None when its exponent is beyond what a Decimal holds."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return None
+
+
+_TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
+
+
+def value_end(error: Exception) -> int | None:
+    """Return where the value ends that a decoder read before it met more, None if that was not its trouble.
+
+    msgspec says so in its message only (0.18 to 0.22: the place of the first letter too many, counted from one).
+    """
+    found = _TRAILING.search(str(error))
+    return None if found is None else int(found[1]) - 1
+
+
+def event_of(members: dict[str, Any]) -> DigitEvent:
+    """Return the event that was decoded without types, with what can be read as the right type as that type."""
+    given = members.get("args")
+    args = given if isinstance(given, dict) else {}
+    values: dict[str, Any] = {}
+    for name, key in _FIELDS:
+        value = args.get(key)
+        if value is None:
+            continue
+        if name in _RAW:
+            values[name] = _raw(value)
+        elif name in _TEXTS:
+            values[name] = _text(value)
+        elif (number := _whole(value)) is not None:
+            values[name] = number
+    return DigitEvent(
+        ph=_text(members.get("ph")),
+        name=_text(members.get("name")),
+        cat=_text(members.get("cat")),
+        pid=_identity(members.get("pid")),
+        tid=_identity(members.get("tid")),
+        ts=_digits(members.get("ts")),
+        dur=_digits(members.get("dur")),
+        args=Args(**values),
+    )
+
+
+def _raw(value: object) -> msgspec.Raw:
+    try:
+        return msgspec.Raw(msgspec.json.encode(value))
+    except (ValueError, OverflowError, RecursionError, UnicodeEncodeError):  # an integer beyond 64 bits, half a letter
+        return msgspec.Raw()
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else "" if value is None else str(value)
+
+
+def _identity(value: object) -> int | str:
+    return value if isinstance(value, int) and not isinstance(value, bool) else _text(value)
+
+
+def _digits(value: object) -> msgspec.Raw:
+    if value is None or isinstance(value, bool | list | dict):
+        return NO_DIGITS
+    return msgspec.Raw(str(value).encode("utf-8", "replace"))
+
+
+def _whole(value: object) -> int | None:
+    """Return the whole number that `value` is or spells; None when it does not fit a column."""
+    number: int | None = None
+    if isinstance(value, str):
+        number = int(value) if value.isascii() and value.isdigit() and len(value) < 20 else None
+    elif isinstance(value, Decimal):
+        is_small = value.is_finite() and value.adjusted() < 19  # before any sum with it, which may overflow
+        number = int(value) if is_small and value == int(value) else None
+    elif isinstance(value, int) and not isinstance(value, bool):
+        number = value
+    return number if number is not None and abs(number) <= NUMBER_MAX else None

@@ -1,0 +1,159 @@
+"""Whose trace is this?
+
+The header says: rank, world size, devices, where the clock begins.  But torch writes it before, behind or on both sides
+of the events, users edit it, and it is the first thing that a cut file loses.  So each member is read by itself, and
+one that is broken costs only itself.  Where the header has no rank the file's name may, which is said.
+
+Left out: the events.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pacecar.profiler.trace.events import value_end
+from pacecar.profiler.trace.notes import Notes
+
+__all__ = ["Header", "read_header"]
+
+RANK_MAX = 1 << 24
+"""No job has more ranks; a number beyond is no rank."""
+
+_FILE_RANK = re.compile(
+    r"(?:^|[^a-z])rank[-_=]?(\d{1,8})(?!\d)|(?:^|[^a-z])worker[-_]?(\d{1,8})(?=[-_.])", re.IGNORECASE
+)
+_MALFORMED = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+
+
+class _Members(msgspec.Struct):
+    """The members that say something, undecoded; one of the wrong type then costs only itself."""
+
+    distributedInfo: msgspec.Raw = msgspec.Raw()  # noqa: N815 (the file's names)
+    deviceProperties: msgspec.Raw = msgspec.Raw()  # noqa: N815
+    baseTimeNanoseconds: msgspec.Raw = msgspec.Raw()  # noqa: N815
+    hostname: msgspec.Raw = msgspec.Raw()
+    host_name: msgspec.Raw = msgspec.Raw()
+    host: msgspec.Raw = msgspec.Raw()
+
+
+@dataclass(slots=True)
+class Header:
+    """What the members around the events say; `groups` are the global ranks of process groups by name."""
+
+    rank: int | None = None
+    world_size: int | None = None
+    backend: str | None = None
+    host: str | None = None
+    gpus: tuple[str, ...] = ()
+    wall_offset_ns: int | None = None
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+def read_header(before: bytes, after: bytes, path: Path, notes: Notes) -> Header:
+    """Return what the bytes before and after the events say, and the name of the file where they do not."""
+    members: dict[str, Any] = {}
+    for place, text in (("before", _closed(before)), ("after", _opened(after))):
+        members |= _decode(text, place, notes)
+    header = Header()
+    distributed = members.get("distributedInfo")
+    if isinstance(distributed, dict):
+        header.rank = _whole(distributed.get("rank"), RANK_MAX)
+        header.world_size = _whole(distributed.get("world_size"), RANK_MAX)
+        backend = distributed.get("backend")
+        header.backend = backend if isinstance(backend, str) and backend else None
+        header.groups = _groups(distributed.get("pg_config"))
+    devices = members.get("deviceProperties")
+    if isinstance(devices, list):
+        header.gpus = tuple(str(device.get("name", "")) for device in devices if isinstance(device, dict))
+    hosts = (members.get(name) for name in ("hostname", "host_name", "host"))
+    header.host = next((host for host in hosts if isinstance(host, str) and host), None)
+    header.wall_offset_ns = _whole(members.get("baseTimeNanoseconds"), 1 << 62)
+    if header.rank is None and (found := _FILE_RANK.search(path.name)):
+        header.rank = int(found[1] or found[2])
+        notes.add("rank_from_name", f"no rank in the trace; its file's name says {header.rank}")
+    return header
+
+
+def _closed(before: bytes) -> bytes:
+    """Return the members before the events as an object of their own."""
+    text = before.rstrip().removesuffix(b",")
+    return text + b"}" if text.strip() else b""
+
+
+def _opened(after: bytes) -> bytes:
+    """Return the members after the events as an object of their own."""
+    text = after.strip()
+    return b"{" + text.removeprefix(b",") if text.startswith(b",") else b""
+
+
+def _decode(text: bytes, place: str, notes: Notes) -> dict[str, Any]:
+    """Return the members in `text` that are sound; what follows the object is noted."""
+    if not text:
+        return {}
+    try:
+        raw = msgspec.json.decode(text, type=_Members)
+    except _MALFORMED as error:
+        end = value_end(error)
+        if end:
+            notes.add("trailing_data", f"{len(text) - end} bytes follow the trace")
+            return _decode(text[:end], place, notes)
+        notes.add("header_unreadable", f"the members {place} the events are no JSON: {error}")
+        return _rescue(text)
+    found = {}
+    for name in raw.__struct_fields__:
+        value = getattr(raw, name)
+        if bytes(value):
+            try:
+                found[name] = msgspec.json.decode(value)
+            except _MALFORMED as error:
+                notes.add("header_unreadable", f"{name}: {error}")
+    return found
+
+
+def _rescue(text: bytes) -> dict[str, Any]:
+    """Return the members that decode alone although the object around them does not."""
+    found = {}
+    for name in _Members.__struct_fields__:
+        key = re.search(rb'"%s"\s*:\s*' % name.encode(), text)
+        if key is not None:
+            try:
+                found[name] = _first_value(text[key.end() :])
+            except _MALFORMED:
+                continue
+    return found
+
+
+def _first_value(text: bytes) -> object:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        end = value_end(error)
+        if not end:
+            raise
+        return msgspec.json.decode(text[:end])
+
+
+def _groups(config: object) -> dict[str, tuple[int, ...]]:
+    """Return the ranks of each group that lists all of them."""
+    groups = {}
+    for group in config if isinstance(config, list) else ():
+        if not isinstance(group, dict) or not isinstance(group.get("pg_name"), str | int):
+            continue
+        ranks = group.get("ranks")
+        if isinstance(ranks, list) and ranks and all(type(rank) is int and 0 <= rank < RANK_MAX for rank in ranks):
+            size = group.get("pg_size", len(ranks))
+            if size == len(ranks):
+                groups[str(group["pg_name"])] = tuple(ranks)
+    return groups
+
+
+def _whole(value: object, limit: int) -> int | None:
+    """Return a whole number below `limit`, also one in quotes."""
+    if isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) < 20:
+        value = int(value)
+    return value if type(value) is int and 0 <= value < limit else None

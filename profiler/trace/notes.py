@@ -1,0 +1,29 @@
+"""What was odd in a trace, counted.
+
+A list of every odd event would be as long as a broken file.  So each kind of oddity is one warning, with how often it
+came and where it came first.
+"""
+
+from __future__ import annotations
+
+from pacecar.profiler.trace.table import TraceWarning
+
+__all__ = ["Notes"]
+
+
+class Notes:
+    """Warnings by code, in the order in which they first came."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._messages: dict[str, str] = {}
+
+    def add(self, code: str, message: str, count: int = 1) -> None:
+        """Count `code`; the first message stays."""
+        if count:
+            self._counts[code] = self._counts.get(code, 0) + count
+            self._messages.setdefault(code, message)
+
+    def warnings(self) -> tuple[TraceWarning, ...]:
+        """Return one warning a code."""
+        return tuple(TraceWarning(code, self._messages[code], count) for code, count in self._counts.items())

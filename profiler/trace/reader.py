@@ -1,0 +1,128 @@
+"""How is a trace file read?
+
+    file -> source -> document -> rows -> columns of one Trace
+            bytes     events      numbers
+
+`json.load` needs fifty times the file in memory and a second for ten megabytes.  Here the file passes by in pieces, and
+what stays is bounded by the rows kept, not by the file.  A file that is damaged gives what came before the damage, with
+a warning that says where; what is no trace at all raises one error that says why.
+
+Left out: what the rows add up to (`pacecar.profiler.analysis`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from pacecar.profiler.trace.build import device_rows, host_rows
+from pacecar.profiler.trace.document import Document
+from pacecar.profiler.trace.header import Header, read_header
+from pacecar.profiler.trace.notes import Notes
+from pacecar.profiler.trace.rows import Numbers, Rows
+from pacecar.profiler.trace.source import Source, TraceError
+from pacecar.profiler.trace.table import NONE, Collective, DeviceRows, HostKind, HostRows, StepMark, Trace
+from pacecar.profiler.trace.times import ImpreciseTimesError
+
+__all__ = ["TraceError", "read_trace"]
+
+_STEP = "ProfilerStep#"
+
+
+def read_trace(path: Path, *, progress: Callable[[int, int | None], None] | None = None) -> Trace:
+    """Return the trace in `path`: Chrome JSON as kineto writes it, plain, gzip or zstd (told by its first bytes).
+
+    `progress` is called with the bytes of the file that are done and its size.  Raises TraceError when there is no
+    trace to be had; whatever is merely odd is in `Trace.warnings`.
+    """
+    notes = Notes()
+    document = Document(Source(path, progress), notes)
+    rows = Rows(notes)
+    for batch in document.batches():
+        try:
+            rows.add(batch)
+        except ImpreciseTimesError:
+            rows.add(document.exactly())
+    if document.is_array and not rows.has_phases and (document.read or notes.warnings()):
+        raise TraceError(f"{path}: not a trace: a list of something else than events")
+    header = read_header(document.before, document.after, path, notes)
+    return _build(path, document, rows, header, notes)
+
+
+def _build(path: Path, document: Document, rows: Rows, header: Header, notes: Notes) -> Trace:
+    if document.read == 0:
+        notes.add("no_events", "there is no event in this trace")
+    host, launches = host_rows(rows)
+    device = device_rows(rows, launches)
+    collectives = [_with_ranks(collective, header) for collective in rows.collectives]
+    device, host, collectives = _only_used(device, host, collectives)
+    return Trace(
+        file=str(path),
+        rank=header.rank,
+        world_size=header.world_size,
+        backend=header.backend,
+        host=header.host,
+        gpus=header.gpus,
+        names=tuple(rows.names.texts),
+        threads=tuple((str(pid), str(tid)) for pid, tid in rows.threads),
+        collectives=tuple(collectives),
+        device=device,
+        host_rows=host,
+        steps=_steps(rows, host),
+        start_ns=rows.low,
+        end_ns=rows.high,
+        wall_offset_ns=header.wall_offset_ns,
+        has_integer_microseconds=rows.low is not None and not rows.has_fractions,
+        is_truncated=document.is_truncated,
+        events=document.read,
+        warnings=notes.warnings(),
+    )
+
+
+def _with_ranks(collective: Collective, header: Header) -> Collective:
+    """Return the collective with what the header knows of its group and the event did not say.
+
+    Where the header lists a single group, and that is everybody, there is no other that it could be.
+    """
+    group = collective.group
+    if group is None and len(header.groups) == 1 and header.world_size == len(next(iter(header.groups.values()))):
+        group = next(iter(header.groups))
+    ranks = header.groups.get(group) if group is not None else None
+    if ranks is None or collective.group_size not in (None, len(ranks)):
+        return collective
+    return msgspec.structs.replace(
+        collective, group=group, ranks=ranks if collective.ranks is None else collective.ranks, group_size=len(ranks)
+    )
+
+
+def _only_used(
+    device: DeviceRows, host: HostRows, collectives: list[Collective]
+) -> tuple[DeviceRows, HostRows, list[Collective]]:
+    """Return the rows and the collectives that they name, each once: annotations named more, and ranks came late."""
+    numbers: Numbers[Collective] = Numbers()
+    renumbered = np.full(len(collectives) + 1, NONE, dtype=np.int32)  # the last place is for NONE
+    for number in np.unique(np.concatenate((device.collective, host.collective))).tolist():
+        if number != NONE:
+            renumbered[number] = numbers[collectives[number]]
+    return (
+        replace(device, collective=renumbered[device.collective]),
+        replace(host, collective=renumbered[host.collective]),
+        list(numbers),
+    )
+
+
+def _steps(rows: Rows, host: HostRows) -> tuple[StepMark, ...]:
+    """Return the steps that are marked on host threads; the same marks on a GPU's track begin when its work does."""
+    numbers = {
+        number: int(text[len(_STEP) :])
+        for text, number in rows.names.items()
+        if text.startswith(_STEP) and text[len(_STEP) :].isdecimal() and len(text) < len(_STEP) + 16
+    }
+    marks = np.flatnonzero(np.isin(host.name, list(numbers)) & (host.kind == HostKind.ANNOTATION))
+    return tuple(
+        StepMark(numbers[int(host.name[row])], int(host.start_ns[row]), int(host.end_ns[row])) for row in marks.tolist()
+    )

@@ -1,0 +1,267 @@
+"""How do millions of events become a dozen columns without costing more than decoding them did?
+
+One event after the other, in python, costs several microseconds.  So a batch of events is taken column by column: a
+list comprehension an attribute, then one array; and whatever can be said of a name is said once a name and not once a
+row.  A batch leaves nothing behind but its arrays.
+
+Left out: where events come from (`document`), and which collective a kernel belongs to (`links`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import compress
+from typing import TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pacecar.profiler.trace import times
+from pacecar.profiler.trace.collectives import from_annotation, from_metadata, tensors
+from pacecar.profiler.trace.document import Batch
+from pacecar.profiler.trace.events import Args, DigitEvent, Event, KnownEvent
+from pacecar.profiler.trace.kinds import Place, canonical, is_collective_call, place_of
+from pacecar.profiler.trace.links import Calls
+from pacecar.profiler.trace.notes import Notes
+from pacecar.profiler.trace.table import NONE, Collective
+
+__all__ = ["NAME_LETTERS_MAX", "Categories", "Names", "Rows"]
+
+NAME_LETTERS_MAX = 16_384
+"""The longest name that is kept; templates of device code reach a few thousand letters."""
+
+CATEGORIES_MAX = 200
+"""Categories that are told apart, so that a code fits a byte; kineto knows thirty."""
+
+FRAME, LEFT_OUT = 0, 1
+_COMMON = ("start", "end", "category", "name", "correlation", "collective")
+
+Column = NDArray[np.int64]
+Events = Sequence[KnownEvent | Event | DigitEvent]
+
+
+class Categories(dict[str, int]):
+    """The code of each category as it is spelt; what is said of it is decided when it first comes."""
+
+    def __init__(self, notes: Notes) -> None:
+        super().__init__()
+        self.canonical = ["", ""]
+        self.is_device = np.zeros(256, dtype=np.bool_)
+        self.is_host = np.zeros(256, dtype=np.bool_)
+        self._notes = notes
+
+    def __missing__(self, category: str) -> int:
+        name = canonical(category)
+        place = place_of(name)
+        code = FRAME if place == Place.FRAME else LEFT_OUT
+        if place == Place.UNKNOWN:
+            self._notes.add("unknown_category", f"rows of a category not known here were left out: {category[:60]!r}")
+        if place in (Place.DEVICE, Place.HOST):
+            if name in self.canonical:
+                code = self.canonical.index(name)
+            elif len(self.canonical) < CATEGORIES_MAX:
+                code = len(self.canonical)
+                self.canonical.append(name)
+                self.is_device[code] = place == Place.DEVICE
+                self.is_host[code] = place == Place.HOST
+        if len(self) < 1 << 16:  # a file of nothing but categories
+            self[category] = code
+        return code
+
+
+class Names(dict[str, int]):
+    """The number of each name, and whether it is one of a collective's rows on the host."""
+
+    def __init__(self, notes: Notes) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.is_call = bytearray()
+        self._notes = notes
+
+    def __missing__(self, name: str) -> int:
+        text = name
+        if len(name) > NAME_LETTERS_MAX:
+            self._notes.add("long_name", f"names of more than {NAME_LETTERS_MAX} letters were cut")
+            text = name[:NAME_LETTERS_MAX]
+            if text in self:
+                return self[text]
+        number = self[text] = len(self.texts)
+        self.texts.append(text)
+        self.is_call.append(is_collective_call(text))
+        return number
+
+
+Thing = TypeVar("Thing")
+
+
+class Numbers(dict[Thing, int]):
+    """The number of each distinct thing, in the order in which they came."""
+
+    def __missing__(self, thing: Thing) -> int:
+        number = self[thing] = len(self)
+        return number
+
+
+class Columns:
+    """Arrays of a few columns, batch by batch."""
+
+    def __init__(self, *names: str) -> None:
+        self._parts: dict[str, list[NDArray[np.generic]]] = {name: [] for name in names}
+
+    def add(self, **parts: NDArray[np.generic]) -> None:
+        """Add one batch's arrays."""
+        for name, part in parts.items():
+            self._parts[name].append(part)
+
+    def take(self, name: str, dtype: type[np.generic] = np.int64) -> Column:
+        """Return one column, once: its parts are let go."""
+        parts = self._parts.pop(name)
+        return cast(Column, np.concatenate(parts, dtype=dtype) if parts else np.empty(0, dtype=dtype))
+
+
+class Rows:
+    """Everything kept of the events so far."""
+
+    def __init__(self, notes: Notes) -> None:
+        self.categories = Categories(notes)
+        self.names = Names(notes)
+        self.threads: Numbers[tuple[int | str, int | str]] = Numbers()
+        self.collectives: Numbers[Collective] = Numbers()
+        self.device = Columns(*_COMMON, "device", "stream", "external")
+        self.host = Columns(*_COMMON, "thread")
+        self.described = Calls()
+        self.annotations = Calls()
+        self.operators = Calls()
+        self.metadata_rows: dict[int, int] = {}
+        self.low: int | None = None
+        self.high: int | None = None
+        self.has_fractions = False
+        self.has_phases = False
+        self._notes = notes
+
+    def add(self, batch: Batch) -> None:
+        """Take a batch in; raises ImpreciseTimesError, having taken nothing, when its times need their digits."""
+        done = self._complete(batch)
+        if not done:
+            return
+        category = self.categories
+        codes = np.frombuffer(bytes([category[event.cat] for event in done]), dtype=np.uint8)
+        start, end, sound = self._spans(done)
+        counted = codes != FRAME
+        if sound is not None:
+            counted &= sound
+        if not counted.any():
+            return
+        low, high = int(start[counted].min()), int(end[counted].max())
+        self.low = low if self.low is None else min(low, self.low)
+        self.high = high if self.high is None else max(high, self.high)
+        for mask, add in ((category.is_device[codes], self._add_device), (category.is_host[codes], self._add_host)):
+            if sound is not None:
+                mask &= sound
+            if mask.any():
+                add(list(compress(done, mask.tolist())), start[mask], end[mask], codes[mask])
+
+    def _complete(self, batch: Batch) -> Events:
+        """Return the complete events; of the others there is nothing to keep."""
+        if batch and hasattr(batch[0], "ph"):
+            events = cast(Sequence[Event], batch)
+            self.has_phases = self.has_phases or any(event.ph for event in events)
+            return [event for event in events if event.ph == "X"]
+        self.has_phases = self.has_phases or bool(batch)  # that is how they were told apart
+        return [event for event in batch if type(event) is KnownEvent]
+
+    def _spans(self, done: Events) -> tuple[Column, Column, NDArray[np.bool_] | None]:
+        """Return the starts and ends, and which are sound if not all are."""
+        if isinstance(done[0], DigitEvent):
+            digits = cast(Sequence[DigitEvent], done)
+            start, is_start = times.from_digits([event.ts for event in digits])
+            length, is_length = times.from_digits([event.dur for event in digits])
+        else:
+            numbers = cast(Sequence[Event], done)
+            start, is_start = times.from_numbers([event.ts for event in numbers])
+            length, is_length = times.from_numbers([event.dur for event in numbers])
+        if not self.has_fractions:
+            self.has_fractions = bool((start % 1000).any()) or bool((length % 1000).any())
+        sound = None
+        for code, message, is_right in (
+            ("bad_time", "rows without a time or duration that is a number were left out", is_start),
+            ("bad_time", "rows without a time or duration that is a number were left out", is_length),
+            ("negative_duration", "rows that end before they begin were left out", length >= 0),
+        ):
+            if is_right is not None and not is_right.all():
+                wrong = ~is_right if sound is None else ~is_right & sound
+                self._notes.add(code, message, int(wrong.sum()))
+                sound = is_right if sound is None else is_right & sound
+        return start, start + length, sound
+
+    def _add_device(self, events: Events, start: Column, end: Column, codes: NDArray[np.uint8]) -> None:
+        args = [event.args for event in events]
+        names, collectives = self.names, self.collectives
+        device = _whole([a.device for a in args])
+        stream = _whole([a.stream for a in args])
+        for column, given in ((device, "pid"), (stream, "tid")):  # where kineto puts them, too
+            for row in np.flatnonzero(column == NONE).tolist():
+                value = getattr(events[row], given)
+                column[row] = value if isinstance(value, int) and abs(value) < 1 << 31 else NONE
+        self.device.add(
+            start=start,
+            end=end,
+            category=codes,
+            name=np.array([names[event.name] for event in events], dtype=np.int32),
+            device=np.where(np.abs(device) < 1 << 31, device, NONE).astype(np.int32),
+            stream=stream,
+            correlation=_whole([a.correlation for a in args]),
+            external=_whole([a.external_id for a in args]),
+            collective=np.array(
+                [NONE if a.operation is None else collectives[from_metadata(a)] for a in args], dtype=np.int32
+            ),
+        )
+
+    def _add_host(self, events: Events, start: Column, end: Column, codes: NDArray[np.uint8]) -> None:
+        names, threads = self.names, self.threads
+        name = np.array([names[event.name] for event in events], dtype=np.int32)
+        places = zip([event.pid for event in events], [event.tid for event in events], strict=True)
+        thread = np.array(list(map(threads.__getitem__, places)), dtype=np.int32)
+        collective = np.full(len(events), NONE, dtype=np.int32)
+        is_call = np.frombuffer(bytes(self.names.is_call), dtype=np.bool_)[name]
+        for row in np.flatnonzero(is_call).tolist():
+            place = (int(thread[row]), int(start[row]), int(end[row]))
+            collective[row] = self._note_call(events[row].name, events[row].args, *place)
+        self.host.add(
+            start=start,
+            end=end,
+            category=codes,
+            name=name,
+            thread=thread,
+            correlation=_whole([event.args.correlation for event in events]),
+            collective=collective,
+        )
+
+    def _note_call(self, name: str, args: Args, thread: int, start: int, end: int) -> int:
+        """Remember what a collective's row on the host says; return the collective that the row itself stands for."""
+        if args.operation is not None:
+            number = self.collectives[from_metadata(args)]
+            self.described.add(thread, start, end, number)
+            if args.external_id != NONE:
+                self.metadata_rows.setdefault(args.external_id, number)
+            return number
+        if name == "record_param_comms":
+            if args.external_id != NONE:
+                self.metadata_rows.setdefault(args.external_id, NONE)
+            return NONE
+        if "::" in name:
+            largest = max((size for _, size in tensors(args)), default=NONE)
+            self.operators.add(thread, start, end, largest)
+            return NONE
+        number = self.collectives[from_annotation(name, args)]
+        self.annotations.add(thread, start, end, number)
+        return number if name.startswith(("gloo:", "ucc:", "mpi:")) else NONE
+
+
+def _whole(values: Iterable[int]) -> Column:
+    """Return integers as a column; one that no column holds is no number of anything."""
+    listed = list(values)
+    try:
+        return np.array(listed, dtype=np.int64)
+    except OverflowError:
+        return np.array([value if abs(value) < 1 << 63 else NONE for value in listed], dtype=np.int64)

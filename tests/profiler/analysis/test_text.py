@@ -1,0 +1,150 @@
+"""Tables and units: one unit a column, zero is a measurement, nothing is hidden by rounding."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console, RenderableType
+
+from pacecar.profiler.analysis.engine import Options, analyze_files
+from pacecar.profiler.analysis.quantities import amount, bandwidth, clean, duration, kernel_name, unit_for
+from pacecar.profiler.analysis.report import Document, Scenario, StepReport
+from pacecar.profiler.analysis.text import WARNINGS_MAX, document_text, ladder_table, warning_lines
+from pacecar.profiler.trace.table import TraceWarning
+from pacecar.records import Ledger
+from tests.profiler.analysis.tracefiles import write_trace
+
+
+def shown(*parts: RenderableType, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None, highlight=False, markup=False)
+    for part in parts:
+        console.print(part)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def text_of(document: Document, width: int = 80) -> str:
+    return shown(*document_text(document, Console(width=width, color_system=None)), width=width)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 ns"),
+        (999, "999 ns"),
+        (1_500, "1.5 us"),
+        (2_500_000, "2.50 ms"),
+        (9_999_000_000, "9999.00 ms"),
+        (12_345_000_000, "12.345 s"),
+        (None, "-"),
+        (-1_500, "-1.5 us"),
+    ],
+)
+def test_a_time_is_written_in_its_own_unit(value: int | None, text: str) -> None:
+    assert duration(value) == text
+
+
+@given(st.integers(0, 10**14), st.integers(0, 10**14))
+def test_what_is_not_nothing_never_looks_like_nothing(small: int, large: int) -> None:
+    text = unit_for([large]).text(small)
+    digits = text.split()[0].replace(".", "").strip("0")
+    assert (digits == "") == (small == 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (amount(None), "-"),
+        (amount(0), "0 B"),
+        (amount(25 * 2**20), "25 MiB"),
+        (amount(1536), "1.5 KiB"),
+        (bandwidth(None), "-"),
+        (bandwidth(0.0), "0.0 kB/s"),
+        (bandwidth(32.14e9), "32.1 GB/s"),
+        (bandwidth(0.2e9), "200.0 MB/s"),
+        (clean("a\x1b[2Jb\n"), "a\ufffd[2Jb\ufffd"),
+        (kernel_name("void at::native::f<4>()"), "at::native::f<4>()"),
+    ],
+)
+def test_quantities_are_written_as_the_field_writes_them(text: str, wanted: str) -> None:
+    assert text == wanted
+
+
+def test_a_step_that_is_two_things_has_one_column(tmp_path) -> None:
+    path = write_trace(tmp_path / "a.json", "cc..ccc.cccccc..cc", steps=[(0, 4), (4, 8), (8, 16), (16, 18)])
+    text = text_of(analyze_files([path], Options(window="steps")))
+    assert "4 steps" in text
+    assert "first/median #3" in text
+    assert "slowest #5" in text
+    assert "last #6" in text
+
+
+def test_a_zero_share_of_unknown_is_shown_because_it_says_how_far_to_trust_the_rest(tmp_path) -> None:
+    text = text_of(analyze_files([write_trace(tmp_path / "a.json", "ccAAcc")]))
+    (line,) = [line for line in text.splitlines() if line.startswith("unknown")]
+    assert line.split() == ["unknown", "0.00", "ms", "0.0", "%"]
+
+
+def test_wide_terminals_see_more_of_the_collectives(tmp_path) -> None:
+    found = analyze_files([write_trace(tmp_path / "a.json", "ccAAcc", rank=0)])
+    assert "alg bw" not in text_of(found)
+    wide = text_of(found, width=160)
+    assert "alg bw" in wide
+    assert max(map(len, wide.splitlines())) <= 160
+
+
+def test_several_ranks_say_who_was_late_and_what_the_wire_did(tmp_path) -> None:
+    files = [
+        write_trace(tmp_path / f"rank{rank}.json", drawing, rank=rank, world_size=2, steps=[(0, 20)])
+        for rank, drawing in enumerate(("ccAAAAAAAAccccAAAAcc", "ccccccccAAccccccAAcc"))
+    ]
+    text = text_of(analyze_files(files))
+    assert "2 traces, 2 of 2 ranks" in text
+    assert "Who is late, and why" in text
+    assert "Collectives, one by one" in text
+    (late,) = [line for line in text.splitlines() if line.startswith("all_reduce  0")]
+    assert "rank 1" in late
+    assert "6.00 ms" in late, "the skew"
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_many_ranks_show_those_that_the_others_waited_for(tmp_path) -> None:
+    drawings = ["ccAAAAAAcc"] * 19 + ["ccccccAAcc"]
+    files = [
+        write_trace(tmp_path / f"rank{rank:02}.json", drawing, rank=rank, world_size=20)
+        for rank, drawing in enumerate(drawings)
+    ]
+    text = text_of(analyze_files(files))
+    assert "Ranks (the 16 that the others waited for longest)" in text
+    assert any(line.split()[:1] == ["19"] for line in text.splitlines())
+
+
+def test_rungs_that_save_nothing_are_left_out_and_absurd_ones_are_capped() -> None:
+    rung = Scenario(name="data_free", step_ns=1e6, speedup=1.0, saved_ns=0.0, note="")
+    assert ladder_table([rung]) is None
+    table = ladder_table([rung, Scenario(name="all", step_ns=1.0, speedup=1e6, saved_ns=1e6, note="")])
+    assert table is not None
+    text = shown(table)
+    assert "data for free" not in text
+    assert "> 100 x" in text
+
+
+def test_the_same_warning_of_many_files_is_one_line_and_their_number_is_bounded() -> None:
+    same = [(f"rank{rank}", [TraceWarning("cut", "the end is missing")]) for rank in range(5)]
+    many = [("rank0", [TraceWarning(f"code{index}", "x") for index in range(30)])]
+    lines = shown(*warning_lines([*same, *many], True)).splitlines()
+    assert lines[2] == "cut: the end is missing (5 files)"
+    assert len(lines) == 3 + WARNINGS_MAX
+    assert lines[-1].startswith("and 19 more")
+
+
+def test_steps_of_no_length_divide_nothing(tmp_path) -> None:
+    found = analyze_files([write_trace(tmp_path / "a.json", "c")])
+    report = found.traces[0]
+    report.ledger = Ledger(wall_ns=0)
+    report.span_ns = 0
+    report.steps = [StepReport(step=1, start_ns=0, ledger=Ledger(wall_ns=0))]
+    assert "0 ns" in text_of(found)
