@@ -147,6 +147,7 @@ class MainRoad:
         self._vote = torch.zeros(VOTE_WORDS, dtype=torch.int64)
         self._on_device = self._vote
         self._work: Any = None
+        self._last: Any = None
 
     def open(self) -> None:
         """Choose the vote's device and make its buffers; no communication."""
@@ -183,6 +184,7 @@ class MainRoad:
     def read(self) -> list[int]:
         """Return the least of every rank's words; waits for the vote, which was launched one training step ago."""
         work, self._work = self._work, None
+        self._last = work  # its worker thread may not have let go of it yet: see `_keep_for_ever`
         if self._stream is None:
             work.wait()
         else:
@@ -199,7 +201,8 @@ class MainRoad:
         return self._work is None or bool(self._work.is_completed())
 
     def close(self) -> None:
-        """Abandon a vote that is out; on the job's own group its worker thread outlives it."""
-        work, self._work = self._work, None
-        if work is not None:
-            _keep_for_ever(work)
+        """Abandon a vote that is out; the job's own group lives on, and its worker threads with it."""
+        for work in (self._work, self._last):
+            if work is not None:
+                _keep_for_ever(work)
+        self._work = self._last = None

@@ -175,5 +175,7 @@ if __name__ == "__main__":
         "gloo", init_method="file://" + os.environ["STORE"], rank=RANK, world_size=WORLD, timeout=timedelta(seconds=60)
     )
     answer = [main(options) for options in json.loads(sys.argv[1])]
-    dist.destroy_process_group()
-    print(json.dumps(answer))  # noqa: T201  this is what the test reads
+    print(json.dumps(answer), flush=True)  # noqa: T201  this is what the test reads
+    # Not by the interpreter's end: gloo's worker may still be letting go of DDP's last all-reduce, for which it needs
+    # the GIL, and python aborts a thread that asks for it then (pytorch issue 190489).
+    os._exit(0)
