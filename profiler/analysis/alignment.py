@@ -82,10 +82,15 @@ class Calls:
 
 
 class Alignment(NamedTuple):
-    """`partner[i]` is the place in the other sequence of the i-th here, NONE for none."""
+    """`partner[i]` is the place in the other sequence of the i-th here, NONE for none.
+
+    `shift` is by how much all places differ, where that is what told the pairs; `by_sequence`: sequence numbers did.
+    """
 
     partner: NDArray[np.int64]
     is_ambiguous: bool = False
+    shift: int | None = None
+    by_sequence: bool = False
 
 
 class _Shift(NamedTuple):
@@ -132,7 +137,7 @@ def _by_sequence(here: Calls, there: Calls) -> Alignment:
     _, mine, theirs = np.intersect1d(here.sequence, there.sequence, return_indices=True)
     same = here.operation[mine] == there.operation[theirs]
     partner[mine[same]] = theirs[same]
-    return Alignment(partner)
+    return Alignment(partner, by_sequence=True)
 
 
 def _fits(here: Calls, a: slice | NDArray[np.int64], there: Calls, b: slice | NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -197,7 +202,7 @@ def _shifted(here: Calls, there: Calls, by: int, *, is_ambiguous: bool = False) 
     a, b = _slices(here, there, by)
     partner = np.full(len(here), NONE, dtype=np.int64)
     partner[a] = np.arange(b.start, b.stop)
-    return Alignment(partner, is_ambiguous)
+    return Alignment(partner, is_ambiguous, by)
 
 
 def _guess(here: Calls, there: Calls) -> int:

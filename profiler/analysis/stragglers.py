@@ -280,8 +280,8 @@ def _reasons(record: _Record, heading: str, *, is_explained: bool) -> Iterator[s
     is_older = record.older_ns > LATE_NS_MIN
     if is_older:
         yield (
-            f"{_ms(min(record.older_ns, record.lateness_ns))} of the {_ms(record.lateness_ns)} ms are older than the traces: its own begins that"
-            " much later than the median rank's, and what it did before nobody saw"
+            f"{_ms(min(record.older_ns, record.lateness_ns))} of the {_ms(record.lateness_ns)} ms are older than the"
+            " traces: its own begins that much later than the median rank's, and what it did before nobody saw"
         )
     beside = "for the rest, " if is_older else ""
     more = f"{_ms(record.excess_ns[heading])} ms more {HEADING_WORDS[heading]} than the median rank"
