@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -147,23 +148,17 @@ def test_clocks_are_laid_by_way_of_others() -> None:
         replace(
             trace,
             collectives=tuple(
-                type(meta)(
-                    **{**{f: getattr(meta, f) for f in meta.__struct_fields__}, "group": str(meta.bytes), "sequence": 1}
-                )
-                for meta in trace.collectives
+                msgspec.structs.replace(meta, group=str(meta.bytes), sequence=1) for meta in trace.collectives
             ),
         )
         for trace in traces
     ]
     clocks = laid(named)
     assert [clock.offset_ns for clock in clocks.clocks] == [0, -(10**9), 10**9]
-    assert clocks.clocks[2].residual_ns == sum(
-        abs(edge)
-        for edge in (
-            clocks.clocks[1].residual_ns or 0,
-            (clocks.clocks[2].residual_ns or 0) - (clocks.clocks[1].residual_ns or 0),
-        )
-    )
+    near, far = (clock.residual_ns for clock in clocks.clocks[1:])
+    assert near is not None
+    assert far is not None
+    assert far > near  # what each way leaves unexplained adds up
 
 
 def test_ranks_that_nothing_ties_to_the_first_are_still_laid_on_each_other() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacecar.profiler.analysis.matching import Matched, events_of, match
-from pacecar.profiler.trace.table import Trace
+from pacecar.profiler.trace.table import Collective, Trace, TraceWarning
 from tests.profiler.analysis.jobs import collective_places, keep_rows, make_job, make_trace, play
 
 
@@ -31,6 +32,10 @@ def without(trace: Trace, lost: Sequence[int]) -> Trace:
     return keep_rows(trace, keep)
 
 
+def bearing(trace: Trace, *collectives: Collective) -> Trace:
+    return replace(trace, collectives=collectives)
+
+
 def assert_true_pairs(groups: Sequence[Matched], clocks: dict[int, int]) -> None:
     """In drawn jobs all leave a collective together: equal ends on the true clock are one collective."""
     for group in groups:
@@ -39,8 +44,8 @@ def assert_true_pairs(groups: Sequence[Matched], clocks: dict[int, int]) -> None
             assert len(set(line[has].tolist())) == 1
 
 
-def codes(warnings: Sequence[object]) -> dict[str, int]:
-    return {warning.code: warning.count for warning in warnings}  # type: ignore[attr-defined]
+def codes(warnings: Sequence[TraceWarning]) -> dict[str, int]:
+    return {warning.code: warning.count for warning in warnings}
 
 
 @given(jobs())
@@ -147,15 +152,9 @@ def test_a_send_recv_kernel_and_an_all_to_all_are_one_collective() -> None:
 def test_sizes_of_an_all_to_all_may_differ_and_are_averaged() -> None:
     traces = make_job({0: "cTTT", 1: "ccTT"})
     meta = msgspec.structs.replace(traces[1].collectives[0], bytes=3_000_000)
-    traces[1] = msgspec_trace(traces[1], meta)
+    traces[1] = bearing(traces[1], meta)
     [group] = match(traces, 2).groups
     assert group.collectives[0].bytes == 2_000_000
-
-
-def msgspec_trace(trace: Trace, *collectives: object) -> Trace:
-    from dataclasses import replace
-
-    return replace(trace, collectives=tuple(collectives))  # type: ignore[arg-type]
 
 
 def test_groups_are_matched_each_by_itself() -> None:
@@ -170,8 +169,7 @@ def test_groups_are_matched_each_by_itself() -> None:
 def test_a_name_that_several_groups_bear_is_not_matched() -> None:
     traces = make_job(play("A", [[1]] * 4), group="tp")
     small = [
-        msgspec_trace(trace, *(msgspec.structs.replace(meta, group_size=2) for meta in trace.collectives))
-        for trace in traces
+        bearing(trace, *(msgspec.structs.replace(meta, group_size=2) for meta in trace.collectives)) for trace in traces
     ]
     matching = match(small, 4)
     assert matching.groups == []
@@ -187,7 +185,7 @@ def test_a_group_of_which_one_trace_is_here_is_counted() -> None:
 def test_kernels_of_one_sequence_number_are_one_collective() -> None:
     trace = make_trace("cAAcAAcBB", rank=0, has_sequence=True)
     first, second, third = trace.collectives
-    trace = msgspec_trace(trace, first, msgspec.structs.replace(second, sequence=first.sequence), third)
+    trace = bearing(trace, first, msgspec.structs.replace(second, sequence=first.sequence), third)
     events = events_of(trace)
     assert list(zip(events.start_ns.tolist(), events.end_ns.tolist(), strict=True)) == [
         (1_000_000, 6_000_000),
