@@ -284,7 +284,8 @@ def _reasons(record: _Record, heading: str, *, is_explained: bool) -> Iterator[s
             " traces: its own begins that much later than the median rank's, and what it did before nobody saw"
         )
     beside = "for the rest, " if is_older else ""
-    more = f"{_ms(record.excess_ns[heading])} ms more {HEADING_WORDS[heading]} than the median rank"
+    words = "without a known cause" if heading == "unknown" else HEADING_WORDS[heading]
+    more = f"{_ms(record.excess_ns[heading])} ms more {words} than the median rank"
     if not is_explained:
         yield f"{beside}no heading of its ledgers before them exceeds the median rank's by as much (the most: {more})"
         return

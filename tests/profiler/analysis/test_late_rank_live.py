@@ -34,6 +34,7 @@ with profile(activities=[ProfilerActivity.CPU]) as profiler:
     for _ in range(steps):
         if rank == late:
             time.sleep(float(sleep))
+        gradient.mul_(0.5)
         dist.all_reduce(gradient)
 profiler.export_chrome_trace(f"{out}/rank{rank}.json")
 dist.barrier()
@@ -83,7 +84,9 @@ def test_the_rank_that_slept_is_late_by_its_sleep(tmp_path: Path, world: int, la
     assert abs(skew - SLEEP_S * 1e9) <= 2e6
     waits = [each.wait_ns for one in slept for each in one.arrivals if each.rank != late]
     assert abs(statistics.median(waits) - SLEEP_S * 1e9) <= 2e6
-    worst = job.stragglers[0]
-    assert worst.rank == late
+    # Another may have come late to the very first one: profilers take their time to begin.
+    [worst] = [straggler for straggler in job.stragglers if straggler.rank == late]
     assert worst.late_count >= STEPS
     assert worst.caused_wait_ns >= 0.9 * (world - 1) * STEPS * SLEEP_S * 1e9
+    # Asleep, it had launched nothing; unless its profiler took longer to begin than all its sleep.
+    assert worst.cause == "host_bound" or "older than the traces" in worst.evidence
