@@ -30,6 +30,15 @@ __all__ = ["Alignment", "Calls", "align"]
 SHIFTS_MAX = 2048
 """Shifts tried to either side: collectives by which two traces of one job may begin apart."""
 
+LOOKS = 32
+"""Pairs of a shift that are looked at first."""
+
+CANDIDATES_MAX = 64
+"""Shifts that are measured in full."""
+
+OVERLAP_LOOK_MIN = 0.8
+"""The part of the pairs looked at that must overlap to expect it of nearly all."""
+
 OVERLAP_SLACK_NS = 5_000
 """By how much true pairs may miss each other: time stamps of whole microseconds, and what CUPTI's clock wanders."""
 
@@ -73,10 +82,15 @@ class Calls:
 
 
 class Alignment(NamedTuple):
-    """`partner[i]` is the place in the other sequence of the i-th here, NONE for none."""
+    """`partner[i]` is the place in the other sequence of the i-th here, NONE for none.
+
+    `shift` is by how much all places differ, where that is what told the pairs; `by_sequence`: sequence numbers did.
+    """
 
     partner: NDArray[np.int64]
     is_ambiguous: bool = False
+    shift: int | None = None
+    by_sequence: bool = False
 
 
 class _Shift(NamedTuple):
@@ -109,8 +123,7 @@ def _align(here: Calls, there: Calls) -> Alignment:
     for shift in (_measure(here, there, by) for by in {0: None, _guess(here, there): None}):
         if shift is not None and shift.overlap_ratio >= OVERLAP_RATIO_MIN:
             return _shifted(here, there, shift.by)
-    reach = range(max(1 - len(here), -SHIFTS_MAX), min(len(there), SHIFTS_MAX + 1))
-    shifts = [shift for by in reach if (shift := _measure(here, there, by)) is not None]
+    shifts = _candidates(here, there)
     if one_clock := [shift for shift in shifts if shift.overlap_ratio >= OVERLAP_RATIO_MIN]:
         return _shifted(here, there, max(one_clock, key=lambda shift: shift.pairs).by)
     merged = _merge(here, there)
@@ -124,13 +137,14 @@ def _by_sequence(here: Calls, there: Calls) -> Alignment:
     _, mine, theirs = np.intersect1d(here.sequence, there.sequence, return_indices=True)
     same = here.operation[mine] == there.operation[theirs]
     partner[mine[same]] = theirs[same]
-    return Alignment(partner)
+    return Alignment(partner, by_sequence=True)
 
 
 def _fits(here: Calls, a: slice | NDArray[np.int64], there: Calls, b: slice | NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return for each pair whether its contents allow it; what is unknown allows."""
     fits: NDArray[np.bool_] = here.operation[a] == there.operation[b]
-    for mine, theirs in ((here.bytes[a], there.bytes[b]), (here.step[a], there.step[b])):
+    columns = ((here.bytes, there.bytes), (here.step, there.step), (here.sequence, there.sequence))
+    for mine, theirs in ((left[a], right[b]) for left, right in columns):
         fits &= (mine == theirs) | (mine == NONE) | (theirs == NONE)
     return fits
 
@@ -138,6 +152,31 @@ def _fits(here: Calls, a: slice | NDArray[np.int64], there: Calls, b: slice | ND
 def _slices(here: Calls, there: Calls, by: int) -> tuple[slice, slice]:
     first, last = max(0, -by), min(len(here), len(there) - by)
     return slice(first, last), slice(first + by, last + by)
+
+
+def _candidates(here: Calls, there: Calls) -> list[_Shift]:
+    """Return the likeliest shifts: a look at a few pairs of each says which are worth measuring in full."""
+    by = np.arange(max(1 - len(here), -SHIFTS_MAX), min(len(there), SHIFTS_MAX + 1))
+    first = np.maximum(0, -by)
+    pairs = np.minimum(len(here), len(there) - by) - first
+    enough = pairs >= max(1, PAIRED_RATIO_MIN * min(len(here), len(there)))
+    by, first, pairs = by[enough], first[enough], pairs[enough]
+    a = first[:, None] + (pairs[:, None] - 1) * np.arange(LOOKS) // (LOOKS - 1)
+    b = a + by[:, None]
+    apart = here.end_ns[a] - there.end_ns[b]
+    spread = np.median(np.abs(apart - np.median(apart, axis=1)[:, None]), axis=1)
+    last = np.maximum(here.start_ns[a], there.start_ns[b])
+    overlap = (last <= np.minimum(here.end_ns[a], there.end_ns[b]) + OVERLAP_SLACK_NS).mean(axis=1)
+    likely = np.flatnonzero(_fits(here, a, there, b).all(axis=1))
+    found: list[_Shift] = []
+    # Those that overlap on the clocks as they are, then those whose ends lie most evenly apart.
+    for at in likely[np.lexsort((spread[likely], -np.where(overlap >= OVERLAP_LOOK_MIN, overlap, 0)[likely]))]:
+        shift = _measure(here, there, int(by[at]))
+        if shift is not None:
+            found.append(shift)
+            if len(found) == CANDIDATES_MAX:
+                break
+    return found
 
 
 def _measure(here: Calls, there: Calls, by: int) -> _Shift | None:
@@ -163,7 +202,7 @@ def _shifted(here: Calls, there: Calls, by: int, *, is_ambiguous: bool = False) 
     a, b = _slices(here, there, by)
     partner = np.full(len(here), NONE, dtype=np.int64)
     partner[a] = np.arange(b.start, b.stop)
-    return Alignment(partner, is_ambiguous)
+    return Alignment(partner, is_ambiguous, by)
 
 
 def _guess(here: Calls, there: Calls) -> int:

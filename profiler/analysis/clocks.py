@@ -32,7 +32,7 @@ from pacecar.profiler.analysis.matching import Matched, wall_offset_ns
 from pacecar.profiler.analysis.report import Clock
 from pacecar.profiler.trace.table import Trace, TraceWarning
 
-__all__ = ["Clocks", "lay_clocks", "together"]
+__all__ = ["Clocks", "doubts_of", "lay_clocks", "together"]
 
 _SYNCHRONIZING = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "barrier"})
 """Operations that no rank can end before the last has begun: each needs something from everyone."""
@@ -42,6 +42,9 @@ SAME_CLOCK_NS = 100_000
 
 CONTRADICTIONS_RATIO_MAX = 0.01
 """The part of collectives that may contradict one clock: rows that the trace cut or stamped wrongly."""
+
+WALL_CLOCKS_NS = 1_000_000
+"""What NTP holds hosts together to, on a good day."""
 
 EPOCH_NS_MIN = 10**18
 """Later times are since 1970 (this one is September 2001); earlier ones are since some boot."""
@@ -68,10 +71,15 @@ class _Edge(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """One clock a trace, in their order; `offsets_ns` takes a file's times to the common axis, the first trace's."""
+    """One clock a trace, in their order; `offsets_ns` takes a file's times to the common axis, the first trace's.
+
+    Clocks of one `island` are laid on each other to `doubt_ns`; between islands there is only the wall clock.
+    """
 
     clocks: list[Clock]
     offsets_ns: NDArray[np.int64]
+    doubt_ns: NDArray[np.int64]
+    island: NDArray[np.int64]
     warnings: list[TraceWarning]
 
 
@@ -80,23 +88,45 @@ def lay_clocks(traces: Sequence[Trace], groups: Sequence[Matched]) -> Clocks:
     walls = np.array([wall_offset_ns(trace) for trace in traces], dtype=np.int64)
     nodes = [trace.host if trace.host is not None else place for place, trace in enumerate(traces)]
     pairs = _observe(groups, walls)
-    reached = _reach(nodes[0], _edges(pairs, nodes))
+    edges = _edges(pairs, nodes)
     contradicted = _contradictions(pairs, nodes)
-    clocks = []
+    reached: dict[_Node, tuple[int, _Edge]] = {}
+    clocks, islands, doubts = [], [], []
     for place, (trace, node) in enumerate(zip(traces, nodes, strict=True)):
-        offset, residual, method = 0, None, "none"
-        if node in reached:
-            offset, residual, is_one_clock = reached[node]
-            residual += contradicted.get(place, 0)
+        if node not in reached:
+            reached |= {each: (place, edge) for each, edge in _reach(node, edges).items()}
+        island, (offset, residual, is_one_clock) = reached[node]
+        residual += contradicted.get(place, 0)
+        islands.append(island)
+        doubts.append(0 if is_one_clock else residual)
+        if island == 0:
             method = "same_host" if is_one_clock else "collectives"
-        elif _is_on_epoch(trace) and _is_on_epoch(traces[0]):
-            method = "wall_clock"
-        if method != "none":
-            offset += int(walls[place] - walls[0])
+        else:
+            method = "wall_clock" if _is_on_epoch(trace) and _is_on_epoch(traces[0]) else "none"
         assert trace.rank is not None
-        clock = Clock(rank=trace.rank, host=trace.host, offset_ns=offset, residual_ns=residual, method=method)
+        clock = Clock(
+            rank=trace.rank,
+            host=trace.host,
+            offset_ns=offset + int(walls[place] - walls[0]),
+            residual_ns=residual if island == 0 else None,
+            method=method,
+        )
         clocks.append(clock)
-    return Clocks(clocks, np.array([clock.offset_ns for clock in clocks], dtype=np.int64), _warnings(clocks))
+    offsets = np.array([clock.offset_ns for clock in clocks], dtype=np.int64)
+    return Clocks(clocks, offsets, np.array(doubts, np.int64), np.array(islands, np.int64), _warnings(clocks))
+
+
+def doubts_of(group: Matched, clocks: Clocks) -> NDArray[np.int64]:
+    """Return for each rank of `group` below which lateness its clock says nothing.
+
+    On one clock that is nothing: there the residual is how far the data could have told two clocks from one, and no
+    error of the clock.
+    """
+    places = list(group.traces)
+    if len(set(clocks.island[places].tolist())) == 1:
+        return clocks.doubt_ns[places]
+    is_known = all(clocks.clocks[place].method != "none" for place in places)
+    return np.full(len(places), WALL_CLOCKS_NS if is_known else np.iinfo(np.int64).max, dtype=np.int64)
 
 
 def together(group: Matched, clocks: Clocks) -> NDArray[np.bool_]:
@@ -138,16 +168,20 @@ def _edges(pairs: Mapping[tuple[int, int], _Bounds], nodes: Sequence[_Node]) -> 
             here, there, bounds = there, here, _Bounds(-bounds.most, -bounds.least, -bounds.ends)
         if here != there:
             found.setdefault((here, there), []).append(bounds)
-    return {pair: _estimate(_joined(bounds)) for pair, bounds in found.items()}
+    return {
+        pair: _estimate(_joined(bounds), may_be_one=not all(isinstance(node, str) for node in pair))
+        for pair, bounds in found.items()
+    }
 
 
-def _estimate(bounds: _Bounds) -> _Edge:
+def _estimate(bounds: _Bounds, *, may_be_one: bool) -> _Edge:
     """Return the offset of the second clock of a pair, and how far the truth may lie from it."""
     least, most = int(bounds.least.max()), int(bounds.most.min())
     middle = int(np.median(bounds.ends))
     spread = int(np.median(np.abs(bounds.ends - middle)))
     against = (bounds.least > OVERLAP_SLACK_NS) | (bounds.most < -OVERLAP_SLACK_NS)
-    if against.mean() <= CONTRADICTIONS_RATIO_MAX and abs(middle) <= max(SAME_CLOCK_NS, 3 * spread):
+    agree = against.mean() <= CONTRADICTIONS_RATIO_MAX and abs(middle) <= max(SAME_CLOCK_NS, 3 * spread)
+    if may_be_one and agree:
         return _Edge(0, max(abs(least), abs(most)) if least <= 0 <= most else max(least, -most), True)
     if least <= most:
         middle = min(max(middle, least), most)

@@ -210,17 +210,7 @@ def _match_group(
     places = sorted(members)
     operations: dict[str, int] = {}
     calls = {place: _calls(traces[place], events[place], members[place], operations) for place in places}
-    pivot = max(places, key=lambda place: len(calls[place]))
-    rows = np.full((len(calls[pivot]), len(places)), NONE, dtype=np.int64)
-    doubts = 0
-    for column, place in enumerate(places):
-        if place == pivot:
-            rows[:, column] = calls[pivot].row
-            continue
-        partner, is_ambiguous = align(calls[pivot], calls[place])
-        doubts += is_ambiguous
-        rows[:, column] = np.where(partner == NONE, NONE, calls[place].row[partner])
-    rows = rows[(rows != NONE).sum(axis=1) >= 2]
+    rows, doubts = _laid([calls[place] for place in places])
     columns = [(events[place], rows[:, column]) for column, place in enumerate(places)]
     collectives = tuple(_agreed(columns, at) for at in range(len(rows)))
     name, ranks = key
@@ -236,6 +226,42 @@ def _match_group(
         start_ns=np.stack([mine.start_ns[at] for mine, at in columns], axis=1),
         end_ns=np.stack([mine.end_ns[at] for mine, at in columns], axis=1),
     ), doubts
+
+
+def _laid(calls: Sequence[Calls]) -> tuple[NDArray[np.int64], int]:
+    """Return (n, k) which event of each rank is each collective that at least two hold, and how many were in doubt.
+
+    All are laid on the longest sequence, and what that one lacks is found beyond its ends and in its gaps.
+    """
+    at = max(range(len(calls)), key=lambda column: len(calls[column]))
+    pivot = calls[at]
+    rows = np.full((len(pivot), len(calls)), NONE, dtype=np.int64)
+    rows[:, at] = pivot.row
+    beyond: dict[tuple[bool, int, int], dict[int, int]] = {}
+    doubts = 0
+    for column, mine in enumerate(calls):
+        if column == at:
+            continue
+        laid = align(pivot, mine)
+        doubts += laid.is_ambiguous
+        rows[:, column] = np.where(laid.partner == NONE, NONE, mine.row[laid.partner])
+        if laid.by_sequence or laid.shift is not None:
+            numbers = mine.sequence if laid.by_sequence else np.arange(len(mine)) - (laid.shift or 0)
+            for place in np.setdiff1d(np.arange(len(mine)), laid.partner).tolist():
+                key = (laid.by_sequence, int(numbers[place]), int(mine.operation[place]))
+                beyond.setdefault(key, {})[column] = place
+    order = [float(place) for place in range(len(rows))]
+    more = []
+    for (by_sequence, number, _), held in sorted(beyond.items()):
+        if len(held) > 1 and len({int(calls[column].bytes[place]) for column, place in held.items()} - {NONE}) < 2:
+            line = np.full(len(calls), NONE, dtype=np.int64)
+            for column, place in held.items():
+                line[column] = calls[column].row[place]
+            more.append(line)
+            order.append(int(np.searchsorted(pivot.sequence, number)) - 0.5 if by_sequence else float(number))
+    rows = np.concatenate((rows, np.array(more, dtype=np.int64).reshape(-1, len(calls))))
+    rows = rows[np.argsort(order, kind="stable")]
+    return rows[(rows != NONE).sum(axis=1) >= 2], doubts
 
 
 def _calls(trace: Trace, events: Events, rows: NDArray[np.int64], operations: dict[str, int]) -> Calls:

@@ -11,15 +11,17 @@ that the median rank did not. The heading in which its ledger exceeds the median
     rank 1   |=all=|cccc|[wait..........|wire]
     rank 2   |=all=|cccc|hhhhhhhhhhhhhhh|[wire]    late by the h: host_bound
 
-Where no heading explains a quarter of the delay the cause is unknown: the delay came from before the trace, or the rank
-was handed it by another collective (then the heading is exposed_communication, and its partner there is to blame).
+Where no heading explains a quarter of the delay the cause is unknown.  So it is where most of the delay is older than
+the traces: profilers start when they like, and before the first collective that all traces hold a rank may be late only
+because its trace is.  A delay that was handed on by another collective has the heading exposed_communication; its
+partner there is to blame.
 
 Pure: arrivals and charges in, stragglers out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,17 +30,21 @@ from numpy.typing import NDArray
 
 from pacecar.profiler.analysis.alignment import OVERLAP_SLACK_NS
 from pacecar.profiler.analysis.arrivals import Arrivals
-from pacecar.profiler.analysis.clocks import Clocks
+from pacecar.profiler.analysis.clocks import Clocks, doubts_of
 from pacecar.profiler.analysis.report import Straggler
 from pacecar.profiler.analysis.single import Charges
 from pacecar.profiler.attribution import Work, attribute_windows
 from pacecar.profiler.trace.table import NONE, WORKS, Trace
-from pacecar.records import LEDGER_HEADINGS, Ledger
+from pacecar.records import LEDGER_HEADINGS
+from pacecar.wording import HEADING_WORDS
 
 __all__ = ["LATE_NS_MIN", "Blame", "find_stragglers"]
 
 LATE_NS_MIN = 20_000
 """Less is not late: a kernel launch takes about 5 us and equal ranks scatter by a few of them."""
+
+OLDER_RATIO_MAX = 0.5
+"""The part of the delay that may be older than the traces before they can say nothing of its cause."""
 
 EXPLAINED_RATIO_MIN = 0.25
 """The part of the delay that a heading must hold to be called its cause."""
@@ -73,7 +79,8 @@ class _Record:
     """What is charged to one rank.
 
     `chances` are the collectives that it took part in and that somebody came late to; `from_before` those of its late
-    ones before which the traces have no common beginning.
+    ones before which the traces have no common beginning, `older_ns` by how much later its own trace began than the
+    median rank's there.
     """
 
     caused_wait_ns: int = 0
@@ -82,6 +89,7 @@ class _Record:
     chances: int = 0
     lateness_ns: int = 0
     from_before: int = 0
+    older_ns: int = 0
     saved_ns: dict[tuple[int, int], int] = field(default_factory=dict)
     excess_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LEDGER_HEADINGS, 0))
     kernels: int = 0
@@ -89,10 +97,15 @@ class _Record:
 
 
 class _Stretch(NamedTuple):
-    """What a rank did before one collective: its ledger from the collective before, and the kernels in it."""
+    """What a rank did before one collective.
 
-    ledger: Ledger
+    The parts of its ledger from the collective before, in `LEDGER_HEADINGS` order; the kernels in it; and when its
+    trace began, where there is no collective before (else zero).
+    """
+
+    parts: tuple[int, ...]
     kernels: int
+    began_ns: int
 
 
 def find_stragglers(
@@ -102,7 +115,7 @@ def find_stragglers(
     records = [_Record() for _ in traces]
     late = [_late(group, clocks) for group in groups]
     before = [_before(index, groups) for index in range(len(groups))]
-    stretches = _stretches(groups, late, before, traces, charges)
+    stretches = _stretches(groups, late, before, clocks, traces, charges)
     for index, group in enumerate(groups):
         for column, place in enumerate(group.group.traces):
             records[place].collectives += int(group.has[:, column].sum())
@@ -123,10 +136,7 @@ def find_stragglers(
 
 def _late(group: Arrivals, clocks: Clocks) -> NDArray[np.int64]:
     """Return the collectives whose last rank came later than ranks scatter and than its clock is uncertain."""
-    mine = [clocks.clocks[place] for place in group.group.traces]
-    # On one clock the residual is how far the data could have told two clocks from one, and not an error of the clock.
-    doubts = [0 if clock.method == "same_host" else clock.residual_ns or 0 for clock in mine]
-    return np.flatnonzero(group.lateness_ns > np.maximum(LATE_NS_MIN, np.array(doubts, dtype=np.int64)[group.late]))
+    return np.flatnonzero(group.lateness_ns > np.maximum(LATE_NS_MIN, doubts_of(group.group, clocks)[group.late]))
 
 
 def _before(index: int, groups: Sequence[Arrivals]) -> list[tuple[int, int]]:
@@ -162,37 +172,48 @@ def _stretches(
     groups: Sequence[Arrivals],
     late: Sequence[NDArray[np.int64]],
     before: Sequence[Sequence[tuple[int, int]]],
+    clocks: Clocks,
     traces: Sequence[Trace],
     charges: Sequence[Charges],
 ) -> dict[tuple[int, int, int], _Stretch]:
     """Return by (trace, group, collective) what each rank did before each collective that somebody was late to."""
     windows: dict[int, list[tuple[int, int]]] = {}
     keys: dict[int, list[tuple[int, int, int]]] = {}
+    began: dict[int, list[int]] = {}
     for index, group in enumerate(groups):
         for at in late[index].tolist():
             other, previous = before[index][at]
             for column, place in enumerate(group.group.traces):
                 if not group.has[at, column]:
                     continue
-                start = int(group.group.start_ns[at, column])
+                start, beginning = int(group.group.start_ns[at, column]), 0
                 if other == NONE:
-                    since = traces[place].start_ns
+                    since = min(start if (first := traces[place].start_ns) is None else first, start)
+                    beginning = since + int(clocks.offsets_ns[place])
                 else:
                     theirs = groups[other].group
-                    since = int(theirs.end_ns[previous, theirs.traces.index(place)])
-                windows.setdefault(place, []).append((min(start if since is None else since, start), start))
+                    since = min(int(theirs.end_ns[previous, theirs.traces.index(place)]), start)
+                windows.setdefault(place, []).append((since, start))
                 keys.setdefault(place, []).append((place, index, at))
+                began.setdefault(place, []).append(beginning)
     found: dict[tuple[int, int, int], _Stretch] = {}
     for place, some in windows.items():
-        mine, rows = charges[place], traces[place].device
-        ledgers = attribute_windows(mine.work, some, causes=mine.causes, observed=mine.observed)
-        starts = np.sort(rows.start_ns[rows.work == WORKS.index(Work.COMPUTE)])
-        inside = np.searchsorted(starts, np.array(some, dtype=np.int64))
-        counts = (inside[:, 1] - inside[:, 0]).tolist()
+        told = _told(some, traces[place], charges[place])
         found |= {
-            key: _Stretch(*told) for key, told in zip(keys[place], zip(ledgers, counts, strict=True), strict=True)
+            key: _Stretch(parts, kernels, beginning)
+            for key, (parts, kernels), beginning in zip(keys[place], told, began[place], strict=True)
         }
     return found
+
+
+def _told(windows: list[tuple[int, int]], trace: Trace, charges: Charges) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Yield the parts of the ledger of each window of one trace, and the kernels in it."""
+    ledgers = attribute_windows(charges.work, windows, causes=charges.causes, observed=charges.observed)
+    rows = trace.device
+    starts = np.sort(rows.start_ns[rows.work == WORKS.index(Work.COMPUTE)])
+    inside = np.searchsorted(starts, np.array(windows, dtype=np.int64))
+    for ledger, count in zip(ledgers, (inside[:, 1] - inside[:, 0]).tolist(), strict=True):
+        yield tuple(ledger.parts().values()), count
 
 
 def _charge(record: _Record, group: Arrivals, at: int, before: tuple[int, int]) -> None:
@@ -208,14 +229,13 @@ def _charge(record: _Record, group: Arrivals, at: int, before: tuple[int, int]) 
 
 def _compare(record: _Record, mine: _Stretch, others: Sequence[_Stretch]) -> None:
     """Add to `record` by how much each heading of its stretch exceeds the median of the others'."""
-    for heading, value in mine.ledger.parts().items():
-        record.excess_ns[heading] += value - _median([other.ledger.parts()[heading] for other in others])
+    table = np.array([(*other.parts, other.kernels, other.began_ns) for other in others], dtype=np.int64)
+    *parts, kernels, began = np.sort(table, axis=0)[len(others) // 2].tolist()
+    for heading, value, median in zip(LEDGER_HEADINGS, mine.parts, parts, strict=True):
+        record.excess_ns[heading] += value - median
     record.kernels += mine.kernels
-    record.kernels_median += _median([other.kernels for other in others])
-
-
-def _median(values: Sequence[int]) -> int:
-    return sorted(values)[len(values) // 2]
+    record.kernels_median += kernels
+    record.older_ns += mine.began_ns - began
 
 
 def _listed(records: Sequence[_Record], traces: Sequence[Trace]) -> list[Straggler]:
@@ -231,16 +251,18 @@ def _listed(records: Sequence[_Record], traces: Sequence[Trace]) -> list[Straggl
 
 def _straggler(rank: int, record: _Record, total: int) -> Straggler:
     heading, excess = max(record.excess_ns.items(), key=lambda item: item[1])
-    is_explained = excess >= EXPLAINED_RATIO_MIN * record.lateness_ns
-    cause, excess = (heading, excess) if is_explained else ("unknown", record.lateness_ns)
+    told = record.lateness_ns - max(record.older_ns, 0)
+    is_told = told >= (1 - OLDER_RATIO_MAX) * record.lateness_ns
+    is_explained = excess > 0 and excess >= EXPLAINED_RATIO_MIN * told
+    cause, lateness = (heading, excess) if is_told and is_explained else ("unknown", record.lateness_ns)
     return Straggler(
         rank=rank,
         caused_wait_ns=record.caused_wait_ns,
         late_count=record.late_count,
         collectives=record.collectives,
         cause=cause,
-        excess_ns=excess,
-        evidence=f"{_pattern(record, total)}; {_reason(record, heading, is_explained=is_explained)}",
+        excess_ns=lateness,
+        evidence="; ".join((_pattern(record, total), *_reasons(record, heading, is_explained=is_explained))),
     )
 
 
@@ -253,21 +275,28 @@ def _pattern(record: _Record, total: int) -> str:
     )
 
 
-def _reason(record: _Record, heading: str, *, is_explained: bool) -> str:
-    before = record.from_before
-    first = f" ({before} of them had no common beginning in these traces)" if before else ""
+def _reasons(record: _Record, heading: str, *, is_explained: bool) -> Iterator[str]:
+    """Yield what is known of the delay: how much is older than the traces, and what its ledgers have more."""
+    is_older = record.older_ns > LATE_NS_MIN
+    if is_older:
+        yield (
+            f"{_ms(min(record.older_ns, record.lateness_ns))} of the {_ms(record.lateness_ns)} ms are older than the"
+            " traces: its own begins that much later than the median rank's, and what it did before nobody saw"
+        )
+    beside = "for the rest, " if is_older else ""
+    words = "without a known cause" if heading == "unknown" else HEADING_WORDS[heading]
+    more = f"{_ms(record.excess_ns[heading])} ms more {words} than the median rank"
     if not is_explained:
-        least = f"the most is {_ms(record.excess_ns[heading])} ms of {heading}"
-        return f"its ledgers before do not exceed the median rank's by as much ({least}){first}"
-    text = f"before them {_ms(record.excess_ns[heading])} ms more {heading} than the median rank{first}"
+        yield f"{beside}no heading of its ledgers before them exceeds the median rank's by as much (the most: {more})"
+        return
+    text = f"{beside}before them {more}"
     if heading == "exposed_communication":
-        return text + ": other collectives held it up"
-    if heading != "compute" or not record.kernels_median:
-        return text
-    counts = f"{record.kernels} kernels against {record.kernels_median}"
-    if record.kernels > SAME_WORK_RATIO_MAX * record.kernels_median:
-        return f"{text}: it had more to do, {counts}"
-    return f"{text}: the same work took longer, {counts}"
+        text += ": other collectives held it up"
+    elif heading == "compute" and record.kernels_median:
+        counts = f"{record.kernels} kernels against {record.kernels_median}"
+        has_more = record.kernels > SAME_WORK_RATIO_MAX * record.kernels_median
+        text += f": it had more to do, {counts}" if has_more else f": the same work took longer, {counts}"
+    yield text
 
 
 def _ms(nanoseconds: float) -> str:

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from pacecar.profiler.attribution import Work
 from pacecar.profiler.trace.table import NONE, WORKS, Collective, DeviceRows, HostKind, HostRows, StepMark, Trace
 
-__all__ = ["BEAT_NS", "COLLECTIVES", "make_job", "make_trace"]
+__all__ = ["BEAT_NS", "COLLECTIVES", "collective_places", "keep_rows", "make_job", "make_trace", "play"]
 
 BEAT_NS = 1_000_000
 
@@ -37,7 +40,7 @@ _DEVICE = {"c": Work.COMPUTE, "m": Work.COPY}
 Drawing = str | Sequence[str]
 
 
-def make_job(drawings: Mapping[int, Drawing], **options: object) -> list[Trace]:
+def make_job(drawings: Mapping[int, Drawing], **options: Any) -> list[Trace]:
     """Return one trace a rank; `options` are those of `make_trace`, each a value for all or a mapping by rank."""
     return [
         make_trace(drawing, rank=rank, **{k: v[rank] if isinstance(v, dict) else v for k, v in options.items()})
@@ -130,3 +133,28 @@ def make_trace(
         wall_offset_ns=wall_offset_ns,
         events=len(device) + len(host_rows),
     )
+
+
+def play(letters: str, works: Sequence[Sequence[int]], *, wire: int = 2, fill: str = "c") -> dict[int, str]:
+    """Return the drawings of a job: each rank works `works[rank][i]` beats (at least one) before collective i.
+
+    A collective lasts `wire` beats from the last rank's coming, and all leave it together.
+    """
+    drawings = dict.fromkeys(range(len(works)), "")
+    for index, letter in enumerate(letters):
+        for rank, beats in enumerate(works):
+            drawings[rank] += fill * beats[index]
+        end = max(map(len, drawings.values())) + wire
+        drawings = {rank: drawing.ljust(end, letter) for rank, drawing in drawings.items()}
+    return drawings
+
+
+def keep_rows(trace: Trace, keep: NDArray[np.bool_]) -> Trace:
+    """Return `trace` with only those device rows: a profiler that began late, ended early or lost some."""
+    rows = {column: getattr(trace.device, column)[keep] for column in DeviceRows.__dataclass_fields__}
+    return replace(trace, device=DeviceRows(**rows))
+
+
+def collective_places(trace: Trace) -> NDArray[np.int64]:
+    """Return the places of the collectives among the device rows."""
+    return np.flatnonzero(trace.device.collective != NONE)

@@ -1,0 +1,79 @@
+"""No rung of the ladder promises what a resource that is busy anyway forbids."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pacecar.profiler.analysis.ladder import Runner, of_job, what_if
+from pacecar.records import LEDGER_HEADINGS, Ledger
+from tests.profiler.analysis.jobs import BEAT_NS, make_job, play
+from tests.profiler.analysis.test_ranks import analyzed
+
+
+@st.composite
+def ledgers(draw: st.DrawFn) -> Ledger:
+    parts = {heading + "_ns": draw(st.integers(0, 10**9)) for heading in LEDGER_HEADINGS}
+    overlapped = draw(st.integers(0, parts["compute_ns"]))
+    return Ledger(
+        wall_ns=sum(parts.values()),
+        **parts,
+        overlapped_communication_ns=overlapped,
+        communication_ns=overlapped + parts["exposed_communication_ns"],
+    )
+
+
+@st.composite
+def runners(draw: st.DrawFn) -> Runner:
+    ledger = draw(ledgers())
+    return Runner(ledger, draw(st.none() | st.integers(1, 20)), draw(st.integers(0, ledger.communication_ns)))
+
+
+@given(ledgers(), st.none() | st.integers(0, 20))
+def test_no_rung_is_slower_or_faster_than_the_busy_resource(ledger: Ledger, steps: int | None) -> None:
+    for scenario in what_if(ledger, steps):
+        count = steps or 1
+        assert scenario.step_ns * count <= ledger.wall_ns * (1 + 1e-12) + 1
+        assert scenario.step_ns * count >= max(ledger.compute_ns, ledger.communication_ns) * (1 - 1e-12) - 1
+        assert scenario.saved_ns >= 0
+        assert scenario.speedup >= 1
+        assert scenario.note
+
+
+@given(ledgers())
+def test_all_is_no_slower_than_each(ledger: Ledger) -> None:
+    found = {scenario.name: scenario.step_ns for scenario in what_if(ledger, None)}
+    assert all(found["all"] <= step for step in found.values())
+
+
+@given(st.lists(runners(), min_size=1, max_size=5), st.none() | st.floats(0, 1e10))
+def test_a_job_goes_at_the_pace_of_its_slowest_rank(of: list[Runner], saved: float | None) -> None:
+    live = [runner for runner in of if runner.ledger.wall_ns]
+    pace = max((runner.ledger.wall_ns / (runner.steps or 1) for runner in live), default=0.0)
+    for scenario in of_job(of, saved):
+        assert abs(scenario.step_ns + scenario.saved_ns - pace) <= 1
+        assert 0 <= scenario.saved_ns <= pace
+
+
+def test_nothing_has_no_ladder() -> None:
+    assert what_if(Ledger(wall_ns=0), None) == []
+    assert of_job([], None) == []
+
+
+def test_hiding_communication_stops_at_the_link() -> None:
+    ledger = Ledger(
+        wall_ns=100, compute_ns=40, exposed_communication_ns=60, communication_ns=90, overlapped_communication_ns=30
+    )
+    hidden = what_if(ledger, None)[0]
+    assert (hidden.name, hidden.step_ns) == ("communication_hidden", 90)
+    assert "communication itself binds" in hidden.note
+
+
+def test_a_straggler_as_fast_as_the_median_saves_its_delay() -> None:
+    """Every step of ten beats has three in which two ranks wait for the third."""
+    drawings = play("AAAA", [[5] * 4, [8] * 4, [5] * 4])
+    marks = [(at, at + 10) for at in range(0, 40, 10)]
+    job = analyzed(make_job(drawings, steps=marks, world_size=3))
+    found = {scenario.name: scenario for scenario in job.what_if}
+    assert found["straggler_median"].step_ns == 7 * BEAT_NS
+    assert found["communication_hidden"].step_ns == 8 * BEAT_NS

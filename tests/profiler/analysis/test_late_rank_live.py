@@ -1,0 +1,92 @@
+"""A real gloo job with one rank that sleeps: who was late and by how much comes out of its traces."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pacecar.profiler.analysis.ranks import analyze_job
+from pacecar.profiler.analysis.single import analyze_trace
+from pacecar.profiler.trace.reader import read_trace
+
+SLEEP_S = 0.05
+STEPS = 9
+
+JOB = """
+import sys, time
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+store, rank, world, late, sleep, steps, out = sys.argv[1:]
+rank, world, late, steps = int(rank), int(world), int(late), int(steps)
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=world)
+gradient = torch.ones(4096)
+dist.all_reduce(gradient)
+with profile(activities=[ProfilerActivity.CPU]) as profiler:
+    dist.all_reduce(gradient)  # all set out from here
+    for _ in range(steps):
+        if rank == late:
+            time.sleep(float(sleep))
+        gradient.mul_(0.5)
+        dist.all_reduce(gradient)
+profiler.export_chrome_trace(f"{out}/rank{rank}.json")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def traced(folder: Path, world: int, late: int) -> list[Path]:
+    """Run the job and return its traces, one a rank."""
+    script = folder / "job.py"
+    script.write_text(JOB)
+    words = [str(word) for word in (world, late, SLEEP_S, STEPS, folder)]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(folder / "store"), str(rank), *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+        )
+        for rank in range(world)
+    ]
+    try:
+        for rank in ranks:
+            output, _ = rank.communicate(timeout=120)
+            assert rank.returncode == 0, output
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    return [folder / f"rank{rank}.json" for rank in range(world)]
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize(("world", "late"), [(2, 1), (3, 0)])
+def test_the_rank_that_slept_is_late_by_its_sleep(tmp_path: Path, world: int, late: int) -> None:
+    pytest.importorskip("torch.distributed")
+    traces = [read_trace(path) for path in traced(tmp_path, world, late)]
+    job = analyze_job(traces, [analyze_trace(trace) for trace in traces])
+    assert job.ranks == list(range(world))
+    assert {clock.method for clock in job.clocks} == {"same_host"}
+    slept = job.instances[-STEPS:]
+    assert all(one.ranks == world and one.ranks_missing == 0 for one in slept)
+    assert [one.late_rank for one in slept] == [late] * STEPS
+    skew = statistics.median(one.skew_ns for one in slept)
+    assert abs(skew - SLEEP_S * 1e9) <= 2e6
+    waits = [each.wait_ns for one in slept for each in one.arrivals if each.rank != late]
+    assert abs(statistics.median(waits) - SLEEP_S * 1e9) <= 2e6
+    # Another may have come late to the very first one: profilers take their time to begin.
+    [worst] = [straggler for straggler in job.stragglers if straggler.rank == late]
+    assert worst.late_count >= STEPS
+    assert worst.caused_wait_ns >= 0.9 * (world - 1) * STEPS * SLEEP_S * 1e9
+    # Asleep, it had launched nothing; unless its profiler took longer to begin than all its sleep.
+    assert worst.cause == "host_bound" or "older than the traces" in worst.evidence
