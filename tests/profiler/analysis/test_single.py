@@ -220,9 +220,7 @@ def test_whatever_the_rows_the_ledger_adds_up_and_no_step_overlaps_another(devic
 
 def _edges(trace, report):
     """Rows of no duration at an edge make idle time there that is no gap."""
-    busy = [
-        row for row in zip(trace.device.start_ns.tolist(), trace.device.end_ns.tolist(), strict=True) if row[1] > row[0]
-    ]
+    busy = [row for spans in charges_of(trace).work.values() for row in spans.tolist() if row[1] > row[0]]
     if not busy:
         return report.idle_ns
     start, end = report.start_ns, report.start_ns + report.span_ns
