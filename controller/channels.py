@@ -1,6 +1,5 @@
-"""How do numbers get from rank to rank?  The two roads of `protocol.py` on torch's process groups, and a meeting first.
+"""How do numbers get from rank to rank?  The two roads of `protocol.py` on torch's process groups, after a `meet`.
 
-    meet         through the job's store, before any collective: one that a rank does not join hangs the others
     SideRoad     numbered asynchronous gathers on a gloo group of our own, looked at and never waited for
     MainRoad     votes on the job's own group, launched at one boundary and read at the next
 
@@ -10,8 +9,6 @@ Left out: what the numbers mean.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,63 +16,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pacecar.profiler.meeting import MEET_SECONDS, MeetingError, keep_for_ever, meet
+
 __all__ = ["MEET_SECONDS", "MainRoad", "MeetingError", "SideRoad", "meet"]
-
-MEET_SECONDS = 30.0
-"""Ranks attach after the same model was built; longer apart than this means that a rank does not attach."""
-
-MEET_POLL_SECONDS = 0.02
 
 SIDE_TIMEOUT = timedelta(minutes=30)
 """One rank may write a checkpoint for minutes while a gather is out; being late freezes, this only cleans up."""
 
 VOTE_WORDS = 3
-
-
-def _keep_for_ever(*things: object) -> None:
-    """Never let `things` go, not even at the interpreter's end.
-
-    gloo's worker thread drops its hold on a work some time after it completed or failed.  If that is the last hold it
-    frees tensors that python knows, needs the GIL for it, and when the interpreter is ending just then the process
-    aborts ("terminate called without an active exception", pytorch issues 38228 and 190489).  A work that python
-    holds for ever is never freed by the worker.
-    """
-    for thing in things:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-
-
-class MeetingError(RuntimeError):
-    """The ranks did not all come, or want different things; nothing was started."""
-
-
-def meet(store: Any, rank: int, world_size: int, claim: str, *, name: str, seconds: float) -> None:  # noqa: ANN401  dist.Store; its methods are untyped
-    """Return when all ranks came with the same `claim`; `name` must be the same on all ranks and used once.
-
-    The verdict is one key, written by compare-and-set: a rank that waited too long writes "no" unless "go" is there
-    already.  So either all ranks that came go on or none does, whatever the order of arrival.
-
-    Raises:
-        MeetingError: some rank did not come in time, or came with another claim.
-    """
-    prefix = f"pacecar/{name}"
-    store.set(f"{prefix}/rank{rank}", claim)
-    deadline = time.monotonic() + seconds
-    keys = [f"{prefix}/rank{r}" for r in range(world_size)]
-    while not store.check([f"{prefix}/verdict"]):
-        if rank == 0 and store.check(keys):
-            claims = [store.get(key).decode() for key in keys]
-            other = next((r for r, c in enumerate(claims) if c != claim), None)
-            verdict = "go" if other is None else f"no: rank {other} has {claims[other]}, rank 0 has {claim}"
-            store.compare_set(f"{prefix}/verdict", "", verdict)
-        elif time.monotonic() > deadline:
-            missing = [r for r, key in enumerate(keys) if not store.check([key])]
-            reason = f"ranks {missing[:8]} did not attach" if missing else "rank 0 did not answer"
-            store.compare_set(f"{prefix}/verdict", "", f"no: {reason} within {seconds:g} s")
-        else:
-            time.sleep(MEET_POLL_SECONDS)
-    verdict = store.get(f"{prefix}/verdict").decode()
-    if verdict != "go":
-        raise MeetingError(verdict.removeprefix("no: "))
 
 
 class SideRoad:
@@ -125,7 +73,7 @@ class SideRoad:
         group, self._group = self._group, None
         work, self._work = self._work, None
         if work is not None and not work.is_completed():
-            _keep_for_ever(work, group)
+            keep_for_ever(work, group)
         elif group is not None and dist.is_initialized():
             with contextlib.suppress(ValueError):  # the job destroyed it already
                 dist.destroy_process_group(group)
@@ -202,4 +150,4 @@ class MainRoad:
         """Abandon a vote that is out; on the job's own group its worker thread outlives it."""
         work, self._work = self._work, None
         if work is not None:
-            _keep_for_ever(work)
+            keep_for_ever(work)
