@@ -86,6 +86,9 @@ class HookConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     window_interval_steps: PositiveInt = 50
     job: str | None = None
     run_dir: str | None = None
+    crew: bool = True
+    crew_period_steps: Annotated[int, Meta(ge=1, le=1024)] = 4
+    hang_seconds: Annotated[float, Meta(ge=1.0)] = 120.0
 
 
 class TuneConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -18,7 +18,9 @@ __all__ = [
     "Decision",
     "Failed",
     "Goodbye",
+    "HangSuspicion",
     "JobHello",
+    "JobLedger",
     "JobRecord",
     "KnobSwitch",
     "KnobValue",
@@ -29,6 +31,7 @@ __all__ = [
     "Sample",
     "Snapshot",
     "StepRecord",
+    "Straggler",
     "TunerStatus",
     "Verdict",
 ]
@@ -316,6 +319,63 @@ class TunerStatus(msgspec.Struct, frozen=True, kw_only=True, tag="tuner"):
     trials: int
 
 
+class Straggler(msgspec.Struct, frozen=True, kw_only=True, tag="straggler"):
+    """A rank holds the others up, or does so no longer (`ended`); said by rank 0.
+
+    `late_rank` is None where only the cause is known (a link that sockets do not show).  `phase` holds the excess,
+    `excess_ns` is how much longer a step it takes than the other ranks' median: what the job would gain.
+    """
+
+    job: str
+    late_rank: int | None
+    cause: Literal["compute", "data_wait", "host", "optimizer", "checkpoint", "link", "throttled"]
+    phase: str
+    since_step: int
+    step: int
+    wall_ns: int
+    excess_ns: int
+    evidence: str
+    ended: bool = False
+
+
+class JobLedger(msgspec.Struct, frozen=True, kw_only=True, tag="job_ledger"):
+    """All ranks of a job together; said by rank 0.
+
+    `pace_ns` is the mean step of the slowest rank over the last steps up to `step`, `median_ns` that of the median
+    rank.  Totals add up all `ranks` and all steps since they met; `total_phases_ns`, by phases of the host's timers,
+    sum to `total_wall_ns`.
+    """
+
+    job: str
+    ranks: int
+    step: int
+    pace_ns: int
+    median_ns: int
+    total_steps: int
+    total_wall_ns: int
+    total_phases_ns: dict[str, int]
+
+
+class HangSuspicion(msgspec.Struct, frozen=True, kw_only=True, tag="hang"):
+    """This rank has not ended step `step` for `silent_ns`, or has at last (`ended`).
+
+    `phase` is where the training thread is, `stack` its innermost python frames.  `last_collective` is the latest that
+    torch's flight recorder holds, `collectives` how many the default group has begun: ranks that differ do not wait for
+    the same one.  None where torch does not say.
+    """
+
+    job: str
+    rank: int
+    step: int
+    phase: str
+    wall_ns: int
+    silent_ns: int
+    last_collective: str | None
+    collectives: int | None
+    stack: str | None
+    ended: bool = False
+
+
 class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
     """The hook closes: the job ended or detached."""
 
@@ -325,5 +385,7 @@ class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
     wall_ns: int
 
 
-JobRecord = JobHello | StepRecord | KnobSwitch | Decision | Verdict | TunerStatus | Goodbye
+CrewRecord = Straggler | JobLedger | HangSuspicion
+
+JobRecord = JobHello | StepRecord | KnobSwitch | Decision | Verdict | TunerStatus | CrewRecord | Goodbye
 """What may cross the socket and what a run folder holds."""

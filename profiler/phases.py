@@ -83,6 +83,8 @@ class PhaseHooks:
         self._gradient_seen = self._on_gradient  # bound once, not at each use
         self._compute_ended = self._on_compute_end
         self._backward_ended = self._on_backward_end
+        self.evaluated_ns: int | None = None
+        """When a forward in evaluation was last seen: no step, but a sign of life."""
         self.forward_samples: int | None = None
         self.guesses_samples = True
         """Whether nobody has counted this step's samples yet, so that forward's input must do."""
@@ -103,6 +105,17 @@ class PhaseHooks:
             handle.remove()
         self._handles = []
 
+    @property
+    def phase(self) -> str | None:
+        """The phase under way, None between phases; may be asked from another thread."""
+        if self._optimizer_start_ns is not None:
+            return "optimizer"
+        if self._compute_end_ns is not None:
+            return "tail"
+        if self._backward_start_ns is not None:
+            return "backward"
+        return "forward" if self._forward_start_ns is not None else None
+
     def fold(self) -> None:
         """Add to the timer what was noted since the last call."""
         timer = self._timer
@@ -122,6 +135,7 @@ class PhaseHooks:
         now = self._now_ns()
         if not (module.training and _is_grad_enabled()):
             self._forward_start_ns = None
+            self.evaluated_ns = now
             return
         self._forward_start_ns = now
         self._backward_start_ns = None
