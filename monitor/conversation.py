@@ -2,7 +2,8 @@
 
 The wire says whether bytes are a record.  That is not enough: any local process may connect, and a record in another
 job's name, or a label of 60 KiB, is well-formed too.  So the first frame must be a hello, the hello must come from
-the process that it names, everything after speaks for that rank of that job only, and text is bounded.
+the process that it names, everything after speaks for that rank of that job only, and text is bounded.  Whoever is
+no hook may send requests and nothing else; whom they reach is decided where they are passed on.
 
 Everything here is pure but for one question to the kernel, which is passed in: which pid a process has in its own pid
 namespace (a job in a container knows itself as 17 where the kernel tells us 40213).
@@ -15,19 +16,25 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pacecar.records import (
+    Answer,
+    Command,
     Decision,
     Goodbye,
     JobHello,
     JobRecord,
     Knobs,
     KnobSwitch,
+    Request,
     StepRecord,
     TunerStatus,
     Verdict,
 )
-from pacecar.wire import FrameError, Refusal, decode_frame
+from pacecar.wire import FrameError, Message, Refusal, decode_frame
 
-__all__ = ["Conversation", "Peer", "own_pid"]
+__all__ = ["Conversation", "Peer", "Said", "own_pid"]
+
+Said = tuple[JobRecord | Answer, JobHello] | tuple[Request, None]
+"""A hook's record or answer, with its hello; or a request of somebody who is no hook."""
 
 LABEL_CHARACTERS_MAX = 256
 """Text that becomes a label.  Longer ones cost every scrape and the memory of every Prometheus."""
@@ -67,8 +74,8 @@ class Conversation:
         self.hello: JobHello | None = None
         self._own_pid = own_pid
 
-    def take(self, frame: bytes) -> tuple[JobRecord, JobHello]:
-        """Return the record in `frame` and the hello that it belongs to.
+    def take(self, frame: bytes) -> Said:
+        """Return what is in `frame` and the hello that it belongs to.
 
         Raises:
             FrameError: as `decode_frame`; NO_HELLO before a hello; IDENTITY for a foreign pid, job or rank;
@@ -78,6 +85,11 @@ class Conversation:
         if isinstance(record, JobHello):
             self._check_hello(record)
             self.hello = record
+        elif isinstance(record, Request) and self.hello is None:
+            _check_request(record)
+            return record, None
+        elif isinstance(record, Request | Command):
+            raise FrameError(Refusal.MALFORMED, f"a hook sends no {_kind(record)}")
         elif self.hello is None:
             raise FrameError(Refusal.NO_HELLO, f"a {_kind(record)} came before any hello")
         else:
@@ -110,7 +122,14 @@ class Conversation:
             raise FrameError(Refusal.IDENTITY, f"hello names pid {hello.pid}, the peer is pid {self.peer.pid}")
 
 
-def _check_record(record: JobRecord, hello: JobHello) -> None:
+def _check_request(request: Request) -> None:
+    if len(request.arguments) > KNOBS_MAX:
+        raise FrameError(Refusal.MALFORMED, f"{len(request.arguments)} arguments is over {KNOBS_MAX}")
+    _check_text(LABEL_CHARACTERS_MAX, (request.job, request.action, *request.arguments))
+    _check_text(TEXT_CHARACTERS_MAX, (value for value in request.arguments.values() if isinstance(value, str)))
+
+
+def _check_record(record: JobRecord | Answer, hello: JobHello) -> None:
     """Raise FrameError unless `record` is of the job and rank of `hello` and its values are possible."""
     rank = getattr(record, "rank", hello.rank)  # decisions and verdicts are the job's, not a rank's
     if (record.job, rank) != (hello.job, hello.rank):
@@ -132,6 +151,8 @@ def _check_record(record: JobRecord, hello: JobHello) -> None:
             _check_text(TEXT_CHARACTERS_MAX, (record.detail,))
         case Goodbye():
             _check_text(TEXT_CHARACTERS_MAX, (record.reason,))
+        case Answer():
+            _check_text(TEXT_CHARACTERS_MAX, (record.detail,))
         case JobHello():
             pass
 
@@ -163,5 +184,5 @@ def _check_text(most: int, texts: Iterable[str | None]) -> None:
             raise FrameError(Refusal.MALFORMED, f"a text of {len(text)} characters is over {most}: {text[:40]!r}...")
 
 
-def _kind(record: JobRecord) -> str:
+def _kind(record: Message) -> str:
     return type(record).__name__

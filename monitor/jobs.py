@@ -9,11 +9,12 @@ forgotten with all its series.  A finished job makes room for a new one; a runni
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 
 import msgspec
 
-from pacecar.clock import Clock
+from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.records import (
     Decision,
     Goodbye,
@@ -30,6 +31,12 @@ __all__ = ["JobView", "Jobs", "RankView", "Tally"]
 
 RECENT_MAX = 32
 """Decisions and verdicts of a job that are kept to show; their counts go on."""
+
+MEETING_SECONDS = 1.0
+"""Hooks look for commands four times a second; twice that, and as much again for a busy machine."""
+
+MEETING_STEPS_MAX = 10_000
+"""However short its steps are: a job of microseconds would never get there."""
 
 TALLIES_MAX = 256
 """Kinds of decision or verdict counted for one job; further kinds are not counted one by one."""
@@ -159,6 +166,16 @@ class Jobs:
         self.forget()
         now = self._clock.monotonic_ns()
         return tuple(self._jobs[name].view(now) for name in sorted(self._jobs))
+
+    def meeting_step(self, name: str) -> int:
+        """Return a step that lies MEETING_SECONDS ahead of the rank that is furthest, at its last step's pace."""
+        job = self._jobs.get(name)
+        steps = [] if job is None else [rank.step for rank in job.ranks.values() if rank.step is not None]
+        if not steps:
+            return 0
+        furthest = max(steps, key=lambda step: step.step)
+        ahead = MEETING_SECONDS * NS_PER_SECOND / max(1, furthest.wall_ns)
+        return furthest.step + 2 + min(MEETING_STEPS_MAX, math.ceil(ahead))
 
     def forget(self) -> list[str]:
         """Drop the jobs that said nothing for too long, and return their names."""

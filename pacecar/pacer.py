@@ -30,10 +30,12 @@ from pacecar.controller.observation import Facts
 from pacecar.controller.policy import PacecarPolicy
 from pacecar.controller.tuner import Tuner
 from pacecar.profiler.hook import AlreadyAttachedError, Hook
-from pacecar.profiler.identity import make_hello
+from pacecar.profiler.identity import make_hello, model_device
+from pacecar.profiler.orders import Orders
 from pacecar.profiler.outbox import Outbox
 from pacecar.profiler.runlog import RunLog
 from pacecar.profiler.sink import RecordSink
+from pacecar.profiler.tracing import Tracing
 from pacecar.records import JobHello, JobRecord, Knobs, StepRecord
 
 __all__ = ["Pacer", "attach"]
@@ -59,9 +61,13 @@ class Pacer:
         hook: Hook | None = None,
         tuner: Tuner | None = None,
         sinks: Sequence[RecordSink] = (),
+        orders: Orders | None = None,
+        tracing: Tracing | None = None,
         inert_because: str | None = None,
     ) -> None:
         self._batcher = batcher
+        self._orders = orders
+        self._tracing = tracing
         self._sinks = tuple(sinks)
         self._hook = hook
         self._tuner = tuner
@@ -110,6 +116,10 @@ class Pacer:
         """Detach: remove every hook, deliver what is queued (for at most two seconds).  Harmless when repeated."""
         if self._tuner is not None:
             self._tuner.close()
+        if self._tracing is not None:
+            self._tracing.close()
+        if self._orders is not None:
+            self._orders.close()
         if self._hook is not None:
             self._hook.close(reason)
         deadline = time.monotonic() + CLOSE_SECONDS_MAX
@@ -227,7 +237,9 @@ def _inert(batcher: MicroBatcher, reason: str, *, level: int = logging.WARNING) 
 def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settings: Config) -> Pacer:
     clock = SystemClock()
     hello = make_hello(model, job=settings.hook.job)
-    sinks: list[RecordSink] = [Outbox(settings.hook.socket, hello)]
+    orders = Orders(hello.job, hello.rank, reply=lambda answer: outbox.put(answer))
+    outbox = Outbox(settings.hook.socket, hello, obey=orders.obey)
+    sinks: list[RecordSink] = [outbox]
     if settings.hook.run_dir is not None:
         sinks.append(RunLog(settings.hook.run_dir, hello))
     tuner: Tuner | None = None
@@ -235,6 +247,11 @@ def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settin
     def on_boundary(record: StepRecord | None) -> None:
         if tuner is not None:
             tuner.on_boundary(record)
+        tracing.boundary()
+        orders.boundary(hook.step)
+
+    def mark(is_traced: bool) -> None:
+        hook.is_traced = is_traced
 
     hook = Hook(
         model,
@@ -242,9 +259,18 @@ def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settin
         hello=hello,
         config=settings.hook,
         sinks=sinks,
-        on_boundary=None if settings.tune.mode == "off" else on_boundary,
+        on_boundary=on_boundary,
         clock=clock,
     )
+    tracing = Tracing(
+        hello.job,
+        hello.rank,
+        on_device=model_device(model).type == "cuda",
+        directory=settings.hook.run_dir,
+        step=lambda: hook.step,
+        mark=mark,
+    )
+    orders.register("trace", tracing.trace)
     hook.start()
     try:
         if settings.tune.mode != "off":
@@ -253,7 +279,7 @@ def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settin
     except BaseException:
         hook.close("could not start")
         raise
-    pacer = Pacer(batcher, hook=hook, tuner=tuner, sinks=sinks)
+    pacer = Pacer(batcher, hook=hook, tuner=tuner, sinks=sinks, orders=orders, tracing=tracing)
     atexit.register(pacer.close)
     return pacer
 

@@ -22,7 +22,7 @@ import time
 from collections import deque
 from typing import Protocol
 
-from pacecar.records import JobRecord
+from pacecar.records import Answer, JobRecord
 
 __all__ = ["BACKOFF_SECONDS_MAX", "LOOK_SECONDS", "QUEUE_LENGTH_MAX", "Carrier", "Courier", "Refused"]
 
@@ -51,13 +51,17 @@ class Carrier(Protocol):
         """Name the place for a log line."""
         ...
 
-    def deliver(self, record: JobRecord, timeout_seconds: float) -> None:
+    def deliver(self, record: JobRecord | Answer, timeout_seconds: float) -> None:
         """Bring `record` there, waiting at most `timeout_seconds`.
 
         Raises:
             OSError: not now; the same record will be tried again.
             Refused: never.
         """
+        ...
+
+    def listen(self) -> None:
+        """Take what the other side has to say, if it says anything; never waits, never raises."""
         ...
 
     def close(self) -> None:
@@ -70,7 +74,7 @@ class Courier:
 
     def __init__(self, carrier: Carrier, *, queue_length_max: int = QUEUE_LENGTH_MAX) -> None:
         self._carrier = carrier
-        self._queue: deque[JobRecord] = deque()
+        self._queue: deque[JobRecord | Answer] = deque()
         self._queue_length_max = queue_length_max
         self._dropped = 0
         self._pid = os.getpid()
@@ -84,7 +88,7 @@ class Courier:
         """How many records were dropped so far."""
         return self._dropped
 
-    def put(self, record: JobRecord) -> None:
+    def put(self, record: JobRecord | Answer) -> None:
         """Take `record`; when the queue is full the oldest one is dropped and counted."""
         if os.getpid() != self._pid:
             return
@@ -126,6 +130,7 @@ class Courier:
                     backoff = min(2 * backoff, BACKOFF_SECONDS_MAX)
                 if self._closing.is_set():
                     return
+                self._carrier.listen()
         except Exception:  # noqa: BLE001  a thread's own outer boundary: the job must not see a traceback it cannot act on
             _log.warning("pacecar stops writing to %s after an error", self._carrier.destination, exc_info=True)
         finally:
@@ -134,7 +139,7 @@ class Courier:
             self._queue.clear()
             self._carrier.close()
 
-    def _deliver(self, record: JobRecord) -> bool:
+    def _deliver(self, record: JobRecord | Answer) -> bool:
         left = self._deadline - time.monotonic()
         try:
             self._carrier.deliver(record, min(BACKOFF_SECONDS_MAX, max(left, 0.0)))
@@ -150,7 +155,7 @@ class Courier:
             self._is_complaining = False
         return True
 
-    def _put_back(self, record: JobRecord) -> None:
+    def _put_back(self, record: JobRecord | Answer) -> None:
         if len(self._queue) >= self._queue_length_max:
             self._dropped += 1
         else:
