@@ -29,6 +29,7 @@ from pacecar.controller.microbatch import MicroBatchActuator, MicroBatcher
 from pacecar.controller.observation import Facts
 from pacecar.controller.policy import PacecarPolicy
 from pacecar.controller.tuner import Tuner
+from pacecar.profiler.crew.crew import Crew
 from pacecar.profiler.hook import AlreadyAttachedError, Hook
 from pacecar.profiler.identity import make_hello, model_device
 from pacecar.profiler.orders import Orders
@@ -63,9 +64,11 @@ class Pacer:
         sinks: Sequence[RecordSink] = (),
         orders: Orders | None = None,
         tracing: Tracing | None = None,
+        crew: Crew | None = None,
         inert_because: str | None = None,
     ) -> None:
         self._batcher = batcher
+        self._crew = crew
         self._orders = orders
         self._tracing = tracing
         self._sinks = tuple(sinks)
@@ -116,6 +119,8 @@ class Pacer:
         """Detach: remove every hook, deliver what is queued (for at most two seconds).  Harmless when repeated."""
         if self._tuner is not None:
             self._tuner.close()
+        if self._crew is not None:
+            self._crew.close()
         if self._tracing is not None:
             self._tracing.close()
         if self._orders is not None:
@@ -279,9 +284,21 @@ def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settin
     except BaseException:
         hook.close("could not start")
         raise
-    pacer = Pacer(batcher, hook=hook, tuner=tuner, sinks=sinks, orders=orders, tracing=tracing)
+    crew = _start_crew(hook, hello, settings.hook, sinks) if settings.hook.crew else None
+    pacer = Pacer(batcher, hook=hook, tuner=tuner, sinks=sinks, crew=crew, orders=orders, tracing=tracing)
     atexit.register(pacer.close)
     return pacer
+
+
+def _start_crew(hook: Hook, hello: JobHello, config: HookConfig, sinks: list[RecordSink]) -> Crew:
+    def emit(record: JobRecord) -> None:
+        for sink in sinks:
+            sink.put(record)
+
+    crew = Crew(hello, config, hook, emit=emit)
+    hook.on_timed = crew.note
+    crew.start()
+    return crew
 
 
 def _make_tuner(

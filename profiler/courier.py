@@ -79,6 +79,7 @@ class Courier:
         self._dropped = 0
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
         self._closing = threading.Event()
         self._deadline = float("inf")
         self._is_complaining = False
@@ -103,8 +104,8 @@ class Courier:
                 pass
         self._queue.append(record)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="pacecar-courier", daemon=True)
-            self._thread.start()
+            with self._starting:  # a thread of ours may put too
+                self._start()
 
     def close(self, timeout_seconds: float) -> None:
         """Deliver what is queued, for at most `timeout_seconds`, then let go; what is left is counted as dropped."""
@@ -114,6 +115,11 @@ class Courier:
         self._closing.set()
         if self._thread is not None:
             self._thread.join(timeout_seconds + 0.5)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="pacecar-courier", daemon=True)
+            self._thread.start()
 
     def _run(self) -> None:
         backoff = BACKOFF_SECONDS_MIN

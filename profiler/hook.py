@@ -91,6 +91,8 @@ class Hook:
         self._batch_tokens = batch_tokens
         self.knobs = Knobs()
         """The settings in force; the tuner sets them at a boundary, for the steps that follow."""
+        self.on_timed: Callable[[TimedStep, StepRecord], None] | None = None
+        """Gets every measured step with its timers, on the training thread; must return in a microsecond."""
 
         self._timer = StepTimer()
         self._guard = Guard(self._now_ns, self._charge)
@@ -144,6 +146,16 @@ class Hook:
     def overhead_ratio(self) -> float | None:
         """What pacecar cost over the job's wall time so far (0..1); None before the first step."""
         return self._budget.ratio
+
+    @property
+    def phase(self) -> str:
+        """The phase that the training thread is in, "outside" of all; may be asked from another thread."""
+        return self._phases.phase or "outside"
+
+    @property
+    def evaluated_ns(self) -> int | None:
+        """When a forward in evaluation was last seen, monotonic; None: never."""
+        return self._phases.evaluated_ns
 
     def start(self) -> None:
         """Attach to model and optimizer; the first step counts from the job's first sign of life after this.
@@ -230,7 +242,10 @@ class Hook:
     def _boundary(self, now_ns: int) -> None:
         """Step over: account for it and tell the sinks, in what is already the next step's time."""
         self._boundary_ns = now_ns
-        self._fresh = self._account(self._timer.finish(now_ns))
+        step = self._timer.finish(now_ns)
+        self._fresh = self._account(step)
+        if self.on_timed is not None:
+            self.on_timed(step, self._fresh)
         for sink in self._sinks:
             sink.put(self._fresh)
 
