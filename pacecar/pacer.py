@@ -281,10 +281,10 @@ def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settin
         if settings.tune.mode != "off":
             tuner = _make_tuner(model, hook, batcher, hello, settings.tune, sinks)
             tuner.start()
+        crew = _start_crew(hook, hello, settings.hook, sinks) if settings.hook.crew else None
     except BaseException:
         hook.close("could not start")
         raise
-    crew = _start_crew(hook, hello, settings.hook, sinks) if settings.hook.crew else None
     pacer = Pacer(batcher, hook=hook, tuner=tuner, sinks=sinks, crew=crew, orders=orders, tracing=tracing)
     atexit.register(pacer.close)
     return pacer
