@@ -95,6 +95,12 @@ class Budget:
         self._requested = True
         self._on_credit = self._on_credit or on_credit
 
+    def can_afford(self, price_ns: int, *, on_credit: bool = False) -> bool:
+        """Return whether something that will cost `price_ns` is within the ratio; `on_credit` before it is earned."""
+        if self._ratio >= 1.0 or self._ratio <= 0.0:
+            return self._ratio >= 1.0
+        return on_credit or self._cost_ns + price_ns <= self._ratio * self._wall_ns
+
     def wants_window(self, step: int) -> bool:
         """Return whether `step`, the next one, should be profiled."""
         if step < self._first_step or (step - self._first_step) % self._grid_steps:

@@ -23,6 +23,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -30,14 +31,17 @@ from torch.utils.hooks import RemovableHandle
 from pacecar.clock import Clock, SystemClock
 from pacecar.config import HookConfig
 from pacecar.profiler.budget import Budget
+from pacecar.profiler.counts import StepCounts, Totals
 from pacecar.profiler.estimate import Calibration, Calibrations, estimate
 from pacecar.profiler.guard import Guard
 from pacecar.profiler.identity import make_hello, model_device
 from pacecar.profiler.loader import TimedLoader, guess_samples
 from pacecar.profiler.measurement import WindowMeter
+from pacecar.profiler.memory import cuda_stats
 from pacecar.profiler.phases import PhaseHooks
 from pacecar.profiler.sink import RecordSink
 from pacecar.profiler.steptimer import StepTimer, TimedStep
+from pacecar.profiler.vitals import VitalsMeter
 from pacecar.records import Goodbye, JobHello, Knobs, Ledger, StepRecord
 
 __all__ = ["AlreadyAttachedError", "Hook", "make_hello"]
@@ -93,9 +97,15 @@ class Hook:
         """The settings in force; the tuner sets them at a boundary, for the steps that follow."""
         self.on_timed: Callable[[TimedStep, StepRecord], None] | None = None
         """Gets every measured step with its timers, on the training thread; must return in a microsecond."""
+        self.is_traced = False
+        """Somebody traces the steps that follow; their pace says nothing about the job."""
 
         self._timer = StepTimer()
         self._guard = Guard(self._now_ns, self._charge)
+        device = model_device(model)
+        is_cuda = device.type == "cuda"
+        name = torch.cuda.get_device_name(device) if is_cuda else None
+        self._vitals = VitalsMeter(model, self._config, device=device, stats=cuda_stats(device), device_name=name)
         self._phases = PhaseHooks(
             model,
             optimizer,
@@ -104,9 +114,10 @@ class Hook:
             now_ns=self._now_ns,
             boundary=self._boundary,
             retire=self._retire,
+            forward_begins=self._vitals.forward_begins,
         )
         self._prepare = self._guard.wrap(self._prepare_next)
-        self._meter = WindowMeter(self._clock, on_device=model_device(model).type == "cuda")
+        self._meter = WindowMeter(self._clock, on_device=is_cuda)
         self._budget = Budget(
             self._config.overhead_budget,
             warmup_steps=self._config.window_warmup_steps,
@@ -114,12 +125,9 @@ class Hook:
             rank=hello.rank,
         )
         self._calibrations = Calibrations()
-        self._totals = _Totals()
+        self._counts = StepCounts()
+        self._totals = Totals()
         self._step = 0
-        self._counted_samples: int | None = None
-        self._counted_tokens: int | None = None
-        self._drawn_samples: int | None = None
-        self._drawn_tokens: int | None = None
         self._window_price_ns = 0
         self._has_aftermath = False
         self._fresh: StepRecord | None = None
@@ -127,6 +135,7 @@ class Hook:
         self._beat_handle: RemovableHandle | None = None
         self._optimizer = optimizer
         self._in_boundary = False
+        self._checkpoint_depth = 0
         self._is_started = False
         self._is_closed = False
 
@@ -187,6 +196,7 @@ class Hook:
         self._guard.is_alive = False
         if not self._in_boundary:  # else the next forward retires what is inert by then
             self._retire()
+        self._last_words()
         goodbye = Goodbye(job=self._hello.job, rank=self._hello.rank, reason=reason, wall_ns=self._clock.wall_ns())
         for sink in self._sinks:
             sink.put(goodbye)
@@ -206,17 +216,18 @@ class Hook:
 
     def count(self, *, samples: int | None = None, tokens: int | None = None) -> None:
         """Add to this step's samples and tokens; overrides what the hook would guess."""
-        self._counted_samples = _plus(self._counted_samples, samples)
-        self._counted_tokens = _plus(self._counted_tokens, tokens)
+        self._counts.say(samples, tokens)
 
     @contextlib.contextmanager
     def checkpoint(self) -> Iterator[None]:
-        """Charge the time of the body, saving a checkpoint, to the ledger's `checkpoint`."""
-        start = self._now_ns()
+        """Charge the time of the body, saving a checkpoint, to the ledger's `checkpoint`; one inside another is its."""
+        start, self._checkpoint_depth = self._now_ns(), self._checkpoint_depth + 1
         try:
             yield
         finally:
-            self._guard.wrap(self._timer.add)("checkpoint", start, self._now_ns())
+            self._checkpoint_depth -= 1
+            if not self._checkpoint_depth:
+                self._guard.wrap(self._checkpointed)(start, self._now_ns())
 
     def request_window(self) -> None:
         """Ask for an exact window soon, as a knob was switched; the budget decides when, a new setting has credit."""
@@ -227,6 +238,11 @@ class Hook:
     def _charge(self, duration_ns: int) -> None:
         self._timer.overhead_ns += duration_ns
 
+    def _checkpointed(self, start_ns: int, end_ns: int) -> None:
+        self._timer.begin(start_ns)  # it may come before the first step
+        self._timer.add("checkpoint", start_ns, end_ns)
+        self._vitals.checkpointed(end_ns - start_ns)
+
     def _waited(self, start_ns: int, end_ns: int) -> None:
         self._timer.begin(start_ns)
         self._timer.add("data_wait", start_ns, end_ns)
@@ -234,10 +250,8 @@ class Hook:
     def _drawn(self, batch: object) -> None:
         samples = self._batch_samples(batch)
         if samples is not None:
-            self._drawn_samples = (self._drawn_samples or 0) + samples
             self._phases.guesses_samples = False
-        if self._batch_tokens is not None:
-            self._drawn_tokens = _plus(self._drawn_tokens, self._batch_tokens(batch))
+        self._counts.draw(samples, None if self._batch_tokens is None else self._batch_tokens(batch))
 
     def _boundary(self, now_ns: int) -> None:
         """Step over: account for it and tell the sinks, in what is already the next step's time."""
@@ -246,8 +260,11 @@ class Hook:
         self._fresh = self._account(step)
         if self.on_timed is not None:
             self.on_timed(step, self._fresh)
+        vitals = self._vitals.step_over(self._fresh)
         for sink in self._sinks:
             sink.put(self._fresh)
+            if vitals is not None:
+                sink.put(vitals)
 
     def _beat(self, *_: object) -> None:
         """Tell the listener, whether or not there is a record, and prepare the next step."""
@@ -277,6 +294,8 @@ class Hook:
             return
         if self._config.windows:
             self._open_window()
+        if not (self._meter.is_open or self.is_traced):  # they would see the dispatch mode's own time
+            self._vitals.prepare(self._step, self._may_count)
         ended = self._now_ns()
         self._timer.add("overhead", self._boundary_ns, ended)
         self._meter.observed_from(ended)
@@ -285,13 +304,16 @@ class Hook:
     def _account(self, step: TimedStep) -> StepRecord:
         """Return the record of `step`, the ledger exact when a window saw it."""
         is_profiled = self._meter.is_open
-        is_disturbed = is_profiled or self._has_aftermath
-        self._has_aftermath = is_profiled  # ending and reading the window falls into the next step
+        is_counted = self._vitals.is_counted
+        is_disturbed = is_profiled or is_counted or self._has_aftermath or self.is_traced
+        self._has_aftermath = is_profiled or self.is_traced  # ending and reading the window falls into the next step
         measurement = self._meter.close(step) if is_profiled else None
         if measurement is not None:
             self._calibrations.add(self.knobs, Calibration(self._step, measurement.phases))
         own_ns = min(step.overhead_ns, step.wall_ns)
-        overhead_ns = self._budget.step(step.wall_ns, own_ns, profiled=is_profiled)
+        overhead_ns = self._budget.step(step.wall_ns, own_ns, profiled=is_profiled or is_counted)
+        if is_counted:
+            self._vitals.count_cost(overhead_ns - own_ns)
         if is_profiled:
             self._window_price_ns += overhead_ns - own_ns
             if not self._meter.is_open:
@@ -346,14 +368,13 @@ class Hook:
 
     def _take_counts(self) -> tuple[int | None, int | None]:
         """Return this step's samples and tokens by the best source there is, and begin the next step's."""
-        samples = self._counted_samples
-        if samples is None:
-            samples = self._drawn_samples if self._drawn_samples is not None else self._phases.forward_samples
-        tokens = self._counted_tokens if self._counted_tokens is not None else self._drawn_tokens
-        self._counted_samples = self._counted_tokens = None
-        self._drawn_samples = self._drawn_tokens = self._phases.forward_samples = None
+        samples, tokens = self._counts.take(self._phases.forward_samples)
+        self._phases.forward_samples = None
         self._phases.guesses_samples = True
         return samples, tokens
+
+    def _may_count(self, price_ns: int) -> bool:
+        return self._budget.can_afford(price_ns, on_credit=not self._vitals.was_ever_counted)
 
     def _open_window(self) -> None:
         if not self._meter.is_open:
@@ -364,34 +385,25 @@ class Hook:
             self._window_price_ns = self._now_ns() - begun
         self._timer.keep_marks()
 
+    def _last_words(self) -> None:
+        """Put what the last steps and a checkpoint after them have to say into the sinks; never raises."""
+        try:
+            vitals = self._vitals.finish()
+        except Exception:  # noqa: BLE001  as in the guard, which is inert by now
+            self._guard.failed(self._last_words)
+            return
+        if vitals is not None:
+            for sink in self._sinks:
+                sink.put(vitals)
+
     def _retire(self) -> None:
         """Leave torch as it was; not from inside an optimizer hook."""
         self._meter.uninstall()
+        self._vitals.retire()
         self._phases.remove()
         if self._is_closed and self._beat_handle is not None:
             self._beat_handle.remove()
             self._beat_handle = None
-
-
-class _Totals:
-    """What all steps since attach add up to; counts are None until one was known."""
-
-    def __init__(self) -> None:
-        self.ledger = Ledger(wall_ns=0)
-        self.steps = 0
-        self.samples: int | None = None
-        self.tokens: int | None = None
-
-    def add(self, ledger: Ledger, samples: int | None, tokens: int | None) -> None:
-        self.ledger = self.ledger + ledger
-        self.steps += 1
-        self.samples = _plus(self.samples, samples)
-        self.tokens = _plus(self.tokens, tokens)
-
-
-def _plus(total: int | None, part: int | None) -> int | None:
-    """Add what is known; None is nothing known, not zero."""
-    return total if part is None else (total or 0) + part
 
 
 def _caller() -> str:

@@ -55,6 +55,7 @@ class PhaseHooks:
         now_ns: Callable[[], int],
         boundary: Callable[[int], None],
         retire: Callable[[], None],
+        forward_begins: Callable[[tuple[Any, ...], Mapping[str, Any]], None],
     ) -> None:
         for method in ("register_step_pre_hook", "register_step_post_hook"):
             if not hasattr(optimizer, method):
@@ -69,6 +70,7 @@ class PhaseHooks:
         self._now_ns = now_ns
         self._boundary = boundary
         self._retire = retire
+        self._forward_begins = forward_begins
         self._handles: list[RemovableHandle] = []
         self._events: list[tuple[str, int, int]] = []
         self._own_ns = 0
@@ -93,7 +95,7 @@ class PhaseHooks:
         """Register all hooks."""
         wrap = self._guard.wrap
         self._handles = [
-            self._model.register_forward_pre_hook(self._before_forward),
+            self._model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             self._model.register_forward_hook(self._after_forward),
             self._optimizer.register_step_pre_hook(self._before_optimizer),
             self._optimizer.register_step_post_hook(wrap(self._after_optimizer)),
@@ -128,7 +130,7 @@ class PhaseHooks:
                 timer.micro_batches += 1
         self._events.clear()
 
-    def _before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._guard.is_alive:
             self._retire()  # torch has copied the table that it iterates over
             return
@@ -141,9 +143,10 @@ class PhaseHooks:
         self._backward_start_ns = None
         try:
             if self.guesses_samples:
-                samples = guess_samples(args)
+                samples = guess_samples(args or kwargs)
                 if samples is not None:
                     self.forward_samples = (self.forward_samples or 0) + samples
+            self._forward_begins(args, kwargs)
             if len(self._events) >= EVENTS_MAX:
                 self.fold()
         except Exception:  # noqa: BLE001  as in the guard, without its second frame
