@@ -254,6 +254,33 @@ def _tuner() -> Section:
     ])  # fmt: skip
 
 
+def _crew() -> Section:
+    late = select("pacecar_job_straggler_excess_seconds", all_ranks=True)
+    waits = divide(
+        combine("sum", rate("pacecar_job_phase_seconds_total", all_ranks=True), "phase"),
+        f"scalar({combine('sum', rate('pacecar_job_phase_seconds_total', all_ranks=True))})",
+    )
+    return Section("Ranks side by side", [
+        (12, 8, time_series("Stragglers", "By how much the step of a late rank exceeds the other ranks' median, while "
+            "it is late: what the job would gain. Without a rank: all ranks wait for a link that cannot be told.",
+            [Query(late, f"rank {{{{{RANK}}}}}: {{{{cause}}}}")], unit="s", empty="No rank is late")),
+        (12, 8, time_series("Pace of slowest and median rank", "Mean step over the last steps that all ranks compared.", [
+                Query(combine("max", select("pacecar_job_pace_seconds", all_ranks=True)), "slowest"),
+                Query(combine("max", select("pacecar_job_median_pace_seconds", all_ranks=True)), "median"),
+            ], unit="s", empty="The ranks are not compared: see the log of rank 0")),
+        (12, 7, time_series("Host time of all ranks", "Share of the time of all ranks together by phase of the step. "
+            "The tail is the wait for the last all-reduces.", [Query(waits, "{{phase}}")],
+            unit="percentunit", empty="The ranks are not compared: see the log of rank 0", stacked=True, limit=1.0)),
+        (6, 7, stat("Found late", "Times that a rank was found late, by cause.",
+            [Query(combine("sum", select("pacecar_job_stragglers_total", all_ranks=True), "cause"), "{{cause}}")],
+            unit="none", empty="No rank was late", names=True)),
+        (6, 7, stat("Hangs", "Ranks that have ended no step for suspiciously long, now and so far.", [
+                Query(combine("sum", select("pacecar_job_hang_suspected", all_ranks=True)), "now"),
+                Query(combine("sum", select("pacecar_job_hangs_total", all_ranks=True)), "so far"),
+            ], unit="none", empty="No hang was suspected", names=True)),
+    ])  # fmt: skip
+
+
 def _itself() -> Section:
     overhead = divide(
         combine("sum", rate("pacecar_job_overhead_seconds_total"), RANK),
@@ -350,7 +377,7 @@ def _annotations() -> core.Annotations:
 def job_dashboard() -> core.Dashboard:
     """Return the dashboard of one training job, ready to be tidied and written."""
     sections = [
-        _pace(), _ledger(), _ledger_of_each_rank(), _tuner(), host_section(), gpu_section(), _itself(), _ranks(),
+        _pace(), _ledger(), _ledger_of_each_rank(), _crew(), _tuner(), host_section(), gpu_section(), _itself(), _ranks(),
     ]  # fmt: skip
     return core.Dashboard(
         title="pacecar / Job",

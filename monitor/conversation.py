@@ -20,12 +20,15 @@ from pacecar.records import (
     Command,
     Decision,
     Goodbye,
+    HangSuspicion,
     JobHello,
+    JobLedger,
     JobRecord,
     Knobs,
     KnobSwitch,
     Request,
     StepRecord,
+    Straggler,
     TunerStatus,
     Verdict,
 )
@@ -147,6 +150,16 @@ def _check_record(record: JobRecord | Answer, hello: JobHello) -> None:
         case Decision() | Verdict():
             _check_text(LABEL_CHARACTERS_MAX, (record.knob,))
             _check_text(TEXT_CHARACTERS_MAX, (record.reason,))
+        case Straggler():
+            if record.late_rank is not None and not 0 <= record.late_rank < hello.world_size:
+                raise FrameError(Refusal.MALFORMED, f"rank {record.late_rank} is not one of {hello.world_size}")
+            _check_text(LABEL_CHARACTERS_MAX, (record.phase,))
+            _check_text(TEXT_CHARACTERS_MAX, (record.evidence,))
+        case JobLedger():
+            _check_job_ledger(record)
+        case HangSuspicion():
+            _check_text(LABEL_CHARACTERS_MAX, (record.phase,))
+            _check_text(TEXT_CHARACTERS_MAX, (record.last_collective, record.stack))
         case TunerStatus():
             _check_text(TEXT_CHARACTERS_MAX, (record.detail,))
         case Goodbye():
@@ -169,6 +182,14 @@ def _check_counters(step: StepRecord) -> None:
     for name, value in counters.items():
         if value is not None and value < 0:
             raise FrameError(Refusal.MALFORMED, f"{name} is {value}: a counter does not go below zero")
+
+
+def _check_job_ledger(ledger: JobLedger) -> None:
+    if len(ledger.total_phases_ns) > KNOBS_MAX:
+        raise FrameError(Refusal.MALFORMED, f"{len(ledger.total_phases_ns)} phases is over {KNOBS_MAX}")
+    if min(ledger.total_phases_ns.values(), default=0) < 0:
+        raise FrameError(Refusal.MALFORMED, "a phase's total is below zero: a counter does not go there")
+    _check_text(LABEL_CHARACTERS_MAX, ledger.total_phases_ns)
 
 
 def _check_knobs(knobs: Knobs) -> None:

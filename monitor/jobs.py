@@ -15,13 +15,17 @@ from collections import Counter, deque
 import msgspec
 
 from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.monitor.crews import Crew, CrewView
 from pacecar.records import (
     Decision,
     Goodbye,
+    HangSuspicion,
     JobHello,
+    JobLedger,
     JobRecord,
     KnobSwitch,
     StepRecord,
+    Straggler,
     TunerStatus,
     Verdict,
 )
@@ -74,6 +78,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     verdict_tallies: tuple[Tally, ...]
     expected_gain: dict[str, float]
     measured_gain: dict[str, float]
+    crew: CrewView = CrewView()
 
 
 class _Rank:
@@ -109,6 +114,7 @@ class _Job:
         self.uid = uid
         self.heard_ns = now_ns
         self.ranks: dict[int, _Rank] = {}
+        self.crew = Crew()
         self.tuner: TunerStatus | None = None
         self.decisions: deque[Decision] = deque(maxlen=RECENT_MAX)
         self.verdicts: deque[Verdict] = deque(maxlen=RECENT_MAX)
@@ -140,6 +146,7 @@ class _Job:
             verdict_tallies=tuple(Tally(*key, count) for key, count in self.verdict_tallies.items()),
             expected_gain=dict(self.expected_gain),
             measured_gain=dict(self.measured_gain),
+            crew=self.crew.view(),
         )
 
 
@@ -211,8 +218,11 @@ class Jobs:
                 job.judge(record)
             case TunerStatus():
                 job.tuner = record
+            case Straggler() | JobLedger() | HangSuspicion():
+                job.crew.take(record)
             case Goodbye():
                 rank.goodbye = record
+                job.crew.leave(hello.rank)
             case JobHello():
                 pass
 

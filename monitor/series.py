@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pacecar.monitor.collectors.reading import sample
+from pacecar.monitor.crews import crew_samples
 from pacecar.monitor.jobs import JobView, RankView
 from pacecar.records import Absent, Failed, Knobs, Ok, Sample, Snapshot, StepRecord
 from pacecar.wire import Refusal
@@ -53,6 +54,7 @@ def job_samples(jobs: Sequence[JobView]) -> Iterator[Sample]:
         for rank in job.ranks:
             yield from _rank_samples(rank)
         yield from _tuner_samples(job)
+        yield from crew_samples(job.job, job.crew)
 
 
 def _rank_samples(rank: RankView) -> Iterator[Sample]:

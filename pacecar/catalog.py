@@ -346,6 +346,13 @@ CATALOG: tuple[Metric, ...] = (
         ("job_overhead_seconds_total", _C, _NS, "training_job rank", "Pacecar's own time inside the steps."),
         ("job_records_dropped_total", _C, _N, "training_job rank", "Records that the hook dropped because the daemon was full, gone or slow."),
         ("job_last_record_age_seconds", _G, _NS, "training_job rank", "Time since the last step record arrived."),
+        ("job_pace_seconds", _G, _NS, "training_job", "Mean step of the slowest rank over the last steps that all ranks compared."),
+        ("job_median_pace_seconds", _G, _NS, "training_job", "The same of the median rank."),
+        ("job_phase_seconds_total", _C, _NS, "training_job phase", "Host time of all steps of all ranks together, by phase; tail is the wait for the last all-reduces."),
+        ("job_straggler_excess_seconds", _G, _NS, "training_job rank cause", "By how much a late rank's step exceeds the other ranks' median; present while it is late, without a rank when only the cause is known."),
+        ("job_stragglers_total", _C, _N, "training_job cause", "Times that a rank was found late."),
+        ("job_hang_suspected", _G, _N, "training_job rank", "1 while the rank has ended no step for suspiciously long, else 0; absent until it happens."),
+        ("job_hangs_total", _C, _N, "training_job rank", "Times that the rank ended no step for suspiciously long."),
         ("job_micro_batches", _G, _N, "training_job rank", "Micro-batches in the last step."),
     ),
     *_section(

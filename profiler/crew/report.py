@@ -16,6 +16,9 @@ __all__ = ["LEDGER_SECONDS", "Report"]
 LEDGER_SECONDS = 1.0
 """Between two records of the job's ledger: its totals travel in each, and nobody scrapes faster."""
 
+AGAIN_SECONDS = 10.0
+"""Between two records of a rank that is still late: a daemon that was restarted has not heard the first."""
+
 _log = logging.getLogger("pacecar")
 
 
@@ -29,6 +32,8 @@ class Report:
         self._totals = dict.fromkeys(PHASES, 0)
         self._steps = 0
         self._said_ns: int | None = None
+        self._late: dict[tuple[int | None, str], Finding] = {}
+        self._late_said_ns = 0
 
     def ledger(self, rows: Sequence[RankRange]) -> None:
         """Add one range of all ranks; say the sums now and then."""
@@ -40,6 +45,10 @@ class Report:
         if self._said_ns is not None and now - self._said_ns < LEDGER_SECONDS * NS_PER_SECOND:
             return
         self._said_ns = now
+        if now - self._late_said_ns >= AGAIN_SECONDS * NS_PER_SECOND:
+            self._late_said_ns = now
+            for finding in self._late.values():
+                self._emit(self._record(finding))
         paces = sorted(row.sums["wall"] // row.steps for row in rows)
         parts = {phase: duration for phase, duration in self._totals.items() if phase != "wall"}
         self._emit(
@@ -61,25 +70,29 @@ class Report:
         if finding.rank is not None:
             who = f"rank {finding.rank}"
         if finding.has_ended:
+            self._late.pop((finding.rank, finding.cause), None)
             _log.warning("pacecar: %s is no longer late (%s); step %d", who, finding.cause, finding.step)
         else:
+            self._late[finding.rank, finding.cause] = finding
+            self._late_said_ns = self._clock.monotonic_ns()
             _log.warning(
                 "pacecar: %s is late since step %d: %s costs %.1f ms a step (%s)",
                 who, finding.since_step, finding.cause, finding.excess_ns / 1e6, finding.evidence,
             )  # fmt: skip
-        self._emit(
-            Straggler(
-                job=self._hello.job,
-                late_rank=finding.rank,
-                cause=finding.cause,
-                phase=finding.phase,
-                since_step=finding.since_step,
-                step=finding.step,
-                wall_ns=self._clock.wall_ns(),
-                excess_ns=finding.excess_ns,
-                evidence=finding.evidence,
-                ended=finding.has_ended,
-            )
+        self._emit(self._record(finding))
+
+    def _record(self, finding: Finding) -> Straggler:
+        return Straggler(
+            job=self._hello.job,
+            late_rank=finding.rank,
+            cause=finding.cause,
+            phase=finding.phase,
+            since_step=finding.since_step,
+            step=finding.step,
+            wall_ns=self._clock.wall_ns(),
+            excess_ns=finding.excess_ns,
+            evidence=finding.evidence,
+            ended=finding.has_ended,
         )
 
     def hang(

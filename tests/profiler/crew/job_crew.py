@@ -40,7 +40,7 @@ class Stretches:
             if s["how"] == "link" and s["from"] == self.step:
                 subprocess.run(TBF.split(), check=True)
             if s["how"] == "link" and s["until"] == self.step:
-                subprocess.run("tc qdisc del dev eth0 root".split(), check=True)
+                subprocess.run(["tc", "qdisc", "del", "dev", "eth0", "root"], check=True)
 
 
 class Extra(nn.Module):
