@@ -30,6 +30,7 @@ from pacecar.dashboards.panels import (
     time_series,
 )
 from pacecar.dashboards.queries import INTERVAL, JOB, NODE, RANK, combine, divide, increase, mean_of, rate, select
+from pacecar.dashboards.vitals import vitals_section
 
 __all__ = ["NOT_DRAWN", "UID", "job_dashboard"]
 
@@ -377,7 +378,8 @@ def _annotations() -> core.Annotations:
 def job_dashboard() -> core.Dashboard:
     """Return the dashboard of one training job, ready to be tidied and written."""
     sections = [
-        _pace(), _ledger(), _ledger_of_each_rank(), _crew(), _tuner(), host_section(), gpu_section(), _itself(), _ranks(),
+        _pace(), _ledger(), _ledger_of_each_rank(), _crew(), _tuner(), vitals_section(), host_section(), gpu_section(),
+        _itself(), _ranks(),
     ]  # fmt: skip
     return core.Dashboard(
         title="pacecar / Job",

@@ -11,7 +11,7 @@ namespace (a job in a container knows itself as 17 where the kernel tells us 402
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ from pacecar.records import (
     Straggler,
     TunerStatus,
     Verdict,
+    Vitals,
 )
 from pacecar.wire import FrameError, Message, Refusal, decode_frame
 
@@ -145,6 +146,8 @@ def _check_record(record: JobRecord | Answer, hello: JobHello) -> None:
         case StepRecord():
             _check_counters(record)
             _check_knobs(record.knobs)
+        case Vitals():
+            _check_vitals(record)
         case KnobSwitch():
             _check_knobs(record.knobs)
         case Decision() | Verdict():
@@ -179,9 +182,26 @@ def _check_counters(step: StepRecord) -> None:
         "total_windows": step.total_windows,
         "dropped_records": step.dropped_records,
     }
+    _check_not_negative(counters)
+
+
+def _check_not_negative(counters: Mapping[str, int | None]) -> None:
     for name, value in counters.items():
         if value is not None and value < 0:
             raise FrameError(Refusal.MALFORMED, f"{name} is {value}: a counter does not go below zero")
+
+
+def _check_vitals(vitals: Vitals) -> None:
+    _check_text(LABEL_CHARACTERS_MAX, (vitals.arithmetic,))
+    _check_text(TEXT_CHARACTERS_MAX, (vitals.flops_reason,))
+    memory = vitals.memory
+    counters = {
+        "total_checkpoints": vitals.total_checkpoints,
+        "total_checkpoint_ns": vitals.total_checkpoint_ns,
+        "total_allocation_retries": None if memory is None else memory.total_allocation_retries,
+        "total_out_of_memory": None if memory is None else memory.total_out_of_memory,
+    }
+    _check_not_negative(counters)
 
 
 def _check_job_ledger(ledger: JobLedger) -> None:

@@ -28,6 +28,7 @@ from pacecar.records import (
     Straggler,
     TunerStatus,
     Verdict,
+    Vitals,
 )
 from pacecar.wire import FrameError, Refusal
 
@@ -64,6 +65,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     switch: KnobSwitch | None
     switches: int
     goodbye: Goodbye | None
+    vitals: Vitals | None = None
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +93,7 @@ class _Rank:
         self.switch: KnobSwitch | None = None
         self.switches = 0
         self.goodbye: Goodbye | None = None
+        self.vitals: Vitals | None = None
 
     @property
     def is_over(self) -> bool:
@@ -105,6 +108,7 @@ class _Rank:
             switch=self.switch,
             switches=self.switches,
             goodbye=self.goodbye,
+            vitals=self.vitals,
         )
 
 
@@ -209,6 +213,8 @@ class Jobs:
         match record:
             case StepRecord():
                 rank.step, rank.step_ns = record, now
+            case Vitals():
+                rank.vitals = record
             case KnobSwitch():
                 rank.switch = record
                 rank.switches += 1

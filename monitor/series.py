@@ -15,7 +15,7 @@ from typing import NamedTuple
 from pacecar.monitor.collectors.reading import sample
 from pacecar.monitor.crews import crew_samples
 from pacecar.monitor.jobs import JobView, RankView
-from pacecar.records import Absent, Failed, Knobs, Ok, Sample, Snapshot, StepRecord
+from pacecar.records import Absent, Failed, Knobs, Ok, Sample, Snapshot, StepRecord, Vitals
 from pacecar.wire import Refusal
 
 __all__ = ["TUNER_STATES", "DaemonFigures", "daemon_samples", "job_samples"]
@@ -75,6 +75,8 @@ def _rank_samples(rank: RankView) -> Iterator[Sample]:
     )
     if rank.step is not None:
         yield from _step_samples(rank.step, labels)
+    if rank.vitals is not None:
+        yield from _vitals_samples(rank.vitals, labels)
     if rank.step_age_ns is not None:
         yield sample("pacecar_job_last_record_age_seconds", rank.step_age_ns, *labels)
     knobs = _knobs_in_force(rank)
@@ -126,6 +128,33 @@ def _step_samples(step: StepRecord, labels: tuple[str, str]) -> Iterator[Sample]
             yield sample("pacecar_job_step_phase_duration_seconds", duration, *labels, phase)
     for heading, duration in step.totals.parts().items():
         yield sample("pacecar_job_ledger_seconds_total", duration, *labels, heading)
+
+
+def _vitals_samples(vitals: Vitals, labels: tuple[str, str]) -> Iterator[Sample]:
+    if vitals.flops_source is not None:
+        yield sample("pacecar_job_flops_info", 1, *labels, vitals.flops_source, vitals.arithmetic or "")
+    figures: dict[str, int | float | None] = {
+        "pacecar_job_step_flops": vitals.step_flops,
+        "pacecar_job_model_flops_per_second": vitals.flops_per_second,
+        "pacecar_job_device_peak_flops_per_second": vitals.peak_flops_per_second,
+        "pacecar_job_mfu_ratio": vitals.mfu_ratio,
+        "pacecar_job_checkpoints_total": vitals.total_checkpoints,
+        "pacecar_job_checkpoint_seconds_total": vitals.total_checkpoint_ns,
+    }
+    memory = vitals.memory
+    if memory is not None:
+        figures |= {
+            "pacecar_job_memory_allocated_bytes": memory.allocated_bytes,
+            "pacecar_job_memory_reserved_bytes": memory.reserved_bytes,
+            "pacecar_job_memory_allocated_peak_bytes": memory.allocated_peak_bytes,
+            "pacecar_job_memory_inactive_split_bytes": memory.inactive_split_bytes,
+            "pacecar_job_memory_fragmentation_ratio": memory.fragmentation_ratio,
+            "pacecar_job_memory_allocation_retries_total": memory.total_allocation_retries,
+            "pacecar_job_memory_out_of_memory_total": memory.total_out_of_memory,
+        }
+    for metric, value in figures.items():
+        if value is not None:
+            yield sample(metric, value, *labels)
 
 
 def _tuner_samples(job: JobView) -> Iterator[Sample]:

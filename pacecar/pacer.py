@@ -14,6 +14,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -114,6 +115,14 @@ class Pacer:
         """Say how many samples or tokens this rank trains on in the current step; adds up until the step ends."""
         if self._hook is not None:
             self._hook.count(samples=samples, tokens=tokens)
+
+    def checkpoint(self) -> AbstractContextManager[None]:
+        """Return a context whose time is charged to `checkpoint`: put the saving of a checkpoint into it.
+
+        It may stand anywhere in the loop, before the first step and after the last.  Of an asynchronous save it
+        holds what the loop waits for.
+        """
+        return self._hook.checkpoint() if self._hook is not None else nullcontext()
 
     def close(self, reason: str = "closed") -> None:
         """Detach: remove every hook, deliver what is queued (for at most two seconds).  Harmless when repeated."""
