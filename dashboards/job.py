@@ -265,7 +265,7 @@ def _crew() -> Section:
         (12, 8, time_series("Stragglers", "By how much the step of a late rank exceeds the other ranks' median, while "
             "it is late: what the job would gain. Without a rank: all ranks wait for a link that cannot be told.",
             [Query(late, f"rank {{{{{RANK}}}}}: {{{{cause}}}}")], unit="s", empty="No rank is late")),
-        (12, 8, time_series("Pace of slowest and median rank", "Mean step over the last steps that all ranks compared.", [
+        (12, 8, time_series("Pace of the slowest and the median rank", "Mean step over the last steps compared.", [
                 Query(combine("max", select("pacecar_job_pace_seconds", all_ranks=True)), "slowest"),
                 Query(combine("max", select("pacecar_job_median_pace_seconds", all_ranks=True)), "median"),
             ], unit="s", empty="The ranks are not compared: see the log of rank 0")),

@@ -158,7 +158,9 @@ class Hook:
 
     @property
     def phase(self) -> str:
-        """The phase that the training thread is in, "outside" of all; may be asked from another thread."""
+        """The phase that the training thread is in, "outside" of all; may be asked from any thread."""
+        if self._checkpoint_depth:
+            return "checkpoint"
         return self._phases.phase or "outside"
 
     @property

@@ -30,7 +30,19 @@ from pacecar.monitor.collectors.rdma import RdmaCollector
 from pacecar.monitor.collectors.reading import sample
 from pacecar.monitor.collectors.tcp import TcpCollector
 from pacecar.monitor.daemon import Daemon
-from pacecar.records import Decision, DeviceMemory, Knobs, KnobSwitch, Ok, TunerStatus, Verdict, Vitals
+from pacecar.records import (
+    Decision,
+    DeviceMemory,
+    HangSuspicion,
+    JobLedger,
+    Knobs,
+    KnobSwitch,
+    Ok,
+    Straggler,
+    TunerStatus,
+    Verdict,
+    Vitals,
+)
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
 
@@ -111,6 +123,12 @@ def speak(hook, make_hello, make_step):
         Verdict(outcome="kept", measured_gain_ratio=0.25, gain_low=0.1, gain_high=0.3, evidence=2.0, trial_steps=1,
                 exploration_ns=5, **common),
         TunerStatus(job="run-7", rank=0, state="watching", detail="", step=5, wall_ns=1, exploration_ns=6, trials=1),
+        JobLedger(job="run-7", ranks=4, step=5, pace_ns=30_000_000, median_ns=29_000_000, total_steps=6,
+                  total_wall_ns=700_000_000, total_phases_ns={"forward": 300_000_000, "tail": 400_000_000}),
+        Straggler(job="run-7", late_rank=3, cause="data_wait", phase="data_wait", since_step=2, step=5, wall_ns=1,
+                  excess_ns=8_000_000, evidence="because"),
+        HangSuspicion(job="run-7", rank=0, step=6, phase="tail", wall_ns=1, silent_ns=9, last_collective=None,
+                      collectives=None, stack=None),
     )  # fmt: skip
 
 
@@ -140,7 +158,7 @@ def test_the_page_is_the_golden_one(collectors, tmp_path, hooks, make_hello, mak
         speak(hooks(daemon.socket), make_hello, make_step)
         limit = time.monotonic() + 10
         page = ""
-        while "pacecar_tuner_state" not in page or "pacecar_cgroup" not in page:
+        while "pacecar_job_hangs_total" not in page or "pacecar_cgroup" not in page:
             assert time.monotonic() < limit, "the tick and the job's last record"
             with urllib.request.urlopen(f"http://127.0.0.1:{daemon.port}/metrics", timeout=5) as answer:
                 page = steady(answer.read().decode())
