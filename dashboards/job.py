@@ -272,13 +272,13 @@ def _crew() -> Section:
         (12, 7, time_series("Host time of all ranks", "Share of the time of all ranks together by phase of the step. "
             "The tail is the wait for the last all-reduces.", [Query(waits, "{{phase}}")],
             unit="percentunit", empty="The ranks are not compared: see the log of rank 0", stacked=True, limit=1.0)),
-        (6, 7, stat("Found late", "Times that a rank was found late, by cause.",
-            [Query(combine("sum", select("pacecar_job_stragglers_total", all_ranks=True), "cause"), "{{cause}}")],
-            unit="none", empty="No rank was late", names=True)),
-        (6, 7, stat("Hangs", "Ranks that have ended no step for suspiciously long, now and so far.", [
+        (6, 7, time_series("Found late", "Times that a rank was found late, by cause.",
+            [Query(combine("sum", increase("pacecar_job_stragglers_total", all_ranks=True), "cause"), "{{cause}}")],
+            unit="none", empty="No rank was late")),
+        (6, 7, time_series("Hangs", "Ranks that end no step for suspiciously long, and how often that began.", [
                 Query(combine("sum", select("pacecar_job_hang_suspected", all_ranks=True)), "now"),
-                Query(combine("sum", select("pacecar_job_hangs_total", all_ranks=True)), "so far"),
-            ], unit="none", empty="No hang was suspected", names=True)),
+                Query(combine("sum", increase("pacecar_job_hangs_total", all_ranks=True)), "begun in the window"),
+            ], unit="none", empty="No hang was suspected")),
     ])  # fmt: skip
 
 

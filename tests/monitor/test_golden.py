@@ -125,7 +125,7 @@ def speak(hook, make_hello, make_step):
         TunerStatus(job="run-7", rank=0, state="watching", detail="", step=5, wall_ns=1, exploration_ns=6, trials=1),
         JobLedger(job="run-7", ranks=4, step=5, pace_ns=30_000_000, median_ns=29_000_000, total_steps=6,
                   total_wall_ns=700_000_000, total_phases_ns={"forward": 300_000_000, "tail": 400_000_000}),
-        Straggler(job="run-7", late_rank=3, cause="data_wait", phase="data_wait", since_step=2, step=5, wall_ns=1,
+        Straggler(job="run-7", late_rank=1, cause="data_wait", phase="data_wait", since_step=2, step=5, wall_ns=1,
                   excess_ns=8_000_000, evidence="because"),
         HangSuspicion(job="run-7", rank=0, step=6, phase="tail", wall_ns=1, silent_ns=9, last_collective=None,
                       collectives=None, stack=None),
