@@ -19,7 +19,7 @@ import torch
 
 from pacecar.profiler.flops import Arithmetic
 
-__all__ = ["PEAKS", "TF32", "peak_flops_per_second", "runs_in_tf32"]
+__all__ = ["PEAKS", "TF32", "has_tf32", "peak_flops_per_second", "runs_in_tf32"]
 
 TERA = 10**12
 TF32 = "tf32"
@@ -95,11 +95,7 @@ PEAKS: dict[str, _Row] = {
 
 def peak_flops_per_second(device_name: str, arithmetic: str) -> int | None:
     """Return the dense peak of `device_name` in `arithmetic`, a torch dtype's name or `TF32`; None when unknown."""
-    if " MIG " in device_name:
-        return None
-    matching = [name for name in PEAKS if _is_of(device_name, name)]
-    row = PEAKS[max(matching, key=len)] if matching else {}
-    peak = row.get(arithmetic)
+    peak = _row_of(device_name).get(arithmetic)
     return None if peak is None else round(peak * TERA)
 
 
@@ -111,6 +107,19 @@ def runs_in_tf32(arithmetic: Arithmetic) -> bool:
     place = getattr(backend, "conv", None) if arithmetic.is_convolution else backend
     precision = getattr(place, "fp32_precision", None)  # since torch 2.9; reading the old switch may raise there
     return precision == TF32 if precision is not None else bool(backend.allow_tf32)
+
+
+def has_tf32(device_name: str) -> bool:
+    """Return whether the board has TF32; where it has not, torch's permission changes nothing and fp32 is fp32."""
+    row = _row_of(device_name)
+    return TF32 in row or "float32" not in row
+
+
+def _row_of(device_name: str) -> _Row:
+    if " MIG " in device_name:
+        return {}
+    matching = [name for name in PEAKS if _is_of(device_name, name)]
+    return PEAKS[max(matching, key=len)] if matching else {}
 
 
 def _is_of(device_name: str, entry: str) -> bool:

@@ -118,6 +118,12 @@ class PhaseHooks:
             return "backward"
         return "forward" if self._forward_start_ns is not None else None
 
+    def __deepcopy__(self, memo: object) -> PhaseHooks:
+        return _deaf()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _deaf, ()
+
     def fold(self) -> None:
         """Add to the timer what was noted since the last call."""
         timer = self._timer
@@ -231,6 +237,24 @@ class PhaseHooks:
             self.fold()
             self._timer.optimizer_ended(now)
         self._boundary(now)
+
+
+def _deaf() -> PhaseHooks:
+    """Return hooks that do nothing: those of a copied or pickled model, which nobody asked to measure.
+
+    Copying the real ones would copy the hook behind them, whose threads and locks make `copy.deepcopy(model)` and
+    `torch.save(model)` raise.
+    """
+    hooks = PhaseHooks.__new__(PhaseHooks)
+    hooks._guard = Guard(int, lambda duration_ns: None)
+    hooks._guard.is_alive = False
+    hooks._retire = _nothing
+    hooks._forward_start_ns = None
+    return hooks
+
+
+def _nothing() -> None:
+    """Do what is left to do for hooks that do nothing."""
 
 
 _is_grad_enabled = torch.is_grad_enabled

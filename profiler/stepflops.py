@@ -7,7 +7,8 @@ micro-batch knob, a last smaller batch and other sequence lengths are new signat
 For the one step that counts, the module's `forward` is replaced on the instance by a function that runs the real one
 inside `try ... finally`.  Hooks would not do: torch calls no forward hook when forward ends in KeyboardInterrupt, and
 a mode that stays on would slow or break whatever runs next.  The replacement is taken away at the next boundary; it
-is a plain call of the real forward in every other case, so that somebody who kept it keeps a working forward.
+is a plain call of the real forward in every other case, so that somebody who kept it keeps a working forward, and
+copies and pickles of the module never hold it.
 
 A forward is not counted while a dispatch mode of the user's is on (his own FlopCounterMode keeps its figures), and
 never when torch.compile, TorchScript, CUDA graphs or DataParallel run the model, where a mode sees nothing or does
@@ -19,6 +20,7 @@ tokens, layer drop) is counted as it did at that one time.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import logging
@@ -59,7 +61,7 @@ class StepFlops:
         self._forwards = 0
         self._missing = 0
         self._pending: Hashable | None = None
-        self._replacement: Callable[..., Any] | None = None
+        self._replacement: _CountedForward | None = None
         self._replaced: Callable[..., Any] | None = None
         self._failed_attempts = 0
         self._trainable: int | None = None
@@ -115,29 +117,9 @@ class StepFlops:
         if reason is not None:
             self._give_up(reason)
             return
-        forward = self._model.forward
-
-        @functools.wraps(forward)
-        def counted(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  whatever the model's forward is
-            key = self._pending
-            if key is None or self._replacement is not counted or modes_on():
-                return forward(*args, **kwargs)
-            counter = ForwardCounter()
-            frames = _compiled_frames()
-            counter.__enter__()  # type: ignore[no-untyped-call]
-            try:
-                out = forward(*args, **kwargs)
-            finally:
-                leave(counter)
-                self.counted += 1
-            if _compiled_frames() != frames:
-                counter.doubt = "torch.compile compiles a part of the model"
-            self._learn(key, counter)
-            return out
-
         self._replaced = self._model.__dict__.get("forward")
-        self._replacement = counted
-        self._model.__dict__["forward"] = counted
+        self._replacement = _CountedForward(self._model, self._count)
+        self._model.__dict__["forward"] = self._replacement
 
     def disarm(self) -> None:
         """Give the module its own forward back, unless somebody replaced ours meanwhile."""
@@ -154,6 +136,24 @@ class StepFlops:
         if self._trainable not in (None, trainable):
             self._known.clear()
         self._trainable = trainable
+
+    def _count(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
+        """Run `forward`, counted if its shapes are new, and return what it returns."""
+        key = self._pending
+        if key is None or self._replacement is None or modes_on():
+            return forward(*args, **kwargs)
+        counter = ForwardCounter()
+        frames = _compiled_frames()
+        counter.__enter__()  # type: ignore[no-untyped-call]
+        try:
+            out = forward(*args, **kwargs)
+        finally:
+            leave(counter)
+            self.counted += 1
+        if _compiled_frames() != frames:
+            counter.doubt = "torch.compile compiles a part of the model"
+        self._learn(key, counter)
+        return out
 
     def _learn(self, key: Hashable, counter: ForwardCounter) -> None:
         self._pending = None
@@ -173,6 +173,26 @@ class StepFlops:
         self.wants_count = False
         self._known.clear()
         _log.info("pacecar counts no FLOPs: %s; flops_per_sample or flops_per_token would give them", reason)
+
+
+class _CountedForward:
+    """Stands in for `model.forward`; a copy of the model, or a pickle, gets a forward of its own and not this one."""
+
+    def __init__(self, model: nn.Module, count: Callable[..., Any]) -> None:
+        self._model = model
+        self._forward = model.forward
+        self._count = count
+        functools.update_wrapper(self, self._forward)  # whoever asks for its signature gets the real one
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  whatever the model's forward is
+        return self._count(self._forward, args, kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
+        forward: Callable[..., Any] = copy.deepcopy(self._forward, memo)
+        return forward
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._model, "forward")
 
 
 def signature(value: object, depth: int = DEPTH_MAX) -> Hashable:

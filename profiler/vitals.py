@@ -32,7 +32,7 @@ from pacecar.config import HookConfig
 from pacecar.profiler.counts import plus
 from pacecar.profiler.flops import Arithmetic
 from pacecar.profiler.memory import MemoryMeter, Stats
-from pacecar.profiler.peaks import TF32, peak_flops_per_second, runs_in_tf32
+from pacecar.profiler.peaks import TF32, has_tf32, peak_flops_per_second, runs_in_tf32
 from pacecar.profiler.stepflops import StepFlops
 from pacecar.records import DeviceMemory, StepRecord, Vitals
 
@@ -195,8 +195,8 @@ class VitalsMeter:
             found = None if dtype is None or not self._is_given else Arithmetic(dtype)
         if found is None:
             return None
-        on_cuda = self._device.type == "cuda"
-        return TF32 if on_cuda and runs_in_tf32(found) else str(found.dtype).removeprefix("torch.")
+        may_be_tf32 = self._device.type == "cuda" and has_tf32(self._device_name or "")
+        return TF32 if may_be_tf32 and runs_in_tf32(found) else str(found.dtype).removeprefix("torch.")
 
     def _peak(self, arithmetic: str | None) -> int | None:
         if self._config.peak_flops_per_second is not None:
