@@ -21,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import torch.distributed as dist
@@ -265,12 +266,12 @@ class Crew:
 
     def _look(self) -> None:
         now = self._clock.monotonic_ns()
-        phase = self._watched.phase
-        if phase == "outside" and is_in_loader(self._training[0]):
-            phase = "data_wait"
-        suspicion = self._watch.check(now, phase, self._watched.evaluated_ns)
+        suspicion = self._watch.check(now, self._watched.phase, self._watched.evaluated_ns)
         if suspicion is None:
             return
+        # Only now: to read another thread's stack is a thing to be done once a hang, not at every tick.
+        if suspicion.phase == "outside" and is_in_loader(self._training[0]):
+            suspicion = replace(suspicion, phase="data_wait")
         if suspicion.has_ended:
             self._report.hang(suspicion)
         else:
