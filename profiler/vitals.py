@@ -73,6 +73,7 @@ class VitalsMeter:
         self._count_prices_ns: list[int] = []
         self._total_checkpoints = 0
         self._total_checkpoint_ns = 0
+        self._is_on_one_device: bool | None = None
         self._last: StepRecord | None = None
         self._step_flops: int | None = None
         self._reported_checkpoints = 0
@@ -203,7 +204,9 @@ class VitalsMeter:
             return round(self._config.peak_flops_per_second)
         if self._device_name is None or arithmetic is None or self._flops is None:
             return None
-        if any(parameter.device != self._device for parameter in self._model.parameters()):
+        if self._is_on_one_device is None:  # looked at once: walking the module's tree is slow, and models seldom move
+            self._is_on_one_device = all(parameter.device == self._device for parameter in self._model.parameters())
+        if not self._is_on_one_device:
             return None
         return peak_flops_per_second(self._device_name, arithmetic)
 
