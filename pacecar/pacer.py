@@ -30,6 +30,8 @@ from pacecar.controller.microbatch import MicroBatchActuator, MicroBatcher
 from pacecar.controller.observation import Facts
 from pacecar.controller.policy import PacecarPolicy
 from pacecar.controller.tuner import Tuner
+from pacecar.profiler.books import FinishedStep
+from pacecar.profiler.courier import Courier
 from pacecar.profiler.crew.crew import Crew
 from pacecar.profiler.hook import AlreadyAttachedError, Hook
 from pacecar.profiler.identity import make_hello, model_device
@@ -38,7 +40,7 @@ from pacecar.profiler.outbox import Outbox
 from pacecar.profiler.runlog import RunLog
 from pacecar.profiler.sink import RecordSink
 from pacecar.profiler.tracing import Tracing
-from pacecar.records import JobHello, JobRecord, Knobs, StepRecord
+from pacecar.records import JobHello, JobRecord, Knobs
 
 __all__ = ["Pacer", "attach"]
 
@@ -253,16 +255,20 @@ def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settin
     hello = make_hello(model, job=settings.hook.job)
     orders = Orders(hello.job, hello.rank, reply=lambda answer: outbox.put(answer))
     outbox = Outbox(settings.hook.socket, hello, obey=orders.obey)
-    sinks: list[RecordSink] = [outbox]
+    couriers: list[Courier] = [outbox]
     if settings.hook.run_dir is not None:
-        sinks.append(RunLog(settings.hook.run_dir, hello))
+        couriers.append(RunLog(settings.hook.run_dir, hello))
+    sinks: list[RecordSink] = [*couriers]
     tuner: Tuner | None = None
 
-    def on_boundary(record: StepRecord | None) -> None:
+    def on_boundary(step: FinishedStep | None) -> None:
         if tuner is not None:
-            tuner.on_boundary(record)
-        tracing.boundary()
-        orders.boundary(hook.step)
+            tuner.on_boundary(step)
+        # At this place a call that finds nothing to do costs microseconds.
+        if tracing.is_tracing:
+            tracing.boundary()
+        if orders.waiting:
+            orders.boundary(hook.step)
 
     def mark(is_traced: bool) -> None:
         hook.is_traced = is_traced
@@ -285,6 +291,8 @@ def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settin
         mark=mark,
     )
     orders.register("trace", tracing.trace)
+    for courier in couriers:
+        courier.before_look = hook.look
     hook.start()
     try:
         if settings.tune.mode != "off":

@@ -103,10 +103,18 @@ class Budget:
 
     def wants_window(self, step: int) -> bool:
         """Return whether `step`, the next one, should be profiled."""
+        return self.is_due(step) and self._can_pay()
+
+    def is_due(self, step: int) -> bool:
+        """Return whether `step` should be profiled if it can be paid for."""
         if step < self._first_step or (step - self._first_step) % self._grid_steps:
             return False
-        is_due = self._requested or self._last_window is None or step - self._last_window >= self._interval_steps
-        return is_due and self._can_pay()
+        return self._requested or self._last_window is None or step - self._last_window >= self._interval_steps
+
+    def next_look(self, step: int) -> int:
+        """Return the first step from `step` on that can be profiled at all."""
+        since = step - self._first_step
+        return self._first_step if since <= 0 else step + -since % self._grid_steps
 
     def _can_pay(self) -> bool:
         if self._ratio >= 1.0 or self._ratio <= 0.0:

@@ -39,7 +39,8 @@ class Orders:
         self._rank = rank
         self._reply = reply
         self._actions: dict[str, Action] = {}
-        self._waiting: deque[Command] = deque()
+        self.waiting: deque[Command] = deque()
+        """What `boundary` would look at."""
 
     def register(self, name: str, action: Action) -> None:
         """Let `action` carry out the commands called `name`."""
@@ -50,26 +51,26 @@ class Orders:
         if command.action not in self._actions:
             known = ", ".join(sorted(self._actions)) or "nothing"
             self._answer(command, "refused", f"this job's hook cannot {command.action!r}, it can: {known}")
-        elif len(self._waiting) >= ORDERS_MAX:
+        elif len(self.waiting) >= ORDERS_MAX:
             self._answer(command, "refused", f"{ORDERS_MAX} commands are waiting already")
         else:
-            self._waiting.append(command)
+            self.waiting.append(command)
 
     def boundary(self, step: int) -> None:
         """Carry out what waits for `step`, the step that begins now."""
-        if not self._waiting:
+        if not self.waiting:
             return
-        for _ in range(len(self._waiting)):
-            command = self._waiting.popleft()
+        for _ in range(len(self.waiting)):
+            command = self.waiting.popleft()
             if command.at_step > step:
-                self._waiting.append(command)
+                self.waiting.append(command)
             else:
                 self._carry_out(command)
 
     def close(self) -> None:
         """Refuse what still waits."""
-        while self._waiting:
-            self._answer(self._waiting.popleft(), "refused", "the job ended first")
+        while self.waiting:
+            self._answer(self.waiting.popleft(), "refused", "the job ended first")
 
     def _carry_out(self, command: Command) -> None:
         def answer(state: Literal["accepted", "done", "refused"], detail: str) -> None:

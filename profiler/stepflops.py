@@ -26,7 +26,7 @@ import functools
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -93,6 +93,20 @@ class StepFlops:
             except Exception as error:  # noqa: BLE001  inputs are anything; what they raise when looked at is no failure
                 self._give_up(str(error) or type(error).__name__)
                 return
+        self._look_up(key)
+
+    def note(self, inputs: Sequence[tuple[torch.Size, bool]]) -> None:
+        """Note forwards that took one tensor each, of that shape and that requires_grad; after they ran."""
+        if self.reason is None:
+            for key in inputs:
+                self._look_up(key)
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether forwards must be told before they run."""
+        return self._replacement is not None
+
+    def _look_up(self, key: Hashable) -> None:
         self._forwards += 1
         known = self._known.get(key)
         if known is None:

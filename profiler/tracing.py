@@ -85,6 +85,11 @@ class Tracing:
         self._profile.start()
         answer("accepted", f"tracing steps {self._first} to {self._end - 1}")
 
+    @property
+    def is_tracing(self) -> bool:
+        """Whether `boundary` has something to do."""
+        return self._profile is not None
+
     def boundary(self) -> None:
         """Note the end of a step; ends the trace when it was the last."""
         if self._profile is None:

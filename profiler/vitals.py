@@ -22,7 +22,7 @@ device (the daemon).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 class VitalsMeter:
-    """Adds up steps; all calls come from the training thread.
+    """Adds up steps.  All calls come from the training thread, but for `add`, which never runs beside `report`.
 
     `stats` reads the device's allocator, `device_name` is torch's name of the device; None where there is none.
     """
@@ -81,6 +81,27 @@ class VitalsMeter:
         self._samples: int | None = None
         self._tokens: int | None = None
         self._flops: int | None = None
+        self.is_due = False
+        """A record is to be made."""
+        self.wants_count = False
+        """The last step had a forward of unknown FLOPs."""
+
+    @property
+    def tells_inputs(self) -> bool:
+        """Whether each forward of the step that begins must be told before it runs."""
+        if self._counter is None:
+            return self._is_given and self._device_name is not None
+        return self._counter.is_armed
+
+    def take_flops(self, inputs: Sequence[tuple[torch.Size, bool]]) -> int | None:
+        """Return the FLOPs counted of the step that ends, whose forwards took `inputs`; None when unknown."""
+        counter = self._counter
+        if counter is None:
+            return None
+        counter.note(inputs)
+        flops = counter.take()
+        self.wants_count = counter.wants_count
+        return flops
 
     @property
     def is_counted(self) -> bool:
@@ -115,21 +136,24 @@ class VitalsMeter:
         self._total_checkpoints += 1
         self._total_checkpoint_ns += duration_ns
 
-    def step_over(self, step: StepRecord) -> Vitals | None:
-        """Take a finished step; return a record when one is due."""
+    def add(self, step: StepRecord, flops: int | None) -> None:
+        """Take a finished step and the FLOPs that were counted of it; sets `is_due`."""
         self._last = step
         self._steps += 1
         self._wall_ns += step.wall_ns
         self._samples = plus(self._samples, step.samples)
         self._tokens = plus(self._tokens, step.tokens)
-        self._step_flops = self._flops_of(step)
+        self._step_flops = flops if self._counter is not None else self._given_flops(step)
         if self._step_flops is not None:
             self._flops = (self._flops or 0) + self._step_flops
             self._flops_steps += 1
             self._flops_wall_ns += step.wall_ns
-        if self._steps < self._config.vitals_interval_steps or self._wall_ns < INTERVAL_NS_MIN:
-            return None
-        return self._record(step)
+        self.is_due = self._steps >= self._config.vitals_interval_steps and self._wall_ns >= INTERVAL_NS_MIN
+
+    def report(self) -> Vitals:
+        """Return the record of the steps since the last one; on the training thread, and when `is_due`."""
+        assert self._last is not None, "due only after a step"
+        return self._record(self._last)
 
     def finish(self) -> Vitals | None:
         """Return the record of what was not reported yet, if there is any, and leave the model as it was."""
@@ -145,10 +169,9 @@ class VitalsMeter:
     def _clear(self) -> None:
         self._steps = self._wall_ns = self._flops_steps = self._flops_wall_ns = 0
         self._samples = self._tokens = self._flops = None
+        self.is_due = False
 
-    def _flops_of(self, step: StepRecord) -> int | None:
-        if self._counter is not None:
-            return self._counter.take()
+    def _given_flops(self, step: StepRecord) -> int | None:
         per_sample, per_token = self._config.flops_per_sample, self._config.flops_per_token
         if per_token is not None and step.tokens is not None:
             return round(per_token * step.tokens)

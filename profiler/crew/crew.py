@@ -77,6 +77,10 @@ class Watched(Protocol):
         """When a forward in evaluation was last seen, monotonic."""
         ...
 
+    def look(self) -> None:
+        """Tell of the steps that were finished, by `note`."""
+        ...
+
 
 class Crew:
     """One rank's part.  `emit` takes records; `throttled` says whether the device's clocks are held down.
@@ -133,7 +137,7 @@ class Crew:
         self._thread.start()
 
     def note(self, step: TimedStep, record: StepRecord) -> None:
-        """Take a finished step."""
+        """Take a finished step; on whatever thread, in order."""
         note = StepNote(record.step, step.wall_ns, step.phases, record.knobs.epoch, record.disturbed)
         self._notes.append((note, step.end_ns))
 
@@ -190,6 +194,7 @@ class Crew:
 
     def _turn(self) -> None:
         try:
+            self._watched.look()
             self._exchange()
         except Exception as error:  # noqa: BLE001  as in _open
             self._off(f"{type(error).__name__}: {str(error)[:200]}")

@@ -10,14 +10,21 @@ from pacecar.profiler.hook import Hook, make_hello
 
 
 class Sink:
-    """Keeps what it is given."""
+    """Keeps what it is given; who looks sees all steps that are over."""
 
     def __init__(self):
-        self.records = []
+        self.hooks = []
         self.dropped = 0
+        self._records = []
+
+    @property
+    def records(self):
+        for hook in self.hooks:
+            hook.flush()
+        return self._records
 
     def put(self, record):
-        self.records.append(record)
+        self._records.append(record)
 
     def close(self, timeout_seconds):
         pass
@@ -78,6 +85,7 @@ def attach(sink):
             job.model, job.optimizer, hello=make_hello(job.model, environ={}), config=config, sinks=[sink], **arguments
         )
         started.append(hook)
+        sink.hooks.append(hook)
         hook.start()
         return hook
 

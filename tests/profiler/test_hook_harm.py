@@ -56,7 +56,13 @@ def train(kind, hooked, steps=200):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     records = []
     config = HookConfig(overhead_budget=1.0, window_interval_steps=10)
-    hook = Hook(model, optimizer, hello=make_hello(model), config=config, on_boundary=records.append)
+    hook = Hook(
+        model,
+        optimizer,
+        hello=make_hello(model),
+        config=config,
+        on_boundary=lambda step: records.append(step.settled()),
+    )
     if hooked:
         hook.start()
     losses = []
@@ -136,7 +142,9 @@ def test_a_hook_that_turned_itself_off_still_tells_its_listener_of_every_boundar
 
     sink.put = fail
     hook = attach(job, on_boundary=heard.append)
-    job.run(12)
+    for _ in range(12):
+        job.run(1)
+        hook.flush()
     assert not hook.is_alive
     assert len(heard) == 12
     assert heard[-1] is None
@@ -157,7 +165,9 @@ def test_exceptions_elsewhere_leave_the_loop_alive(job, attach, sink, place, cap
     else:
         arguments["batch_samples"] = fail
     hook = attach(job, **arguments)
-    assert len(job.run(12, hook.data(job.batches))) == 12
+    for _ in range(12):
+        assert len(job.run(1, hook.data(job.batches))) == 1
+        hook.flush()
     assert not hook.is_alive
     sink.put = lambda record: None
 
