@@ -43,6 +43,7 @@ from pacecar.records import (
     TunerStatus,
     Verdict,
 )
+from pacecar.vitals import DeviceMemory, Vitals
 from tests.tools import find_tool
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -125,6 +126,34 @@ def job(hooks, make_hello, make_step):
             ),
             TunerStatus(
                 job="run-7", rank=1, state="watching", detail="", step=5, wall_ns=1, exploration_ns=5, trials=1
+            ),
+            Vitals(
+                job="run-7",
+                rank=1,
+                step=5,
+                ended_wall_ns=9,
+                steps=3,
+                wall_ns=11,
+                samples=12,
+                tokens=13,
+                flops_source="counted",
+                step_flops=14,
+                flops=15,
+                flops_steps=2,
+                flops_wall_ns=16,
+                arithmetic="bfloat16",
+                peak_flops_per_second=10**12,
+                total_checkpoints=1,
+                total_checkpoint_ns=17,
+                memory=DeviceMemory(
+                    allocated_bytes=18,
+                    reserved_bytes=19,
+                    allocated_peak_bytes=20,
+                    interval_peak_bytes=21,
+                    inactive_split_bytes=22,
+                    total_allocation_retries=23,
+                    total_out_of_memory=24,
+                ),
             ),
             JobLedger(
                 job="run-7",
