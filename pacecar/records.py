@@ -227,7 +227,9 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     step since attach, so a reader that lost records still has right counters.  `overhead_ns` is pacecar's own
     time on the step path inside this step's wall time.  `disturbed` says that pacecar's window slowed this
     step on this rank: it was profiled, or the window of the step before was opened, ended or read inside it.  Such a
-    step's pace says nothing about the job's settings.
+    step's pace says nothing about the job's settings.  `measured_every` k: steps are so short that only every k-th is
+    measured and has a record; the others are in the totals, with their wall time and this one's proportions.  None:
+    the hook has turned itself off, and this is its last record.
     """
 
     job: str
@@ -255,6 +257,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     dropped_records: int
     knobs: Knobs
     disturbed: bool = False
+    measured_every: int | None = 1
 
 
 class KnobSwitch(msgspec.Struct, frozen=True, kw_only=True, tag="switch"):

@@ -23,7 +23,8 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from pacecar.profiler.budget import Budget
-from pacecar.profiler.counts import Totals
+from pacecar.profiler.cadence import Cadence
+from pacecar.profiler.counts import Totals, plus
 from pacecar.profiler.estimate import Calibrations, estimate
 from pacecar.profiler.guard import Guard
 from pacecar.profiler.measurement import Measurement
@@ -32,7 +33,7 @@ from pacecar.profiler.steptimer import RawStep, TimedStep, time_step
 from pacecar.profiler.vitals import VitalsMeter
 from pacecar.records import JobHello, Knobs, StepRecord
 
-__all__ = ["LOOK_SECONDS", "WAITING_MAX", "Books", "FinishedStep"]
+__all__ = ["LOOK_SECONDS", "WAITING_MAX", "Books", "FinishedStep", "Passed"]
 
 LOOK_SECONDS = 0.2
 """Steps settled together: few enough to be seen at once by a person, enough to be cheap."""
@@ -47,30 +48,39 @@ LOCK_SECONDS = 1.0
 """The training thread waits no longer for the lock: in a forked child nobody may ever give it back."""
 
 
+class Passed:
+    """Steps that were counted and not measured."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.wall_ns = 0
+        self.cost_ns = 0
+        self.samples: int | None = None
+        self.tokens: int | None = None
+
+    def said(self, samples: int | None, tokens: int | None) -> None:
+        """Add what the user or the loader said of one of them."""
+        self.samples = plus(self.samples, samples)
+        self.tokens = plus(self.tokens, tokens)
+
+
 class FinishedStep:
     """A step that is over, as the training thread knows it.
 
     `price_ns` is what opening and reading a window cost beside the step itself, None when no window ended with it.
     """
 
-    __slots__ = (
-        "_books",
-        "disturbed",
-        "ended_wall_ns",
-        "flops",
-        "knobs",
-        "measurement",
-        "price_ns",
-        "raw",
-        "record",
-        "samples",
-        "step",
-        "timed",
-        "tokens",
-        "wall_ns",
-        "was_counted",
-        "was_profiled",
-    )
+    # Defaults of the class, so that a usual step stores only what it knows.
+    disturbed = False
+    was_profiled = False
+    was_counted = False
+    timed: TimedStep | None = None
+    measurement: Measurement | None = None
+    price_ns: int | None = None
+    record: StepRecord | None = None
+    passed: Passed | None = None
+    listener_ns = 0
+    """What the listener took at the boundaries since the last measured step; part of pacecar's own time."""
 
     def __init__(
         self,
@@ -92,13 +102,6 @@ class FinishedStep:
         self.samples = samples
         self.tokens = tokens
         self.flops = flops
-        self.disturbed = False
-        self.was_profiled = False
-        self.was_counted = False
-        self.timed: TimedStep | None = None
-        self.measurement: Measurement | None = None
-        self.price_ns: int | None = None
-        self.record: StepRecord | None = None
 
     @property
     def source(self) -> Literal["exact", "estimate"]:
@@ -129,7 +132,9 @@ class Books:
         calibrations: Calibrations,
         vitals: VitalsMeter,
         guard: Guard,
+        cadence: Cadence,
     ) -> None:
+        self._cadence = cadence
         self._hello = hello
         self._sinks = tuple(sinks)
         self._budget = budget
@@ -196,6 +201,12 @@ class Books:
     def _settle(self, step: FinishedStep) -> None:
         timed = step.timed or time_step(step.raw)
         own_ns = min(timed.overhead_ns, step.wall_ns)
+        passed = step.passed
+        if passed is not None and passed.steps:
+            self._budget.passed(passed.wall_ns, passed.cost_ns)
+            self._count_passed(passed, step, timed)
+        if not step.disturbed:
+            self._take_cadence(step, own_ns)
         overhead_ns = self._budget.step(step.wall_ns, own_ns, profiled=step.was_profiled or step.was_counted)
         if step.was_counted:
             self._vitals.count_cost(overhead_ns - own_ns)
@@ -211,6 +222,33 @@ class Books:
         self._vitals.add(record, step.flops)
         for sink in self._sinks:
             sink.put(record)
+
+    def _take_cadence(self, step: FinishedStep, own_ns: int) -> None:
+        """Tell what measuring costs, without the listener: it is called whether or not a step is measured."""
+        passed = step.passed
+        if passed is None or not passed.steps:
+            self._cadence.measured(step.wall_ns, own_ns - step.listener_ns)
+            return
+        share_ns = step.listener_ns // (passed.steps + 1)
+        self._cadence.measured(
+            step.wall_ns,
+            own_ns - share_ns,
+            passed=passed.steps,
+            passed_cost_ns=passed.cost_ns - share_ns * passed.steps,
+        )
+
+    def _count_passed(self, passed: Passed, step: FinishedStep, timed: TimedStep) -> None:
+        """Add the steps before `step` to the totals as if they had been like it, but for their wall time."""
+        phases = {
+            name: duration * passed.wall_ns // step.wall_ns if step.wall_ns else 0
+            for name, duration in timed.phases.items()
+            if name not in ("overhead", "checkpoint")
+        }
+        ledger = estimate(passed.wall_ns, phases, self._calibrations.find(step.knobs))
+        samples, tokens = passed.samples, passed.tokens
+        if samples is None and step.samples is not None:
+            samples = step.samples * passed.steps
+        self._totals.add(ledger, samples, tokens, steps=passed.steps)
 
     def _write(self, step: FinishedStep, timed: TimedStep, overhead_ns: int) -> StepRecord:
         calibration = self._calibrations.find(step.knobs)
@@ -244,4 +282,5 @@ class Books:
             dropped_records=sum(sink.dropped for sink in self._sinks),
             knobs=step.knobs,
             disturbed=step.disturbed,
+            measured_every=self._cadence.every,
         )

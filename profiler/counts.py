@@ -20,14 +20,18 @@ class StepCounts:
         self._said_tokens: int | None = None
         self._drawn_samples: int | None = None
         self._drawn_tokens: int | None = None
+        self.has_news = False
+        """Whether anything was said or drawn in this step."""
 
     def say(self, samples: int | None, tokens: int | None) -> None:
         """Add what the user counted."""
+        self.has_news = True
         self._said_samples = plus(self._said_samples, samples)
         self._said_tokens = plus(self._said_tokens, tokens)
 
     def draw(self, samples: int | None, tokens: int | None) -> None:
         """Add a batch that the loader gave."""
+        self.has_news = True
         self._drawn_samples = plus(self._drawn_samples, samples)
         self._drawn_tokens = plus(self._drawn_tokens, tokens)
 
@@ -38,6 +42,7 @@ class StepCounts:
             samples = self._drawn_samples if self._drawn_samples is not None else forward_samples
         tokens = self._said_tokens if self._said_tokens is not None else self._drawn_tokens
         self._said_samples = self._said_tokens = self._drawn_samples = self._drawn_tokens = None
+        self.has_news = False
         return samples, tokens
 
 
@@ -50,10 +55,10 @@ class Totals:
         self.samples: int | None = None
         self.tokens: int | None = None
 
-    def add(self, ledger: Ledger, samples: int | None, tokens: int | None) -> None:
-        """Add one step."""
+    def add(self, ledger: Ledger, samples: int | None, tokens: int | None, *, steps: int = 1) -> None:
+        """Add one step, or `steps` together."""
         self.ledger = self.ledger + ledger
-        self.steps += 1
+        self.steps += steps
         self.samples = plus(self.samples, samples)
         self.tokens = plus(self.tokens, tokens)
 

@@ -18,9 +18,8 @@ first run dry of them.  Left out: how records travel (sinks, which belong to the
 from __future__ import annotations
 
 import contextlib
-import threading
+import logging
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -31,8 +30,10 @@ from torch.utils.hooks import RemovableHandle
 
 from pacecar.clock import Clock, SystemClock
 from pacecar.config import HookConfig
-from pacecar.profiler.books import Books, FinishedStep
+from pacecar.profiler import slot
+from pacecar.profiler.books import Books, FinishedStep, Passed
 from pacecar.profiler.budget import Budget
+from pacecar.profiler.cadence import Cadence
 from pacecar.profiler.counts import StepCounts
 from pacecar.profiler.estimate import Calibration, Calibrations
 from pacecar.profiler.guard import Guard
@@ -42,6 +43,7 @@ from pacecar.profiler.measurement import WindowMeter
 from pacecar.profiler.memory import cuda_stats
 from pacecar.profiler.phases import PhaseHooks
 from pacecar.profiler.sink import RecordSink
+from pacecar.profiler.slot import AlreadyAttachedError
 from pacecar.profiler.steptimer import StepTimer, TimedStep, time_step
 from pacecar.profiler.vitals import VitalsMeter
 from pacecar.records import Goodbye, JobHello, Knobs, StepRecord
@@ -50,14 +52,7 @@ __all__ = ["AlreadyAttachedError", "Hook", "make_hello"]
 
 T = TypeVar("T")
 
-
-class AlreadyAttachedError(RuntimeError):
-    """Another hook is active in this process; the message says where it was started."""
-
-
-_slot = threading.Lock()
-_attached: list[tuple[object, str]] = []
-"""The process's one active hook and where it was started; guarded by `_slot`."""
+_log = logging.getLogger(__name__)
 
 
 class Hook:
@@ -125,7 +120,12 @@ class Hook:
             rank=hello.rank,
         )
         self._calibrations = Calibrations()
-        self._books = Books(hello, self._sinks, self._budget, self._calibrations, self._vitals, self._guard)
+        self._cadence = Cadence(self._config.overhead_budget)
+        self._books = Books(
+            hello, self._sinks, self._budget, self._calibrations, self._vitals, self._guard, self._cadence
+        )
+        self._passed: Passed | None = None
+        self._listener_ns = 0
         self._counts = StepCounts()
         self._step = 0
         self._next_look = self._budget.next_look(0)
@@ -191,11 +191,9 @@ class Hook:
         Raises:
             AlreadyAttachedError: another hook is active in this process.
         """
-        with _slot:
-            if _attached:
-                raise AlreadyAttachedError(f"pacecar is already attached in this process, at {_attached[0][1]}")
-            _attached.append((self, _caller()))
+        slot.take(self)
         self._is_started = True
+        self._phases.tells_inputs = self._vitals.tells_inputs
         self._phases.install()
         # Apart from the phases' hooks, so that it outlives them.
         self._beat_handle = self._optimizer.register_step_post_hook(self._beat)
@@ -220,8 +218,7 @@ class Hook:
         goodbye = Goodbye(job=self._hello.job, rank=self._hello.rank, reason=reason, wall_ns=self._clock.wall_ns())
         for sink in self._sinks:
             sink.put(goodbye)
-        with _slot:
-            _attached[:] = [entry for entry in _attached if entry[0] is not self]
+        slot.free(self)
 
     # --- what the user's loop calls -------------------------------------------------------------
 
@@ -284,11 +281,16 @@ class Hook:
         try:
             if self._guard.is_alive:
                 try:
-                    finished = self._finish(now_ns)
+                    if self._phases.is_resting:
+                        self._pass_over(now_ns)
+                    else:
+                        finished = self._finish(now_ns)
                 except Exception:  # noqa: BLE001  as in the guard, without its second frame
                     self._guard.failed(self._finish)
             if self._on_boundary is not None:
+                begun = self._now_ns()
                 self._tell(self._on_boundary, finished)
+                self._listener_ns += self._now_ns() - begun
             if self._guard.is_alive:
                 try:
                     self._prepare(now_ns)
@@ -317,13 +319,17 @@ class Hook:
         for shape, _ in inputs:
             if shape:
                 forward_samples = (forward_samples or 0) + shape[0]
-        samples, tokens = self._counts.take(forward_samples)
+        samples, tokens = forward_samples, None
+        if self._counts.has_news:
+            samples, tokens = self._counts.take(forward_samples)
         flops = self._vitals.take_flops(inputs)
         inputs.clear()
         phases.forward_samples = None
         phases.guesses_samples = True
         finished = FinishedStep(self._books, self._step, raw, self._wall_ns(), self.knobs, samples, tokens, flops)
         finished.was_counted = was_counted
+        finished.passed, self._passed = self._passed, None
+        finished.listener_ns, self._listener_ns = self._listener_ns, 0
         finished.disturbed = was_counted or self._has_aftermath or self.is_traced
         self._has_aftermath = self.is_traced
         if self._may_be_open and self._meter.is_open:
@@ -333,6 +339,26 @@ class Hook:
         if self._vitals.is_due:
             self._books.report_vitals()
         return finished
+
+    def _pass_over(self, now_ns: int) -> None:
+        """Count the step that is over; the next measured one brings it to the books."""
+        if self._passed is None:
+            self._passed = Passed()
+        passed = self._passed
+        passed.steps += 1
+        passed.wall_ns += self._timer.skip(now_ns)
+        if self._counts.has_news:
+            passed.said(*self._counts.take(None))
+        self._step += 1
+
+    def _turn_off(self) -> None:
+        """Even counting steps costs more than the user allows."""
+        self._books.settle()
+        _log.warning(
+            "pacecar measures no more: its own time alone is over overhead_budget = %g of these short steps",
+            self._config.overhead_budget,
+        )
+        self._guard.is_alive = False
 
     def _close_window(self, finished: FinishedStep) -> None:
         """Read the window of the step that is over; ending and reading it falls into the next step."""
@@ -351,6 +377,17 @@ class Hook:
 
     def _prepare(self, now_ns: int) -> None:
         """Get ready for the step that began at `now_ns`, and charge it with all that was done since."""
+        every = self._cadence.every
+        if every is None:
+            self._turn_off()
+            return
+        if every > 1 and self._step % every and not self._may_be_open:
+            self._phases.is_resting = True
+            if self._passed is None:
+                self._passed = Passed()
+            self._passed.cost_ns += self._now_ns() - now_ns
+            return
+        self._phases.is_resting = False
         is_watched = self._may_be_open or self._has_aftermath or self._step == 1  # `install` has taken one too
         if self._step >= self._next_look and self._config.windows:
             self._next_look = self._budget.next_look(self._step + 1)
@@ -362,7 +399,9 @@ class Hook:
         if vitals.wants_count and not (self._may_be_open or self.is_traced):  # they would see the dispatch mode's time
             self._books.settle()
             vitals.prepare(self._step, self._may_count)
-        self._phases.tells_inputs = vitals.tells_inputs
+            self._phases.tells_inputs = vitals.tells_inputs
+        elif self._phases.tells_inputs:
+            self._phases.tells_inputs = vitals.tells_inputs
         ended = self._now_ns()
         self._timer.events.append(("overhead", now_ns, ended))
         self._timer.overhead_ns += ended - now_ns
@@ -405,11 +444,3 @@ class Hook:
         if self._is_closed and self._beat_handle is not None:
             self._beat_handle.remove()
             self._beat_handle = None
-
-
-def _caller() -> str:
-    """Return file:line of the first frame outside pacecar's own hook and facade."""
-    for frame in reversed(traceback.extract_stack(limit=12)[:-2]):
-        if not frame.filename.endswith(("profiler/hook.py", "pacecar/pacer.py")):
-            return f"{frame.filename}:{frame.lineno}"
-    return "an unknown place"

@@ -79,6 +79,8 @@ class PhaseHooks:
         """What the callbacks took since somebody set this to 0."""
         self.inputs: list[InputKey] = []
         self.tells_inputs = False
+        self.is_resting = False
+        """This step is only counted."""
         self._forward_start_ns: int | None = None
         self._backward_start_ns: int | None = None
         self._compute_end_ns: int | None = None
@@ -136,6 +138,9 @@ class PhaseHooks:
         if not self._guard.is_alive:
             self._retire()  # torch has copied the table that it iterates over
             return
+        if self.is_resting:
+            self._forward_start_ns = None
+            return
         now = self._now_ns()
         if not (module.training and _is_grad_enabled()):
             self._forward_start_ns = None
@@ -180,7 +185,7 @@ class PhaseHooks:
             # Inside no_sync() DDP waits for nothing, so there is no tail to measure.
             self._has_tail = not self._is_ddp or bool(module.require_backward_grad_sync)
             if type(output) is torch.Tensor:
-                if output.requires_grad and not output.is_leaf:
+                if output.grad_fn is not None:
                     self._watch(output, self._gradient_seen)
             else:
                 for count, tensor in enumerate(_with_gradient(output), start=1):
@@ -243,6 +248,7 @@ def _deaf() -> PhaseHooks:
     hooks._guard.is_alive = False
     hooks._retire = _nothing
     hooks._forward_start_ns = None
+    hooks.is_resting = False
     return hooks
 
 

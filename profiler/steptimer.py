@@ -98,6 +98,14 @@ class StepTimer:
         self.overhead_ns = 0
         return step
 
+    def skip(self, now_ns: int) -> int:
+        """End a step that nobody wants to hear of; return its wall time."""
+        start_ns = now_ns if self._start_ns is None else self._start_ns
+        self._start_ns = now_ns
+        self._absorbed = None
+        self.events.clear()
+        return now_ns - start_ns
+
     def keep_marks(self) -> None:
         """Keep when each stretch of this step is; to be called at its beginning."""
         self._is_marked = True

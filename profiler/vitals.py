@@ -98,8 +98,7 @@ class VitalsMeter:
         counter = self._counter
         if counter is None:
             return None
-        counter.note(inputs)
-        flops = counter.take()
+        flops = counter.take_noted(inputs)
         self.wants_count = counter.wants_count
         return flops
 

@@ -52,7 +52,7 @@ RANGE_SECONDS_MIN = 0.05
 RANGE_STEPS_MAX = 64
 
 TICK_STEPS = 1.5
-TICK_SECONDS_MIN = 0.02
+TICK_SECONDS_MIN = 0.04
 TICK_SECONDS_MAX = 0.25
 """The thread looks every 1.5 steps; with nothing to gather, four times a second."""
 

@@ -150,7 +150,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         if options.get("absent") == RANK:
             continue
         begin = time.perf_counter_ns()
-        tuner.on_boundary(None if step % 50 == 0 and options.get("holes") else record)
+        tuner.on_boundary(None if step % 50 == 0 and options.get("holes") else Finished(record))
         costs[{3: "vote", 0: "read"}.get(step % 4, "other")].append(time.perf_counter_ns() - begin)
         if options.get("crash") == step and RANK == WORLD - 1:
             raise SystemExit(7)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from pacecar.config import HookConfig
-from pacecar.profiler import hook as hook_module
+from pacecar.profiler import slot
 from pacecar.profiler.hook import Hook, make_hello
 
 
@@ -92,4 +92,4 @@ def attach(sink):
     yield start
     for hook in started:
         hook.close()
-    assert not hook_module._attached
+    assert not slot.attached
