@@ -102,6 +102,7 @@ def _step_samples(step: StepRecord, labels: tuple[str, str]) -> Iterator[Sample]
         "pacecar_job_tokens_total": step.total_tokens,
         "pacecar_job_ledger_calibration_age_steps": step.calibration_age_steps,
         "pacecar_job_micro_batches": step.micro_batches,
+        "pacecar_job_measured_every_steps": step.measured_every,
     }
     always = {
         "pacecar_job_steps_total": step.total_steps,
@@ -112,6 +113,7 @@ def _step_samples(step: StepRecord, labels: tuple[str, str]) -> Iterator[Sample]
         "pacecar_job_overlapped_communication_seconds_total": step.totals.overlapped_communication_ns,
         "pacecar_job_windows_total": step.total_windows,
         "pacecar_job_overhead_seconds_total": step.total_overhead_ns,
+        "pacecar_job_hook_measuring": int(step.measured_every is not None),
         "pacecar_job_records_dropped_total": step.dropped_records,
     }
     for metric, value in (always | optional).items():
