@@ -47,7 +47,7 @@ PENDING_MAX = 16
 """Ranges cut and not yet heard of from all ranks; ranks in lockstep are never more than two apart."""
 
 RANGE_SECONDS_MIN = 0.05
-"""A gather costs each rank 0.2 ms of processor, aside from the training thread: 0.4 % at the most."""
+"""A gather costs a rank 0.2 ms of processor and rank 0 another 0.3, aside from the training thread: 1 % at most."""
 
 RANGE_STEPS_MAX = 64
 
