@@ -25,8 +25,9 @@ RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
 
 NVITOP := .tools/nvitop
+TRACEML := .tools/traceml
 
-.PHONY: help run test check lint fmt bench bench-daemon soak-daemon dashboards tools clean
+.PHONY: help run test check lint fmt bench bench-daemon bench-overhead soak-daemon soak-windows dashboards tools clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -51,10 +52,16 @@ fmt: $(DEV_STAMP) ## Format the code and mend what ruff can mend
 	$(BIN)/ruff format .
 
 bench: $(DEV_STAMP) ## Measure what pacecar costs
-	@for bench in $(filter-out %/bench_daemon.py,$(wildcard tests/bench/bench_*.py)); do echo "== $$bench"; $(BIN)/python $$bench || exit; done
+	@for bench in $(filter-out %/bench_daemon.py %/bench_overhead.py,$(wildcard tests/bench/bench_*.py)); do echo "== $$bench"; $(BIN)/python $$bench || exit; done
 
 bench-daemon: $(DEV_STAMP) tools $(NVITOP) ## Measure the daemon against nvitop-exporter and node_exporter
 	@exec $(BIN)/python tests/bench/bench_daemon.py $(BENCH_FLAGS)
+
+bench-overhead: $(DEV_STAMP) $(TRACEML) ## Measure the hook in a DDP job, beside torch.profiler and TraceML
+	@exec $(BIN)/python tests/bench/bench_overhead.py $(BENCH_FLAGS)
+
+soak-windows: $(DEV_STAMP) ## Take 10 000 windows in one process and watch its memory
+	@exec $(BIN)/python -m pytest -m soak -s tests/profiler/test_soak_windows.py
 
 soak-daemon: $(DEV_STAMP) ## Run the daemon for 20 minutes while GPUs are lost and return, and watch its memory
 	@exec $(BIN)/python -m pytest -m soak -s tests/monitor/test_soak_daemon.py
@@ -65,6 +72,16 @@ $(NVITOP):
 	@$(NVITOP).new/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) nvitop-exporter \
 	  || { echo "nvitop-exporter cannot be had: that peer will be left out" >&2; rm -rf $(NVITOP).new; }
 	@[ ! -d $(NVITOP).new ] || mv $(NVITOP).new $(NVITOP)
+
+# A venv of its own, so that its requirements do not move ours; torch it takes from ours, by a path file.
+$(TRACEML): $(RUN_STAMP)
+	@$(PYTHON) -m venv $(TRACEML).new
+	@$(TRACEML).new/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) traceml-ai \
+	  || { echo "traceml-ai cannot be had: that peer will be left out" >&2; rm -rf $(TRACEML).new; }
+	@[ ! -d $(TRACEML).new ] || { \
+	  $(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' > \
+	  "$$($(TRACEML).new/bin/python -c 'import site; print(site.getsitepackages()[0])')/ours.pth"; \
+	  mv $(TRACEML).new $(TRACEML); }
 
 dashboards: $(RUN_STAMP) ## Generate the dashboards and docs/metrics.md from the catalog
 	$(BIN)/python -m pacecar.dashboards
