@@ -259,7 +259,8 @@ def _crew() -> Section:
     late = select("pacecar_job_straggler_excess_seconds", all_ranks=True)
     waits = divide(
         combine("sum", rate("pacecar_job_phase_seconds_total", all_ranks=True), "phase"),
-        f"scalar({combine('sum', rate('pacecar_job_phase_seconds_total', all_ranks=True))})",
+        combine("sum", rate("pacecar_job_phase_seconds_total", all_ranks=True)),
+        matching="on () group_left ()",
     )
     return Section("Ranks side by side", [
         (12, 8, time_series("Stragglers", "By how much the step of a late rank exceeds the other ranks' median, while "
