@@ -56,6 +56,9 @@ TICK_SECONDS_MIN = 0.04
 TICK_SECONDS_MAX = 0.25
 """The thread looks every 1.5 steps; with nothing to gather, four times a second."""
 
+FAREWELL_SECONDS = 3.0
+"""How much later than another rank this one may close without a word about it."""
+
 JOIN_SECONDS = 1.0
 """Closing waits so long for the thread, which needs a tick and half a second at most; then it leaves it behind."""
 
@@ -197,7 +200,9 @@ class Crew:
             self._watched.look()
             self._exchange()
         except Exception as error:  # noqa: BLE001  as in _open
-            self._off(f"{type(error).__name__}: {str(error)[:200]}")
+            # At a job's end another rank closes first now and then, and that looks like a failure for a moment.
+            if not self._closing.wait(FAREWELL_SECONDS):
+                self._off(f"{type(error).__name__}: {str(error)[:200]}")
         self._look()
 
     def _exchange(self) -> None:
