@@ -44,6 +44,7 @@ def main(rank, store, output, hooked):
     result = {"losses": torch.stack(losses).numpy().tobytes(), "parameters": parameters}
     with open(f"{output}/result{rank}", "wb") as stream:
         stream.write(msgspec.msgpack.encode(result))
+    dist.barrier()  # gloo may abort a process that ends while it lets go of the last work (pytorch issue 190489)
     dist.destroy_process_group()
 
 
