@@ -283,24 +283,29 @@ def run(config: DaemonConfig) -> int:
     """Run the daemon until SIGTERM or SIGINT and return the exit code; raises DaemonError when it cannot start."""
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     sys.setswitchinterval(SWITCH_SECONDS)
-    # Not an Event: a handler runs on the thread that waits, perhaps while that thread holds the Event's own lock.
-    stopped, stop = os.pipe()
+    # Not an Event: python runs a handler when the main thread next runs python, and it would be waiting for the Event.
+    # The byte in the pipe is written at once, by whichever thread the kernel gives the signal to.
+    stopped, stop = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(stop, False)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        os.write(stop, b"x")
+        """The byte is enough."""
 
     Heap().settle()  # of the whole process, so not for a Daemon that is part of another program
     daemon = Daemon(config)
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    woken_before = signal.set_wakeup_fd(stop, warn_on_full_buffer=False)
     try:
         daemon.start()
         _log.info("serving http://%s:%d/metrics, hooks connect at %s", config.host, daemon.port, daemon.socket)
-        os.read(stopped, 1)
+        while os.read(stopped, 1)[0] not in before:
+            pass
         _log.info("stopping")
     finally:
         daemon.close()
         for number, handler in before.items():
             signal.signal(number, handler)
+        signal.set_wakeup_fd(woken_before)
         os.close(stopped)
         os.close(stop)
     return 0
