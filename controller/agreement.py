@@ -1,9 +1,9 @@
 """How do the ranks turn a knob at the same step?  `protocol.py` on the job's process groups, or alone.
 
-The Tuner talks to an Agreement and does not know how many ranks there are.  At every step boundary it calls, in this
-order: `note` (one step was done), `listen` (what came in), `decide` (what all ranks apply now, if anything).
-`decide` is called in every case, also after an exception elsewhere: the votes are launched at fixed boundaries by all
-ranks, and a rank that leaves one out hangs the job.
+The Tuner talks to an Agreement and does not know how many ranks there are.  At every step boundary it calls `note` (one
+step was done), and where the agreement `has_business`, in this order: `listen` (what came in), `decide` (what all ranks
+apply now, if anything).  `decide` is called there in every case, also after an exception elsewhere: the votes are
+launched at fixed boundaries by all ranks, and a rank that leaves one out hangs the job.
 
 For the same reason every rank must pass the same boundaries: attach on all ranks, step on all ranks, and close on
 all ranks after the same step.  A rank that stops calling `decide` while others train hangs them at the next vote.
@@ -61,6 +61,11 @@ class Agreement(Protocol):
     @property
     def has_retired(self) -> bool:
         """Whether every rank froze; they all see it at the same boundary, and no vote follows."""
+        ...
+
+    @property
+    def has_business(self) -> bool:
+        """Whether `listen` and `decide` can have anything to do at this boundary."""
         ...
 
     def open(self, claim: str) -> None:
@@ -122,6 +127,11 @@ class LocalAgreement:
     def has_retired(self) -> bool:
         """One rank is all ranks."""
         return self.frozen is not None
+
+    @property
+    def has_business(self) -> bool:
+        """One rank hears itself at once."""
+        return True
 
     def open(self, claim: str) -> None:
         """Nobody to meet."""
@@ -206,6 +216,15 @@ class RankAgreement:
     def has_retired(self) -> bool:
         """Whether every rank froze; they all see it at the same boundary, and no vote follows."""
         return self._member.has_retired
+
+    @property
+    def has_business(self) -> bool:
+        """At the boundaries where a vote is launched or read; gathers are looked at, and posted, there too.
+
+        A gather that was posted at the one is taken at the other, three steps later, just before the vote on what it
+        brought.
+        """
+        return self._boundary % PERIOD in (0, PERIOD - 1) or self._member.frozen is not None
 
     def open(self, claim: str) -> None:
         """Meet through the store, then make the side group: a collective that every rank now is sure to join.

@@ -57,3 +57,8 @@ class Board:
         """Note that the connection `owner` is gone; return whether it went without a goodbye."""
         with self._lock:
             return self._jobs.leave(hello, owner)
+
+    def meeting_step(self, job: str) -> int:
+        """Return a step that no rank of `job` on this node has reached yet; 0 when nothing is known of it."""
+        with self._lock:
+            return self._jobs.meeting_step(job)

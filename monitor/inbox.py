@@ -2,7 +2,8 @@
 
 Any local process may connect and send anything.  So connections are bounded, each gets a bounded turn, a bad frame is
 counted and the connection lives on, and everything that goes wrong is logged once for each connection and reason.
-Nothing is ever sent back: a hook that waited for an answer would make the job wait for the daemon.
+A record is never answered: a hook that waited would make the job wait for the daemon.  What goes back are the requests
+of people (`requests`), and nobody waits for those either.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.monitor.board import Board
 from pacecar.monitor.conversation import Conversation, Peer, own_pid
 from pacecar.monitor.meeting import Meeting
-from pacecar.records import JobHello
-from pacecar.wire import FRAME_BYTES_MAX, FrameError, Refusal
+from pacecar.monitor.requests import Requests, Target
+from pacecar.records import Answer, JobHello, Request
+from pacecar.wire import FRAME_BYTES_MAX, FrameError, Message, Refusal, encode_frame
 
 __all__ = ["CONNECTIONS_MAX", "Inbox"]
 
@@ -79,6 +81,7 @@ class Inbox:
         self._connections_max = connections_max
         self._own_pid = own_pid
         self._connections: dict[int, _Connection] = {}
+        self._requests = Requests(self._send)
         self._numbers = itertools.count(1)
         self._frames = 0
         self._refused: Counter[Refusal] = Counter()
@@ -215,10 +218,38 @@ class Inbox:
 
     def _take(self, connection: _Connection, frame: bytes) -> None:
         record, hello = connection.conversation.take(frame)
-        self._board.take(record, hello=hello, uid=connection.conversation.peer.uid, owner=connection.number)
+        if isinstance(record, Request):
+            self._ask(connection, record)
+        elif isinstance(record, Answer):
+            self._requests.answered(record)
+        else:
+            assert hello is not None, "a record has a hello before it"
+            self._board.take(record, hello=hello, uid=connection.conversation.peer.uid, owner=connection.number)
         self._frames += 1
         if isinstance(record, JobHello):
             _log.info("%s: hello from %s on %s", connection, record.host, record.device)
+
+    def _ask(self, connection: _Connection, request: Request) -> None:
+        peer = connection.conversation.peer
+        _log.info("%s: asks job %s for %s", connection, request.job, request.action)
+        targets = [
+            Target(other.number, other.conversation.hello, other.conversation.peer.uid)
+            for other in self._connections.values()
+            if other.conversation.hello is not None
+        ]
+        at_step = self._board.meeting_step(request.job)
+        self._requests.ask(request, asker=connection.number, uid=peer.uid, targets=targets, at_step=at_step)
+
+    def _send(self, number: int, message: Message) -> bool:
+        for connection in self._connections.values():
+            if connection.number == number:
+                try:
+                    connection.sock.send(encode_frame(message), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+                except OSError as error:
+                    _log.debug("%s: %s", connection, error)
+                    return False
+                return True
+        return False
 
     def _refuse(self, connection: _Connection, error: FrameError) -> None:
         self._refused[error.refusal] += 1
@@ -234,6 +265,7 @@ class Inbox:
         self._hang_up(connection)
 
     def _hang_up(self, connection: _Connection) -> None:
+        self._requests.left(connection.number)
         with suppress(KeyError, ValueError):
             self._selector.unregister(connection.sock)
         self._connections.pop(connection.sock.fileno(), None)

@@ -9,20 +9,26 @@ forgotten with all its series.  A finished job makes room for a new one; a runni
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 
 import msgspec
 
-from pacecar.clock import Clock
+from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.monitor.crews import Crew, CrewView
 from pacecar.records import (
     Decision,
     Goodbye,
+    HangSuspicion,
     JobHello,
+    JobLedger,
     JobRecord,
     KnobSwitch,
     StepRecord,
+    Straggler,
     TunerStatus,
     Verdict,
+    Vitals,
 )
 from pacecar.wire import FrameError, Refusal
 
@@ -30,6 +36,12 @@ __all__ = ["JobView", "Jobs", "RankView", "Tally"]
 
 RECENT_MAX = 32
 """Decisions and verdicts of a job that are kept to show; their counts go on."""
+
+MEETING_SECONDS = 1.0
+"""Hooks look for commands four times a second; twice that, and as much again for a busy machine."""
+
+MEETING_STEPS_MAX = 10_000
+"""However short its steps are: a job of microseconds would never get there."""
 
 TALLIES_MAX = 256
 """Kinds of decision or verdict counted for one job; further kinds are not counted one by one."""
@@ -53,6 +65,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     switch: KnobSwitch | None
     switches: int
     goodbye: Goodbye | None
+    vitals: Vitals | None = None
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +80,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     verdict_tallies: tuple[Tally, ...]
     expected_gain: dict[str, float]
     measured_gain: dict[str, float]
+    crew: CrewView = CrewView()
 
 
 class _Rank:
@@ -79,6 +93,7 @@ class _Rank:
         self.switch: KnobSwitch | None = None
         self.switches = 0
         self.goodbye: Goodbye | None = None
+        self.vitals: Vitals | None = None
 
     @property
     def is_over(self) -> bool:
@@ -93,6 +108,7 @@ class _Rank:
             switch=self.switch,
             switches=self.switches,
             goodbye=self.goodbye,
+            vitals=self.vitals,
         )
 
 
@@ -102,6 +118,7 @@ class _Job:
         self.uid = uid
         self.heard_ns = now_ns
         self.ranks: dict[int, _Rank] = {}
+        self.crew = Crew()
         self.tuner: TunerStatus | None = None
         self.decisions: deque[Decision] = deque(maxlen=RECENT_MAX)
         self.verdicts: deque[Verdict] = deque(maxlen=RECENT_MAX)
@@ -133,6 +150,7 @@ class _Job:
             verdict_tallies=tuple(Tally(*key, count) for key, count in self.verdict_tallies.items()),
             expected_gain=dict(self.expected_gain),
             measured_gain=dict(self.measured_gain),
+            crew=self.crew.view(),
         )
 
 
@@ -160,6 +178,16 @@ class Jobs:
         now = self._clock.monotonic_ns()
         return tuple(self._jobs[name].view(now) for name in sorted(self._jobs))
 
+    def meeting_step(self, name: str) -> int:
+        """Return a step that lies MEETING_SECONDS ahead of the rank that is furthest, at its last step's pace."""
+        job = self._jobs.get(name)
+        steps = [] if job is None else [rank.step for rank in job.ranks.values() if rank.step is not None]
+        if not steps:
+            return 0
+        furthest = max(steps, key=lambda step: step.step)
+        ahead = MEETING_SECONDS * NS_PER_SECOND / max(1, furthest.wall_ns)
+        return furthest.step + 2 + min(MEETING_STEPS_MAX, math.ceil(ahead))
+
     def forget(self) -> list[str]:
         """Drop the jobs that said nothing for too long, and return their names."""
         now = self._clock.monotonic_ns()
@@ -185,6 +213,8 @@ class Jobs:
         match record:
             case StepRecord():
                 rank.step, rank.step_ns = record, now
+            case Vitals():
+                rank.vitals = record
             case KnobSwitch():
                 rank.switch = record
                 rank.switches += 1
@@ -194,8 +224,11 @@ class Jobs:
                 job.judge(record)
             case TunerStatus():
                 job.tuner = record
+            case Straggler() | JobLedger() | HangSuspicion():
+                job.crew.take(record)
             case Goodbye():
                 rank.goodbye = record
+                job.crew.leave(hello.rank)
             case JobHello():
                 pass
 

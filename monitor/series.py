@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pacecar.monitor.collectors.reading import sample
+from pacecar.monitor.crews import crew_samples
 from pacecar.monitor.jobs import JobView, RankView
-from pacecar.records import Absent, Failed, Knobs, Ok, Sample, Snapshot, StepRecord
+from pacecar.records import Absent, Failed, Knobs, Ok, Sample, Snapshot, StepRecord, Vitals
 from pacecar.wire import Refusal
 
 __all__ = ["TUNER_STATES", "DaemonFigures", "daemon_samples", "job_samples"]
@@ -53,6 +54,7 @@ def job_samples(jobs: Sequence[JobView]) -> Iterator[Sample]:
         for rank in job.ranks:
             yield from _rank_samples(rank)
         yield from _tuner_samples(job)
+        yield from crew_samples(job.job, job.crew)
 
 
 def _rank_samples(rank: RankView) -> Iterator[Sample]:
@@ -73,6 +75,8 @@ def _rank_samples(rank: RankView) -> Iterator[Sample]:
     )
     if rank.step is not None:
         yield from _step_samples(rank.step, labels)
+    if rank.vitals is not None:
+        yield from _vitals_samples(rank.vitals, labels)
     if rank.step_age_ns is not None:
         yield sample("pacecar_job_last_record_age_seconds", rank.step_age_ns, *labels)
     knobs = _knobs_in_force(rank)
@@ -98,6 +102,7 @@ def _step_samples(step: StepRecord, labels: tuple[str, str]) -> Iterator[Sample]
         "pacecar_job_tokens_total": step.total_tokens,
         "pacecar_job_ledger_calibration_age_steps": step.calibration_age_steps,
         "pacecar_job_micro_batches": step.micro_batches,
+        "pacecar_job_measured_every_steps": step.measured_every,
     }
     always = {
         "pacecar_job_steps_total": step.total_steps,
@@ -108,6 +113,7 @@ def _step_samples(step: StepRecord, labels: tuple[str, str]) -> Iterator[Sample]
         "pacecar_job_overlapped_communication_seconds_total": step.totals.overlapped_communication_ns,
         "pacecar_job_windows_total": step.total_windows,
         "pacecar_job_overhead_seconds_total": step.total_overhead_ns,
+        "pacecar_job_hook_measuring": int(step.measured_every is not None),
         "pacecar_job_records_dropped_total": step.dropped_records,
     }
     for metric, value in (always | optional).items():
@@ -124,6 +130,33 @@ def _step_samples(step: StepRecord, labels: tuple[str, str]) -> Iterator[Sample]
             yield sample("pacecar_job_step_phase_duration_seconds", duration, *labels, phase)
     for heading, duration in step.totals.parts().items():
         yield sample("pacecar_job_ledger_seconds_total", duration, *labels, heading)
+
+
+def _vitals_samples(vitals: Vitals, labels: tuple[str, str]) -> Iterator[Sample]:
+    if vitals.flops_source is not None:
+        yield sample("pacecar_job_flops_info", 1, *labels, vitals.flops_source, vitals.arithmetic or "")
+    figures: dict[str, int | float | None] = {
+        "pacecar_job_step_flops": vitals.step_flops,
+        "pacecar_job_model_flops_per_second": vitals.flops_per_second,
+        "pacecar_job_device_peak_flops_per_second": vitals.peak_flops_per_second,
+        "pacecar_job_mfu_ratio": vitals.mfu_ratio,
+        "pacecar_job_checkpoints_total": vitals.total_checkpoints,
+        "pacecar_job_checkpoint_seconds_total": vitals.total_checkpoint_ns,
+    }
+    memory = vitals.memory
+    if memory is not None:
+        figures |= {
+            "pacecar_job_memory_allocated_bytes": memory.allocated_bytes,
+            "pacecar_job_memory_reserved_bytes": memory.reserved_bytes,
+            "pacecar_job_memory_allocated_peak_bytes": memory.allocated_peak_bytes,
+            "pacecar_job_memory_inactive_split_bytes": memory.inactive_split_bytes,
+            "pacecar_job_memory_fragmentation_ratio": memory.fragmentation_ratio,
+            "pacecar_job_memory_allocation_retries_total": memory.total_allocation_retries,
+            "pacecar_job_memory_out_of_memory_total": memory.total_out_of_memory,
+        }
+    for metric, value in figures.items():
+        if value is not None:
+            yield sample(metric, value, *labels)
 
 
 def _tuner_samples(job: JobView) -> Iterator[Sample]:

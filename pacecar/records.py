@@ -12,13 +12,20 @@ from typing import Literal, Union
 
 import msgspec
 
+from pacecar.vitals import DeviceMemory, Vitals
+
 __all__ = [
     "LEDGER_HEADINGS",
     "Absent",
+    "Answer",
+    "Command",
     "Decision",
+    "DeviceMemory",
     "Failed",
     "Goodbye",
+    "HangSuspicion",
     "JobHello",
+    "JobLedger",
     "JobRecord",
     "KnobSwitch",
     "KnobValue",
@@ -26,11 +33,14 @@ __all__ = [
     "Ledger",
     "Ok",
     "Outcome",
+    "Request",
     "Sample",
     "Snapshot",
     "StepRecord",
+    "Straggler",
     "TunerStatus",
     "Verdict",
+    "Vitals",
 ]
 
 LEDGER_HEADINGS = (
@@ -217,7 +227,9 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     step since attach, so a reader that lost records still has right counters.  `overhead_ns` is pacecar's own
     time on the step path inside this step's wall time.  `disturbed` says that pacecar's window slowed this
     step on this rank: it was profiled, or the window of the step before was opened, ended or read inside it.  Such a
-    step's pace says nothing about the job's settings.
+    step's pace says nothing about the job's settings.  `measured_every` k: steps are so short that only every k-th is
+    measured and has a record; the others are in the totals, with their wall time and this one's proportions.  None:
+    the hook has turned itself off, and this is its last record.
     """
 
     job: str
@@ -245,6 +257,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     dropped_records: int
     knobs: Knobs
     disturbed: bool = False
+    measured_every: int | None = 1
 
 
 class KnobSwitch(msgspec.Struct, frozen=True, kw_only=True, tag="switch"):
@@ -316,6 +329,63 @@ class TunerStatus(msgspec.Struct, frozen=True, kw_only=True, tag="tuner"):
     trials: int
 
 
+class Straggler(msgspec.Struct, frozen=True, kw_only=True, tag="straggler"):
+    """A rank holds the others up, or does so no longer (`ended`); said by rank 0.
+
+    `late_rank` is None where only the cause is known (a link that sockets do not show).  `phase` holds the excess,
+    `excess_ns` is how much longer a step it takes than the other ranks' median: what the job would gain.
+    """
+
+    job: str
+    late_rank: int | None
+    cause: Literal["compute", "data_wait", "host", "optimizer", "checkpoint", "link", "throttled"]
+    phase: str
+    since_step: int
+    step: int
+    wall_ns: int
+    excess_ns: int
+    evidence: str
+    ended: bool = False
+
+
+class JobLedger(msgspec.Struct, frozen=True, kw_only=True, tag="job_ledger"):
+    """All ranks of a job together; said by rank 0.
+
+    `pace_ns` is the mean step of the slowest rank over the last steps up to `step`, `median_ns` that of the median
+    rank.  Totals add up all `ranks` and all steps since they met; `total_phases_ns`, by phases of the host's timers,
+    sum to `total_wall_ns`.
+    """
+
+    job: str
+    ranks: int
+    step: int
+    pace_ns: int
+    median_ns: int
+    total_steps: int
+    total_wall_ns: int
+    total_phases_ns: dict[str, int]
+
+
+class HangSuspicion(msgspec.Struct, frozen=True, kw_only=True, tag="hang"):
+    """This rank has not ended step `step` for `silent_ns`, or has at last (`ended`).
+
+    `phase` is where the training thread is, `stack` its innermost python frames.  `last_collective` is the latest that
+    torch's flight recorder holds, `collectives` how many the default group has begun: ranks that differ do not wait for
+    the same one.  None where torch does not say.
+    """
+
+    job: str
+    rank: int
+    step: int
+    phase: str
+    wall_ns: int
+    silent_ns: int
+    last_collective: str | None
+    collectives: int | None
+    stack: str | None
+    ended: bool = False
+
+
 class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
     """The hook closes: the job ended or detached."""
 
@@ -325,5 +395,46 @@ class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
     wall_ns: int
 
 
-JobRecord = JobHello | StepRecord | KnobSwitch | Decision | Verdict | TunerStatus | Goodbye
+CrewRecord = Straggler | JobLedger | HangSuspicion
+
+JobRecord = JobHello | StepRecord | Vitals | KnobSwitch | Decision | Verdict | TunerStatus | CrewRecord | Goodbye
 """What may cross the socket and what a run folder holds."""
+
+
+# --- the asking road: a person to the daemon, the daemon to its hooks, and back ------------------
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
+    """Somebody asks a running job for something; `serial` is the asker's own number and comes back in each answer."""
+
+    serial: int
+    job: str
+    action: str
+    arguments: dict[str, KnobValue] = {}
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True, tag="command"):
+    """The daemon passes a request on to one rank.
+
+    `at_step` is a step that every rank of the job on this node has still before it, so that all can begin together.
+    """
+
+    number: int
+    action: str
+    at_step: int
+    arguments: dict[str, KnobValue] = {}
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
+    """What became of a request: from one rank, or from the daemon itself (`rank` is None).
+
+    "accepted" is not the end, the others are.  `number` is the command's, towards the asker the request's serial.
+    `ranks` says whom the daemon reached.
+    """
+
+    job: str
+    rank: int | None
+    number: int
+    state: Literal["accepted", "done", "refused"]
+    detail: str
+    ranks: tuple[int, ...] = ()

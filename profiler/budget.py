@@ -83,6 +83,11 @@ class Budget:
         self._cost_ns += overhead_ns
         return overhead_ns
 
+    def passed(self, wall_ns: int, cost_ns: int) -> None:
+        """Take steps that were counted and not measured."""
+        self._wall_ns += wall_ns
+        self._cost_ns += cost_ns
+
     def window_taken(self, step: int, price_ns: int) -> None:
         """Remember what the window of `step` cost in all, to predict the next."""
         self._window_ns.append(price_ns)
@@ -95,12 +100,26 @@ class Budget:
         self._requested = True
         self._on_credit = self._on_credit or on_credit
 
+    def can_afford(self, price_ns: int, *, on_credit: bool = False) -> bool:
+        """Return whether something that will cost `price_ns` is within the ratio; `on_credit` before it is earned."""
+        if self._ratio >= 1.0 or self._ratio <= 0.0:
+            return self._ratio >= 1.0
+        return on_credit or self._cost_ns + price_ns <= self._ratio * self._wall_ns
+
     def wants_window(self, step: int) -> bool:
         """Return whether `step`, the next one, should be profiled."""
+        return self.is_due(step) and self._can_pay()
+
+    def is_due(self, step: int) -> bool:
+        """Return whether `step` should be profiled if it can be paid for."""
         if step < self._first_step or (step - self._first_step) % self._grid_steps:
             return False
-        is_due = self._requested or self._last_window is None or step - self._last_window >= self._interval_steps
-        return is_due and self._can_pay()
+        return self._requested or self._last_window is None or step - self._last_window >= self._interval_steps
+
+    def next_look(self, step: int) -> int:
+        """Return the first step from `step` on that can be profiled at all."""
+        since = step - self._first_step
+        return self._first_step if since <= 0 else step + -since % self._grid_steps
 
     def _can_pay(self) -> bool:
         if self._ratio >= 1.0 or self._ratio <= 0.0:

@@ -1,14 +1,15 @@
 """Where did each step of this job go?  The hook: the one object of this room that lives in the training process.
 
 It ties the parts together and holds no rule of its own: `phases` says what happens when, `steptimer` adds it up,
-`measurement` looks exactly now and then within the `budget`, `estimate` does for the steps between, and a StepRecord
-goes to the sinks and to `on_boundary`.
+`measurement` looks exactly now and then within the `budget`, and the `books` write what comes of it: ledgers and
+StepRecords, for the sinks, a fraction of a second later and not on the step path.
 
-    boundary(N)   step N is over: its ledger, its record, on_boundary; then perhaps a window for step N+1
+    boundary(N)   step N is over: it is entered, on_boundary; then perhaps a window for step N+1
                   all of that lies inside step N+1's wall time, and is charged there as overhead
 
 `on_boundary` is called at every boundary until `close`, with None where the hook could not measure the step or has
-turned itself off: who listens may have promised other ranks to be there.
+turned itself off: who listens may have promised other ranks to be there.  Who asks a step for its record there pays
+for writing it.
 
 On a device job a window opens one step early: kernels that were launched before it are never seen, so the device must
 first run dry of them.  Left out: how records travel (sinks, which belong to the caller), what is tuned (on_boundary).
@@ -17,41 +18,41 @@ first run dry of them.  Left out: how records travel (sinks, which belong to the
 from __future__ import annotations
 
 import contextlib
-import threading
+import logging
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from pacecar.clock import Clock, SystemClock
 from pacecar.config import HookConfig
+from pacecar.profiler import slot
+from pacecar.profiler.books import Books, FinishedStep, Passed
 from pacecar.profiler.budget import Budget
-from pacecar.profiler.estimate import Calibration, Calibrations, estimate
+from pacecar.profiler.cadence import Cadence
+from pacecar.profiler.counts import StepCounts
+from pacecar.profiler.estimate import Calibration, Calibrations
 from pacecar.profiler.guard import Guard
 from pacecar.profiler.identity import make_hello, model_device
 from pacecar.profiler.loader import TimedLoader, guess_samples
 from pacecar.profiler.measurement import WindowMeter
+from pacecar.profiler.memory import cuda_stats
 from pacecar.profiler.phases import PhaseHooks
 from pacecar.profiler.sink import RecordSink
-from pacecar.profiler.steptimer import StepTimer, TimedStep
-from pacecar.records import Goodbye, JobHello, Knobs, Ledger, StepRecord
+from pacecar.profiler.slot import AlreadyAttachedError
+from pacecar.profiler.steptimer import StepTimer, TimedStep, time_step
+from pacecar.profiler.vitals import VitalsMeter
+from pacecar.records import Goodbye, JobHello, Knobs, StepRecord
 
 __all__ = ["AlreadyAttachedError", "Hook", "make_hello"]
 
 T = TypeVar("T")
 
-
-class AlreadyAttachedError(RuntimeError):
-    """Another hook is active in this process; the message says where it was started."""
-
-
-_slot = threading.Lock()
-_attached: list[tuple[object, str]] = []
-"""The process's one active hook and where it was started; guarded by `_slot`."""
+_log = logging.getLogger(__name__)
 
 
 class Hook:
@@ -59,7 +60,7 @@ class Hook:
 
     `optimizer` is a torch.optim.Optimizer: the end of its `step()` ends a step.  `batch_samples` and `batch_tokens`
     count a batch that `data()` yields; without them the samples are the first dimension of the first tensor and
-    tokens are unknown.  `on_boundary` gets every record on the training thread, None for a step that was not
+    tokens are unknown.  `on_boundary` gets every finished step on the training thread, None for one that was not
     measured; what it raises counts as a failure of the hook.
     The sinks are the caller's: `close()` puts a Goodbye into them and does not close them.
 
@@ -75,7 +76,7 @@ class Hook:
         hello: JobHello,
         config: HookConfig | None = None,
         sinks: Sequence[RecordSink] = (),
-        on_boundary: Callable[[StepRecord | None], None] | None = None,
+        on_boundary: Callable[[FinishedStep | None], None] | None = None,
         clock: Clock | None = None,
         batch_samples: Callable[[Any], int | None] | None = None,
         batch_tokens: Callable[[Any], int | None] | None = None,
@@ -86,25 +87,32 @@ class Hook:
         self._on_boundary = on_boundary
         self._clock = clock or SystemClock()
         # The method of the real clock is a second python frame around this very function, in every callback.
-        self._now_ns = time.monotonic_ns if isinstance(self._clock, SystemClock) else self._clock.monotonic_ns
+        is_real = isinstance(self._clock, SystemClock)
+        self._now_ns = time.monotonic_ns if is_real else self._clock.monotonic_ns
+        self._wall_ns = time.time_ns if is_real else self._clock.wall_ns
         self._batch_samples = batch_samples or guess_samples
         self._batch_tokens = batch_tokens
         self.knobs = Knobs()
         """The settings in force; the tuner sets them at a boundary, for the steps that follow."""
+        self.is_traced = False
+        """Somebody traces the steps that follow; their pace says nothing about the job."""
 
         self._timer = StepTimer()
         self._guard = Guard(self._now_ns, self._charge)
+        device = model_device(model)
+        is_cuda = device.type == "cuda"
+        name = torch.cuda.get_device_name(device) if is_cuda else None
+        self._vitals = VitalsMeter(model, self._config, device=device, stats=cuda_stats(device), device_name=name)
         self._phases = PhaseHooks(
             model,
             optimizer,
             self._timer,
             self._guard,
             now_ns=self._now_ns,
-            boundary=self._boundary,
             retire=self._retire,
+            forward_begins=self._vitals.forward_begins,
         )
-        self._prepare = self._guard.wrap(self._prepare_next)
-        self._meter = WindowMeter(self._clock, on_device=model_device(model).type == "cuda")
+        self._meter = WindowMeter(self._clock, on_device=is_cuda)
         self._budget = Budget(
             self._config.overhead_budget,
             warmup_steps=self._config.window_warmup_steps,
@@ -112,19 +120,22 @@ class Hook:
             rank=hello.rank,
         )
         self._calibrations = Calibrations()
-        self._totals = _Totals()
+        self._cadence = Cadence(self._config.overhead_budget)
+        self._books = Books(
+            hello, self._sinks, self._budget, self._calibrations, self._vitals, self._guard, self._cadence
+        )
+        self._passed: Passed | None = None
+        self._listener_ns = 0
+        self._counts = StepCounts()
         self._step = 0
-        self._counted_samples: int | None = None
-        self._counted_tokens: int | None = None
-        self._drawn_samples: int | None = None
-        self._drawn_tokens: int | None = None
-        self._window_price_ns = 0
+        self._next_look = self._budget.next_look(0)
+        self._opening_ns = 0
+        self._may_be_open = False
         self._has_aftermath = False
-        self._fresh: StepRecord | None = None
-        self._boundary_ns: int | None = None
         self._beat_handle: RemovableHandle | None = None
         self._optimizer = optimizer
         self._in_boundary = False
+        self._checkpoint_depth = 0
         self._is_started = False
         self._is_closed = False
 
@@ -145,19 +156,46 @@ class Hook:
         """What pacecar cost over the job's wall time so far (0..1); None before the first step."""
         return self._budget.ratio
 
+    @property
+    def on_timed(self) -> Callable[[TimedStep, StepRecord], None] | None:
+        """Gets every measured step with its timers, on whatever thread; must return in a microsecond."""
+        return self._books.on_timed
+
+    @on_timed.setter
+    def on_timed(self, listener: Callable[[TimedStep, StepRecord], None] | None) -> None:
+        self._books.on_timed = listener
+
+    def look(self) -> None:
+        """Write the records that wait; for other threads, as often as they like."""
+        self._books.look()
+
+    def flush(self) -> None:
+        """Write the records that wait, now; on the training thread."""
+        self._books.settle()
+
+    @property
+    def phase(self) -> str:
+        """The phase that the training thread is in, "outside" of all; may be asked from any thread."""
+        if self._checkpoint_depth:
+            return "checkpoint"
+        return self._phases.phase or "outside"
+
+    @property
+    def evaluated_ns(self) -> int | None:
+        """When a forward in evaluation was last seen, monotonic; None: never."""
+        return self._phases.evaluated_ns
+
     def start(self) -> None:
         """Attach to model and optimizer; the first step counts from the job's first sign of life after this.
 
         Raises:
             AlreadyAttachedError: another hook is active in this process.
         """
-        with _slot:
-            if _attached:
-                raise AlreadyAttachedError(f"pacecar is already attached in this process, at {_attached[0][1]}")
-            _attached.append((self, _caller()))
+        slot.take(self)
         self._is_started = True
+        self._phases.tells_inputs = self._vitals.tells_inputs
         self._phases.install()
-        # Registered after the phases' own hook, so that it runs after it, and apart from it, so that it outlives it.
+        # Apart from the phases' hooks, so that it outlives them.
         self._beat_handle = self._optimizer.register_step_post_hook(self._beat)
         begun = self._now_ns()
         if self._config.windows:
@@ -175,11 +213,12 @@ class Hook:
         self._guard.is_alive = False
         if not self._in_boundary:  # else the next forward retires what is inert by then
             self._retire()
+        self._books.settle()
+        self._last_words()
         goodbye = Goodbye(job=self._hello.job, rank=self._hello.rank, reason=reason, wall_ns=self._clock.wall_ns())
         for sink in self._sinks:
             sink.put(goodbye)
-        with _slot:
-            _attached[:] = [entry for entry in _attached if entry[0] is not self]
+        slot.free(self)
 
     # --- what the user's loop calls -------------------------------------------------------------
 
@@ -194,17 +233,18 @@ class Hook:
 
     def count(self, *, samples: int | None = None, tokens: int | None = None) -> None:
         """Add to this step's samples and tokens; overrides what the hook would guess."""
-        self._counted_samples = _plus(self._counted_samples, samples)
-        self._counted_tokens = _plus(self._counted_tokens, tokens)
+        self._counts.say(samples, tokens)
 
     @contextlib.contextmanager
     def checkpoint(self) -> Iterator[None]:
-        """Charge the time of the body, saving a checkpoint, to the ledger's `checkpoint`."""
-        start = self._now_ns()
+        """Charge the time of the body, saving a checkpoint, to the ledger's `checkpoint`; one inside another is its."""
+        start, self._checkpoint_depth = self._now_ns(), self._checkpoint_depth + 1
         try:
             yield
         finally:
-            self._guard.wrap(self._timer.add)("checkpoint", start, self._now_ns())
+            self._checkpoint_depth -= 1
+            if not self._checkpoint_depth:
+                self._guard.wrap(self._checkpointed)(start, self._now_ns())
 
     def request_window(self) -> None:
         """Ask for an exact window soon, as a knob was switched; the budget decides when, a new setting has credit."""
@@ -215,173 +255,192 @@ class Hook:
     def _charge(self, duration_ns: int) -> None:
         self._timer.overhead_ns += duration_ns
 
+    def _checkpointed(self, start_ns: int, end_ns: int) -> None:
+        self._timer.events.append(("checkpoint", start_ns, end_ns))
+        self._vitals.checkpointed(end_ns - start_ns)
+
     def _waited(self, start_ns: int, end_ns: int) -> None:
-        self._timer.begin(start_ns)
-        self._timer.add("data_wait", start_ns, end_ns)
+        self._timer.events.append(("data_wait", start_ns, end_ns))
 
     def _drawn(self, batch: object) -> None:
         samples = self._batch_samples(batch)
         if samples is not None:
-            self._drawn_samples = (self._drawn_samples or 0) + samples
             self._phases.guesses_samples = False
-        if self._batch_tokens is not None:
-            self._drawn_tokens = _plus(self._drawn_tokens, self._batch_tokens(batch))
-
-    def _boundary(self, now_ns: int) -> None:
-        """Step over: account for it and tell the sinks, in what is already the next step's time."""
-        self._boundary_ns = now_ns
-        self._fresh = self._account(self._timer.finish(now_ns))
-        for sink in self._sinks:
-            sink.put(self._fresh)
+        self._counts.draw(samples, None if self._batch_tokens is None else self._batch_tokens(batch))
 
     def _beat(self, *_: object) -> None:
-        """Tell the listener, whether or not there is a record, and prepare the next step."""
+        """End a step: enter it, tell the listener, whether or not there is something to tell, prepare the next.
+
+        One function and not a few small ones: at this place a call costs a microsecond or two.
+        """
+        now_ns = self._now_ns()
         if self._is_closed:
             return
-        record, self._fresh = self._fresh, None
+        finished: FinishedStep | None = None
         self._in_boundary = True
         try:
+            if self._guard.is_alive:
+                try:
+                    if self._phases.is_resting:
+                        self._pass_over(now_ns)
+                    else:
+                        finished = self._finish(now_ns)
+                except Exception:  # noqa: BLE001  as in the guard, without its second frame
+                    self._guard.failed(self._finish)
             if self._on_boundary is not None:
-                self._tell(self._on_boundary, record)
-            self._prepare()
+                begun = self._now_ns()
+                self._tell(self._on_boundary, finished)
+                self._listener_ns += self._now_ns() - begun
+            if self._guard.is_alive:
+                try:
+                    self._prepare(now_ns)
+                except Exception:  # noqa: BLE001  as above
+                    self._guard.failed(self._prepare)
         finally:
             self._in_boundary = False
 
-    def _tell(self, listener: Callable[[StepRecord | None], None], record: StepRecord | None) -> None:
-        begun = self._now_ns()
+    def _tell(self, listener: Callable[[FinishedStep | None], None], finished: FinishedStep | None) -> None:
         try:
-            listener(record)
+            listener(finished)
         except Exception:  # noqa: BLE001  as in the guard, which would not call a listener once it is dead
             self._guard.failed(listener)
             if not self._guard.is_alive:
                 self._on_boundary = None
-        self._charge(self._now_ns() - begun)
 
-    def _prepare_next(self) -> None:
-        if self._boundary_ns is None:
-            return
-        if self._config.windows:
-            self._open_window()
-        ended = self._now_ns()
-        self._timer.add("overhead", self._boundary_ns, ended)
-        self._meter.observed_from(ended)
-        self._boundary_ns = None
-
-    def _account(self, step: TimedStep) -> StepRecord:
-        """Return the record of `step`, the ledger exact when a window saw it."""
-        is_profiled = self._meter.is_open
-        is_disturbed = is_profiled or self._has_aftermath
-        self._has_aftermath = is_profiled  # ending and reading the window falls into the next step
-        measurement = self._meter.close(step) if is_profiled else None
-        if measurement is not None:
-            self._calibrations.add(self.knobs, Calibration(self._step, measurement.phases))
-        own_ns = min(step.overhead_ns, step.wall_ns)
-        overhead_ns = self._budget.step(step.wall_ns, own_ns, profiled=is_profiled)
-        if is_profiled:
-            self._window_price_ns += overhead_ns - own_ns
-            if not self._meter.is_open:
-                self._budget.window_taken(self._step, self._window_price_ns + self._now_ns() - step.end_ns)
-        calibration = self._calibrations.find(self.knobs)
-        ledger = measurement.ledger if measurement else estimate(step.wall_ns, step.phases, calibration)
-        samples, tokens = self._take_counts()
-        self._totals.add(ledger, samples, tokens)
-        source: Literal["exact", "estimate"] = "exact" if measurement else "estimate"
-        record = self._record(step, ledger, source, calibration, overhead_ns, samples, tokens, is_disturbed)
+    def _finish(self, now_ns: int) -> FinishedStep:
+        """Enter the step that is over, in what is already the next step's time."""
+        timer, phases = self._timer, self._phases
+        phases.optimizer_ended(now_ns)
+        timer.overhead_ns += phases.own_ns
+        phases.own_ns = 0
+        raw = timer.finish(now_ns)
+        was_counted = phases.tells_inputs and self._vitals.is_counted
+        inputs, forward_samples = phases.inputs, phases.forward_samples
+        for shape, _ in inputs:
+            if shape:
+                forward_samples = (forward_samples or 0) + shape[0]
+        samples, tokens = forward_samples, None
+        if self._counts.has_news:
+            samples, tokens = self._counts.take(forward_samples)
+        flops = self._vitals.take_flops(inputs)
+        inputs.clear()
+        phases.forward_samples = None
+        phases.guesses_samples = True
+        finished = FinishedStep(self._books, self._step, raw, self._wall_ns(), self.knobs, samples, tokens, flops)
+        finished.was_counted = was_counted
+        finished.passed, self._passed = self._passed, None
+        finished.listener_ns, self._listener_ns = self._listener_ns, 0
+        finished.disturbed = was_counted or self._has_aftermath or self.is_traced
+        self._has_aftermath = self.is_traced
+        if self._may_be_open and self._meter.is_open:
+            self._close_window(finished)
         self._step += 1
-        return record
+        self._books.enter(finished)
+        if self._vitals.is_due:
+            self._books.report_vitals()
+        return finished
 
-    def _record(
-        self,
-        step: TimedStep,
-        ledger: Ledger,
-        source: Literal["exact", "estimate"],
-        calibration: Calibration | None,
-        overhead_ns: int,
-        samples: int | None,
-        tokens: int | None,
-        is_disturbed: bool,
-    ) -> StepRecord:
-        return StepRecord(
-            job=self._hello.job,
-            rank=self._hello.rank,
-            step=self._step,
-            ended_wall_ns=self._clock.wall_ns(),
-            wall_ns=step.wall_ns,
-            data_wait_ns=step.phases.get("data_wait"),
-            forward_ns=step.phases.get("forward"),
-            backward_ns=step.backward_ns,
-            optimizer_ns=step.phases.get("optimizer"),
-            micro_batches=step.micro_batches or None,
-            samples=samples,
-            tokens=tokens,
-            ledger=ledger,
-            source=source,
-            calibration_age_steps=None if calibration is None else self._step - calibration.step,
-            totals=self._totals.ledger,
-            total_steps=self._totals.steps,
-            total_samples=self._totals.samples,
-            total_tokens=self._totals.tokens,
-            overhead_ns=overhead_ns,
-            total_overhead_ns=self._budget.cost_ns,
-            total_windows=self._budget.windows,
-            dropped_records=sum(sink.dropped for sink in self._sinks),
-            knobs=self.knobs,
-            disturbed=is_disturbed,
+    def _pass_over(self, now_ns: int) -> None:
+        """Count the step that is over; the next measured one brings it to the books."""
+        if self._passed is None:
+            self._passed = Passed()
+        passed = self._passed
+        passed.steps += 1
+        passed.wall_ns += self._timer.skip(now_ns)
+        if self._counts.has_news:
+            passed.said(*self._counts.take(None))
+        self._step += 1
+
+    def _turn_off(self) -> None:
+        """Even counting steps costs more than the user allows."""
+        self._books.settle()
+        _log.warning(
+            "pacecar measures no more: its own time alone is over overhead_budget = %g of these short steps",
+            self._config.overhead_budget,
         )
+        self._guard.is_alive = False
 
-    def _take_counts(self) -> tuple[int | None, int | None]:
-        """Return this step's samples and tokens by the best source there is, and begin the next step's."""
-        samples = self._counted_samples
-        if samples is None:
-            samples = self._drawn_samples if self._drawn_samples is not None else self._phases.forward_samples
-        tokens = self._counted_tokens if self._counted_tokens is not None else self._drawn_tokens
-        self._counted_samples = self._counted_tokens = None
-        self._drawn_samples = self._drawn_tokens = self._phases.forward_samples = None
-        self._phases.guesses_samples = True
-        return samples, tokens
+    def _close_window(self, finished: FinishedStep) -> None:
+        """Read the window of the step that is over; ending and reading it falls into the next step."""
+        begun = self._now_ns()
+        finished.was_profiled = finished.disturbed = self._has_aftermath = True
+        finished.timed = time_step(finished.raw)
+        measurement = self._meter.close(finished.timed)
+        self._books.settle()  # what was before the calibration has none
+        if measurement is not None:
+            self._calibrations.add(finished.knobs, Calibration(finished.step, measurement.phases))
+            finished.measurement = measurement
+        if not self._meter.is_open:
+            self._may_be_open = False
+            finished.price_ns = self._opening_ns + self._now_ns() - begun
+            self._opening_ns = 0
+
+    def _prepare(self, now_ns: int) -> None:
+        """Get ready for the step that began at `now_ns`, and charge it with all that was done since."""
+        every = self._cadence.every
+        if every is None:
+            self._turn_off()
+            return
+        if every > 1 and self._step % every and not self._may_be_open:
+            self._phases.is_resting = True
+            if self._passed is None:
+                self._passed = Passed()
+            self._passed.cost_ns += self._now_ns() - now_ns
+            return
+        self._phases.is_resting = False
+        is_watched = self._may_be_open or self._has_aftermath or self._step == 1  # `install` has taken one too
+        if self._step >= self._next_look and self._config.windows:
+            self._next_look = self._budget.next_look(self._step + 1)
+            self._open_window()
+            is_watched = True
+        elif self._may_be_open:
+            self._timer.keep_marks()
+        vitals = self._vitals
+        if vitals.wants_count and not (self._may_be_open or self.is_traced):  # they would see the dispatch mode's time
+            self._books.settle()
+            vitals.prepare(self._step, self._may_count)
+            self._phases.tells_inputs = vitals.tells_inputs
+        elif self._phases.tells_inputs:
+            self._phases.tells_inputs = vitals.tells_inputs
+        ended = self._now_ns()
+        self._timer.events.append(("overhead", now_ns, ended))
+        self._timer.overhead_ns += ended - now_ns
+        if is_watched:
+            self._meter.observed_from(ended)
+
+    def _may_count(self, price_ns: int) -> bool:
+        return self._budget.can_afford(price_ns, on_credit=not self._vitals.was_ever_counted)
 
     def _open_window(self) -> None:
         if not self._meter.is_open:
+            self._may_be_open = False
+            if not self._budget.is_due(self._step):
+                return
+            self._books.settle()  # the budget must know what was spent
             if not self._budget.wants_window(self._step) or not self._meter.may_open():
                 return
             begun = self._now_ns()
             self._meter.open()
-            self._window_price_ns = self._now_ns() - begun
+            self._may_be_open = True
+            self._opening_ns = self._now_ns() - begun
         self._timer.keep_marks()
+
+    def _last_words(self) -> None:
+        """Put what the last steps and a checkpoint after them have to say into the sinks; never raises."""
+        try:
+            vitals = self._vitals.finish()
+        except Exception:  # noqa: BLE001  as in the guard, which is inert by now
+            self._guard.failed(self._last_words)
+            return
+        if vitals is not None:
+            for sink in self._sinks:
+                sink.put(vitals)
 
     def _retire(self) -> None:
         """Leave torch as it was; not from inside an optimizer hook."""
         self._meter.uninstall()
+        self._vitals.retire()
         self._phases.remove()
         if self._is_closed and self._beat_handle is not None:
             self._beat_handle.remove()
             self._beat_handle = None
-
-
-class _Totals:
-    """What all steps since attach add up to; counts are None until one was known."""
-
-    def __init__(self) -> None:
-        self.ledger = Ledger(wall_ns=0)
-        self.steps = 0
-        self.samples: int | None = None
-        self.tokens: int | None = None
-
-    def add(self, ledger: Ledger, samples: int | None, tokens: int | None) -> None:
-        self.ledger = self.ledger + ledger
-        self.steps += 1
-        self.samples = _plus(self.samples, samples)
-        self.tokens = _plus(self.tokens, tokens)
-
-
-def _plus(total: int | None, part: int | None) -> int | None:
-    """Add what is known; None is nothing known, not zero."""
-    return total if part is None else (total or 0) + part
-
-
-def _caller() -> str:
-    """Return file:line of the first frame outside pacecar's own hook and facade."""
-    for frame in reversed(traceback.extract_stack(limit=12)[:-2]):
-        if not frame.filename.endswith(("profiler/hook.py", "pacecar/pacer.py")):
-            return f"{frame.filename}:{frame.lineno}"
-    return "an unknown place"

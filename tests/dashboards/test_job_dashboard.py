@@ -92,7 +92,7 @@ def test_every_grouping_and_legend_label_exists(panels):
         for target in panel["targets"]:
             known = {NODE, *(label for metric in metrics_in([target["expr"]]) for label in metric.labels)}
             groups = re.findall(r"(?:by|on) \(([^)]*)\)", target["expr"])
-            named = {label.strip() for group in groups for label in group.split(",")}
+            named = {label.strip() for group in groups for label in group.split(",") if label.strip()}
             named |= set(re.findall(r"\{\{(\w+)\}\}", target.get("legendFormat", "")))
             assert named <= known, f"{panel['title']}: {named - known}"
 

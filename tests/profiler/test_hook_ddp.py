@@ -12,6 +12,8 @@ from pacecar.records import Goodbye, JobHello, JobRecord, StepRecord
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 TIMEOUT_SECONDS = 120
+COUNTED = {2}
+"""The step in which all ranks count FLOPs, together, because each waits for the slowest anyway."""
 
 
 def run(folder, mode):
@@ -85,8 +87,9 @@ def test_ranks_take_turns_and_no_step_is_disturbed_on_both(runs):
     steps = [[r for r in records_of(runs[1], rank) if isinstance(r, StepRecord)] for rank in range(2)]
     profiled, disturbed = ([{r.step for r in rank if test(r)} for rank in steps] for test in (is_exact, is_disturbed))
     for exact, slowed in zip(profiled, disturbed, strict=True):
-        assert slowed == (exact | {step + 1 for step in exact}) & set(range(200))
-    assert disturbed[0].isdisjoint(disturbed[1])
+        assert slowed - COUNTED == (exact | {step + 1 for step in exact}) & set(range(200))
+        assert slowed >= COUNTED
+    assert disturbed[0] & disturbed[1] == COUNTED
 
 
 def is_exact(record):

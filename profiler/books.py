@@ -1,0 +1,286 @@
+"""Who writes the record of a step, and when?  Not the step: it notes what only it can know, and goes on.
+
+An estimate, sums and a record of 27 fields are 12 us of python in a row.  Done at the end of each step they were
+100, because by then the job has evicted all of it from the processor's caches.  So the training thread enters a
+`FinishedStep`, and the steps that wait are settled together: by a courier or the crew when they look, every
+LOOK_SECONDS, or by the training thread itself when it needs to know (a window is due, a listener asks for the record).
+
+    training thread   enter(step) ... enter(step) ... enter(step)        a few microseconds each
+    another thread    look() ->  budget, ledger, totals, record, sinks   of each, in order
+
+Whoever settles holds a lock.  What another thread spends here is charged to the budget as if the job had waited for it:
+in python it may have.
+
+Left out: what is noted (the hook), what an estimate is (`estimate`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from pacecar.profiler.budget import Budget
+from pacecar.profiler.cadence import Cadence
+from pacecar.profiler.counts import Totals, plus
+from pacecar.profiler.estimate import Calibrations, estimate
+from pacecar.profiler.guard import Guard
+from pacecar.profiler.measurement import Measurement
+from pacecar.profiler.sink import RecordSink
+from pacecar.profiler.steptimer import RawStep, TimedStep, time_step
+from pacecar.profiler.vitals import VitalsMeter
+from pacecar.records import JobHello, Knobs, StepRecord
+
+__all__ = ["LOOK_SECONDS", "WAITING_MAX", "Books", "FinishedStep", "Passed"]
+
+LOOK_SECONDS = 0.2
+"""Steps settled together: few enough to be seen at once by a person, enough to be cheap."""
+
+WAITING_MAX = 256
+"""Steps that wait at one time; with more, the training thread settles them itself."""
+
+CHUNK_STEPS = 16
+"""Steps settled by another thread before it lets the training thread have the GIL and the lock."""
+
+LOCK_SECONDS = 1.0
+"""The training thread waits no longer for the lock: in a forked child nobody may ever give it back."""
+
+
+class Passed:
+    """Steps that were counted and not measured."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.wall_ns = 0
+        self.cost_ns = 0
+        self.samples: int | None = None
+        self.tokens: int | None = None
+
+    def said(self, samples: int | None, tokens: int | None) -> None:
+        """Add what the user or the loader said of one of them."""
+        self.samples = plus(self.samples, samples)
+        self.tokens = plus(self.tokens, tokens)
+
+
+class FinishedStep:
+    """A step that is over, as the training thread knows it.
+
+    `price_ns` is what opening and reading a window cost beside the step itself, None when no window ended with it.
+    """
+
+    # Defaults of the class, so that a usual step stores only what it knows.
+    disturbed = False
+    was_profiled = False
+    was_counted = False
+    timed: TimedStep | None = None
+    measurement: Measurement | None = None
+    price_ns: int | None = None
+    record: StepRecord | None = None
+    passed: Passed | None = None
+    listener_ns = 0
+    """What the listener took at the boundaries since the last measured step; part of pacecar's own time."""
+
+    def __init__(
+        self,
+        books: Books,
+        step: int,
+        raw: RawStep,
+        ended_wall_ns: int,
+        knobs: Knobs,
+        samples: int | None,
+        tokens: int | None,
+        flops: int | None,
+    ) -> None:
+        self._books = books
+        self.step = step
+        self.raw = raw
+        self.wall_ns = raw.end_ns - raw.start_ns
+        self.ended_wall_ns = ended_wall_ns
+        self.knobs = knobs
+        self.samples = samples
+        self.tokens = tokens
+        self.flops = flops
+
+    @property
+    def source(self) -> Literal["exact", "estimate"]:
+        """What its ledger comes from."""
+        return "exact" if self.measurement is not None else "estimate"
+
+    def settled(self) -> StepRecord:
+        """Return the record, written now if it was not yet.
+
+        Raises:
+            RuntimeError: it could not be written; the log says why.
+        """
+        if self.record is None:
+            self._books.settle()
+        if self.record is None:
+            raise RuntimeError(f"step {self.step} has no record")
+        return self.record
+
+
+class Books:
+    """The steps of one rank: entered by the training thread, settled in order by whoever comes first."""
+
+    def __init__(
+        self,
+        hello: JobHello,
+        sinks: Sequence[RecordSink],
+        budget: Budget,
+        calibrations: Calibrations,
+        vitals: VitalsMeter,
+        guard: Guard,
+        cadence: Cadence,
+    ) -> None:
+        self._cadence = cadence
+        self._hello = hello
+        self._sinks = tuple(sinks)
+        self._budget = budget
+        self._calibrations = calibrations
+        self._vitals = vitals
+        self._guard = guard
+        self._totals = Totals()
+        self._waiting: deque[FinishedStep] = deque()
+        self._lock = threading.Lock()
+        self._looked = 0.0
+        self._window_price_ns = 0
+        self.on_timed: Callable[[TimedStep, StepRecord], None] | None = None
+
+    def enter(self, step: FinishedStep) -> None:
+        """Take a finished step."""
+        self._waiting.append(step)
+        # The first one at once: sinks start their threads with it, and these look here from then on.
+        if len(self._waiting) >= WAITING_MAX or step.step == 0:
+            self.settle()
+
+    def settle(self) -> None:
+        """Write all records that wait; called on the training thread."""
+        if self._lock.acquire(timeout=LOCK_SECONDS):
+            try:
+                while self._waiting:
+                    self._settle_next()
+            finally:
+                self._lock.release()
+
+    def look(self) -> None:
+        """Write what waits, unless somebody has looked just now; called on any other thread."""
+        now = time.monotonic()
+        if not self._waiting or now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        while self._waiting and self._lock.acquire(blocking=False):
+            begun = time.thread_time_ns()
+            try:
+                for _ in range(min(CHUNK_STEPS, len(self._waiting))):
+                    self._settle_next()
+                self._budget.charge(time.thread_time_ns() - begun)
+            finally:
+                self._lock.release()
+            time.sleep(0)
+
+    def report_vitals(self) -> None:
+        """Put the record of vitals that is due into the sinks; on the training thread, as it looks at the model."""
+        if not self._lock.acquire(timeout=LOCK_SECONDS):
+            return
+        try:
+            record = self._vitals.report()
+        finally:
+            self._lock.release()
+        for sink in self._sinks:
+            sink.put(record)
+
+    def _settle_next(self) -> None:
+        step = self._waiting.popleft()
+        try:
+            self._settle(step)
+        except Exception:  # noqa: BLE001  as in the guard: the courier's thread is no better place for it to end
+            self._guard.failed(self._settle)
+
+    def _settle(self, step: FinishedStep) -> None:
+        timed = step.timed or time_step(step.raw)
+        own_ns = min(timed.overhead_ns, step.wall_ns)
+        passed = step.passed
+        if passed is not None and passed.steps:
+            self._budget.passed(passed.wall_ns, passed.cost_ns)
+            self._count_passed(passed, step, timed)
+        if not step.disturbed:
+            self._take_cadence(step, own_ns)
+        overhead_ns = self._budget.step(step.wall_ns, own_ns, profiled=step.was_profiled or step.was_counted)
+        if step.was_counted:
+            self._vitals.count_cost(overhead_ns - own_ns)
+        if step.was_profiled:
+            self._window_price_ns += overhead_ns - own_ns
+        if step.price_ns is not None:
+            self._budget.window_taken(step.step, self._window_price_ns + step.price_ns)
+            self._window_price_ns = 0
+        record = self._write(step, timed, overhead_ns)
+        step.record = record
+        if self.on_timed is not None:
+            self.on_timed(timed, record)
+        self._vitals.add(record, step.flops)
+        for sink in self._sinks:
+            sink.put(record)
+
+    def _take_cadence(self, step: FinishedStep, own_ns: int) -> None:
+        """Tell what measuring costs, without the listener: it is called whether or not a step is measured."""
+        passed = step.passed
+        if passed is None or not passed.steps:
+            self._cadence.measured(step.wall_ns, own_ns - step.listener_ns)
+            return
+        share_ns = step.listener_ns // (passed.steps + 1)
+        self._cadence.measured(
+            step.wall_ns,
+            own_ns - share_ns,
+            passed=passed.steps,
+            passed_cost_ns=passed.cost_ns - share_ns * passed.steps,
+        )
+
+    def _count_passed(self, passed: Passed, step: FinishedStep, timed: TimedStep) -> None:
+        """Add the steps before `step` to the totals as if they had been like it, but for their wall time."""
+        phases = {
+            name: duration * passed.wall_ns // step.wall_ns if step.wall_ns else 0
+            for name, duration in timed.phases.items()
+            if name not in ("overhead", "checkpoint")
+        }
+        ledger = estimate(passed.wall_ns, phases, self._calibrations.find(step.knobs))
+        samples, tokens = passed.samples, passed.tokens
+        if samples is None and step.samples is not None:
+            samples = step.samples * passed.steps
+        self._totals.add(ledger, samples, tokens, steps=passed.steps)
+
+    def _write(self, step: FinishedStep, timed: TimedStep, overhead_ns: int) -> StepRecord:
+        calibration = self._calibrations.find(step.knobs)
+        measured = step.measurement
+        ledger = measured.ledger if measured is not None else estimate(step.wall_ns, timed.phases, calibration)
+        totals = self._totals
+        totals.add(ledger, step.samples, step.tokens)
+        return StepRecord(
+            job=self._hello.job,
+            rank=self._hello.rank,
+            step=step.step,
+            ended_wall_ns=step.ended_wall_ns,
+            wall_ns=step.wall_ns,
+            data_wait_ns=timed.phases.get("data_wait"),
+            forward_ns=timed.phases.get("forward"),
+            backward_ns=timed.backward_ns,
+            optimizer_ns=timed.phases.get("optimizer"),
+            micro_batches=timed.micro_batches or None,
+            samples=step.samples,
+            tokens=step.tokens,
+            ledger=ledger,
+            source=step.source,
+            calibration_age_steps=None if calibration is None else step.step - calibration.step,
+            totals=totals.ledger,
+            total_steps=totals.steps,
+            total_samples=totals.samples,
+            total_tokens=totals.tokens,
+            overhead_ns=overhead_ns,
+            total_overhead_ns=self._budget.cost_ns,
+            total_windows=self._budget.windows,
+            dropped_records=sum(sink.dropped for sink in self._sinks),
+            knobs=step.knobs,
+            disturbed=step.disturbed,
+            measured_every=self._cadence.every,
+        )
