@@ -1,4 +1,7 @@
-"""What can be turned?  The interface that every knob stands behind."""
+"""What can be turned?  The interface that every knob stands behind.
+
+Class, kind and the meaning of values are in `pacecar.knobs`.  Undoing is applying the value before.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,10 @@ __all__ = ["Facts", "KnobSpace", "Observation", "Policy", "Turn"]
 
 @dataclass(frozen=True, slots=True)
 class KnobSpace:
-    """One knob that every rank is able to turn: its value at the start and the values it may take, ascending."""
+    """One knob that every rank is able to turn: its value at the start and the values it may take, ascending.
+
+    What the values mean is said in `pacecar.knobs`.
+    """
 
     knob: str
     value: int
@@ -80,7 +83,10 @@ class Policy(Protocol):
     """Something that decides.  Calls come in step order, from one thread."""
 
     def begin(self, facts: Facts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
-        """Learn what can be turned; called once, before the first observation."""
+        """Learn what can be turned; called once, before the first observation.
+
+        `mode` "exact" stands for every mode in which knobs are turned: `spaces` hold what the user's mode allows.
+        """
         ...
 
     def advance(

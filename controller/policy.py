@@ -386,9 +386,13 @@ class PacecarPolicy(Policy):
         """Return the space within the user's bounds, the present value always in; None if nothing can be turned."""
         if space.knob not in self._config.knobs:
             return None
-        low = getattr(self._config, space.knob + "_min")
-        high = getattr(self._config, space.knob + "_max")
-        domain = tuple(sorted(value for value in space.domain if low <= value <= high or value == space.value))
+        low = getattr(self._config, space.knob + "_min", None)
+        high = getattr(self._config, space.knob + "_max", None)
+        domain = tuple(
+            value
+            for value in sorted(space.domain)
+            if value == space.value or ((low is None or low <= value) and (high is None or value <= high))
+        )
         return KnobSpace(space.knob, space.value, domain) if len(domain) > 1 else None
 
     def _name(self, values: dict[str, int]) -> str:

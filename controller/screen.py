@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from pacecar.controller.model import Forecast
 from pacecar.controller.observation import KnobSpace
+from pacecar.knobs import by_name
 
 __all__ = ["EXPOSED_RATIO_MIN", "Candidate", "Screen", "best_advice", "neighbour"]
 
@@ -31,6 +32,9 @@ PRIOR_GAIN = {
     ("micro_batch", -1): 0.01,
 }
 """What a step in that direction may be worth when nobody can tell: orders the trials, nothing else."""
+
+ZERO = 0.5
+"""Where a value of 0 stands among ratios: half of one."""
 
 HOPELESS_SPREADS = 2.0
 """A forecast that is negative by this many of its uncertainties rules a candidate out without a trial."""
@@ -51,7 +55,8 @@ def neighbour(domain: Sequence[int], value: int, factor: float) -> int | None:
     beyond = [other for other in domain if (other > value if factor > 1 else other < value)]
     if not beyond:
         return None
-    return min(beyond, key=lambda other: abs(math.log(other / (value * factor))))
+    aim = math.log(max(value, ZERO) * factor)
+    return min(beyond, key=lambda other: abs(math.log(max(other, ZERO)) - aim))
 
 
 def best_advice(
@@ -123,9 +128,12 @@ class Screen:
             self._open[knob].clear()
 
     def values_near(self, knob: str, value: int) -> list[int]:
-        """Return the untried values around `value`, nearest first in each direction."""
+        """Return the untried values around `value`, nearest first in each direction; of a choice all of them."""
         near: list[int] = []
         closed = self._lost[knob] | self._barred[knob]
+        known = by_name.get(knob)
+        if known is not None and known.kind == "choice":
+            return [other for other in self._domains[knob] if other not in {value, *closed, *self._level[knob]}]
         for factor in (2.0, 0.5):
             first = neighbour(self._domains[knob], value, factor)
             if first is None or first in closed:

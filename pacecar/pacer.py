@@ -28,8 +28,9 @@ from pacecar.config import Config, ConfigError, HookConfig, TuneConfig, load_con
 from pacecar.controller.ddp_buckets import BucketActuator, find_ddp
 from pacecar.controller.microbatch import MicroBatchActuator, MicroBatcher
 from pacecar.controller.observation import Facts
-from pacecar.controller.policy import PacecarPolicy
+from pacecar.controller.policies import make_policy
 from pacecar.controller.tuner import Tuner
+from pacecar.knobs import allows
 from pacecar.profiler.books import FinishedStep
 from pacecar.profiler.courier import Courier
 from pacecar.profiler.crew.crew import Crew
@@ -347,8 +348,8 @@ def _make_tuner(
     return Tuner(
         hello=hello,
         config=config,
-        policy=PacecarPolicy(config) if hello.rank == 0 else None,
-        actuators=[actuator for actuator in (microbatch, buckets) if actuator.knob in config.knobs],
+        policy=make_policy(config) if hello.rank == 0 else None,
+        actuators=[a for a in (microbatch, buckets) if a.knob in config.knobs and allows(config.mode, a.knob)],
         facts=facts,
         emit=emit,
         set_knobs=set_knobs,
