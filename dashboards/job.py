@@ -375,6 +375,7 @@ def _annotations() -> core.Annotations:
     return core.Annotations(list=[
         marks("Decisions", "pacecar_tuner_decisions_total", "knob,kind", "{{kind}}: {{knob}}", GOOD),
         marks("Verdicts", "pacecar_tuner_verdicts_total", "knob,outcome", "{{outcome}}: {{knob}}", WARN),
+        marks("Orders", "pacecar_tuner_orders_total", "action,outcome", "by hand: {{action}}, {{outcome}}", WARN),
     ])  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from pacecar.records import (
     KnobSwitch,
     StepRecord,
     Straggler,
+    TunerOrder,
     TunerStatus,
     Verdict,
     Vitals,
@@ -69,7 +70,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """One job as it was at one moment."""
+    """One job as it was at one moment; `orders` is (action, outcome) -> how often a person gave it."""
 
     job: str
     ranks: tuple[RankView, ...]
@@ -81,6 +82,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     expected_gain: dict[str, float]
     measured_gain: dict[str, float]
     crew: CrewView = CrewView()
+    orders: dict[tuple[str, str], int] = {}
 
 
 class _Rank:
@@ -124,6 +126,7 @@ class _Job:
         self.verdicts: deque[Verdict] = deque(maxlen=RECENT_MAX)
         self.decision_tallies: Counter[tuple[str, str]] = Counter()
         self.verdict_tallies: Counter[tuple[str, str]] = Counter()
+        self.order_tallies: Counter[tuple[str, str]] = Counter()
         self.expected_gain: dict[str, float] = {}
         self.measured_gain: dict[str, float] = {}
 
@@ -151,6 +154,7 @@ class _Job:
             expected_gain=dict(self.expected_gain),
             measured_gain=dict(self.measured_gain),
             crew=self.crew.view(),
+            orders=dict(self.order_tallies),
         )
 
 
@@ -224,6 +228,8 @@ class Jobs:
                 job.judge(record)
             case TunerStatus():
                 job.tuner = record
+            case TunerOrder():
+                _tally(job.order_tallies, (record.action, record.outcome))
             case Straggler() | JobLedger() | HangSuspicion():
                 job.crew.take(record)
             case Goodbye():

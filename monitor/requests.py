@@ -7,7 +7,7 @@ answered for as "refused", and what is still out is forgotten when the asker han
     asker  -- Request -->  daemon  -- Command -->  rank 0, rank 1, ...  (those on this node)
     asker  <-- Answer --   daemon  <-- Answer --   each of them
 
-Who may ask: the user who runs the job, and root.  Pure but for `send`, which is passed in.
+Who may ask is decided in `permission`.  Pure but for `send`, which is passed in.
 
 Left out: what the actions mean; the hook knows that.
 """
@@ -18,23 +18,16 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from pacecar.records import Answer, Command, JobHello, Request
+import msgspec
+
+from pacecar.monitor.permission import Denied, Target, reachable
+from pacecar.records import Answer, Command, Request
 from pacecar.wire import Message
 
 __all__ = ["REQUESTS_MAX", "Requests", "Target"]
 
 REQUESTS_MAX = 64
 """Requests that are out at one time; the oldest makes room."""
-
-ROOT = 0
-
-
-class Target(NamedTuple):
-    """A connected rank of this node."""
-
-    connection: int
-    hello: JobHello
-    uid: int
 
 
 class _Out(NamedTuple):
@@ -55,14 +48,18 @@ class Requests:
         self._numbers = itertools.count(1)
 
     def ask(self, request: Request, *, asker: int, uid: int, targets: Iterable[Target], at_step: int) -> None:
-        """Pass `request` on to those of `targets` that are of its job, and tell the asker at once whom it reached."""
-        mine = [target for target in targets if target.hello.job == request.job]
-        if not mine:
-            return self._refuse(request, asker, f"no rank of a job {request.job!r} is connected to this daemon")
-        if uid != ROOT and any(target.uid != uid for target in mine):
-            return self._refuse(request, asker, f"job {request.job!r} belongs to another user")
+        """Pass `request` on to those of `targets` that it means, and tell the asker at once whom it reached.
+
+        Several ranks begin together `at_step`; one has nobody to wait for.
+        """
+        try:
+            mine = reachable(request, uid, targets)
+        except Denied as denied:
+            return self._refuse(request, asker, str(denied))
+        if len(request.ranks) == 1:
+            at_step = 0
         number = next(self._numbers)
-        command = Command(number=number, action=request.action, at_step=at_step, arguments=request.arguments)
+        command = Command(number=number, action=request.action, at_step=at_step, arguments=request.arguments, uid=uid)
         reached = [target for target in mine if self._send(target.connection, command)]
         ranks = tuple(sorted(target.hello.rank for target in reached))
         if not reached:
@@ -70,7 +67,8 @@ class Requests:
         while len(self._out) >= REQUESTS_MAX:
             del self._out[next(iter(self._out))]
         self._out[number] = _Out(asker, request.serial, request.job)
-        detail = f"{request.action} at step {at_step} on {len(ranks)} of {mine[0].hello.world_size} ranks"
+        when = f"at step {at_step}" if at_step else "at its next step"
+        detail = f"{request.action} {when} on {len(ranks)} of {mine[0].hello.world_size} ranks"
         accepted = Answer(
             job=request.job, rank=None, number=request.serial, state="accepted", detail=detail, ranks=ranks
         )
@@ -82,8 +80,7 @@ class Requests:
         out = self._out.get(answer.number)
         if out is None or out.job != answer.job:
             return
-        back = Answer(job=answer.job, rank=answer.rank, number=out.serial, state=answer.state, detail=answer.detail)
-        self._send(out.asker, back)
+        self._send(out.asker, msgspec.structs.replace(answer, number=out.serial))
 
     def left(self, connection: int) -> None:
         """Forget what the asker at `connection` wanted."""

@@ -160,6 +160,8 @@ def _vitals_samples(vitals: Vitals, labels: tuple[str, str]) -> Iterator[Sample]
 
 
 def _tuner_samples(job: JobView) -> Iterator[Sample]:
+    for (action, outcome), count in job.orders.items():
+        yield sample("pacecar_tuner_orders_total", count, job.job, action, outcome)
     if job.tuner is not None:
         for state in TUNER_STATES:
             yield sample("pacecar_tuner_state", int(state == job.tuner.state), job.job, state)

@@ -8,10 +8,11 @@ Left out on purpose: behaviour.  A record can check its own invariants and add i
 
 from __future__ import annotations
 
-from typing import Literal, Union
+from typing import Literal
 
 import msgspec
 
+from pacecar.steering import Answer, Command, KnobValue, Request, TunerChange, TunerOrder, TunerReport
 from pacecar.vitals import DeviceMemory, Vitals
 
 __all__ = [
@@ -38,6 +39,9 @@ __all__ = [
     "Snapshot",
     "StepRecord",
     "Straggler",
+    "TunerChange",
+    "TunerOrder",
+    "TunerReport",
     "TunerStatus",
     "Verdict",
     "Vitals",
@@ -54,8 +58,6 @@ LEDGER_HEADINGS = (
     "unknown",
 )
 """The headings whose sum is the wall time of a step, in the order in which people read them."""
-
-KnobValue = Union[int, str]  # noqa: UP007  msgspec resolves it at run time on every Python we support
 
 
 # --- the host road: collectors to board ---------------------------------------------------------
@@ -397,44 +399,7 @@ class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
 
 CrewRecord = Straggler | JobLedger | HangSuspicion
 
-JobRecord = JobHello | StepRecord | Vitals | KnobSwitch | Decision | Verdict | TunerStatus | CrewRecord | Goodbye
+TunerRecord = KnobSwitch | Decision | Verdict | TunerStatus | TunerOrder
+
+JobRecord = JobHello | StepRecord | Vitals | TunerRecord | CrewRecord | Goodbye
 """What may cross the socket and what a run folder holds."""
-
-
-# --- the asking road: a person to the daemon, the daemon to its hooks, and back ------------------
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
-    """Somebody asks a running job for something; `serial` is the asker's own number and comes back in each answer."""
-
-    serial: int
-    job: str
-    action: str
-    arguments: dict[str, KnobValue] = {}
-
-
-class Command(msgspec.Struct, frozen=True, kw_only=True, tag="command"):
-    """The daemon passes a request on to one rank.
-
-    `at_step` is a step that every rank of the job on this node has still before it, so that all can begin together.
-    """
-
-    number: int
-    action: str
-    at_step: int
-    arguments: dict[str, KnobValue] = {}
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
-    """What became of a request: from one rank, or from the daemon itself (`rank` is None).
-
-    "accepted" is not the end, the others are.  `number` is the command's, towards the asker the request's serial.
-    `ranks` says whom the daemon reached.
-    """
-
-    job: str
-    rank: int | None
-    number: int
-    state: Literal["accepted", "done", "refused"]
-    detail: str
-    ranks: tuple[int, ...] = ()
