@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from pacecar.config import TuneConfig
 from pacecar.records import Decision, Ledger, TunerStatus, Verdict
 
-__all__ = ["Facts", "KnobSpace", "Observation", "Policy", "Turn"]
+__all__ = ["Facts", "KnobSpace", "Observation", "Policy", "Turn", "bounded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,20 @@ class KnobSpace:
     knob: str
     value: int
     domain: tuple[int, ...]
+
+
+def bounded(space: KnobSpace, config: TuneConfig) -> KnobSpace | None:
+    """Return the space within the user's bounds, the present value always in; None if nothing can be turned."""
+    if space.knob not in config.knobs:
+        return None
+    low = getattr(config, space.knob + "_min", None)
+    high = getattr(config, space.knob + "_max", None)
+    domain = tuple(
+        value
+        for value in sorted(space.domain)
+        if value == space.value or ((low is None or low <= value) and (high is None or value <= high))
+    )
+    return KnobSpace(space.knob, space.value, domain) if len(domain) > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +101,14 @@ class Policy(Protocol):
         """Learn what can be turned; called once, before the first observation.
 
         `mode` "exact" stands for every mode in which knobs are turned: `spaces` hold what the user's mode allows.
+        """
+        ...
+
+    def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
+        """Judge no step from the next call of `advance` on, for `reason`; None releases.  May be repeated.
+
+        What is tried meanwhile is taken back and tuning goes on after the release, as after a straggler.  A hold that
+        `is_brief` (evaluation, a checkpoint) leaves knobs and an open trial as they are.
         """
         ...
 

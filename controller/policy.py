@@ -3,7 +3,7 @@
     warming -> screening <-> trial
                    |  ^
                    v  | the pace moved, or the budget allows again
-                watching                          any of them -> frozen (absurd numbers, switches that do not come)
+                watching                          any of them -> frozen, and back when what froze it is over
 
 Search-then-stop, the usual shape of a tuner, loses all it won when the world changes; search-for-ever pays for ever.
 This one searches while there is something untried near by and time left to lose (`screen`, `purse`), then only watches.
@@ -13,19 +13,21 @@ the values that it had.  The same wish is repeated in every call until it is see
 must take the latest wish and ignore one that is already fulfilled.
 
 Pure: no clock, no random numbers, no torch.  The same observations give the same answers.
-Left out: memory head-room (the actuator refuses), more than one knob at a time, unfreezing.
+Frozen for good: absurd numbers, switches that do not come.  For a while: a rank that stalls, and what `hold` says.
+Left out: memory head-room (the actuator refuses), more than one knob at a time.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from pacecar.config import TuneConfig
 from pacecar.controller import wording
 from pacecar.controller.model import Forecast, Model
-from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
+from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn, bounded
 from pacecar.controller.purse import Purse
 from pacecar.controller.screen import Candidate, Screen, best_advice
 from pacecar.controller.scribe import OpenTrial, Record, Scribe, State, outcome_of
@@ -40,6 +42,9 @@ PACE_NS_MAX = 24 * 3600 * 1_000_000_000
 STALL_RATIO = 20.0
 STALL_STEPS = 8
 """So many steps on end over so many times the typical pace: a rank is failing.  That is reported, not tuned around."""
+
+CALM_STEPS = 32
+"""Steps on end without a stall after which tuning goes on; what pace the job then has is for the watch to judge."""
 
 NEVER_CAME_MAX = 2
 """Trials on end whose switch never came: the ranks cannot agree any more."""
@@ -80,10 +85,13 @@ class PacecarPolicy(Policy):
         self._latency_steps: int | None = None
         self._steps = 0
         self._since_switch = 0
-        self._stalled = self._astray = self._never_came = 0
+        self._stalled = self._calm = self._astray = self._never_came = 0
         self._watching_since = 0
         self._patience_steps = SECOND_LOOK_STEPS
         self._advice: dict[str, tuple[int, bool]] = {}
+        self._held: str | None = None
+        self._is_brief = False
+        self._thaw: Literal["never", "calm", "release"] = "never"
 
     @property
     def model(self) -> Model:
@@ -102,17 +110,21 @@ class PacecarPolicy(Policy):
         self._scribe, self._mode = Scribe(facts.job), mode
         self._kept = {space.knob: space.value for space in spaces}
         self._asked = (dict(self._kept), False)
-        self._spaces = [space for space in map(self._bounded, spaces) if space is not None]
+        self._spaces = [space for space in (bounded(space, self._config) for space in spaces) if space is not None]
         self._screen = Screen(self._spaces)
         self._model = Model(facts)
+
+    def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
+        """Judge no step from the next one on; None releases."""
+        self._held, self._is_brief = reason, is_brief
 
     def advance(self, observations: Sequence[Observation]) -> tuple[Turn | None, list[Record]]:
         """Take the steps since the last call; return a wish, if any, and what people should know."""
         for step in observations:
-            if self._state != "frozen":
-                self._take(step)
+            if self._held is not None or self._state == "frozen":
+                self._sit_out(step)
             else:
-                self._in_force = {knob: step.values[knob] for knob in self._kept if knob in step.values}
+                self._take(step)
         return self._wish(), self._scribe.take()
 
     def finish(self, reason: str = "the job ended") -> list[Record]:
@@ -123,11 +135,39 @@ class PacecarPolicy(Policy):
 
     # --- one step ---
 
+    def _sit_out(self, step: Observation) -> None:
+        """Frozen or held: look at nothing but whether it is over."""
+        self._in_force = {knob: step.values[knob] for knob in self._kept if knob in step.values}
+        if self._last is None or step.step > self._last.step:
+            self._last = step
+        self._purse.pass_step(step.pace_ns)
+        self._pace.interrupt()
+        if self._open is not None:
+            self._open.trial.interrupt(step.step)
+        if self._held is not None:
+            if not self._is_brief and self._thaw != "release" and self._state != "frozen":
+                self._freeze(self._held, step, until="release")
+            return
+        self._calm = 0 if self._is_stall(step) else self._calm + 1
+        if self._thaw == "release" or (self._thaw == "calm" and self._calm >= CALM_STEPS):
+            self._thaw, self._stalled = "never", 0
+            self._say("advising" if self._mode == "advise" else "screening", "going on", step)
+
     def _take(self, step: Observation) -> None:
         absurd = self._absurdity(step)
         if absurd is not None:
             self._freeze(absurd, step)
             return
+        if self._is_stall(step):
+            self._stalled += 1
+            if self._stalled >= STALL_STEPS:
+                what = f"{STALL_STEPS} steps on end took over {STALL_RATIO:.0f} times the usual"
+                self._freeze(f"{what}: a rank is failing", step, until="calm")
+                return
+        else:
+            self._stalled = 0
+        if step.ledger is not None and step.ledger.checkpoint_ns > 0:
+            step = replace(step, profiled=True)  # it wrote a checkpoint: its pace says nothing about the knobs
         missing = [knob for knob in self._kept if knob not in step.values]
         if missing:
             self._lose(missing, step)
@@ -190,14 +230,11 @@ class PacecarPolicy(Policy):
             return f"step {step.step} is said to have taken {step.pace_ns} ns"
         if self._last is not None and step.step <= self._last.step:
             return f"step {step.step} came after step {self._last.step}"
-        is_known = self._pace.recent_steps >= 2 * STALL_STEPS  # so that the stall itself is not yet the median
-        if is_known and step.pace_ns > STALL_RATIO * math.exp(self._pace.typical):
-            self._stalled += 1
-            if self._stalled >= STALL_STEPS:
-                return f"{STALL_STEPS} steps on end took over {STALL_RATIO:.0f} times the usual: a rank is failing"
-        else:
-            self._stalled = 0
         return None
+
+    def _is_stall(self, step: Observation) -> bool:
+        is_known = self._pace.recent_steps >= 2 * STALL_STEPS  # so that the stall itself is not yet the median
+        return is_known and step.pace_ns > STALL_RATIO * math.exp(self._pace.typical)
 
     # --- screening and trials ---
 
@@ -360,7 +397,8 @@ class PacecarPolicy(Policy):
 
     # --- ends, wishes and words ---
 
-    def _freeze(self, reason: str, step: Observation) -> None:
+    def _freeze(self, reason: str, step: Observation, *, until: Literal["never", "calm", "release"] = "never") -> None:
+        self._thaw, self._calm = until, 0
         if self._open is not None:
             self._abandon(self._open, f"tuning froze: {reason}", step)
         self._say("frozen", reason, step)
@@ -381,19 +419,6 @@ class PacecarPolicy(Policy):
             return None
         self._asked = (dict(wanted), is_trial)
         return Turn(decision=self._scribe.decisions, values=dict(wanted), is_trial=is_trial)
-
-    def _bounded(self, space: KnobSpace) -> KnobSpace | None:
-        """Return the space within the user's bounds, the present value always in; None if nothing can be turned."""
-        if space.knob not in self._config.knobs:
-            return None
-        low = getattr(self._config, space.knob + "_min", None)
-        high = getattr(self._config, space.knob + "_max", None)
-        domain = tuple(
-            value
-            for value in sorted(space.domain)
-            if value == space.value or ((low is None or low <= value) and (high is None or value <= high))
-        )
-        return KnobSpace(space.knob, space.value, domain) if len(domain) > 1 else None
 
     def _name(self, values: dict[str, int]) -> str:
         return ", ".join(f"{knob} {wording.setting(knob, value)}" for knob, value in values.items())

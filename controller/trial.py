@@ -170,6 +170,13 @@ class Trial:
             return None
         return self._judge(arm, log_pace, step)
 
+    def interrupt(self, step: int) -> None:
+        """The steps up to `step` were no measurement: the window under way begins again, and settles first."""
+        self._stretch = []
+        self._entered_step = step + 1
+        if self._asked_step is not None and not self._arrived:
+            self._asked_step = step
+
     def _arm_of(self, step: Observation) -> Arm | None:
         for arm, values in self._values.items():
             if all(step.values.get(knob) == value for knob, value in values.items()):
