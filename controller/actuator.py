@@ -5,9 +5,10 @@ Class, kind and the meaning of values are in `pacecar.knobs`.  Undoing is applyi
 
 from __future__ import annotations
 
-from typing import Protocol
+from contextlib import AbstractContextManager
+from typing import Protocol, runtime_checkable
 
-__all__ = ["Actuator", "ActuatorError"]
+__all__ = ["Actuator", "ActuatorError", "Gathered"]
 
 
 class ActuatorError(RuntimeError):
@@ -43,5 +44,17 @@ class Actuator(Protocol):
 
         Raises:
             ActuatorError: it could not be done; the old value is in force.
+        """
+        ...
+
+
+@runtime_checkable
+class Gathered(Protocol):
+    """An actuator that shares something costly with others, as the knobs of one DDP Reducer do."""
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Return a context: what is applied inside is carried out at once when the outermost one ends, or raises there.
+
+        Where something raises inside, what was applied there is forgotten.
         """
         ...

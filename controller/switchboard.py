@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from pacecar.clock import Clock
-from pacecar.controller.actuator import Actuator
+from pacecar.controller.actuator import Actuator, Gathered
 from pacecar.controller.agreement import Agreement
 from pacecar.controller.protocol import Kind, Proposal
 
@@ -91,8 +92,12 @@ class Switchboard:
 
     def _apply(self, values: dict[str, int]) -> bool:
         try:
-            for knob, value in values.items():
-                self._actuators[knob].apply(value)
+            with ExitStack() as together:
+                for actuator in (self._actuators[knob] for knob in values):
+                    if isinstance(actuator, Gathered):
+                        together.enter_context(actuator.gathered())
+                for knob, value in values.items():
+                    self._actuators[knob].apply(value)
         except Exception:  # the ranks must hear of it, whatever it was
             logger.exception("pacecar: %s could not be applied", values)
             return False
