@@ -1,9 +1,9 @@
 """How do ranks on one machine get a link of 1 Gbit/s and 5 ms between them?  A namespace each, and a shaped wire.
 
 Two kinds of wire, because not every kernel has netem.  Without delay: veth pairs on a bridge, shaped by the kernel's
-tbf on each sender's side.  With delay: a TUN device in each namespace, whose packets a process of ours (the hub) lets go
-at the rate of the sender's link and hands on after the delay.  Congestion control is cubic or reno: bbr, the default on some
-machines, reads a token bucket as a slower link than it is.
+tbf on each sender's side.  With delay: a TUN device in each namespace, whose packets a process of ours (the hub) lets
+go at the rate of the sender's link and hands on after the delay.  Congestion control is cubic or reno: bbr, the default
+on some machines, reads a token bucket as a slower link than it is.
 
 Needs root.  `why_not` says what is missing.  All names are made up anew, and everything is removed at the end; the
 machine's own network is never touched.
@@ -137,9 +137,7 @@ def shaped(ranks: int, link: Link) -> Iterator[Net]:
         yield Net(prefixes, hub)
     finally:
         if hub is not None:
-            assert hub.stdin is not None
-            hub.stdin.close()  # its end is the hub's
-            hub.wait()
+            hub.communicate()  # the end of its standard input is its own
         for name in made:
             subprocess.run(["ip", "netns", "del", name], check=False)
 
