@@ -137,7 +137,7 @@ def run_ranks(net: Net, ranks: int, given: dict[str, Any], change: Link | None =
             [*net.prefixes[rank], *command],
             env=environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE if rank else None,
+            stderr=subprocess.DEVNULL if rank else subprocess.PIPE,
             text=True,
         )
         for rank in range(ranks)
@@ -151,8 +151,9 @@ def run_ranks(net: Net, ranks: int, given: dict[str, Any], change: Link | None =
                 net.change(change)
             last = line
         outputs = [last, *(process.communicate(timeout=JOB_SECONDS_MAX)[0] for process in processes[1:])]
-        if any(process.wait() for process in processes):
-            raise RuntimeError(f"the job failed: {given}")
+        _, errors = processes[0].communicate()
+        if any(process.returncode for process in processes):
+            raise RuntimeError(f"the job failed: {given}\n{errors[-2000:]}")
     finally:
         for process in processes:
             if process.poll() is None:

@@ -156,11 +156,12 @@ def sweep(given: dict[str, Any]) -> dict[str, Any]:
     reason = actuator.refusal()
     if reason is not None:
         raise RuntimeError(reason)
+    default = actuator.value()
     taken: dict[int, list[float]] = {size: [] for size in given["sweep"]}
     for number in range(given["rounds"]):
         sizes = given["sweep"] if number % 2 == 0 else given["sweep"][::-1]
         for size in sizes:
-            actuator.apply(size or actuator._initial["bucket_bytes_cap"])
+            actuator.apply(size or default)
             for _ in range(2):
                 job.step()
             for _ in range(given["steps"]):
