@@ -121,6 +121,8 @@ class TuneConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     batch_samples_min: PositiveInt = 1
     batch_samples_max: PositiveInt = 1_048_576
     compression: tuple[Literal["bf16", "fp16", "powersgd", "topk"], ...] = ("bf16", "fp16")
+    topk_ratio: Annotated[float, Meta(gt=0.0, le=0.5)] = 0.01
+    powersgd_rank: Annotated[int, Meta(ge=1, le=64)] = 2
     learning_rate_rule: Literal["none", "linear", "sqrt", "adascale"] = "none"
     remember: bool = True
     knobs_file: str | None = None
