@@ -225,6 +225,7 @@ def _check_report(report: TunerReport) -> None:
     _check_text(LABEL_CHARACTERS_MAX, (report.mode, report.policy, report.state, *report.by_hand))
     _check_text(TEXT_CHARACTERS_MAX, (report.detail, *report.refused.values(), *report.advice))
     _check_text(TEXT_CHARACTERS_MAX, (change.reason for change in report.changes))
+    _check_text(TEXT_CHARACTERS_MAX, (order.detail for order in report.orders))
 
 
 def _check_knobs(knobs: Knobs) -> None:

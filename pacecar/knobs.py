@@ -15,10 +15,11 @@ Left out: how a knob is turned (actuators), and within which bounds (configurati
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-__all__ = ["KNOBS", "Knob", "KnobClass", "KnobKind", "KnobName", "allows", "by_name", "setting"]
+__all__ = ["KNOBS", "Knob", "KnobClass", "KnobKind", "KnobName", "allows", "by_name", "read_setting", "setting"]
 
 KnobClass = Literal["exact", "lossy", "adaptive"]
 KnobKind = Literal["scale", "choice"]
@@ -95,3 +96,29 @@ def setting(knob: str, value: int) -> str:
     if known is not None and known.choices:
         return known.choices[value] if 0 <= value < len(known.choices) else str(value)
     return f"{value / 2**20:.4g} MiB" if knob.endswith("_bytes") else str(value)
+
+
+_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def read_setting(knob: str, text: str) -> int:
+    """Return the value that `text` means for `knob`: what `setting` returns, or a plain number.
+
+    Raises:
+        ValueError: there is no such knob, or it has no such value; the message says what there is.
+    """
+    known = by_name.get(knob)
+    if known is None:
+        raise ValueError(f"there is no knob {knob!r}; there are {', '.join(by_name)}")
+    text = text.strip()
+    if known.choices:
+        if text not in known.choices:
+            raise ValueError(f"{knob} cannot be {text!r}; it can be {', '.join(known.choices)}")
+        return known.choices.index(text)
+    is_bytes = knob.endswith("_bytes")
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?) ?(B|KiB|MiB|GiB)?" if is_bytes else r"(\d{1,15})()", text)
+    value = None if found is None else float(found[1]) * _UNITS[found[2] or ""]
+    if value is None or value != int(value):
+        wanted = "bytes, as in 4194304 or 4MiB" if is_bytes else "a whole number"
+        raise ValueError(f"{knob} cannot be {text!r}; it wants {wanted}")
+    return int(value)

@@ -18,6 +18,7 @@ import msgspec
 __all__ = [
     "ORDERS",
     "REPORTED_CHANGES_MAX",
+    "REPORTED_ORDERS_MAX",
     "Answer",
     "Command",
     "KnobValue",
@@ -34,6 +35,9 @@ ORDERS = ("freeze", "resume", "set", "rollback")
 
 REPORTED_CHANGES_MAX = 16
 """The last changes in a report: more than a screen holds, and 16 reasons stay far below the frame limit."""
+
+REPORTED_ORDERS_MAX = 4
+"""The last orders in a report: who looks wants to know who was here before."""
 
 
 class TunerOrder(msgspec.Struct, frozen=True, kw_only=True, tag="tuner_order"):
@@ -92,6 +96,7 @@ class TunerReport(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_ns: int
     budget_ratio: float
     changes: tuple[TunerChange, ...] = ()
+    orders: tuple[TunerOrder, ...] = ()
     advice: tuple[str, ...] = ()
 
 
