@@ -14,11 +14,15 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from pacecar.clock import Clock
+from torch import nn
+
+from pacecar.clock import Clock, SystemClock
 from pacecar.config import TuneConfig
 from pacecar.controller.advice import advise
-from pacecar.controller.keeper import Keeper
+from pacecar.controller.fingerprint import fingerprint
+from pacecar.controller.keeper import JobMemory, Keeper, keeper_of
 from pacecar.controller.overseer import Action, Order, OrderError, Overseer
+from pacecar.controller.policies import make_policy
 from pacecar.knobs import allows, by_name, read_setting
 from pacecar.profiler.orders import Refusal
 from pacecar.records import (
@@ -37,7 +41,7 @@ from pacecar.records import (
 )
 from pacecar.steering import ORDERS, REPORTED_CHANGES_MAX, REPORTED_ORDERS_MAX
 
-__all__ = ["Desk"]
+__all__ = ["Desk", "open_desk", "tune_is_off"]
 
 DETAIL_CHARACTERS_MAX = 600
 """Of a reason in a report: the frame has room for 16 of them, and a terminal for few."""
@@ -65,9 +69,9 @@ class Desk:
         clock: Clock,
         keeper: Keeper | None = None,
     ) -> None:
+        self.overseer = overseer
         self._hello = hello
         self._config = config
-        self._overseer = overseer
         self._reply = reply
         self._emit = emit
         self._clock = clock
@@ -119,7 +123,7 @@ class Desk:
 
     def report(self) -> TunerReport:
         """Return the tuner as it is now."""
-        status, overseer, began = self._status, self._overseer, self._overseer.began
+        status, overseer, began = self._status, self.overseer, self.overseer.began
         return TunerReport(
             mode=self._config.mode,
             policy=self._config.policy,
@@ -144,7 +148,7 @@ class Desk:
         """Return what would be done, and what needs a restart, in sentences."""
         return advise(
             mode=self._config.mode,
-            ledger=self._overseer.ledger,
+            ledger=self.overseer.ledger,
             decisions=tuple(self._advised.values()),
             refused=self.refused(),
             backend=self._hello.backend,
@@ -187,7 +191,7 @@ class Desk:
             if action == "set":
                 values.update(self._value(command.arguments))
             who = "by hand" if command.uid is None else f"by hand (uid {command.uid})"
-            self._overseer.take(Order(action, values, who, answer))
+            self.overseer.take(Order(action, values, who, answer))
         except OrderError as error:
             answer("refused", self._because(str(error)))
 
@@ -207,7 +211,7 @@ class Desk:
 
     def _because(self, refusal: str) -> str:
         """Add what the tuner said itself where the overseer has nothing to say: it may never have begun."""
-        if self._overseer.steps == 0 and self._status is not None and self._status.state in ("off", "frozen"):
+        if self.overseer.steps == 0 and self._status is not None and self._status.state in ("off", "frozen"):
             return f"{self._status.state}: {self._status.detail}"
         return refusal
 
@@ -226,7 +230,7 @@ class Desk:
                 outcome=outcome,
                 uid=uid,
                 values=dict(values),
-                step=self._overseer.step,
+                step=self.overseer.step,
                 wall_ns=self._clock.wall_ns(),
                 detail=detail,
             )
@@ -246,6 +250,34 @@ class Desk:
             outcome=None if verdict is None else verdict.outcome,
             reason=(decision.reason if verdict is None else verdict.reason)[:DETAIL_CHARACTERS_MAX],
         )
+
+
+def open_desk(
+    model: nn.Module,
+    hello: JobHello,
+    config: TuneConfig,
+    *,
+    reply: Callable[[Answer], None],
+    emit: Callable[[JobRecord], None],
+) -> Desk:
+    """Return the desk of a job's rank 0, with the policy that the user chose under it (`overseer`).
+
+    Only what pacecar's own policy keeps is proven, so only that is remembered.
+    """
+    make_policy(config)  # raises where a library is missing, before anything was started
+    clock = SystemClock()
+    keeper = keeper_of(config.knobs_file) if config.remember and config.policy == "pacecar" else None
+    memory: JobMemory | None = None
+    if keeper is not None:
+        keeper.start()
+        memory = JobMemory(keeper, fingerprint(model, hello), hello, clock)
+    overseer = Overseer(config, lambda: make_policy(config), memory=memory)
+    return Desk(hello, config, overseer, reply=reply, emit=emit, clock=clock, keeper=keeper)
+
+
+def tune_is_off(command: Command, reply: Reply) -> None:
+    """Answer for a job that has no desk."""
+    raise Refusal('this job is not tuned: tune="off"')
 
 
 def _whole(values: Mapping[str, KnobValue]) -> dict[str, int]:

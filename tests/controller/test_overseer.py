@@ -1,4 +1,4 @@
-"""The overseer: orders are carried out or refused with a reason, what was remembered must prove itself, numbers go on."""
+"""The overseer: orders are carried out or refused with a reason, and what was remembered must prove itself."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_without_orders_and_memory_it_is_the_policy_itself() -> None:
 def test_freeze_takes_the_open_trial_back_and_nothing_is_tried_until_resume() -> None:
     plant, person = run(both_curve, (70, "freeze", {}), (300, "resume", {}))
     assert person.ends(70) == ["accepted", "done"]
-    assert [v.outcome for v in plant.verdicts][0] == "abandoned"
+    assert plant.verdicts[0].outcome == "abandoned"
     assert "frozen by hand (uid 7)" in plant.verdicts[0].reason
     assert all(values == BEGAN for values in plant.history[100:300])
     assert [d.step for d in plant.decisions if 70 < d.step <= 290] == [], "what is seen lags behind"
