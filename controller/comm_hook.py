@@ -44,6 +44,9 @@ INDEX_MAX = 2**31 - 1
 POWERSGD_START = 2
 """PowerSGD begins in the second iteration, after DDP has rebuilt its buckets; torch refuses less."""
 
+Bucket = Any
+"""A torch.distributed.GradBucket, which torch does not type."""
+
 _c10d: Any = dist
 """torch.distributed with what it does not type."""
 
@@ -96,7 +99,7 @@ class Compressor:
             )
 
     @staticmethod
-    def hook(state: Compressor, bucket: dist.GradBucket) -> Future[Tensor]:
+    def hook(state: Compressor, bucket: Bucket) -> Future[Tensor]:
         """Reduce one bucket to its mean over the ranks."""
         state.buckets += 1
         flat = bucket.buffer()
@@ -104,14 +107,15 @@ class Compressor:
         return _ARITHMETIC[state.choice](state, bucket)
 
 
-def _half(dtype: torch.dtype) -> Callable[[Compressor, dist.GradBucket], Future[Tensor]]:
-    def reduce(state: Compressor, bucket: dist.GradBucket) -> Future[Tensor]:
+def _half(dtype: torch.dtype) -> Callable[[Compressor, Bucket], Future[Tensor]]:
+    def reduce(state: Compressor, bucket: Bucket) -> Future[Tensor]:
         flat = bucket.buffer()
         rounded = flat.to(dtype).div_(state.ranks)
         state.sent_bytes += sent_by_reduce(rounded.numel() * rounded.element_size(), state.ranks)
 
         def widen(future: Future[list[Tensor]]) -> Tensor:
-            return flat.copy_(future.value()[0])
+            widened: Tensor = flat.copy_(future.value()[0])
+            return widened
 
         return _all_reduce(state, rounded).then(widen)
 
@@ -124,13 +128,13 @@ def _all_reduce(state: Compressor, tensor: Tensor) -> Future[list[Tensor]]:
     return future
 
 
-def _dense(state: Compressor, bucket: dist.GradBucket) -> Future[Tensor]:
+def _dense(state: Compressor, bucket: Bucket) -> Future[Tensor]:
     flat = bucket.buffer().div_(state.ranks)
     state.sent_bytes += sent_by_reduce(flat.numel() * flat.element_size(), state.ranks)
     return _all_reduce(state, flat).then(lambda future: future.value()[0])
 
 
-def _powersgd(state: Compressor, bucket: dist.GradBucket) -> Future[Tensor]:
+def _powersgd(state: Compressor, bucket: Bucket) -> Future[Tensor]:
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
 
     memory, flat = state.powersgd, bucket.buffer()
@@ -142,7 +146,7 @@ def _powersgd(state: Compressor, bucket: dist.GradBucket) -> Future[Tensor]:
     return future
 
 
-def _topk(state: Compressor, bucket: dist.GradBucket) -> Future[Tensor]:
+def _topk(state: Compressor, bucket: Bucket) -> Future[Tensor]:
     flat = bucket.buffer()
     numel = flat.numel()
     if numel > INDEX_MAX:
@@ -166,10 +170,10 @@ def _topk(state: Compressor, bucket: dist.GradBucket) -> Future[Tensor]:
         if everyone.is_cuda:  # this runs on a stream that the allocator does not know of
             everyone.record_stream(torch.cuda.current_stream(everyone.device))
         # Rank by rank, so that all ranks add in one order and hold the same bits.
-        flat.zero_()
+        mean: Tensor = flat.zero_()
         for theirs in everyone.view(state.ranks, 2, count):
-            flat.index_add_(0, theirs[0].long(), theirs[1].view(torch.float32).to(flat.dtype))
-        return flat.div_(state.ranks)
+            mean.index_add_(0, theirs[0].long(), theirs[1].view(torch.float32).to(flat.dtype))
+        return mean.div_(state.ranks)
 
     result: Future[Tensor] = work.get_future().then(add_up)
     return result
@@ -206,7 +210,7 @@ def _keep_rest(
             residual.copy_(gradient)
 
 
-_ARITHMETIC: dict[Choice, Callable[[Compressor, dist.GradBucket], Future[Tensor]]] = {
+_ARITHMETIC: dict[Choice, Callable[[Compressor, Bucket], Future[Tensor]]] = {
     "bf16": _half(torch.bfloat16),
     "fp16": _half(torch.float16),
     "powersgd": _powersgd,

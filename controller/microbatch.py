@@ -67,6 +67,11 @@ class MicroBatcher:
         self._scaler = scaler
         self._sync_before: bool | None = None
 
+    @property
+    def has_scaler(self) -> bool:
+        """Whether losses are scaled by a GradScaler or its like."""
+        return self._scaler is not None
+
     def split(self, batch: T) -> Iterator[T]:
         """Yield `batch` in slices along dim 0 of every tensor in it, the last one possibly smaller.
 

@@ -9,18 +9,26 @@ Left out: which proposals are made (the tuner), and how the ranks agree (agreeme
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 from pacecar.clock import Clock
 from pacecar.controller.actuator import Actuator, Gathered
 from pacecar.controller.agreement import Agreement
+from pacecar.controller.observation import KnobSpace
 from pacecar.controller.protocol import Kind, Proposal
+from pacecar.knobs import KNOBS
 
-__all__ = ["Switch", "Switchboard"]
+__all__ = ["Switch", "Switchboard", "at_rest"]
 
 logger = logging.getLogger(__name__)
+
+
+def at_rest(spaces: Sequence[KnobSpace], values: Sequence[int]) -> tuple[int, ...]:
+    """Return `values` with every lossy choice at 0, which is none: for when nobody watches the result any more."""
+    lossy = {knob.name for knob in KNOBS if knob.knob_class == "lossy" and knob.kind == "choice"}
+    return tuple(0 if space.knob in lossy else value for space, value in zip(spaces, values, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
