@@ -24,10 +24,11 @@ from pacecar.clock import Clock
 from pacecar.config import TuneConfig
 from pacecar.controller.actuator import Actuator
 from pacecar.controller.agreement import Agreement, LocalAgreement, MeetingError, RankAgreement
+from pacecar.controller.gradient_check import GradientCheck
 from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
 from pacecar.controller.offers import KnobOffer, Offer
 from pacecar.controller.protocol import PERIOD, JobPace, Kind, Proposal
-from pacecar.controller.switchboard import Switchboard
+from pacecar.controller.switchboard import Switchboard, at_rest
 from pacecar.records import JobHello, JobRecord, Knobs, KnobSwitch, KnobValue, StepRecord, TunerStatus
 
 __all__ = ["OFFER_BOUNDARY", "Measured", "Tuner"]
@@ -94,7 +95,9 @@ class Tuner:
         request_window: Callable[[], None],
         clock: Clock,
         agreement: Agreement | None = None,
+        gradients: GradientCheck | None = None,
     ) -> None:
+        self._gradients = gradients
         self._hello = hello
         self._config = config
         self._policy = policy if hello.rank == 0 else None
@@ -121,6 +124,9 @@ class Tuner:
         self._status: TunerStatus | None = None
         self._proven: tuple[int, ...] | None = None  # the values to come back to while a trial's are in force
         self._decision = 0
+        self._before: tuple[int, ...] | None = None  # the values before the last switch
+        self._is_at_rest = False
+        self.refused: dict[str, str] = {}  # knob -> why it is not tuned
 
     @property
     def knobs(self) -> Knobs:
@@ -160,6 +166,8 @@ class Tuner:
         self._boundary += 1
         self._step = step.step if step is not None else self._step + 1
         self._guarded(self._note, step)
+        if self._gradients is not None and self._gradients.is_armed:
+            self._guarded(self._check_gradients, self._gradients)
         if self._boundary == OFFER_BOUNDARY:
             self._guarded(self._make_offer)
         if not self._agreement.has_business:  # most boundaries: nothing can have come in, nothing is to be voted for
@@ -168,8 +176,9 @@ class Tuner:
         if self._agreement.frozen is None:
             self._guarded(self._think)
         self._guarded(self._decide)
-        if self._agreement.has_retired and self._proven is not None:
-            self._guarded(self._take_back, self._proven)
+        if self._agreement.has_retired and not self._is_at_rest:
+            self._is_at_rest = True
+            self._guarded(self._come_to_rest)
         if self._agreement.frozen is not None and self.state not in ("frozen", "off"):
             self._say("frozen", self._agreement.frozen, level=logging.WARNING)
             self._finish_policy()
@@ -250,6 +259,7 @@ class Tuner:
     # --- policy, on rank 0 ------------------------------------------------------------------------
 
     def _settle_knobs(self, refused: dict[str, str]) -> None:
+        self.refused = dict(refused)
         for knob, reason in refused.items():
             logger.info("pacecar: %s is not tuned: %s", knob, reason)
         spaces = self._agreement.spaces
@@ -258,8 +268,7 @@ class Tuner:
             self._say("off", f"nothing to tune: {reasons or 'no knobs'}")
             self._agreement.freeze("nothing to tune")
         elif self._policy is not None and self._mode == "exact":
-            everything = (1 << len(spaces)) - 1
-            self._rehearsals = [everything]
+            self._rehearsals = [(1 << len(spaces)) - 1]  # all knobs
             self._rehearse()
         elif self._policy is not None:
             self._begin(self._policy)
@@ -332,6 +341,8 @@ class Tuner:
 
     def _switch(self, proposal: Proposal) -> None:
         """Carry out what all ranks voted for, and remember what to come back to while it is not proven."""
+        if self._gradients is not None and proposal.kind is Kind.REHEARSAL:
+            self._gradients.prepare()
         switch = self._board.carry_out(proposal)
         if proposal.kind is Kind.REHEARSAL:
             self._rehearsed(proposal, is_done=switch.is_done)
@@ -339,18 +350,35 @@ class Tuner:
         if not switch.is_done:
             return
         self._decision = proposal.decision
+        pairs = zip(self._agreement.spaces, proposal.values, strict=True)
+        before = tuple(switch.turned.get(space.knob, (new, new))[0] for space, new in pairs)
         if proposal.kind is Kind.KEEP:
             self._proven = None
         elif self._proven is None:
-            pairs = zip(self._agreement.spaces, proposal.values, strict=True)
-            self._proven = tuple(switch.turned.get(space.knob, (new, new))[0] for space, new in pairs)
+            self._proven = before
         if switch.turned:
+            self._before = before
+            if self._gradients is not None:
+                self._gradients.arm(is_on=proposal.serial > 0)  # not where tuning ends: there is nothing to go back to
             self._switched(proposal, switch.duration_ns)
 
-    def _take_back(self, proven: tuple[int, ...]) -> None:
-        """Tuning froze during a trial: every rank sees that at this very boundary, so all can go back here."""
-        self._switch(Proposal(serial=0, decision=self._decision, values=proven))
+    def _come_to_rest(self) -> None:
+        """Tuning froze: every rank sees that at this very boundary, so all can go back from what is not proven here.
+
+        Nobody watches loss and gradients any more either, so nothing lossy stays in force.
+        """
+        rest = at_rest(self._agreement.spaces, self._proven or self._board.values())
+        if self._proven is not None or rest != self._board.values():
+            self._switch(Proposal(serial=0, decision=self._decision, values=rest))
         self._proven = None
+
+    def _check_gradients(self, gradients: GradientCheck) -> None:
+        """Every rank hears the same answer, so all freeze and go back at this very boundary."""
+        difference = gradients.look()
+        if difference is not None and self._before is not None:
+            self._agreement.freeze(f"after a switch {difference}: the ranks' models may differ since step {self._step}")
+            logger.error("pacecar: %s", self._agreement.frozen)
+            self._switch(Proposal(serial=0, decision=self._decision, values=self._before))
 
     def _rehearsed(self, proposal: Proposal, *, is_done: bool) -> None:
         if self._policy is None:
