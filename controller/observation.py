@@ -7,6 +7,7 @@ It never touches torch, a clock or a process group, so recorded observations rep
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -14,7 +15,10 @@ from typing import Literal, Protocol
 from pacecar.config import TuneConfig
 from pacecar.records import Decision, Ledger, TunerStatus, Verdict
 
-__all__ = ["Facts", "KnobSpace", "Observation", "Policy", "Turn", "bounded"]
+__all__ = ["Facts", "KnobSpace", "Observation", "Policy", "Turn", "absurdity", "bounded"]
+
+PACE_NS_MAX = 24 * 3600 * 1_000_000_000
+"""A step longer than a day is a broken timer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,15 @@ class Observation:
     optimizer_ns: int | None = None
     data_wait_ns: int | None = None
     micro_batches: int | None = None
+
+
+def absurdity(step: Observation, last: Observation | None) -> str | None:
+    """Return why an observation cannot be true after the `last` one, or None."""
+    if not (math.isfinite(step.pace_ns) and 0 < step.pace_ns <= PACE_NS_MAX):
+        return f"step {step.step} is said to have taken {step.pace_ns} ns"
+    if last is not None and step.step <= last.step:
+        return f"step {step.step} came after step {last.step}"
+    return None
 
 
 @dataclass(frozen=True, slots=True)

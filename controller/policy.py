@@ -26,18 +26,15 @@ from typing import Literal
 
 from pacecar.config import TuneConfig
 from pacecar.controller import wording
-from pacecar.controller.model import Forecast, Model
-from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn, bounded
+from pacecar.controller.model import Forecast, Model, distinct_buckets
+from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn, absurdity, bounded
 from pacecar.controller.purse import Purse
-from pacecar.controller.screen import Candidate, Screen, best_advice
+from pacecar.controller.screen import Candidate, Screen, best_advice, is_choice
 from pacecar.controller.scribe import OpenTrial, Record, Scribe, State, outcome_of
 from pacecar.controller.trial import DROP_RATIO, SETTLE_STEPS, WAIT_STEPS_MAX, WINDOW_STEPS, Cause, Trial, TrialEnd
-from pacecar.controller.watch import NULL_PAIRS_MIN, Alarm, Pace, Watch
+from pacecar.controller.watch import NULL_PAIRS_MIN, RECENT_STEPS_MAX, Alarm, Pace, Watch
 
 __all__ = ["PacecarPolicy"]
-
-PACE_NS_MAX = 24 * 3600 * 1_000_000_000
-"""A step longer than a day is a broken timer."""
 
 STALL_RATIO = 20.0
 STALL_STEPS = 8
@@ -52,8 +49,11 @@ NEVER_CAME_MAX = 2
 ADVICE_MAX = 32
 """Advice given in one run; more would be noise."""
 
-SECOND_LOOK_STEPS = 500
+SECOND_LOOK_STEPS = 250
 """Quiet steps before undecided candidates are tried again; doubled each time, so that looking ends by itself."""
+
+ROUND_STEPS = 50
+"""Steps that people hear are rounded up to these, and said again when off by two, not with every window."""
 
 TYPICAL_STEPS_MIN = 4
 """Steps under a new setting before its typical pace is used."""
@@ -88,7 +88,9 @@ class PacecarPolicy(Policy):
         self._stalled = self._calm = self._astray = self._never_came = 0
         self._watching_since = 0
         self._patience_steps = SECOND_LOOK_STEPS
+        self._until = 0
         self._advice: dict[str, tuple[int, bool]] = {}
+        self._unproven: dict[tuple[str, int], tuple[float, ...]] = {}
         self._held: str | None = None
         self._is_brief = False
         self._thaw: Literal["never", "calm", "release"] = "never"
@@ -110,7 +112,11 @@ class PacecarPolicy(Policy):
         self._scribe, self._mode = Scribe(facts.job), mode
         self._kept = {space.knob: space.value for space in spaces}
         self._asked = (dict(self._kept), False)
-        self._spaces = [space for space in (bounded(space, self._config) for space in spaces) if space is not None]
+        for space in filter(None, (bounded(space, self._config) for space in spaces)):
+            if space.knob == "bucket_bytes":
+                space = distinct_buckets(space, facts.gradient_bytes)
+            if len(space.domain) > 1:
+                self._spaces.append(space)
         self._screen = Screen(self._spaces)
         self._model = Model(facts)
 
@@ -154,7 +160,7 @@ class PacecarPolicy(Policy):
             self._say("advising" if self._mode == "advise" else "screening", "going on", step)
 
     def _take(self, step: Observation) -> None:
-        absurd = self._absurdity(step)
+        absurd = absurdity(step, self._last)
         if absurd is not None:
             self._freeze(absurd, step)
             return
@@ -221,16 +227,12 @@ class PacecarPolicy(Policy):
         self._since_switch += 1
         self._purse.pass_step(step.pace_ns)
         is_settling = self._since_switch <= SETTLE_STEPS and self._scribe.decisions > 0
-        if (values != self._kept or is_settling) and self._mean_ns is not None and not step.profiled:
+        if self._mean_ns is None or step.profiled or self._is_stall(step):
+            return  # a rank that stalls is not the candidate's fault
+        if values != self._kept or is_settling:
             self._purse.charge(step.pace_ns - self._mean_ns)
-
-    def _absurdity(self, step: Observation) -> str | None:
-        """Return why this observation cannot be true or tuned by, or None."""
-        if not (math.isfinite(step.pace_ns) and 0 < step.pace_ns <= PACE_NS_MAX):
-            return f"step {step.step} is said to have taken {step.pace_ns} ns"
-        if self._last is not None and step.step <= self._last.step:
-            return f"step {step.step} came after step {self._last.step}"
-        return None
+        elif self._open is not None:  # a long trial is charged against the windows between, not against long ago
+            self._mean_ns += (step.pace_ns - self._mean_ns) / RECENT_STEPS_MAX
 
     def _is_stall(self, step: Observation) -> bool:
         is_known = self._pace.recent_steps >= 2 * STALL_STEPS  # so that the stall itself is not yet the median
@@ -261,7 +263,9 @@ class PacecarPolicy(Policy):
             self._begin_trial(affordable[0], step)
             return
         wait = self._purse.wait_steps(typical_ns, min(costs))
-        until = "and stays so" if wait is None else f"until about step {_rounded(step.step + wait)}"
+        if wait is not None and abs(step.step + wait - self._until) > 2 * ROUND_STEPS:
+            self._until = -(-(step.step + wait) // ROUND_STEPS) * ROUND_STEPS
+        until = "and stays so" if wait is None else f"until about step {self._until}"
         self._watch_on(f"the exploration budget is spent {until}; {len(found)} settings untried", step)
 
     def _begin_trial(self, candidate: Candidate, step: Observation) -> None:
@@ -275,6 +279,7 @@ class PacecarPolicy(Policy):
             false_accept_rate=self._config.false_accept_rate,
             latency_steps=self._latency_steps,
             slow_ratio=self._pace.slow_ratio(DROP_RATIO),
+            savings=self._unproven.get((candidate.knob, candidate.value), ()),
         )
         old_value = self._kept[candidate.knob]
         decision = self._scribe.decide("trial", candidate, old_value, step)
@@ -283,6 +288,8 @@ class PacecarPolicy(Policy):
 
     def _follow(self, opened: OpenTrial, step: Observation) -> None:
         end = opened.trial.observe(step)
+        if end is None and self._purse.left_ns(step.pace_ns) < 0 and not opened.trial.looks_better:
+            end = opened.trial.give_up("the exploration budget is spent")
         if end is not None:
             self._close(opened, end, step)
         else:
@@ -305,8 +312,12 @@ class PacecarPolicy(Policy):
             self._model.note_pace({**self._kept, knob: candidate.value}, tried_ns)
             if candidate.forecast is not None and not candidate.forecast.is_floor:
                 self._model.remember(knob, candidate.forecast.gain_ratio, end.gain_ratio)
+        self._unproven[knob, candidate.value] = opened.trial.savings
         if outcome == "kept":
+            self._unproven.clear()
             self._screen.lost(knob, opened.old_value)
+            if is_choice(knob):
+                self._screen.reconsider(knob)
             self._kept = {**self._kept, knob: candidate.value}
             self._pace.restart()
             self._watch = Watch()
@@ -314,7 +325,7 @@ class PacecarPolicy(Policy):
                 self._mean_ns *= 1 - end.gain_ratio
         elif outcome == "barred":
             self._screen.bar(knob, candidate.value)
-        elif end.cause is Cause.UNDECIDED:
+        elif end.cause is Cause.UNDECIDED or (end.cause is Cause.FUTILE and (end.gain_ratio or 0.0) > 0):
             self._screen.undecided(knob, candidate.value)
         elif end.cause is Cause.FUTILE:
             self._screen.level(knob, candidate.value)
@@ -364,7 +375,9 @@ class PacecarPolicy(Policy):
         self._pace.resume(self._pace.last_windows)
         self._screen.forget()
         self._model.forget()
+        self._unproven.clear()
         self._advice.clear()
+        self._purse.start_anew(self._mean_ns or step.pace_ns)
         self._watch = Watch()
         self._patience_steps = SECOND_LOOK_STEPS
         way = "slower" if alarm.change_ratio > 0 else "faster"
@@ -430,8 +443,3 @@ class PacecarPolicy(Policy):
 
 def _known_gain(forecast: Forecast | None) -> float | None:
     return None if forecast is None or forecast.is_floor else forecast.gain_ratio
-
-
-def _rounded(step: int) -> int:
-    """Round up to 50 steps, so that the sentence does not change with every window."""
-    return -(-step // 50) * 50

@@ -11,14 +11,13 @@ before, no test whether a difference is luck, no budget, no end to a bad sample,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Literal, Protocol
 
 from pacecar.config import TuneConfig
 from pacecar.controller import wording
-from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn, bounded
+from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn, absurdity, bounded
 from pacecar.controller.scribe import Record, State
 from pacecar.records import Decision, TunerStatus, Verdict
 
@@ -26,9 +25,6 @@ __all__ = ["Sampler", "SearchPolicy"]
 
 WAIT_STEPS_MAX = 128
 """A switch takes 4 to 16 steps to be agreed; one that is not there after so many will not come."""
-
-PACE_NS_MAX = 24 * 3600 * 1_000_000_000
-"""A step longer than a day is a broken timer."""
 
 
 class Sampler(Protocol):
@@ -123,7 +119,7 @@ class SearchPolicy(Policy):
     # --- one step ---
 
     def _take(self, step: Observation) -> None:
-        broken = self._dead or self._absurdity(step)
+        broken = self._dead or self._fault(step)
         values = {knob: step.values[knob] for knob in self._start if knob in step.values}
         self._since_switch = self._since_switch + 1 if values == self._in_force else 1
         self._in_force, self._last = values, step
@@ -151,13 +147,10 @@ class SearchPolicy(Policy):
         else:
             self._wait(step)
 
-    def _absurdity(self, step: Observation) -> str | None:
-        if not (math.isfinite(step.pace_ns) and 0 < step.pace_ns <= PACE_NS_MAX):
-            return f"step {step.step} is said to have taken {step.pace_ns} ns"
-        if self._last is not None and step.step <= self._last.step:
-            return f"step {step.step} came after step {self._last.step}"
+    def _fault(self, step: Observation) -> str | None:
         missing = [knob for knob in self._start if knob not in step.values]
-        return f"{', '.join(missing)} cannot be turned any more" if missing else None
+        lost = f"{', '.join(missing)} cannot be turned any more" if missing else None
+        return absurdity(step, self._last) or lost
 
     def _wait(self, step: Observation) -> None:
         self._waited += 1
@@ -183,7 +176,7 @@ class SearchPolicy(Policy):
     def _judge(self, sample: dict[str, int], pace_ns: float, step: Observation) -> None:
         self._sampler.tell(sample, pace_ns)
         gain = None if self._proven_ns is None else 1 - pace_ns / self._proven_ns
-        best = self._sampler.best
+        best = {**self._proven, **self._sampler.best}
         if best == sample:
             self._proven, self._proven_ns = sample, pace_ns
         self._conclude("kept" if best == sample else "rolled_back", gain, f"{pace_ns / 1e6:.1f} ms a step", step)
