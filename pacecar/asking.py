@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from pacecar.records import Answer, KnobValue, Request
+from pacecar.records import Answer, KnobValue, Request, TunerReport
 from pacecar.wire import FRAME_BYTES_MAX, FrameError, decode_frame, encode_frame
 
 __all__ = ["AskError", "Reply", "ask"]
@@ -32,20 +32,30 @@ class Reply(msgspec.Struct, frozen=True):
     rank: int
     state: Literal["done", "refused", "silent"]
     detail: str
+    report: TunerReport | None = None
 
 
 def ask(
-    path: str, job: str, action: str, arguments: dict[str, KnobValue], *, timeout_seconds: float
+    path: str,
+    job: str,
+    action: str,
+    arguments: dict[str, KnobValue],
+    *,
+    timeout_seconds: float,
+    ranks: tuple[int, ...] = (),
 ) -> Iterator[Answer | Reply]:
     """Ask `job` for `action` through the daemon at `path`: yield what is said on the way, then a Reply a rank.
+
+    `ranks` says which are meant, none all of them that are on this node.
 
     Raises:
         AskError: there is no daemon, it has no such job, or the job belongs to somebody else.
     """
     deadline = time.monotonic() + timeout_seconds
+    request = Request(serial=_SERIAL, job=job, action=action, arguments=arguments, ranks=ranks)
     with _connect(path, timeout_seconds) as connection:
         try:
-            connection.send(encode_frame(Request(serial=_SERIAL, job=job, action=action, arguments=arguments)))
+            connection.send(encode_frame(request))
         except FrameError as error:
             raise AskError(str(error)) from error
         first = _next(connection, deadline)
@@ -63,7 +73,7 @@ def ask(
                 yield answer
             elif answer.rank in waiting:
                 waiting.discard(answer.rank)
-                yield Reply(answer.rank, answer.state, answer.detail)
+                yield Reply(answer.rank, answer.state, answer.detail, answer.report)
         for rank in sorted(waiting):
             yield Reply(rank, "silent", f"no answer in {timeout_seconds:g} s")
 

@@ -116,7 +116,7 @@ def read_setting(knob: str, text: str) -> int:
             raise ValueError(f"{knob} cannot be {text!r}; it can be {', '.join(known.choices)}")
         return known.choices.index(text)
     is_bytes = knob.endswith("_bytes")
-    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?) ?(B|KiB|MiB|GiB)?" if is_bytes else r"(\d{1,15})()", text)
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?) ?(B|KiB|MiB|GiB)?" if is_bytes else r"(\d{1,15})()", text, re.ASCII)
     value = None if found is None else float(found[1]) * _UNITS[found[2] or ""]
     if value is None or value != int(value):
         wanted = "bytes, as in 4194304 or 4MiB" if is_bytes else "a whole number"

@@ -13,7 +13,7 @@ import atexit
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, TypeVar
@@ -26,9 +26,9 @@ from torch.optim import Optimizer
 from pacecar.clock import SystemClock
 from pacecar.config import Config, ConfigError, HookConfig, TuneConfig, load_config
 from pacecar.controller.ddp_buckets import BucketActuator, find_ddp
+from pacecar.controller.desk import Desk, open_desk, tune_is_off
 from pacecar.controller.microbatch import MicroBatchActuator, MicroBatcher
 from pacecar.controller.observation import Facts
-from pacecar.controller.policies import make_policy
 from pacecar.controller.tuner import Tuner
 from pacecar.knobs import allows
 from pacecar.profiler.books import FinishedStep
@@ -69,8 +69,10 @@ class Pacer:
         orders: Orders | None = None,
         tracing: Tracing | None = None,
         crew: Crew | None = None,
+        desk: Desk | None = None,
         inert_because: str | None = None,
     ) -> None:
+        self._desk = desk
         self._batcher = batcher
         self._crew = crew
         self._orders = orders
@@ -89,6 +91,11 @@ class Pacer:
     def knobs(self) -> Knobs:
         """The knobs in force and their epoch; empty values when nothing is tuned."""
         return self._tuner.knobs if self._tuner is not None else Knobs()
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """What would be turned if it might be, and what only a restart can change; on rank 0, empty elsewhere."""
+        return self._desk.advice() if self._desk is not None else ()
 
     def data(self, loader: Iterable[T]) -> Iterable[T]:
         """Wrap what the training loop iterates over, so that waiting for data is measured and samples are counted.
@@ -131,6 +138,8 @@ class Pacer:
         """Detach: remove every hook, deliver what is queued (for at most two seconds).  Harmless when repeated."""
         if self._tuner is not None:
             self._tuner.close()
+        if self._desk is not None:
+            self._desk.close()
         if self._crew is not None:
             self._crew.close()
         if self._tracing is not None:
@@ -261,6 +270,7 @@ def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settin
         couriers.append(RunLog(settings.hook.run_dir, hello))
     sinks: list[RecordSink] = [*couriers]
     tuner: Tuner | None = None
+    desk: Desk | None = None
 
     def on_boundary(step: FinishedStep | None) -> None:
         if tuner is not None:
@@ -297,23 +307,32 @@ def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settin
     hook.start()
     try:
         if settings.tune.mode != "off":
-            tuner = _make_tuner(model, hook, batcher, hello, settings.tune, sinks)
+            if hello.rank == 0:
+                desk = open_desk(model, hello, settings.tune, reply=outbox.put, emit=_emitter(sinks))
+            tuner = _make_tuner(model, hook, batcher, hello, settings.tune, sinks, desk)
             tuner.start()
         crew = _start_crew(hook, hello, settings.hook, sinks) if settings.hook.crew else None
     except BaseException:
+        if desk is not None:
+            desk.close()
         hook.close("could not start")
         raise
-    pacer = Pacer(batcher, hook=hook, tuner=tuner, sinks=sinks, crew=crew, orders=orders, tracing=tracing)
+    orders.register("tune", tune_is_off if desk is None else desk.act)
+    pacer = Pacer(batcher, hook=hook, tuner=tuner, sinks=sinks, crew=crew, orders=orders, tracing=tracing, desk=desk)
     atexit.register(pacer.close)
     return pacer
 
 
-def _start_crew(hook: Hook, hello: JobHello, config: HookConfig, sinks: list[RecordSink]) -> Crew:
+def _emitter(sinks: list[RecordSink]) -> Callable[[JobRecord], None]:
     def emit(record: JobRecord) -> None:
         for sink in sinks:
             sink.put(record)
 
-    crew = Crew(hello, config, hook, emit=emit)
+    return emit
+
+
+def _start_crew(hook: Hook, hello: JobHello, config: HookConfig, sinks: list[RecordSink]) -> Crew:
+    crew = Crew(hello, config, hook, emit=_emitter(sinks))
     hook.on_timed = crew.note
     crew.start()
     return crew
@@ -326,6 +345,7 @@ def _make_tuner(
     hello: JobHello,
     config: TuneConfig,
     sinks: list[RecordSink],
+    desk: Desk | None,
 ) -> Tuner:
     buckets = BucketActuator(model, config)
     microbatch = MicroBatchActuator(model, batcher, config)
@@ -338,21 +358,20 @@ def _make_tuner(
             batch_samples=batcher.batch_samples,
         )
 
-    def emit(record: JobRecord) -> None:
-        for sink in sinks:
-            sink.put(record)
-
     def set_knobs(knobs: Knobs) -> None:
         hook.knobs = knobs
 
-    return Tuner(
+    tuner = Tuner(
         hello=hello,
         config=config,
-        policy=make_policy(config) if hello.rank == 0 else None,
+        policy=None if desk is None else desk.overseer,
         actuators=[a for a in (microbatch, buckets) if a.knob in config.knobs and allows(config.mode, a.knob)],
         facts=facts,
-        emit=emit,
+        emit=_emitter(sinks) if desk is None else desk.emit,
         set_knobs=set_knobs,
         request_window=hook.request_window,
         clock=SystemClock(),
     )
+    if desk is not None:
+        desk.knobs, desk.refused = lambda: tuner.knobs, lambda: tuner.refused
+    return tuner
