@@ -34,6 +34,11 @@ class DdpKnobs:
         if "compression" in names:
             self.actuators.append(CompressionActuator(config, self.reducer, has_scaler=has_scaler))
 
+    def choice(self) -> str:
+        """Return the compression in force on this rank."""
+        hook = self.reducer.plan.hook
+        return "none" if hook is None else hook.choice
+
     def gradient_check(self) -> GradientCheck | None:
         """Return what compares the ranks' gradients; None where DDP does not reduce over all ranks of the job.
 

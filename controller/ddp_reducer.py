@@ -43,6 +43,11 @@ Recipe = Literal["ordered", "helper"]
 class CommHook(Protocol):
     """A communication hook of ours with its state."""
 
+    @property
+    def choice(self) -> str:
+        """What it does to gradients, in one word."""
+        ...
+
     def renew(self) -> None:
         """Forget what belongs to the buckets of the Reducer before."""
         ...

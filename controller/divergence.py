@@ -15,8 +15,8 @@ Of positive losses x is the logarithm.  The norm is judged likewise with a wide 
 wanders by itself; top-k and PowerSGD change the norm by design, so under them its level is learnt anew.  What is not
 finite needs no statistics: a loss at once, a norm after NONFINITE_MAX steps on end (a GradScaler makes single ones).
 
-False alarms: under 1 in 100 runs of 10 000 steps with normal noise, heavy tails (Student's t with 3 degrees) or
-correlation 0.3 between steps (tests/controller/test_divergence.py simulates it).
+False alarms in 400 simulated runs of 10 000 steps: none with normal noise, 1 with heavy tails (Student's t
+with 3 degrees), 12 where neighbouring steps are correlated by 0.3, all of them where the loss stands still.
 
 Left out: a loss that falls more slowly than it would have.  That needs a second run to compare with.
 """
@@ -62,11 +62,15 @@ DEVIATION = 1.4826
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What one step said: loss and norm as far as known; either may be infinite or not a number."""
+    """What one step said: loss and norm as far as known; either may be infinite or not a number.
+
+    `choice` is the compression that the step ran under, "none" for none.
+    """
 
     step: int
     loss: float | None
     norm: float | None
+    choice: str = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +176,9 @@ class Divergence:
         self._norm = Band("the gradient norm", scale_min=NORM_SCALE_MIN, ratchet=False)
         self._choice = "none"
 
-    def observe(self, signals: Signals, choice: str) -> Alarm | None:
-        """Take one step under compression `choice`; return an alarm when a signal has left its band."""
+    def observe(self, signals: Signals) -> Alarm | None:
+        """Take one step; return an alarm when a signal has left its band."""
+        choice = signals.choice
         if choice != self._choice:
             self._turn(choice)
         for band, value, nonfinite_max in ((self._loss, signals.loss, 1), (self._norm, signals.norm, NONFINITE_MAX)):

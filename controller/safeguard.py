@@ -5,6 +5,7 @@ the last word about the knob "compression": when `divergence` raises the alarm, 
 agree (5 to 8 steps, like every switch; not a trial, so a freeze keeps it), and the knob is gone from what the policy
 sees, as a knob that a rank cannot turn any more.  Its open trial ends, and it goes on with the others.
 
+Signals say themselves which compression their step ran under, so steps that were not measured are watched all the same.
 It is not given back in this run: a second divergence would cost more than compression saves.
 
 Pure but for `signals`, which must not wait.
@@ -12,7 +13,6 @@ Pure but for `signals`, which must not wait.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -27,9 +27,6 @@ __all__ = ["KNOB", "Safeguard"]
 
 KNOB = "compression"
 
-STEPS_MAX = 256
-"""Signals wait for the observation of their step, which says the compression that it ran under, and the other way."""
-
 
 class Safeguard(Policy):
     """Runs `policy` and takes compression back when `signals` leave their band; see the module's docstring."""
@@ -38,15 +35,14 @@ class Safeguard(Policy):
         self._policy = policy
         self._signals = signals
         self._divergence = Divergence()
-        self._waiting: deque[Signals] = deque(maxlen=STEPS_MAX)
-        self._choices: dict[int, int] = {}
         self._alarm: Alarm | None = None
+        self._is_in_force = False
+        self._is_said = False
+        self._is_live = False
         self._job = ""
         self._decision = 0
         self._turned = 0
-        self._wanted: Turn | None = None
         self._last: Observation | None = None
-        self._is_live = False
 
     @property
     def alarm(self) -> Alarm | None:
@@ -67,57 +63,42 @@ class Safeguard(Policy):
         """Pass on."""
         return self._policy.finish(reason)
 
+    def is_urgent(self) -> bool:
+        """Return whether compression must go: also where no step is measured any more, so that nothing is observed."""
+        if self._is_live:
+            self._watch()
+        return self._alarm is not None and self._is_in_force
+
     def advance(self, observations: Sequence[Observation]) -> tuple[Turn | None, list[Record]]:
-        """Let the policy judge the steps, unless they show that compression must go."""
+        """Let the policy judge the steps; of compression it hears no more once that was taken back."""
+        must_go = self.is_urgent()
+        turn: Turn | None = None
+        records: list[Record] = []
         if observations:
             self._last = observations[-1]
-        records: list[Record] = []
-        if self._is_live and self._alarm is None:
-            self._alarm = self._watch(observations)
             if self._alarm is not None:
-                records.append(self._verdict(self._alarm))
+                observations = [replace(o, values=_without(o.values)) for o in observations]
+            turn, records = self._policy.advance(observations)
+            self._note(records)
         if self._alarm is None:
-            turn, said = self._policy.advance(observations)
-            self._note(said)
-            return turn, said
-        if observations:
-            stripped = [replace(o, values={k: v for k, v in o.values.items() if k != KNOB}) for o in observations]
-            turn, said = self._policy.advance(stripped)
-            records += said
-            self._wish(turn)
-        return self._wanted, records
+            return turn, records
+        if not self._is_said:
+            self._is_said = True
+            records = [*self._verdict(self._alarm), *records]
+        if must_go:
+            # Kept, not tried, so that a freeze does not undo it: a trial that the policy wishes for has to wait.
+            others = {} if turn is None or turn.is_trial else turn.values
+            turn = Turn(self._turned or self._decision, {**others, KNOB: NONE}, is_trial=False)
+        elif turn is not None:
+            turn = replace(turn, values={**turn.values, KNOB: NONE})
+        return turn, records
 
-    def _watch(self, observations: Sequence[Observation]) -> Alarm | None:
-        """Bring signals and the compression of their step together, in step order."""
-        for observation in observations:
-            if KNOB in observation.values:
-                self._choices[observation.step] = observation.values[KNOB]
-        self._waiting.extend(self._signals())
-        newest = max(self._choices, default=0)
-        while self._waiting and self._waiting[0].step <= newest:
-            signals = self._waiting.popleft()
-            choice = self._choices.get(signals.step)  # None where a rank did not measure the step
-            if choice is None:
-                continue
-            alarm = self._divergence.observe(signals, choice_of(choice))
-            if alarm is not None:
-                return alarm
-        oldest = self._waiting[0].step if self._waiting else newest
-        for step in [step for step in self._choices if step < oldest - STEPS_MAX or step < newest - STEPS_MAX]:
-            del self._choices[step]
-        return None
-
-    def _wish(self, turn: Turn | None) -> None:
-        """Ask for no compression until it is seen, beside whatever the policy wishes meanwhile."""
-        assert self._last is not None, "an alarm follows from observations"
-        present = self._last.values
-        is_back = present.get(KNOB, NONE) == NONE
-        if is_back:
-            self._wanted = None if turn is None else replace(turn, values={**turn.values, KNOB: NONE})
-            return
-        # Kept, not tried, so that a freeze does not undo it: a trial that the policy wishes for has to wait.
-        others = present if turn is None or turn.is_trial else turn.values
-        self._wanted = Turn(self._turned or self._decision, {**others, KNOB: NONE}, is_trial=False)
+    def _watch(self) -> None:
+        """Take what loss and gradients said since the last look."""
+        for signals in self._signals():
+            self._is_in_force = signals.choice != choice_of(NONE)
+            if self._alarm is None:
+                self._alarm = self._divergence.observe(signals)
 
     def _note(self, records: Sequence[Record]) -> None:
         for record in records:
@@ -126,14 +107,15 @@ class Safeguard(Policy):
                 if record.knob == KNOB:
                     self._turned = record.decision
 
-    def _verdict(self, alarm: Alarm) -> Verdict:
-        assert self._last is not None, "an alarm follows from observations"
-        return Verdict(
+    def _verdict(self, alarm: Alarm) -> list[Record]:
+        if self._last is None:
+            return []
+        verdict = Verdict(
             job=self._job,
             decision=self._turned,
             knob=KNOB,
             outcome="rolled_back",
-            step=self._last.step,
+            step=alarm.step,
             wall_ns=self._last.wall_ns,
             measured_gain_ratio=None,
             gain_low=None,
@@ -141,5 +123,10 @@ class Safeguard(Policy):
             evidence=None,
             trial_steps=0,
             exploration_ns=0,
-            reason=f"taken back: {alarm.reason} (step {alarm.step})",
+            reason=f"taken back: {alarm.reason}",
         )
+        return [verdict]
+
+
+def _without(values: dict[str, int]) -> dict[str, int]:
+    return {knob: value for knob, value in values.items() if knob != KNOB}

@@ -306,7 +306,7 @@ class Tuner:
             if self._rehearsals and self._boundary - self._rehearsal_since > REHEARSAL_BOUNDARIES_MAX:
                 self._agreement.freeze(f"the ranks did not agree within {REHEARSAL_BOUNDARIES_MAX} steps")
             return
-        if not self._observations:
+        if not self._observations and not getattr(policy, "is_urgent", bool)():  # only a safeguard may be
             return
         observations, self._observations = self._observations, []
         turn, records = policy.advance(observations)

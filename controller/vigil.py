@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -38,8 +38,9 @@ SAMPLE_NUMEL = 8192
 class _Late:
     """Two numbers of one step on their way to the host."""
 
-    def __init__(self, step: int, loss: Tensor | float | None, norm: Tensor | None) -> None:
+    def __init__(self, step: int, loss: Tensor | float | None, norm: Tensor | None, choice: str) -> None:
         self.step = step
+        self._choice = choice
         self._loss = _toward_host(loss)
         self._norm = _toward_host(norm)
         self._event: Any = None
@@ -54,7 +55,7 @@ class _Late:
         return self._event is None or bool(self._event.query())
 
     def signals(self) -> Signals:
-        return Signals(self.step, _number(self._loss), _number(self._norm))
+        return Signals(self.step, _number(self._loss), _number(self._norm), self._choice)
 
 
 def _toward_host(value: Tensor | float | None) -> Tensor | float | None:
@@ -71,13 +72,18 @@ def _number(value: Tensor | float | None) -> float | None:
 
 
 class Vigil:
-    """Collects a loss and a norm a step, on the training thread."""
+    """Collects a loss and a norm a step, on the training thread.
+
+    `choice` says which compression is in force on this rank; it is asked at the end of a step, before any switch.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._slices = _sample([p for p in model.parameters() if p.requires_grad])
         self._loss: Tensor | float | None = None
         self._late: deque[_Late] = deque(maxlen=PENDING_MAX)
         self._is_broken = False
+        self._step = 0
+        self.choice: Callable[[], str] = lambda: "none"
 
     def loss(self, value: Tensor | float, *, weight: float = 1.0) -> None:
         """Take a loss of this step, or a micro-batch's with its weight; those of a step add up.
@@ -94,15 +100,13 @@ class Vigil:
             self._break(f"a loss ({type(error).__name__}: {error})")
 
     def boundary(self, step: int | None) -> None:
-        """Step `step` is done, before its gradients are zeroed: send its numbers on their way.
-
-        None: it was not measured, so nobody will ask under which knobs it ran.
-        """
+        """Step `step`, None for the next, is done, before its gradients are zeroed: send its numbers on their way."""
         loss, self._loss = self._loss, None
-        if step is None or self._is_broken:
+        self._step = self._step + 1 if step is None else step
+        if self._is_broken:
             return
         try:
-            self._late.append(_Late(step, loss, self._norm()))
+            self._late.append(_Late(self._step, loss, self._norm(), self.choice()))
         except Exception as error:  # noqa: BLE001
             self._break(f"a gradient ({type(error).__name__}: {error})")
 

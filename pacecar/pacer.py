@@ -25,11 +25,13 @@ from torch.optim import Optimizer
 
 from pacecar.clock import SystemClock
 from pacecar.config import Config, ConfigError, HookConfig, TuneConfig, load_config
-from pacecar.controller.ddp_buckets import BucketActuator, find_ddp
+from pacecar.controller.ddp_knobs import DdpKnobs, find_ddp
 from pacecar.controller.desk import Desk, open_desk, tune_is_off
 from pacecar.controller.microbatch import MicroBatchActuator, MicroBatcher
-from pacecar.controller.observation import Facts
+from pacecar.controller.observation import Facts, Policy
+from pacecar.controller.safeguard import Safeguard
 from pacecar.controller.tuner import Tuner
+from pacecar.controller.vigil import Vigil
 from pacecar.knobs import allows
 from pacecar.profiler.books import FinishedStep
 from pacecar.profiler.courier import Courier
@@ -69,12 +71,14 @@ class Pacer:
         orders: Orders | None = None,
         tracing: Tracing | None = None,
         crew: Crew | None = None,
+        vigil: Vigil | None = None,
         desk: Desk | None = None,
         inert_because: str | None = None,
     ) -> None:
         self._desk = desk
         self._batcher = batcher
         self._crew = crew
+        self._vigil = vigil
         self._orders = orders
         self._tracing = tracing
         self._sinks = tuple(sinks)
@@ -119,7 +123,18 @@ class Pacer:
 
     def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:  # noqa: ANN401  passed on to torch unchanged
         """Backpropagate the mean-reduced `loss` of the current micro-batch with its weight."""
+        if self._vigil is not None:
+            self._vigil.loss(loss, weight=self._batcher.weight)
         self._batcher.backward(loss, **kwargs)
+
+    def loss(self, value: torch.Tensor | float) -> None:
+        """Say a loss of the current step, where `backward` is not used; several in one step add up.
+
+        Mode "lossy" watches it: compression of gradients is taken back when the loss leaves its band.  A tensor is read
+        some steps later and never waited for.
+        """
+        if self._vigil is not None:
+            self._vigil.loss(value)
 
     def count(self, *, samples: int | None = None, tokens: int | None = None) -> None:
         """Say how many samples or tokens this rank trains on in the current step; adds up until the step ends."""
@@ -271,8 +286,11 @@ def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settin
     sinks: list[RecordSink] = [*couriers]
     tuner: Tuner | None = None
     desk: Desk | None = None
+    vigil = _make_vigil(model, hello, settings.tune)
 
     def on_boundary(step: FinishedStep | None) -> None:
+        if vigil is not None:
+            vigil.boundary(None if step is None else step.step)
         if tuner is not None:
             tuner.on_boundary(step)
         # At this place a call that finds nothing to do costs microseconds.
@@ -309,7 +327,7 @@ def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settin
         if settings.tune.mode != "off":
             if hello.rank == 0:
                 desk = open_desk(model, hello, settings.tune, reply=outbox.put, emit=_emitter(sinks))
-            tuner = _make_tuner(model, hook, batcher, hello, settings.tune, sinks, desk)
+            tuner = _make_tuner(model, hook, batcher, hello, settings.tune, sinks, vigil, desk)
             tuner.start()
         crew = _start_crew(hook, hello, settings.hook, sinks) if settings.hook.crew else None
     except BaseException:
@@ -318,7 +336,9 @@ def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settin
         hook.close("could not start")
         raise
     orders.register("tune", tune_is_off if desk is None else desk.act)
-    pacer = Pacer(batcher, hook=hook, tuner=tuner, sinks=sinks, crew=crew, orders=orders, tracing=tracing, desk=desk)
+    pacer = Pacer(
+        batcher, hook=hook, tuner=tuner, sinks=sinks, crew=crew, orders=orders, tracing=tracing, vigil=vigil, desk=desk
+    )
     atexit.register(pacer.close)
     return pacer
 
@@ -338,6 +358,12 @@ def _start_crew(hook: Hook, hello: JobHello, config: HookConfig, sinks: list[Rec
     return crew
 
 
+def _make_vigil(model: nn.Module, hello: JobHello, config: TuneConfig) -> Vigil | None:
+    """Return what sees loss and gradients, on the rank that decides, where something lossy may be turned."""
+    is_wanted = config.mode in ("lossy", "adaptive") and "compression" in config.knobs and hello.rank == 0
+    return Vigil(model) if is_wanted and find_ddp(model) is not None else None
+
+
 def _make_tuner(
     model: nn.Module,
     hook: Hook,
@@ -345,32 +371,39 @@ def _make_tuner(
     hello: JobHello,
     config: TuneConfig,
     sinks: list[RecordSink],
+    vigil: Vigil | None,
     desk: Desk | None,
 ) -> Tuner:
-    buckets = BucketActuator(model, config)
+    ddp = DdpKnobs(model, config, has_scaler=batcher.has_scaler)
+    if vigil is not None:
+        vigil.choice = ddp.choice
     microbatch = MicroBatchActuator(model, batcher, config)
 
     def facts() -> Facts:
         return Facts(
             job=hello.job,
             world_size=hello.world_size,
-            gradient_bytes=buckets.gradient_bytes(),
+            gradient_bytes=ddp.reducer.gradient_bytes(),
             batch_samples=batcher.batch_samples,
         )
 
     def set_knobs(knobs: Knobs) -> None:
         hook.knobs = knobs
 
+    policy: Policy | None = None if desk is None else desk.overseer
+    if policy is not None and vigil is not None:
+        policy = Safeguard(policy, vigil.take)
     tuner = Tuner(
         hello=hello,
         config=config,
-        policy=None if desk is None else desk.overseer,
-        actuators=[a for a in (microbatch, buckets) if a.knob in config.knobs and allows(config.mode, a.knob)],
+        policy=policy,
+        actuators=[a for a in (microbatch, *ddp.actuators) if a.knob in config.knobs and allows(config.mode, a.knob)],
         facts=facts,
         emit=_emitter(sinks) if desk is None else desk.emit,
         set_knobs=set_knobs,
         request_window=hook.request_window,
         clock=SystemClock(),
+        gradients=ddp.gradient_check(),
     )
     if desk is not None:
         desk.knobs, desk.refused = lambda: tuner.knobs, lambda: tuner.refused
