@@ -82,6 +82,7 @@ class PacecarPolicy(Policy):
         self._open: OpenTrial | None = None
         self._last: Observation | None = None
         self._mean_ns: float | None = None
+        self._usual_ns: float | None = None
         self._latency_steps: int | None = None
         self._steps = 0
         self._since_switch = 0
@@ -197,6 +198,8 @@ class PacecarPolicy(Policy):
         level = self._pace.observe(step.pace_ns, profiled=step.profiled)
         if self._pace.recent_steps >= WINDOW_STEPS:
             self._mean_ns = self._pace.mean_ns
+        if level is not None and self._pace.recent_steps >= 2 * STALL_STEPS:  # so that a stall is not yet the median
+            self._usual_ns = math.exp(self._pace.typical)
         self._decide(level, step)
 
     def _decide(self, level: float | None, step: Observation) -> None:
@@ -235,8 +238,7 @@ class PacecarPolicy(Policy):
             self._mean_ns += (step.pace_ns - self._mean_ns) / RECENT_STEPS_MAX
 
     def _is_stall(self, step: Observation) -> bool:
-        is_known = self._pace.recent_steps >= 2 * STALL_STEPS  # so that the stall itself is not yet the median
-        return is_known and step.pace_ns > STALL_RATIO * math.exp(self._pace.typical)
+        return self._usual_ns is not None and step.pace_ns > STALL_RATIO * self._usual_ns
 
     # --- screening and trials ---
 
@@ -377,7 +379,7 @@ class PacecarPolicy(Policy):
         self._model.forget()
         self._unproven.clear()
         self._advice.clear()
-        self._purse.start_anew(self._mean_ns or step.pace_ns)
+        self._purse.start_anew(self._mean_ns or step.pace_ns, steps=2 * WINDOW_STEPS * alarm.windows)
         self._watch = Watch()
         self._patience_steps = SECOND_LOOK_STEPS
         way = "slower" if alarm.change_ratio > 0 else "faster"

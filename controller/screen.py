@@ -34,6 +34,9 @@ PRIOR_GAIN = {
 }
 """What a step in that direction may be worth when nobody can tell: orders the trials, nothing else."""
 
+HOMEWARD_GAIN = 0.03
+"""After a change of the world the way back to the setting that the job began with goes before the other way."""
+
 OF_COMMUNICATION = frozenset({"bucket_bytes", "first_bucket_bytes", "compression"})
 """Knobs that can win no more than the exposed communication."""
 
@@ -109,6 +112,8 @@ class Screen:
 
     def __init__(self, spaces: Sequence[KnobSpace]) -> None:
         self._domains = {space.knob: space.domain for space in spaces}
+        self._homes = {space.knob: space.value for space in spaces}
+        self._was_elsewhere = False
         self._lost: dict[str, set[int]] = {knob: set() for knob in self._domains}
         self._level: dict[str, set[int]] = {knob: set() for knob in self._domains}
         self._open: dict[str, set[int]] = {knob: set() for knob in self._domains}
@@ -141,7 +146,11 @@ class Screen:
         self._barred[knob].add(value)
 
     def forget(self) -> None:
-        """The world changed: everything may be tried again, but for what is barred."""
+        """The world changed: everything may be tried again, but for what is barred; first on the way back home.
+
+        The job's own setting was somebody's guess for any world, the one in force was proven for one that is gone.
+        """
+        self._was_elsewhere = True
         for knob in self._domains:
             self._lost[knob].clear()
             self._level[knob].clear()
@@ -226,6 +235,8 @@ class Screen:
                 found.append(leap)
             for value, forecast in forecasts.items():
                 prior = PRIOR_GAIN.get((knob, 1 if value > values[knob] else -1), 0.0)
+                if self._was_elsewhere and abs(value - self._homes[knob]) < abs(values[knob] - self._homes[knob]):
+                    prior += HOMEWARD_GAIN
                 if forecast is None:
                     found.append(Candidate(knob, value, None, prior))
                 elif not forecast.is_floor and forecast.gain_ratio + HOPELESS_SPREADS * forecast.spread_ratio < 0:

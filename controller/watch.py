@@ -16,7 +16,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import median
 
 from pacecar.controller.evidence import location
 from pacecar.controller.trial import SETTLE_STEPS, WINDOW_STEPS
@@ -41,6 +41,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS_MAX)
+        self._sum_ns = 0.0  # of the recent steps; asked for at every one of them
         self._filling: list[float] = []
         self._half: float | None = None
         self._since_switch = 0
@@ -49,6 +50,7 @@ class Pace:
     def restart(self) -> None:
         """Begin anew under a new setting or in a new world.  The noise that was learnt is kept."""
         self._recent.clear()
+        self._sum_ns = 0.0
         self.interrupt()
 
     def interrupt(self) -> None:
@@ -60,6 +62,7 @@ class Pace:
         """Take these steps as the recent ones (the world changed, and they are of the new one)."""
         self.restart()
         self._recent.extend(log_paces)
+        self._sum_ns = math.fsum(math.exp(x) for x in self._recent)
         self._since_switch = SETTLE_STEPS
 
     def drop_nulls(self, windows: int) -> None:
@@ -77,7 +80,10 @@ class Pace:
         if self._since_switch <= SETTLE_STEPS or profiled:
             return None
         log_pace = math.log(pace_ns)
+        if len(self._recent) == RECENT_STEPS_MAX:
+            self._sum_ns -= math.exp(self._recent[0])
         self._recent.append(log_pace)
+        self._sum_ns += pace_ns
         self._filling.append(log_pace)
         pause = 0 if self._half is None else SETTLE_STEPS  # as between the windows of a trial
         if len(self._filling) < pause + WINDOW_STEPS:
@@ -133,7 +139,7 @@ class Pace:
         """Mean pace, rare slow steps included: what the setting really costs a step."""
         if not self._recent:
             raise ValueError("no step was judged yet")
-        return fmean(math.exp(x) for x in self._recent)
+        return self._sum_ns / len(self._recent)
 
     @property
     def window_noise(self) -> float:

@@ -1,13 +1,13 @@
 """What do step times look like over bucket size and compression, on which link?  Curves to replay policies on.
 
-Simulated, and said so in the file: a curve here is the timeline of DDP that `pacecar.controller.model` plays (alpha + bytes
-x beta a bucket, against gradients that become ready through backward), with constants fitted to the percentages of
-measured runs (shared/TUNING: best bucket, one bucket for all, bf16) to within about 3 points of the step for the best
-settings and 17 for the worst.  They are the model's own kind, so forecasts look better on them than they are: the model
-is told neither constants nor what overlap costs.  `make bench-tuning` measures; `load` reads its file as well.
+Simulated, and said so in the file: a curve here is the timeline of DDP that `pacecar.controller.model` plays (alpha +
+bytes x beta a bucket, against gradients that become ready through backward), with constants fitted to the percentages
+of measured runs (shared/TUNING: best bucket, one bucket for all, bf16) to within about 3 points of the step for the
+best settings and 17 for the worst.  They are the model's own kind, so forecasts look better on them than they are: the
+model is told neither constants nor what overlap costs.  `make bench-tuning` measures; `load` reads its file as well.
 
-    {"source": "simulated", "curves": [{"name", "start", "gradient_bytes", "micro_batches", "points": [{"values", "step_ns",
-      "exposed_ns", "communication_ns"}]}]}
+    {"source": "simulated", "curves": [{"name", "start", "batch_samples", "gradient_bytes",
+      "points": [{"values", "step_ns", "exposed_ns", "communication_ns"}]}]}
 
 `python -m tests.controller.curves` writes curves.json anew; a test compares.
 """
@@ -130,7 +130,7 @@ def simulate(link: Link) -> Curve:
 
 
 def simulate_micro_batch() -> Curve:
-    """32 samples a step: 12 ms a pass, 6 ms a sample, and 4 % more for every doubling beyond 8, where the cache ends."""
+    """32 samples a step: 12 ms a pass, 6 ms a sample, 4 % more for every doubling beyond 8, where the cache ends."""
     points = {}
     for size in (1, 2, 4, 8, 16, 32):
         spill = 1.0 + 0.04 * max(0, size.bit_length() - 4)

@@ -1,8 +1,8 @@
 """A job made of recorded curves: what would each policy have done with the very same steps?
 
-The step time of the setting in force is read from a curve; noise, the delay from a wish to its effect and the slow first
-steps after a switch are laid over it.  The noise of step i is the same for every policy and for the job left alone, so
-totals compare step by step.  Other than a real job: a switch never fails, ranks are one, memory has no end.
+The step time of the setting in force is read from a curve; noise, the delay from a wish to its effect and the slow
+first steps after a switch are laid over it.  The noise of step i is the same for every policy and for the job left
+alone, so totals compare step by step.  Other than a real job: a switch never fails, ranks are one, memory has no end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The baselines do what their originals do, behind our protocol, and leave a job as they found it when they must stop."""
+"""The baselines do what their originals do, behind our protocol, and leave a job alone when they must stop."""
 
 from __future__ import annotations
 
