@@ -34,8 +34,8 @@ _HELP = (
     (
         "host_bound",
         HOST_BOUND_RATIO_MIN,
-        "the device waits for the host to launch work",
-        "torch.compile or CUDA graphs launch less often (needs a restart)",
+        "nothing is computed while Python decides what is next",
+        "torch.compile, and on a GPU CUDA graphs, launch less often (needs a restart)",
     ),
     (
         "data_wait",

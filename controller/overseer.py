@@ -210,6 +210,10 @@ class Overseer(Policy):
         order.number = self._stages.number()
         self._is_tainted = True
         self._stages.stop(f"{order.action} {order.who}")
+        if self._last is not None:
+            values = order.values or self.began
+            named = ", ".join(f"{knob} {setting(knob, value)}" for knob, value in sorted(values.items()))
+            self._stages.say(f"{order.action} {order.who}: {named}, as soon as all ranks agree", self._last)
 
     def _check(self, order: Order) -> None:
         if self.over is not None:

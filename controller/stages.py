@@ -81,6 +81,21 @@ class Stages:
         self._decisions += 1
         return self._decisions
 
+    def say(self, detail: str, step: Observation) -> None:
+        """Tell people something that no stage says; it comes with the next `advance`."""
+        said = TunerStatus(
+            job=self._facts.job,
+            rank=0,
+            state="screening",
+            detail=detail,
+            step=step.step,
+            wall_ns=step.wall_ns,
+            exploration_ns=self._spent_before_ns + self._spent_ns,
+            trials=self._trials_before + self._trials,
+        )
+        self.said = said
+        self._records.append(said)
+
     def see(self, step: Observation) -> None:
         """Take note of the knobs that are turned no more."""
         if any(knob not in step.values for knob in self.kept):

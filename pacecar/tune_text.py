@@ -33,7 +33,7 @@ def lines(job: str, report: TunerReport, *, width: int = 80) -> Iterator[str]:
         yield from _knobs(report, width)
     if report.changes:
         yield ""
-        yield f"{'decision':<{width - 33}}{'expected':>10}{'measured':>10}  {'outcome':<11}"
+        yield f"{'decision':<{width - 33}}{'expected':>10}{'measured':>10}  outcome"
         for change in report.changes[-CHANGES_SHOWN_MAX:]:
             yield _change(change, width)
     yield ""
