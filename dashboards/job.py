@@ -228,9 +228,11 @@ def _tuner() -> Section:
             unit="none", empty="No knob was reported", stepped=True,
             overrides=[look(".*_bytes", regex=True, unit="bytes", custom__axisPlacement="right")])),
         (12, 8, time_series("Expected and measured gain", "Share of step time that the last decision expected to save, "
-            "and that the last verdict measured. Negative: it cost time, and was taken back.", [
+            "and that the last verdict measured. Negative: it cost time, and was taken back. Off by: how far the last "
+            "forecast that was put to the test was from its measurement.", [
                 Query(combine("max", select("pacecar_tuner_expected_gain_ratio"), "knob"), "{{knob}} expected"),
                 Query(combine("max", select("pacecar_tuner_measured_gain_ratio"), "knob"), "{{knob}} measured"),
+                Query(combine("max", select("pacecar_tuner_forecast_error_ratio"), "knob"), "{{knob}} off by"),
             ], unit="percentunit", empty="No trial was decided yet", stepped=True,
             overrides=[look(".* expected", regex=True, custom__lineStyle={"fill": "dash", "dash": [8, 8]})])),
         (6, 8, stat("Decisions", "Trials begun and advice given.",

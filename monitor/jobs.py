@@ -83,6 +83,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     measured_gain: dict[str, float]
     crew: CrewView = CrewView()
     orders: dict[tuple[str, str], int] = {}
+    forecast_error: dict[str, float] = {}
 
 
 class _Rank:
@@ -129,6 +130,7 @@ class _Job:
         self.order_tallies: Counter[tuple[str, str]] = Counter()
         self.expected_gain: dict[str, float] = {}
         self.measured_gain: dict[str, float] = {}
+        self.forecast_error: dict[str, float] = {}
 
     def decide(self, decision: Decision) -> None:
         self.decisions.append(decision)
@@ -141,6 +143,10 @@ class _Job:
         _tally(self.verdict_tallies, (verdict.knob, verdict.outcome))
         if verdict.measured_gain_ratio is not None and (verdict.knob, verdict.outcome) in self.verdict_tallies:
             self.measured_gain[verdict.knob] = verdict.measured_gain_ratio
+            for decision in self.decisions:
+                if decision.decision == verdict.decision and decision.expected_gain_ratio is not None:
+                    error = abs(decision.expected_gain_ratio - verdict.measured_gain_ratio)
+                    self.forecast_error[verdict.knob] = error
 
     def view(self, now_ns: int) -> JobView:
         return JobView(
@@ -155,6 +161,7 @@ class _Job:
             measured_gain=dict(self.measured_gain),
             crew=self.crew.view(),
             orders=dict(self.order_tallies),
+            forecast_error=dict(self.forecast_error),
         )
 
 

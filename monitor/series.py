@@ -174,6 +174,8 @@ def _tuner_samples(job: JobView) -> Iterator[Sample]:
         yield sample("pacecar_tuner_expected_gain_ratio", ratio, job.job, knob)
     for knob, ratio in job.measured_gain.items():
         yield sample("pacecar_tuner_measured_gain_ratio", ratio, job.job, knob)
+    for knob, ratio in job.forecast_error.items():
+        yield sample("pacecar_tuner_forecast_error_ratio", ratio, job.job, knob)
 
 
 def _spending_samples(figures: DaemonFigures) -> Iterator[Sample]:

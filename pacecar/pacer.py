@@ -27,6 +27,7 @@ from pacecar.clock import SystemClock
 from pacecar.config import Config, ConfigError, HookConfig, TuneConfig, load_config
 from pacecar.controller.ddp_knobs import DdpKnobs, find_ddp
 from pacecar.controller.desk import Desk, open_desk, tune_is_off
+from pacecar.controller.holds import HeldPolicy, Holds
 from pacecar.controller.microbatch import MicroBatchActuator, MicroBatcher
 from pacecar.controller.observation import Facts, Policy
 from pacecar.controller.safeguard import Safeguard
@@ -323,13 +324,14 @@ def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settin
     for courier in couriers:
         courier.before_look = hook.look
     hook.start()
+    holds = Holds()
     try:
         if settings.tune.mode != "off":
             if hello.rank == 0:
                 desk = open_desk(model, hello, settings.tune, reply=outbox.put, emit=_emitter(sinks))
-            tuner = _make_tuner(model, hook, batcher, hello, settings.tune, sinks, vigil, desk)
+            tuner = _make_tuner(model, hook, batcher, hello, settings.tune, sinks, vigil, desk, holds)
             tuner.start()
-        crew = _start_crew(hook, hello, settings.hook, sinks) if settings.hook.crew else None
+        crew = _start_crew(hook, hello, settings.hook, [*sinks, holds]) if settings.hook.crew else None
     except BaseException:
         if desk is not None:
             desk.close()
@@ -373,6 +375,7 @@ def _make_tuner(
     sinks: list[RecordSink],
     vigil: Vigil | None,
     desk: Desk | None,
+    holds: Holds,
 ) -> Tuner:
     ddp = DdpKnobs(model, config, has_scaler=batcher.has_scaler)
     if vigil is not None:
@@ -390,7 +393,7 @@ def _make_tuner(
     def set_knobs(knobs: Knobs) -> None:
         hook.knobs = knobs
 
-    policy: Policy | None = None if desk is None else desk.overseer
+    policy: Policy | None = None if desk is None else HeldPolicy(desk.overseer, holds)
     if policy is not None and vigil is not None:
         policy = Safeguard(policy, vigil.take)
     tuner = Tuner(
