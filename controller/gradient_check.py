@@ -9,8 +9,9 @@ not reduced on one of them, shows in the norms of its parameters.
 A job whose gradients differ between ranks by design (local SGD, a hook of its own) is not judged: a look before the
 first switch, while nothing was changed yet, has to find them equal.
 
-Of a large gradient the first HEAD_NUMEL values are read.  The look is a collective on the job's own group, made by all ranks at the same boundary.  What goes wrong on one
-rank before it becomes part of its answer; it must not be missing from the collective.
+Of a large gradient the first HEAD_NUMEL values are read.  The look is a collective on the job's own group, made by all
+ranks at the same boundary.  What goes wrong on one rank before it becomes part of its answer; it must not be missing
+from the collective.
 
 Left out: gradients that are wrong in the same way on all ranks.  The arithmetic is tested, not watched.
 """
