@@ -2,8 +2,8 @@
 
 Fewer bytes are not always less time: on a fast link rounding costs more than it saves (TUNING: bf16 is 2 % slower at
 7-10 Gbit/s), so every choice is offered only where it sends fewer bytes than plain DDP at this world size, and then
-proves itself by a trial like any other knob.  And what it saves must not be paid for by the result: `divergence` watches,
-and the first to see the loss leave its band takes the compression back.
+proves itself by a trial like any other knob.  And what it saves must not be paid for by the result: `divergence` watches
+the loss, and `safeguard` takes compression back when it leaves its band.
 
 With "none" the Reducer has no hook of ours at all, so that job is plain DDP to the last bit; what compression had kept
 (residuals) is dropped with it.  Every change builds a new Reducer, also from one choice to another: the ranks then do
