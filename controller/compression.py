@@ -2,7 +2,7 @@
 
 Fewer bytes are not always less time: on a fast link rounding costs more than it saves (TUNING: bf16 is 2 % slower at
 7-10 Gbit/s), so every choice is offered only where it sends fewer bytes than plain DDP at this world size, and then
-proves itself by a trial like any other knob.  And what it saves must not be paid for by the result: `divergence` watches
+proves itself by a trial like any other knob.  What it saves must not be paid for by the result: `divergence` watches
 the loss, and `safeguard` takes compression back when it leaves its band.
 
 With "none" the Reducer has no hook of ours at all, so that job is plain DDP to the last bit; what compression had kept
