@@ -134,15 +134,17 @@ def _sums(savings: Sequence[float], nulls: Sequence[float]) -> tuple[int, int, f
     return count, total, mean, scatter
 
 
-def promise(savings: Sequence[float], nulls: Sequence[float], *, dead_band: float, pairs_max: int) -> float:
-    """Return the e-value after `pairs_max` pairs if those to come were one standard error better than the mean so far.
+def promise(
+    savings: Sequence[float], nulls: Sequence[float], *, dead_band: float, pairs_max: int, errors: float = 1.0
+) -> float:
+    """Return the e-value after `pairs_max` pairs if those to come were `errors` standard errors better than the mean.
 
     For giving up only: what would not be proven even then is not worth its steps.
     """
     count, total = len(savings), len(savings) + len(nulls)
     mean = math.fsum(savings) / count
     scatter = math.fsum((x - mean) ** 2 for x in savings) + math.fsum(x * x for x in nulls)
-    hoped = mean + math.sqrt(scatter / (total * count))
+    hoped = mean + errors * math.sqrt(scatter / (total * count))
     whole = [*savings, *([hoped] * (pairs_max - count))]
     return e_value(whole, nulls, dead_band=dead_band)
 

@@ -281,6 +281,7 @@ class PacecarPolicy(Policy):
             false_accept_rate=self._config.false_accept_rate,
             latency_steps=self._latency_steps,
             slow_ratio=self._pace.slow_ratio(DROP_RATIO),
+            is_promising=(_known_gain(candidate.forecast) or 0.0) > self._config.dead_band,
             savings=self._unproven.get((candidate.knob, candidate.value), ()),
         )
         old_value = self._kept[candidate.knob]
@@ -290,20 +291,21 @@ class PacecarPolicy(Policy):
 
     def _follow(self, opened: OpenTrial, step: Observation) -> None:
         end = opened.trial.observe(step)
+        levels = opened.trial.take_levels()
+        alarm = next(filter(None, (self._watch.observe(level, self._pace.window_noise) for level in levels)), None)
+        if end is None and alarm is not None:
+            end = opened.trial.give_up("the pace moved meanwhile")
         if end is None and self._purse.left_ns(step.pace_ns) < 0 and not opened.trial.looks_better:
             end = opened.trial.give_up("the exploration budget is spent")
         if end is not None:
-            self._close(opened, end, step)
+            self._close(opened, end, step, alarm)
         else:
             self._say("trial", opened.detail, step)
 
-    def _close(self, opened: OpenTrial, end: TrialEnd, step: Observation) -> None:
+    def _close(self, opened: OpenTrial, end: TrialEnd, step: Observation, alarm: Alarm | None) -> None:
         """Draw the consequences of a trial's end."""
         candidate, knob = opened.candidate, opened.candidate.knob
         outcome = outcome_of(end.cause)
-        alarm: Alarm | None = None
-        for level in opened.trial.levels_seen:
-            alarm = alarm or self._watch.observe(level, self._pace.window_noise)
         if end.cause is not Cause.NEVER_CAME:
             self._latency_steps = opened.trial.latency_steps
         self._never_came = self._never_came + 1 if end.cause is Cause.NEVER_CAME else 0
@@ -327,7 +329,7 @@ class PacecarPolicy(Policy):
                 self._mean_ns *= 1 - end.gain_ratio
         elif outcome == "barred":
             self._screen.bar(knob, candidate.value)
-        elif end.cause is Cause.UNDECIDED or (end.cause is Cause.FUTILE and (end.gain_ratio or 0.0) > 0):
+        elif end.cause is Cause.UNDECIDED or (end.cause is Cause.FUTILE and end.may_gain(self._config.dead_band)):
             self._screen.undecided(knob, candidate.value)
         elif end.cause is Cause.FUTILE:
             self._screen.level(knob, candidate.value)

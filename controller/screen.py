@@ -53,7 +53,7 @@ threefold (TUNING), and the model's price of a bucket is a guess until two sizes
 LEAP_SHARE = 0.9
 """Of the values within reach the nearest is taken that is expected to bring this share of what the best would."""
 
-HOPELESS_SPREADS = 2.0
+HOPELESS_SPREADS = 1.5
 """A forecast that is negative by this many of its uncertainties rules a candidate out without a trial."""
 
 
