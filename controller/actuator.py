@@ -8,7 +8,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
-__all__ = ["Actuator", "ActuatorError", "Gathered"]
+__all__ = ["Actuator", "ActuatorError", "Barring", "Gathered"]
 
 
 class ActuatorError(RuntimeError):
@@ -57,4 +57,13 @@ class Gathered(Protocol):
 
         Where something raises inside, what was applied there is forgotten.
         """
+        ...
+
+
+@runtime_checkable
+class Barring(Protocol):
+    """An actuator that learns, on all ranks in the same step, that some of its values cannot be used."""
+
+    def is_barred(self, value: int) -> bool:
+        """Return whether `value` must not be asked for again."""
         ...

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from pacecar.clock import Clock
-from pacecar.controller.actuator import Actuator, Gathered
+from pacecar.controller.actuator import Actuator, Barring, Gathered
 from pacecar.controller.agreement import Agreement
 from pacecar.controller.observation import KnobSpace
 from pacecar.controller.protocol import Kind, Proposal
@@ -61,9 +61,13 @@ class Switchboard:
         if proposal.kind is Kind.REHEARSAL:
             return proposal.values == present
         return all(
-            new == old or (new in space.domain and space.knob not in self.barred)
+            new == old or (new in space.domain and not self._is_barred(space.knob, new))
             for space, old, new in zip(spaces, present, proposal.values, strict=True)
         )
+
+    def _is_barred(self, knob: str, value: int) -> bool:
+        actuator = self._actuators[knob]
+        return knob in self.barred or (isinstance(actuator, Barring) and actuator.is_barred(value))
 
     def carry_out(self, proposal: Proposal) -> Switch:
         """Apply `proposal`; if any rank fails, all ranks put fresh old values back and bar the knob."""

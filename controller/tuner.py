@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch.distributed as dist
 
@@ -25,13 +25,14 @@ from pacecar.config import TuneConfig
 from pacecar.controller.actuator import Actuator
 from pacecar.controller.agreement import Agreement, LocalAgreement, MeetingError, RankAgreement
 from pacecar.controller.gradient_check import GradientCheck
+from pacecar.controller.measured import Measured, observe
 from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
 from pacecar.controller.offers import KnobOffer, Offer
 from pacecar.controller.protocol import PERIOD, JobPace, Kind, Proposal
 from pacecar.controller.switchboard import Switchboard, at_rest
-from pacecar.records import JobHello, JobRecord, Knobs, KnobSwitch, KnobValue, StepRecord, TunerStatus
+from pacecar.records import JobHello, JobRecord, Knobs, KnobSwitch, KnobValue, TunerStatus
 
-__all__ = ["OFFER_BOUNDARY", "Measured", "Tuner"]
+__all__ = ["OFFER_BOUNDARY", "Tuner"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,34 +46,6 @@ REHEARSAL_BOUNDARIES_MAX = 32 * PERIOD
 
 RECORDS_MAX = 32 * PERIOD
 """Own steps kept until the other ranks' paces of that step come in."""
-
-
-class Measured(Protocol):
-    """A finished step as the hook tells it; its record is written when it is asked for."""
-
-    @property
-    def step(self) -> int:
-        """Its number."""
-        ...
-
-    @property
-    def wall_ns(self) -> int:
-        """Its wall time."""
-        ...
-
-    @property
-    def disturbed(self) -> bool:
-        """Its pace says nothing about the job's settings."""
-        ...
-
-    @property
-    def source(self) -> Literal["exact", "estimate"]:
-        """What its ledger comes from."""
-        ...
-
-    def settled(self) -> StepRecord:
-        """Return its record."""
-        ...
 
 
 class Tuner:
@@ -125,6 +98,8 @@ class Tuner:
         self._proven: tuple[int, ...] | None = None  # the values to come back to while a trial's are in force
         self._decision = 0
         self._before: tuple[int, ...] | None = None  # the values before the last switch
+        self._serial = 0  # of the last switch
+        self._reverted: str | None = None
         self._is_at_rest = False
         self.refused: dict[str, str] = {}  # knob -> why it is not tuned
 
@@ -166,6 +141,8 @@ class Tuner:
         self._boundary += 1
         self._step = step.step if step is not None else self._step + 1
         self._guarded(self._note, step)
+        if self._reverted is not None:
+            self._guarded(self._take_back)
         if self._gradients is not None and self._gradients.is_armed:
             self._guarded(self._check_gradients, self._gradients)
         if self._boundary == OFFER_BOUNDARY:
@@ -182,6 +159,11 @@ class Tuner:
         if self._agreement.frozen is not None and self.state not in ("frozen", "off"):
             self._say("frozen", self._agreement.frozen, level=logging.WARNING)
             self._finish_policy()
+
+    def reverted(self, reason: str) -> None:
+        """A knob went back by itself, for `reason`, on all ranks in the step under way."""
+        if self._is_active:
+            self._reverted = reason
 
     def close(self) -> None:
         """End, on all ranks after the same step; waits at most two seconds for what is out.  Harmless when repeated."""
@@ -251,7 +233,7 @@ class Tuner:
         for pace in heard.paces:
             step = self._records.pop(pace.step, None)
             if step is not None and self._is_begun:
-                self._observations.append(_observe(step.settled(), pace, self._live()))
+                self._observations.append(observe(step.settled(), pace, self._live()))
 
     def _live(self) -> list[KnobSpace]:
         return [space for space in self._agreement.spaces if space.knob not in self._board.barred]
@@ -296,7 +278,7 @@ class Tuner:
         early, self._early = self._early, None
         record = early.settled() if early is not None else None
         if record is not None and all(space.knob in record.knobs.values for space in live):
-            self._observations.append(_observe(record, JobPace(record.step, record.wall_ns, profiled=True), live))
+            self._observations.append(observe(record, JobPace(record.step, record.wall_ns, profiled=True), live))
 
     def _think(self) -> None:
         policy = self._policy
@@ -349,7 +331,7 @@ class Tuner:
             return
         if not switch.is_done:
             return
-        self._decision = proposal.decision
+        self._decision, self._serial = proposal.decision, proposal.serial
         pairs = zip(self._agreement.spaces, proposal.values, strict=True)
         before = tuple(switch.turned.get(space.knob, (new, new))[0] for space, new in pairs)
         if proposal.kind is Kind.KEEP:
@@ -361,6 +343,16 @@ class Tuner:
             if self._gradients is not None:
                 self._gradients.arm(is_on=proposal.serial > 0)  # not where tuning ends: there is nothing to go back to
             self._switched(proposal, switch.duration_ns)
+
+    def _take_back(self) -> None:
+        """A knob went back by itself, in this step on all ranks: so does what was turned with it."""
+        reason, self._reverted = self._reverted, None
+        self._say(self.state, str(reason), level=logging.WARNING)
+        if self._before is not None and self._before != self._board.values():
+            self._switch(Proposal(self._serial, self._decision, self._before))
+        else:
+            self._proven = None
+            self._switched(Proposal(self._serial, self._decision, self._board.values()), 0)
 
     def _come_to_rest(self) -> None:
         """Tuning froze: every rank sees that at this very boundary, so all can go back from what is not proven here.
@@ -430,21 +422,3 @@ class Tuner:
             self._emit(self._status)
         except Exception:
             logger.exception("pacecar: a status could not be emitted")
-
-
-def _observe(record: StepRecord, pace: JobPace, live: Sequence[KnobSpace]) -> Observation:
-    values = record.knobs.values
-    return Observation(
-        step=record.step,
-        wall_ns=record.ended_wall_ns,
-        values={space.knob: int(values[space.knob]) for space in live},
-        pace_ns=pace.pace_ns,
-        profiled=pace.profiled,
-        ledger=record.ledger,
-        exact=record.source == "exact",
-        forward_ns=record.forward_ns,
-        backward_ns=record.backward_ns,
-        optimizer_ns=record.optimizer_ns,
-        data_wait_ns=record.data_wait_ns,
-        micro_batches=record.micro_batches,
-    )

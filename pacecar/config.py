@@ -112,6 +112,8 @@ class TuneConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     bucket_bytes_max: PositiveInt = 256 * 1024 * 1024
     micro_batch_min: PositiveInt = 1
     micro_batch_max: PositiveInt = 65_536
+    micro_tokens_min: PositiveInt = 1
+    micro_tokens_max: PositiveInt = 16_777_216
     first_bucket_bytes_min: PositiveInt = 64 * 1024
     first_bucket_bytes_max: PositiveInt = 256 * 1024 * 1024
     loader_workers_min: Annotated[int, Meta(ge=0)] = 1

@@ -25,6 +25,7 @@ KnobClass = Literal["exact", "lossy", "adaptive"]
 KnobKind = Literal["scale", "choice"]
 KnobName = Literal[
     "micro_batch",
+    "micro_tokens",
     "bucket_bytes",
     "first_bucket_bytes",
     "loader_workers",
@@ -50,6 +51,7 @@ class Knob:
 
 KNOBS = (
     Knob("micro_batch", "exact", "scale", "samples in one forward and backward of a rank, at a constant batch"),
+    Knob("micro_tokens", "exact", "scale", "padded tokens in one forward and backward of a rank, at a constant batch"),
     Knob("bucket_bytes", "exact", "scale", "size to which DDP fills a gradient bucket before it is reduced"),
     Knob("first_bucket_bytes", "exact", "scale", "size of DDP's first bucket, which starts communication"),
     Knob("loader_workers", "exact", "scale", "processes of the data loader"),

@@ -18,22 +18,25 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, TypeVar
 
-import msgspec
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from pacecar.clock import SystemClock
 from pacecar.config import Config, ConfigError, HookConfig, TuneConfig, load_config
+from pacecar.controller.cuts import Given
 from pacecar.controller.ddp_knobs import DdpKnobs, find_ddp
 from pacecar.controller.desk import Desk, open_desk, tune_is_off
 from pacecar.controller.holds import HeldPolicy, Holds
-from pacecar.controller.microbatch import MicroBatchActuator, MicroBatcher
+from pacecar.controller.microbatch import MicroBatcher
+from pacecar.controller.microbatch_knobs import MicroBatchActuator, MicroTokensActuator
 from pacecar.controller.observation import Facts, Policy
+from pacecar.controller.rescue import Rescue
 from pacecar.controller.safeguard import Safeguard
 from pacecar.controller.tuner import Tuner
 from pacecar.controller.vigil import Vigil
 from pacecar.knobs import allows
+from pacecar.options import check_arguments, with_options
 from pacecar.profiler.books import FinishedStep
 from pacecar.profiler.courier import Courier
 from pacecar.profiler.crew.crew import Crew
@@ -64,7 +67,7 @@ class Pacer:
 
     def __init__(
         self,
-        batcher: MicroBatcher,
+        rescue: Rescue,
         *,
         hook: Hook | None = None,
         tuner: Tuner | None = None,
@@ -77,7 +80,8 @@ class Pacer:
         inert_because: str | None = None,
     ) -> None:
         self._desk = desk
-        self._batcher = batcher
+        self._batcher = rescue.batcher
+        self._rescue = rescue
         self._crew = crew
         self._vigil = vigil
         self._orders = orders
@@ -110,23 +114,58 @@ class Pacer:
         """
         return self._hook.data(loader) if self._hook is not None else loader
 
-    def microbatches(self, batch: T) -> Iterator[T]:
+    def microbatches(
+        self, batch: T, *, tokens: Given | None = None, count: Given | None = None, trim: bool = False
+    ) -> Iterator[T]:
         """Yield `batch` in slices along dimension 0, as large as the micro-batch knob says.
 
         Under DistributedDataParallel the gradients are synchronized with the last slice only.  Use `backward` on each
         slice's loss: it weighs the slice by its share of the samples, so that the accumulated gradient of a
         mean-reduced loss equals that of the whole batch but for the order of summation.
 
-        Raises:
-            ValueError: tensors in the batch disagree about dimension 0.
-        """
-        return self._batcher.split(batch)
+        Args:
+            batch: tensors in any nest of tuples, lists and mappings.
+            tokens: a mask (samples, positions), or each sample's length; with `attach(micro_tokens=...)` a slice takes
+                at most so many tokens, padding included.
+            count: for a loss that is a mean over tokens: a mask of what it is a mean over, such as
+                `labels != -100`, or each sample's number; slices without any are left out.
+            trim: drop the columns that a whole slice pads, from tensors whose dimension 1 is as wide as `tokens`.
 
-    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:  # noqa: ANN401  passed on to torch unchanged
-        """Backpropagate the mean-reduced `loss` of the current micro-batch with its weight."""
+        Raises:
+            ValueError: tensors in the batch disagree about dimension 0, or `tokens` or `count` do not belong to it.
+        """
+        return self._batcher.split(batch, tokens=tokens, count=count, trim=trim)
+
+    def backward(self, loss: torch.Tensor, *, weight: float | None = None, **kwargs: Any) -> None:  # noqa: ANN401
+        """Backpropagate the mean-reduced `loss` of the current micro-batch with its weight, or with `weight`.
+
+        A loss that is a sum has the weight 1.  Other keywords go to torch unchanged.
+        """
         if self._vigil is not None:
-            self._vigil.loss(loss, weight=self._batcher.weight)
-        self._batcher.backward(loss, **kwargs)
+            self._vigil.loss(loss, weight=self._batcher.weight if weight is None else weight)
+        self._batcher.backward(loss, weight=weight, **kwargs)
+
+    def train_batch(
+        self,
+        batch: T,
+        loss_fn: Callable[[T], torch.Tensor],
+        *,
+        tokens: Given | None = None,
+        count: Given | None = None,
+        trim: bool = False,
+    ) -> torch.Tensor:
+        """Run forward and backward of `batch` in micro-batches; return the loss of the whole batch, detached.
+
+        In place of the loop over `microbatches`: `loss_fn(slice)` returns the slice's mean loss, everything else is
+        as there.  A micro-batch that does not fit into memory then costs no step: a larger one runs first
+        where it can do no harm, and is barred on all ranks if it fails on one.
+
+        Every rank calls it equally often between two optimizer steps, and `loss_fn` has no collectives of its own.
+        """
+        loss = self._rescue.train_batch(batch, loss_fn, tokens=tokens, count=count, trim=trim)
+        if self._vigil is not None:
+            self._vigil.loss(loss)
+        return loss
 
     def loss(self, value: torch.Tensor | float) -> None:
         """Say a loss of the current step, where `backward` is not used; several in one step add up.
@@ -186,6 +225,7 @@ def attach(
     *,
     tune: str | None = None,
     micro_batch: int | None = None,
+    micro_tokens: int | None = None,
     scaler: torch.amp.GradScaler | None = None,
     job: str | None = None,
     run_dir: str | os.PathLike[str] | None = None,
@@ -201,7 +241,8 @@ def attach(
         optimizer: its `step` ends a step.
         tune: "off", "advise" or "exact"; default as configured ([tune] mode, "exact").
         micro_batch: samples per forward and backward to begin with.  Giving it lets the controller tune it, and the
-            loop must use `pacer.microbatches` and `pacer.backward`.
+            loop must use `pacer.microbatches` and `pacer.backward`, or `pacer.train_batch`.
+        micro_tokens: the same in padded tokens, for loops that say `tokens`; it is tuned in place of `micro_batch`.
         scaler: a GradScaler that `pacer.backward` shall use.
         job: name of the job; default from the launcher's environment.
         run_dir: folder for `rank<r>.jsonl`; default none.
@@ -213,70 +254,36 @@ def attach(
         when [hook] enabled is false, or when pacecar could not start.
 
     Raises:
-        TypeError: model, optimizer or micro_batch is of a wrong type, or an option does not exist.
+        TypeError: model, optimizer, micro_batch or micro_tokens is of a wrong type, or an option does not exist.
         ConfigError: an option or `tune` has a value that is not allowed.
     """
-    _check_arguments(model, optimizer, micro_batch, options)
-    batcher = MicroBatcher(find_ddp(model), micro_batch, scaler=scaler)
+    check_arguments(model, optimizer, {"micro_batch": micro_batch, "micro_tokens": micro_tokens}, options)
+    batcher = MicroBatcher(find_ddp(model), micro_batch, micro_tokens=micro_tokens, scaler=scaler)
+    rescue = Rescue(model, batcher)
     try:
         base = config if config is not None else load_config()
     except ConfigError as error:
-        return _inert(batcher, f"configuration: {error}")
-    settings = _with_options(
+        return _inert(rescue, f"configuration: {error}")
+    settings = with_options(
         base, {**options, "mode": tune, "job": job, "run_dir": None if run_dir is None else os.fspath(run_dir)}
     )
     if not settings.hook.enabled:
-        return _inert(batcher, "[hook] enabled is false", level=logging.INFO)
+        return _inert(rescue, "[hook] enabled is false", level=logging.INFO)
     try:
-        return _start(model, optimizer, batcher, settings)
+        return _start(model, optimizer, rescue, settings)
     except AlreadyAttachedError as error:
-        return _inert(batcher, f"{error}; close that one first if this one shall measure")
+        return _inert(rescue, f"{error}; close that one first if this one shall measure")
     except Exception as error:  # the job comes first: nothing of ours may end it
         logger.debug("attach failed", exc_info=True)
-        return _inert(batcher, f"could not start: {type(error).__name__}: {error}")
+        return _inert(rescue, f"could not start: {type(error).__name__}: {error}")
 
 
-def _check_arguments(model: object, optimizer: object, micro_batch: object, options: dict[str, Any]) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"attach(model=...): a torch.nn.Module is needed, not {type(model).__name__}")
-    if not callable(getattr(optimizer, "register_step_post_hook", None)):
-        raise TypeError(
-            f"attach(optimizer=...): a torch.optim.Optimizer is needed, not {type(optimizer).__name__};"
-            " for a wrapper pass the optimizer inside it"
-        )
-    if micro_batch is not None and (not isinstance(micro_batch, int) or isinstance(micro_batch, bool)):
-        raise TypeError(f"attach(micro_batch=...): a whole number is needed, not {micro_batch!r}")
-    if micro_batch is not None and micro_batch < 1:
-        raise ConfigError(f"attach(micro_batch={micro_batch}): at least 1 is needed")
-    known = {*HookConfig.__struct_fields__, *TuneConfig.__struct_fields__}
-    for key in options:
-        if key not in known:
-            raise TypeError(f"attach() has no option {key!r}; it has {', '.join(sorted(known))}")
-
-
-def _with_options(base: Config, options: dict[str, Any]) -> Config:
-    given = {key: value for key, value in options.items() if value is not None}
-    hook = {key: value for key, value in given.items() if key in HookConfig.__struct_fields__}
-    tune = {key: value for key, value in given.items() if key in TuneConfig.__struct_fields__}
-    try:
-        return msgspec.convert(
-            {
-                "daemon": msgspec.structs.asdict(base.daemon),
-                "hook": msgspec.structs.asdict(base.hook) | hook,
-                "tune": msgspec.structs.asdict(base.tune) | tune,
-            },
-            Config,
-        )
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"attach({', '.join(f'{k}={v!r}' for k, v in given.items())}): {error}") from error
-
-
-def _inert(batcher: MicroBatcher, reason: str, *, level: int = logging.WARNING) -> Pacer:
+def _inert(rescue: Rescue, reason: str, *, level: int = logging.WARNING) -> Pacer:
     logger.log(level, "pacecar does not measure this job: %s", reason)
-    return Pacer(batcher, inert_because=reason)
+    return Pacer(rescue, inert_because=reason)
 
 
-def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settings: Config) -> Pacer:
+def _start(model: nn.Module, optimizer: Optimizer, rescue: Rescue, settings: Config) -> Pacer:
     clock = SystemClock()
     hello = make_hello(model, job=settings.hook.job)
     orders = Orders(hello.job, hello.rank, reply=lambda answer: outbox.put(answer))
@@ -329,7 +336,7 @@ def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settin
         if settings.tune.mode != "off":
             if hello.rank == 0:
                 desk = open_desk(model, hello, settings.tune, reply=outbox.put, emit=_emitter(sinks))
-            tuner = _make_tuner(model, hook, batcher, hello, settings.tune, sinks, vigil, desk, holds)
+            tuner = _make_tuner(model, hook, rescue, hello, settings.tune, sinks, vigil, desk, holds)
             tuner.start()
         crew = _start_crew(hook, hello, settings.hook, [*sinks, holds]) if settings.hook.crew else None
     except BaseException:
@@ -339,7 +346,7 @@ def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settin
         raise
     orders.register("tune", tune_is_off if desk is None else desk.act)
     pacer = Pacer(
-        batcher, hook=hook, tuner=tuner, sinks=sinks, crew=crew, orders=orders, tracing=tracing, vigil=vigil, desk=desk
+        rescue, hook=hook, tuner=tuner, sinks=sinks, crew=crew, orders=orders, tracing=tracing, vigil=vigil, desk=desk
     )
     atexit.register(pacer.close)
     return pacer
@@ -369,7 +376,7 @@ def _make_vigil(model: nn.Module, hello: JobHello, config: TuneConfig) -> Vigil 
 def _make_tuner(
     model: nn.Module,
     hook: Hook,
-    batcher: MicroBatcher,
+    rescue: Rescue,
     hello: JobHello,
     config: TuneConfig,
     sinks: list[RecordSink],
@@ -377,10 +384,11 @@ def _make_tuner(
     desk: Desk | None,
     holds: Holds,
 ) -> Tuner:
+    batcher = rescue.batcher
     ddp = DdpKnobs(model, config, has_scaler=batcher.has_scaler)
     if vigil is not None:
         vigil.choice = ddp.choice
-    microbatch = MicroBatchActuator(model, batcher, config)
+    micro = [knob(model, batcher, config, rescue) for knob in (MicroBatchActuator, MicroTokensActuator)]
 
     def facts() -> Facts:
         return Facts(
@@ -400,7 +408,7 @@ def _make_tuner(
         hello=hello,
         config=config,
         policy=policy,
-        actuators=[a for a in (microbatch, *ddp.actuators) if a.knob in config.knobs and allows(config.mode, a.knob)],
+        actuators=[a for a in (*micro, *ddp.actuators) if a.knob in config.knobs and allows(config.mode, a.knob)],
         facts=facts,
         emit=_emitter(sinks) if desk is None else desk.emit,
         set_knobs=set_knobs,
@@ -408,6 +416,7 @@ def _make_tuner(
         clock=SystemClock(),
         gradients=ddp.gradient_check(),
     )
+    rescue.reverted = tuner.reverted
     if desk is not None:
         desk.knobs, desk.refused = lambda: tuner.knobs, lambda: tuner.refused
     return tuner

@@ -25,7 +25,8 @@ from pacecar.config import TuneConfig
 from pacecar.controller.actuator import ActuatorError
 from pacecar.controller.agreement import RankAgreement
 from pacecar.controller.ddp_buckets import BucketActuator
-from pacecar.controller.microbatch import MicroBatchActuator, MicroBatcher
+from pacecar.controller.microbatch import MicroBatcher
+from pacecar.controller.microbatch_knobs import MicroBatchActuator
 from pacecar.controller.observation import Facts, KnobSpace, Observation, Turn
 from pacecar.controller.tuner import Tuner
 from pacecar.records import JobHello, JobRecord, Knobs, KnobSwitch, Ledger, StepRecord, TunerStatus
