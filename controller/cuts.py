@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["Cut", "Given", "Lengths", "cut", "measure", "plan", "samples_in", "terms_of"]
+__all__ = ["Cut", "Given", "Lengths", "cut", "measure", "plan", "samples_in", "terms_of", "width_of"]
 
 NEST_DEPTH_MAX = 32
 """No batch nests deeper; a list that contains itself would."""
@@ -56,18 +56,23 @@ class Cut:
     keep: int | None = None
 
 
-def measure(tokens: Given, samples: int) -> Lengths:
+def measure(tokens: Given, samples: int, width: int | None = None) -> Lengths:
     """Return the samples' lengths from a mask (samples, positions) or from the lengths themselves.
+
+    A mask is as wide as what is padded; with lengths `width` says it, None: they are padded to the longest.
 
     In a mask a sample reaches to its last position that is not 0, so padding on the left is counted as tokens: it
     cannot be trimmed without moving what follows.
 
     Raises:
-        ValueError: not one entry a sample.
+        ValueError: not one entry a sample, or one that is longer than `width`.
     """
     if not isinstance(tokens, Tensor) or tokens.dim() == 1:
         each = _numbers(tokens, samples, "tokens")
-        return Lengths(each, max(each, default=0))
+        longest = max(each, default=0)
+        if width is not None and longest > width:
+            raise ValueError(f"tokens says {longest} for a sample, the batch is {width} wide in dim 1")
+        return Lengths(each, longest if width is None else width)
     if tokens.dim() != 2 or tokens.shape[0] != samples:
         raise ValueError(f"tokens has shape {tuple(tokens.shape)}: a mask of {samples} samples by positions is needed")
     width = tokens.shape[1]
@@ -179,6 +184,11 @@ def samples_in(batch: object) -> int:
     if first is None:
         raise ValueError(f"batch ({type(batch).__name__}) has no tensor to split along dim 0")
     return first[1]
+
+
+def width_of(batch: object) -> int | None:
+    """Return dim 1 of the first tensor in `batch` that has one; None where none has."""
+    return next((tensor.shape[1] for _, tensor in _leaves(batch, "batch") if tensor.dim() > 1), None)
 
 
 def _leaves(value: object, path: str, depth: int = 0) -> Iterator[tuple[str, Tensor]]:

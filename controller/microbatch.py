@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from pacecar.controller.actuator import ActuatorError
-from pacecar.controller.cuts import Cut, Given, Lengths, cut, measure, plan, samples_in, terms_of
+from pacecar.controller.cuts import Cut, Given, Lengths, cut, measure, plan, samples_in, terms_of, width_of
 
 __all__ = ["Limit", "MicroBatcher"]
 
@@ -143,7 +143,8 @@ class MicroBatcher:
 
         `tokens` and `count` are each a mask or one number a sample (on a device they are waited for): a sample's
         length, for the bound on padded tokens, and its terms in the loss, for the weights.  `trim` drops the
-        columns that all samples of a slice pad, from every tensor whose dim 1 is as wide as `tokens`.
+        columns that all samples of a slice pad, from every tensor whose dim 1 is as wide as the mask, or, where
+        `tokens` are lengths, as the first tensor that has one.
 
         Raises:
             ValueError: there is no tensor to split, two tensors differ in dim 0 (names the leaf), or `tokens` or
@@ -152,7 +153,7 @@ class MicroBatcher:
         samples = samples_in(batch)
         if trim and tokens is None:
             raise ValueError("trim needs tokens: the mask, or the length of each sample")
-        lengths = None if tokens is None else measure(tokens, samples)
+        lengths = None if tokens is None else measure(tokens, samples, width_of(batch))
         terms = None if count is None else terms_of(count, samples)
         self.batch_samples = max(samples, self.batch_samples or samples)
         if lengths is not None:

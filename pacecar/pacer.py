@@ -129,7 +129,7 @@ class Pacer:
                 at most so many tokens, padding included.
             count: for a loss that is a mean over tokens: a mask of what it is a mean over, such as
                 `labels != -100`, or each sample's number; slices without any are left out.
-            trim: drop the columns that a whole slice pads, from tensors whose dimension 1 is as wide as `tokens`.
+            trim: drop the columns that a whole slice pads, from tensors whose dimension 1 is as wide as the mask.
 
         Raises:
             ValueError: tensors in the batch disagree about dimension 0, or `tokens` or `count` do not belong to it.
