@@ -69,7 +69,9 @@ class Tuner:
         clock: Clock,
         agreement: Agreement | None = None,
         gradients: GradientCheck | None = None,
+        parting: Callable[[], str | None] | None = None,
     ) -> None:
+        self._parting = parting  # why this rank must leave now, for good and without a word
         self._gradients = gradients
         self._hello = hello
         self._config = config
@@ -140,6 +142,10 @@ class Tuner:
             return
         self._boundary += 1
         self._step = step.step if step is not None else self._step + 1
+        must_leave = None if self._parting is None else self._parting()
+        if must_leave is not None:
+            self._leave(must_leave)
+            return
         self._guarded(self._note, step)
         if self._reverted is not None:
             self._guarded(self._take_back)
@@ -172,6 +178,13 @@ class Tuner:
         self._is_active = False
         self._finish_policy()
         self._guarded(self._agreement.close)
+
+    def _leave(self, reason: str) -> None:
+        self._is_active = False
+        self._agreement.freeze(reason)
+        self._say("frozen", reason, level=logging.WARNING)
+        self._finish_policy()
+        self._guarded(self._agreement.leave)
 
     def _guarded(self, act: Callable[..., None], *arguments: object) -> None:
         """Run a part of ours: whatever it raises freezes the tuner and stays out of the job."""

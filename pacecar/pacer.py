@@ -27,10 +27,13 @@ from pacecar.config import Config, ConfigError, HookConfig, TuneConfig, load_con
 from pacecar.controller.cuts import Given
 from pacecar.controller.ddp_knobs import DdpKnobs, find_ddp
 from pacecar.controller.desk import Desk, open_desk, tune_is_off
+from pacecar.controller.fsdp import fsdp_knobs
 from pacecar.controller.holds import HeldPolicy, Holds
+from pacecar.controller.loader_knobs import LoaderKnobs
 from pacecar.controller.microbatch import MicroBatcher
 from pacecar.controller.microbatch_knobs import MicroBatchActuator, MicroTokensActuator
 from pacecar.controller.observation import Facts, Policy
+from pacecar.controller.parting import Parting
 from pacecar.controller.rescue import Rescue
 from pacecar.controller.safeguard import Safeguard
 from pacecar.controller.tuner import Tuner
@@ -80,6 +83,7 @@ class Pacer:
         inert_because: str | None = None,
     ) -> None:
         self._desk = desk
+        self._loaders: LoaderKnobs | None = None
         self._batcher = rescue.batcher
         self._rescue = rescue
         self._crew = crew
@@ -106,12 +110,16 @@ class Pacer:
         """What would be turned if it might be, and what only a restart can change; on rank 0, empty elsewhere."""
         return self._desk.advice() if self._desk is not None else ()
 
-    def data(self, loader: Iterable[T]) -> Iterable[T]:
+    def data(self, loader: Iterable[T], *, tune: bool | None = None) -> Iterable[T]:
         """Wrap what the training loop iterates over, so that waiting for data is measured and samples are counted.
 
         The wrapper iterates like `loader`, as often as wanted, and has its length.  Samples are the first dimension of
         the first tensor in a batch unless `count` says otherwise.
+
+        The workers of the first loader are tuned, if it is torch's; `tune=True` names another, False rules one out.
         """
+        if self._loaders is not None:
+            loader = self._loaders.take(loader, tune)
         return self._hook.data(loader) if self._hook is not None else loader
 
     def microbatches(
@@ -193,6 +201,8 @@ class Pacer:
         """Detach: remove every hook, deliver what is queued (for at most two seconds).  Harmless when repeated."""
         if self._tuner is not None:
             self._tuner.close()
+        if self._loaders is not None:
+            self._loaders.close(CLOSE_SECONDS_MAX)
         if self._desk is not None:
             self._desk.close()
         if self._crew is not None:
@@ -294,6 +304,7 @@ def _start(model: nn.Module, optimizer: Optimizer, rescue: Rescue, settings: Con
     sinks: list[RecordSink] = [*couriers]
     tuner: Tuner | None = None
     desk: Desk | None = None
+    loaders: LoaderKnobs | None = None
     vigil = _make_vigil(model, hello, settings.tune)
 
     def on_boundary(step: FinishedStep | None) -> None:
@@ -336,7 +347,8 @@ def _start(model: nn.Module, optimizer: Optimizer, rescue: Rescue, settings: Con
         if settings.tune.mode != "off":
             if hello.rank == 0:
                 desk = open_desk(model, hello, settings.tune, reply=outbox.put, emit=_emitter(sinks))
-            tuner = _make_tuner(model, hook, rescue, hello, settings.tune, sinks, vigil, desk, holds)
+            loaders = LoaderKnobs(settings.tune)
+            tuner = _make_tuner(model, hook, rescue, loaders, hello, settings.tune, sinks, vigil, desk, holds)
             tuner.start()
         crew = _start_crew(hook, hello, settings.hook, [*sinks, holds]) if settings.hook.crew else None
     except BaseException:
@@ -348,6 +360,7 @@ def _start(model: nn.Module, optimizer: Optimizer, rescue: Rescue, settings: Con
     pacer = Pacer(
         rescue, hook=hook, tuner=tuner, sinks=sinks, crew=crew, orders=orders, tracing=tracing, vigil=vigil, desk=desk
     )
+    pacer._loaders = loaders
     atexit.register(pacer.close)
     return pacer
 
@@ -377,6 +390,7 @@ def _make_tuner(
     model: nn.Module,
     hook: Hook,
     rescue: Rescue,
+    loaders: LoaderKnobs,
     hello: JobHello,
     config: TuneConfig,
     sinks: list[RecordSink],
@@ -389,6 +403,8 @@ def _make_tuner(
     if vigil is not None:
         vigil.choice = ddp.choice
     micro = [knob(model, batcher, config, rescue) for knob in (MicroBatchActuator, MicroTokensActuator)]
+
+    beside = [*loaders.actuators, *fsdp_knobs(model, config)]
 
     def facts() -> Facts:
         return Facts(
@@ -408,13 +424,16 @@ def _make_tuner(
         hello=hello,
         config=config,
         policy=policy,
-        actuators=[a for a in (*micro, *ddp.actuators) if a.knob in config.knobs and allows(config.mode, a.knob)],
+        actuators=[
+            a for a in (*micro, *ddp.actuators, *beside) if a.knob in config.knobs and allows(config.mode, a.knob)
+        ],
         facts=facts,
         emit=_emitter(sinks) if desk is None else desk.emit,
         set_knobs=set_knobs,
         request_window=hook.request_window,
         clock=SystemClock(),
         gradients=ddp.gradient_check(),
+        parting=Parting(model).reason,
     )
     rescue.reverted = tuner.reverted
     if desk is not None:
