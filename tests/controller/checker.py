@@ -4,14 +4,14 @@ Random orders find what is likely.  What hangs a job of a thousand ranks once a 
 the agreements of all ranks (`RankAgreement`, with `Member` in it) stand on roads of paper, and from every state every
 event that can come next is tried.  States that were seen are not looked into again.
 
-    a rank comes to its next boundary    not before all ranks are done with the one `lag` before; 1 is what training does
+    a rank comes to its next boundary    not before all ranks are done with the `lag`th before it; 1 in training
     a gather that all ranks posted       is seen by each rank now or later, at most `delay` looks later
     rank 0 wishes, or takes it back      where it looks at the side road, as often as there are `wishes`
     a fault, `faults` of them            a rank freezes, loses its side road, will not or cannot carry out, or is lost
 
 A vote is read when all ranks have launched it and not before; a rank whose vote never comes blocks the others, which is
-a violation unless that rank was lost (then the training has ended too).  Boundaries at which an agreement has nothing to
-do are passed in one go: no other rank can tell.
+a violation unless that rank was lost (then the training has ended too).  Boundaries at which an agreement has nothing
+to do are passed in one go: no other rank can tell.
 
 Left out: what the Tuner makes of it; the roads themselves.
 """
@@ -27,18 +27,18 @@ from pacecar.controller.agreement import RankAgreement
 from pacecar.controller.offers import KnobOffer, Offer
 from pacecar.controller.protocol import PERIOD, Member, Proposal
 
-__all__ = ["Bounds", "Census", "Violation", "check"]
+__all__ = ["Bounds", "Census", "ViolationError", "check"]
 
 OFFER = Offer((KnobOffer("bucket_bytes", 0, tuple(range(8)), None, ""),))
 
 Settle = Callable[..., bool]
 
 
-class Violation(AssertionError):
+class ViolationError(AssertionError):
     """An order of events in which the ranks part or hang; the message tells it."""
 
 
-class Blocked(Exception):
+class BlockedError(Exception):
     """This rank waits for a vote of another one."""
 
 
@@ -109,7 +109,7 @@ class Main:
     def read(self) -> list[int]:
         ballots = self.world.votes[self.read_votes]
         if None in ballots:
-            raise Blocked
+            raise BlockedError
         self.is_busy, self.read_votes = False, self.read_votes + 1
         return [min(words) for words in zip(*ballots, strict=True)]
 
@@ -165,14 +165,14 @@ class Rank:
         return tuple(parts)
 
 
-def copied(thing: Any) -> Any:  # noqa: ANN401
+def copied(thing: Any) -> Any:
     """Return a copy whose lists and queues are its own; all else is never changed in place."""
     twin = object.__new__(type(thing))
     twin.__dict__.update({k: v.copy() if isinstance(v, list | deque) else v for k, v in thing.__dict__.items()})
     return twin
 
 
-def frozen(value: Any) -> Any:  # noqa: ANN401
+def frozen(value: Any) -> Any:
     if isinstance(value, list | deque):
         return tuple(value)
     return repr(value) if isinstance(value, Offer) else value
@@ -224,21 +224,19 @@ class World:
             (self.wishes, self.withdrawals, self.faults, self.wished_at),
         )
 
-    def violate(self, what: str) -> Violation:
+    def violate(self, what: str) -> ViolationError:
         events, story = [], self.story
         while story:
             story, event = story
             events.append(" ".join(str(word) for word in event))
-        return Violation(what + "; it came so:\n  " + "\n  ".join(reversed(events)))
+        return ViolationError(what + "; it came so:\n  " + "\n  ".join(reversed(events)))
 
 
-def check(
-    bounds: Bounds, *, member: type[Member] = Member, settle: Settle = RankAgreement.settle
-) -> Census:
+def check(bounds: Bounds, *, member: type[Member] = Member, settle: Settle = RankAgreement.settle) -> Census:
     """Look into every order of events; return what was seen.
 
     Raises:
-        Violation: ranks part, hang, apply what none wants, or a frozen one applies.
+        ViolationError: ranks part, hang, apply what none wants, or a frozen one applies.
     """
     census = Census()
     first = World(bounds, member, settle)
@@ -257,7 +255,11 @@ def check(
                 seen.add(key)
                 waiting.append(follower)
         has_lost = any(rank.is_lost for rank in world.ranks)
-        if not followers and not has_lost and any(r.next <= bounds.boundaries or r.phase != "step" for r in world.ranks):
+        if (
+            not followers
+            and not has_lost
+            and any(r.next <= bounds.boundaries or r.phase != "step" for r in world.ranks)
+        ):
             raise world.violate(f"all ranks wait, at {[(rank.at, rank.phase) for rank in world.ranks]}")
         if not followers:
             census.retired += all(rank.agreement.has_retired for rank in world.ranks)
@@ -376,7 +378,7 @@ def _decide(world: World, i: int, bounds: Bounds) -> Iterator[World]:
         number, was_busy = main.read_votes, main.is_busy
         try:
             proposal = agreement.decide(lambda held, no=refuses: not no)
-        except Blocked:
+        except BlockedError:
             continue
         decided.faults -= refuses
         if main.is_busy and not was_busy:
@@ -426,4 +428,3 @@ def _settle(world: World, census: Census) -> World:
         rank.proposal, rank.is_done = None, True
         rank.rest()
     return settled
-

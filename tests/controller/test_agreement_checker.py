@@ -1,4 +1,4 @@
-"""Every order of events within bounds: ranks never part, never hang; and rules that are broken on purpose are found out."""
+"""Every order of events within bounds: ranks never part, never hang; rules broken on purpose are found out."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pacecar.controller.agreement import RankAgreement
 from pacecar.controller.protocol import PERIOD, Member, Proposal
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tests are no package
-from checker import Bounds, Violation, check
+from checker import Bounds, ViolationError, check
 
 PERIODS_MAX = 4
-"""From a wish to its switch when a gather is seen at the second look at the latest: gather, gather, vote, and a rest."""
+"""From a wish to its switch when a gather is seen at the second look at the latest."""
 
 
 def test_two_ranks_with_one_fault_anywhere_never_part() -> None:
@@ -28,7 +28,9 @@ def test_two_ranks_with_one_fault_anywhere_never_part() -> None:
 
 
 def test_three_ranks_never_part_when_one_freezes_or_fails() -> None:
-    census = check(Bounds(ranks=3, faults=1, wishes=1, boundaries=3 * PERIOD, delay=1, kinds=("side", "refuse", "fail")))
+    census = check(
+        Bounds(ranks=3, faults=1, wishes=1, boundaries=3 * PERIOD, delay=1, kinds=("side", "refuse", "fail"))
+    )
     assert census.states > 5_000
     assert census.failures > 0
 
@@ -94,7 +96,7 @@ class AppliesWhatItVotedFor(Member):
 
 
 class DoesNotCount(Member):
-    """Does not count the switches: the epochs stay equal, all of them wrong, but for a rank that fails to count once."""
+    """Does not count the switches: the others do."""
 
     def applied(self, proposal: Proposal) -> None:
         super().applied(proposal)
@@ -102,9 +104,7 @@ class DoesNotCount(Member):
             self.epoch -= 1
 
 
-def keeps_what_it_has(
-    agreement: RankAgreement, proposal: Proposal, *, is_done: bool, undo: Callable[[], bool]
-) -> bool:
+def keeps_what_it_has(agreement: RankAgreement, proposal: Proposal, *, is_done: bool, undo: Callable[[], bool]) -> bool:
     """Where another rank failed, go on as if it had not."""
     (agreement._member.applied if is_done else agreement._member.failed)(proposal)
     return is_done
@@ -123,12 +123,12 @@ def keeps_what_it_has(
     ids=lambda value: next(iter(value.values())).__name__ if isinstance(value, dict) else None,
 )
 def test_a_broken_rule_is_found_out(rule: dict[str, Any], bounds: Bounds, found: str) -> None:
-    with pytest.raises(Violation, match=found):
+    with pytest.raises(ViolationError, match=found):
         check(bounds, **rule)
 
 
 def test_a_violation_tells_the_order_of_events() -> None:
-    with pytest.raises(Violation) as told:
+    with pytest.raises(ViolationError) as told:
         check(Bounds(wishes=0, faults=1, kinds=("freeze",)), member=LeavesWithoutAWord)
     assert "freeze" in str(told.value)
     assert str(told.value).count("\n") > 5
