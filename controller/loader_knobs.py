@@ -67,6 +67,11 @@ class LoaderKnobs:
         self.loader = SwitchableLoader(loader)  # type: ignore[arg-type]  # `unfit` looked at its type
         return self.loader
 
+    def close(self, timeout_seconds: float) -> None:
+        """Wait for workers that are ending, at most so long; what is being iterated goes on."""
+        if self.loader is not None:
+            self.loader.close(timeout_seconds)
+
     def known(self) -> SwitchableLoader:
         """Return the loader.
 

@@ -28,6 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
+from pacecar.controller.loader_forecast import DATA_WAIT_RATIO_MIN, loader_gain
 from pacecar.controller.observation import Facts, KnobSpace, Observation
 from pacecar.knobs import by_name
 
@@ -68,7 +69,10 @@ Setting = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Expected fraction of step time saved, and its uncertainty.  `is_floor`: at least this much, more is open."""
+    """Expected fraction of step time saved, and its uncertainty.  `is_floor`: at least this much, more is open.
+
+    Nothing with no uncertainty: there is nothing to win, and the basis says why.
+    """
 
     gain_ratio: float
     spread_ratio: float
@@ -148,6 +152,7 @@ class Model:
         self._readings: dict[Setting, deque[_Reading]] = {}
         self._paces: dict[Setting, float] = {}
         self._backward_shares: deque[float] = deque(maxlen=PHASES_MAX)
+        self._waits: deque[tuple[Setting, float]] = deque(maxlen=PHASES_MAX)
         self._forecasts: deque[tuple[str, float, float]] = deque(maxlen=FORECASTS_MAX)
         self._last: _Reading | None = None
 
@@ -169,6 +174,8 @@ class Model:
             both = step.forward_ns + step.backward_ns
             if both > 0:
                 self._backward_shares.append(step.backward_ns / both)
+        if step.data_wait_ns is not None and not step.profiled:
+            self._waits.append((_setting(step.values), min(1.0, step.data_wait_ns / step.pace_ns)))
         if step.ledger is None or not step.exact:
             return
         ledger = step.ledger
@@ -198,6 +205,7 @@ class Model:
         """The world changed: paces and ledgers are of another one.  The record of forecasts stays."""
         self._readings.clear()
         self._paces.clear()
+        self._waits.clear()
         self._last = None
 
     def expect(self, knob: str, values: Mapping[str, int], to_value: int) -> Forecast | None:
@@ -208,6 +216,8 @@ class Model:
             return self._expect_compression(values, to_value)
         if knob == "micro_batch":
             return self._expect_micro_batch(values, to_value)
+        if knob.startswith("loader_"):
+            return self._expect_loader(knob, values, to_value)
         return None
 
     # --- buckets ---
@@ -295,6 +305,19 @@ class Model:
         gain = min((old.exposed_ns - new.exposed_ns + max(0.0, hidden)) / pace, typical.exposed_ns / typical.wall_ns)
         basis = f"timeline with {new_share / old_share:.0%} of the bytes on the wire, rounding not counted"
         return Forecast(gain, self._spread("compression", gain), basis)
+
+    # --- the data loader ---
+
+    def _expect_loader(self, knob: str, values: Mapping[str, int], to_value: int) -> Forecast | None:
+        """Rank 0 speaks for all: where only another rank waits for data, this one waits for that rank."""
+        waits = [wait for setting, wait in self._waits if setting == _setting(values)]
+        if not waits:
+            return None
+        wait = median(waits)
+        if wait < DATA_WAIT_RATIO_MIN:
+            return Forecast(0.0, 0.0, f"waiting for data is {wait:.1%} of the step, nothing to win")
+        gain = loader_gain(knob, values[knob], to_value, wait)
+        return Forecast(gain, self._spread(knob, gain), f"waiting for data is {wait:.0%} of the step")
 
     # --- micro-batch ---
 

@@ -239,6 +239,9 @@ class Screen:
                     prior += HOMEWARD_GAIN
                 if forecast is None:
                     found.append(Candidate(knob, value, None, prior))
+                elif forecast.gain_ratio == forecast.spread_ratio == 0:
+                    if f"{knob}: {forecast.basis}" not in left_out:
+                        left_out.append(f"{knob}: {forecast.basis}")
                 elif not forecast.is_floor and forecast.gain_ratio + HOPELESS_SPREADS * forecast.spread_ratio < 0:
                     left_out.append(f"{knob} {values[knob]} -> {value}: expected to cost {-forecast.gain_ratio:.1%}")
                 elif forecast.is_floor:
