@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pacecar.knobs import KNOBS, allows
 from pacecar.records import Decision, Ledger
 
-__all__ = ["advise"]
+__all__ = ["advise", "engine_advice"]
 
 EXPOSED_RATIO_MIN = 0.10
 """Exposed communication that is worth another mode or another link; under 3 % nothing is to be won (TUNING)."""
@@ -41,7 +41,7 @@ _HELP = (
         "data_wait",
         DATA_WAIT_RATIO_MIN,
         "the loop waits for data",
-        "more loader workers or a larger prefetch_factor (a new DataLoader)",
+        "more loader workers or a larger prefetch_factor: tuned where the loop iterates over pacer.data(loader)",
     ),
     (
         "exposed_copy",
@@ -62,6 +62,21 @@ _HELP = (
         "torch.distributed.checkpoint.async_save, or a longer interval (a change of the script)",
     ),
 )
+
+ENGINES = {
+    # Its source (runtime/zero/stage_1_and_2.py, stage3.py): ZeRO 1 and 2 look at both sizes anew in each step, ZeRO 3
+    # allocates its buffer once, overlap_comm decides about streams when the engine is made.  There is no public setter.
+    "DeepSpeedEngine": (
+        "DeepSpeed owns its buckets: try reduce_bucket_size and allgather_bucket_size at half and twice their elements,"
+        " and overlap_comm, in its configuration (needs a restart)"
+    ),
+}
+"""What to say of engines that keep what we would turn to themselves, by the name of the model's class."""
+
+
+def engine_advice(model_class: str) -> str | None:
+    """Return what only the engine's own configuration can change, None for a model that no engine owns."""
+    return ENGINES.get(model_class)
 
 
 def advise(

@@ -34,6 +34,7 @@ from torch import nn
 
 from pacecar.controller import ddp_private as private
 from pacecar.controller.actuator import ActuatorError
+from pacecar.controller.advice import engine_advice
 
 __all__ = ["CommHook", "DdpReducer", "Plan"]
 
@@ -101,7 +102,7 @@ class DdpReducer:
     @property
     def not_ddp(self) -> str:
         """Why nothing can be done without DDP."""
-        return (
+        return engine_advice(type(self._model).__name__) or (
             f"model is {type(self._model).__name__}, not DistributedDataParallel: bucket size is not tuned; wrap it in"
             " torch.nn.parallel.DistributedDataParallel and pass that to attach()"
         )

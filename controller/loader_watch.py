@@ -23,7 +23,7 @@ __all__ = ["Draws", "SamplerWatch", "WatchedCollate", "WatchedInit"]
 BATCHES_EACH = 64
 """So many batches of a worker are all looked at (a look takes 20 us); then one in BATCHES_EVERY, for rare draws."""
 
-BATCHES_EVERY = 16
+BATCHES_EVERY = 256
 
 LISTS_MAX = 16
 """Index lists during whose making the generators are looked at."""

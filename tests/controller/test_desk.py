@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from pacecar.clock import FakeClock
 from pacecar.config import TuneConfig
 from pacecar.controller.advice import advise
+from pacecar.controller.ddp_knobs import DdpKnobs
 from pacecar.controller.desk import DETAIL_CHARACTERS_MAX, Desk, tune_is_off
 from pacecar.controller.observation import Facts, KnobSpace, Observation
 from pacecar.controller.overseer import Overseer
@@ -217,6 +219,13 @@ def test_a_heading_over_its_share_is_named_with_the_figure_and_what_helps() -> N
     assert advice("exact", compute=97, host_bound=3) == ()
     assert 'tune="lossy"' in advice("exact", compute=60, exposed_communication=40)[0]
     assert 'tune="lossy"' not in advice("lossy", compute=60, exposed_communication=40)[0]
+
+
+def test_an_engine_that_owns_its_buckets_is_named_with_what_its_configuration_can_change() -> None:
+    engine = type("DeepSpeedEngine", (torch.nn.Module,), {})
+    for actuator in DdpKnobs(engine(), TuneConfig(), has_scaler=False).actuators:
+        assert "reduce_bucket_size and allgather_bucket_size" in str(actuator.refusal())
+        assert len(str(actuator.refusal())) <= 200, "an offer cuts it there"
 
 
 def test_advice_comes_first_and_the_last_one_of_a_knob_counts() -> None:
