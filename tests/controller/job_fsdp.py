@@ -18,6 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+import pacecar
 from pacecar.config import TuneConfig
 from pacecar.controller.fsdp import fsdp_knobs
 
@@ -50,8 +51,26 @@ def train(net: nn.Module, optimizer: torch.optim.Optimizer, step: int, micro: in
     return digest.hexdigest()
 
 
+def attached(steps: int) -> dict[str, Any]:
+    """Let the tuner turn the knobs, and compare with a job that nobody tunes."""
+    net, optimizer = make({})
+    expected = [train(net, optimizer, step, 1) for step in range(steps)]
+    net, optimizer = make({})
+    seen, values = [], []
+    os.environ["PACECAR_TUNE_KNOBS"] = "fsdp_prefetch,fsdp_reshard"
+    tuning = {"remember": False, "crew": False, "windows": False, "exploration_budget": 0.5, "warmup_steps": 4}
+    with pacecar.attach(net, optimizer, tune="exact", **tuning) as pacer:
+        for step in range(steps):
+            seen.append(train(net, optimizer, step, 1))
+            values.append(sorted(pacer.knobs.values.items()))
+        refused = {} if pacer._tuner is None else pacer._tuner.refused
+    return {"is_equal": seen == expected, "values": values, "refused": refused}
+
+
 def main(options: dict[str, Any]) -> dict[str, Any]:
     micro = options.get("micro", 1)
+    if options.get("tuned"):
+        return attached(options["tuned"])
     net, optimizer = make(options)
     expected = [train(net, optimizer, step, micro) for step in range(12)]
     net, optimizer = make(options)

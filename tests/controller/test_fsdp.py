@@ -27,7 +27,8 @@ JOBS: dict[str, dict[str, Any]] = {
 def test_gradients_and_weights_are_equal_to_the_last_bit_whatever_is_turned_and_everything_can_be_undone(
     run_ranks: Any,
 ) -> None:
-    jobs = dict(zip(JOBS, run_ranks("job_fsdp.py", 2, list(JOBS.values())), strict=True))
+    *turned, tuned = run_ranks("job_fsdp.py", 2, [*JOBS.values(), {"tuned": 120}])
+    jobs = dict(zip(JOBS, turned, strict=True))
     assert [name for name, ranks in jobs.items() if not all(rank["is_equal"] for rank in ranks)] == []
     assert [name for name, ranks in jobs.items() if not all(rank["is_undone"] for rank in ranks)] == []
     for name, ranks in jobs.items():
@@ -35,6 +36,10 @@ def test_gradients_and_weights_are_equal_to_the_last_bit_whatever_is_turned_and_
         assert ranks[0]["domains"] == [[0, 1, 2, 3, 4], [0, 1]]
         assert ranks[0]["values"] == [0, 0 if name == "keeps its parameters" else 1]
         assert ranks[0]["layouts"] == ranks[1]["layouts"]
+    assert [rank["refused"] for rank in tuned] == [{}, {}]
+    assert all(rank["is_equal"] for rank in tuned)
+    assert tuned[0]["values"] == tuned[1]["values"]
+    assert len({str(values) for values in tuned[0]["values"]}) > 2, "the tuner has tried some"
 
 
 class FSDPModule:
