@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pacecar.controller.actuator import ActuatorError
 from pacecar.controller.cuts import Cut, Given, Lengths, cut, measure, plan, samples_in, terms_of, width_of
+from pacecar.controller.noise_meter import NoiseMeter
 
 __all__ = ["Limit", "MicroBatcher"]
 
@@ -96,6 +97,7 @@ class MicroBatcher:
 
     `batch_samples` and `batch_tokens` are the largest batch seen and `sample_tokens` its longest sample, None before
     the first; `weight` and `is_last` describe the present micro-batch.  `samples_cap` bounds this rank alone.
+    `whole_samples` is what goes through at once where no `micro_batch` is in force and batches are put together.
     """
 
     def __init__(
@@ -112,6 +114,8 @@ class MicroBatcher:
         self.samples = Limit(micro_batch)
         self.tokens = Limit(micro_tokens)
         self.samples_cap: int | None = None
+        self.whole_samples: int | None = None
+        self.meter: NoiseMeter | None = None
         self.batch_samples: int | None = None
         self.batch_tokens: int | None = None
         self.sample_tokens: int | None = None
@@ -120,6 +124,7 @@ class MicroBatcher:
         self.ddp = ddp
         self._scaler = scaler
         self._sync_before: bool | None = None
+        self._present_samples = 0
 
     @property
     def has_scaler(self) -> bool:
@@ -158,7 +163,8 @@ class MicroBatcher:
         self.batch_samples = max(samples, self.batch_samples or samples)
         if lengths is not None:
             self._note_tokens(lengths, samples, trim=trim)
-        bounds = [bound for bound in (self.samples.value, self.samples_cap) if bound is not None]
+        self._present_samples = samples
+        bounds = [b for b in (self.samples.value or self.whole_samples, self.samples_cap) if b is not None]
         cuts = plan(
             samples,
             samples_max=min(bounds, default=None),
@@ -213,4 +219,14 @@ class MicroBatcher:
         weighted = loss if share == 1.0 else loss * share
         if self._scaler is not None:
             weighted = self._scaler.scale(weighted)
-        weighted.backward(**kwargs)  # type: ignore[no-untyped-call]
+        meter = self.meter if self.is_last else None
+        if meter is None:
+            weighted.backward(**kwargs)  # type: ignore[no-untyped-call]
+            return
+        meter.begin(self._present_samples)
+        try:
+            weighted.backward(**kwargs)  # type: ignore[no-untyped-call]
+        except BaseException:
+            meter.abandon()
+            raise
+        meter.end()

@@ -162,7 +162,9 @@ class Rescue:
         if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
             return failed
         # The job's own group, as for the votes: these are the ranks that turned, also where DDP has a part of them.
-        device = self._device if dist.get_backend() == "nccl" else torch.device("cpu")
+        group = dist.distributed_c10d._get_default_group()
+        kinds = {torch.device(d).type for d in getattr(group, "_device_types", ())}
+        device = torch.device("cpu") if "cpu" in kinds or dist.get_backend(group) != "nccl" else self._device
         worst = torch.tensor([int(failed)], device=device)
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
         return bool(worst.item())

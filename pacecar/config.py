@@ -127,6 +127,7 @@ class TuneConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     topk_ratio: Annotated[float, Meta(gt=0.0, le=0.5)] = 0.01
     powersgd_rank: Annotated[int, Meta(ge=1, le=64)] = 2
     learning_rate_rule: Literal["none", "linear", "sqrt", "adascale"] = "none"
+    scheduler_by_samples: bool = False
     remember: bool = True
     knobs_file: str | None = None
     knobs: tuple[KnobName, ...] = get_args(KnobName)

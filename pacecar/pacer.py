@@ -23,22 +23,17 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pacecar.clock import SystemClock
-from pacecar.config import Config, ConfigError, HookConfig, TuneConfig, load_config
+from pacecar.config import Config, ConfigError, HookConfig, load_config
 from pacecar.controller.cuts import Given
-from pacecar.controller.ddp_knobs import DdpKnobs, find_ddp
+from pacecar.controller.ddp_knobs import find_ddp
 from pacecar.controller.desk import Desk, open_desk, tune_is_off
-from pacecar.controller.fsdp import fsdp_knobs
-from pacecar.controller.holds import HeldPolicy, Holds
+from pacecar.controller.global_batch import GlobalBatchActuator, open_global_batch
+from pacecar.controller.holds import Holds
 from pacecar.controller.loader_knobs import LoaderKnobs
 from pacecar.controller.microbatch import MicroBatcher
-from pacecar.controller.microbatch_knobs import MicroBatchActuator, MicroTokensActuator
-from pacecar.controller.observation import Facts, Policy
-from pacecar.controller.parting import Parting
 from pacecar.controller.rescue import Rescue
-from pacecar.controller.safeguard import Safeguard
 from pacecar.controller.tuner import Tuner
 from pacecar.controller.vigil import Vigil
-from pacecar.knobs import allows
 from pacecar.options import check_arguments, with_options
 from pacecar.profiler.books import FinishedStep
 from pacecar.profiler.courier import Courier
@@ -51,6 +46,7 @@ from pacecar.profiler.runlog import RunLog
 from pacecar.profiler.sink import RecordSink
 from pacecar.profiler.tracing import Tracing
 from pacecar.records import JobHello, JobRecord, Knobs
+from pacecar.tuning import make_tuner, make_vigil
 
 __all__ = ["Pacer", "attach"]
 
@@ -84,6 +80,7 @@ class Pacer:
     ) -> None:
         self._desk = desk
         self._loaders: LoaderKnobs | None = None
+        self._global_batch: GlobalBatchActuator | None = None
         self._batcher = rescue.batcher
         self._rescue = rescue
         self._crew = crew
@@ -121,6 +118,17 @@ class Pacer:
         if self._loaders is not None:
             loader = self._loaders.take(loader, tune)
         return self._hook.data(loader) if self._hook is not None else loader
+
+    def batches(self, loader: Iterable[T]) -> Iterator[T]:
+        """Yield what makes one optimizer update: a batch of `loader`, or several put together along dimension 0.
+
+        Only mode "adaptive" with the knob `batch_samples` puts any together.  Use it around `data` where both are
+        wanted, `pacer.batches(pacer.data(loader))`, and cut what it yields by `microbatches` or `train_batch`.
+
+        Raises:
+            ValueError: batches that are to be put together differ in more than dimension 0.
+        """
+        return iter(loader) if self._global_batch is None else self._global_batch.grouper.batches(loader)
 
     def microbatches(
         self, batch: T, *, tokens: Given | None = None, count: Given | None = None, trim: bool = False
@@ -201,6 +209,8 @@ class Pacer:
         """Detach: remove every hook, deliver what is queued (for at most two seconds).  Harmless when repeated."""
         if self._tuner is not None:
             self._tuner.close()
+        if self._global_batch is not None:
+            self._global_batch.close()
         if self._loaders is not None:
             self._loaders.close(CLOSE_SECONDS_MAX)
         if self._desk is not None:
@@ -305,7 +315,8 @@ def _start(model: nn.Module, optimizer: Optimizer, rescue: Rescue, settings: Con
     tuner: Tuner | None = None
     desk: Desk | None = None
     loaders: LoaderKnobs | None = None
-    vigil = _make_vigil(model, hello, settings.tune)
+    global_batch: GlobalBatchActuator | None = None
+    vigil = make_vigil(model, hello, settings.tune)
 
     def on_boundary(step: FinishedStep | None) -> None:
         if vigil is not None:
@@ -348,7 +359,10 @@ def _start(model: nn.Module, optimizer: Optimizer, rescue: Rescue, settings: Con
             if hello.rank == 0:
                 desk = open_desk(model, hello, settings.tune, reply=outbox.put, emit=_emitter(sinks))
             loaders = LoaderKnobs(settings.tune)
-            tuner = _make_tuner(model, hook, rescue, loaders, hello, settings.tune, sinks, vigil, desk, holds)
+            global_batch = open_global_batch(optimizer, rescue.batcher, settings.tune, hello.world_size)
+            tuner = make_tuner(
+                model, hook, rescue, loaders, global_batch, hello, settings.tune, _emitter(sinks), vigil, desk, holds
+            )
             tuner.start()
         crew = _start_crew(hook, hello, settings.hook, [*sinks, holds]) if settings.hook.crew else None
     except BaseException:
@@ -360,7 +374,7 @@ def _start(model: nn.Module, optimizer: Optimizer, rescue: Rescue, settings: Con
     pacer = Pacer(
         rescue, hook=hook, tuner=tuner, sinks=sinks, crew=crew, orders=orders, tracing=tracing, vigil=vigil, desk=desk
     )
-    pacer._loaders = loaders
+    pacer._loaders, pacer._global_batch = loaders, global_batch
     atexit.register(pacer.close)
     return pacer
 
@@ -378,64 +392,3 @@ def _start_crew(hook: Hook, hello: JobHello, config: HookConfig, sinks: list[Rec
     hook.on_timed = crew.note
     crew.start()
     return crew
-
-
-def _make_vigil(model: nn.Module, hello: JobHello, config: TuneConfig) -> Vigil | None:
-    """Return what sees loss and gradients, on the rank that decides, where something lossy may be turned."""
-    is_wanted = config.mode in ("lossy", "adaptive") and "compression" in config.knobs and hello.rank == 0
-    return Vigil(model) if is_wanted and find_ddp(model) is not None else None
-
-
-def _make_tuner(
-    model: nn.Module,
-    hook: Hook,
-    rescue: Rescue,
-    loaders: LoaderKnobs,
-    hello: JobHello,
-    config: TuneConfig,
-    sinks: list[RecordSink],
-    vigil: Vigil | None,
-    desk: Desk | None,
-    holds: Holds,
-) -> Tuner:
-    batcher = rescue.batcher
-    ddp = DdpKnobs(model, config, has_scaler=batcher.has_scaler)
-    if vigil is not None:
-        vigil.choice = ddp.choice
-    micro = [knob(model, batcher, config, rescue) for knob in (MicroBatchActuator, MicroTokensActuator)]
-
-    beside = [*loaders.actuators, *fsdp_knobs(model, config)]
-
-    def facts() -> Facts:
-        return Facts(
-            job=hello.job,
-            world_size=hello.world_size,
-            gradient_bytes=ddp.reducer.gradient_bytes(),
-            batch_samples=batcher.batch_samples,
-        )
-
-    def set_knobs(knobs: Knobs) -> None:
-        hook.knobs = knobs
-
-    policy: Policy | None = None if desk is None else HeldPolicy(desk.overseer, holds)
-    if policy is not None and vigil is not None:
-        policy = Safeguard(policy, vigil.take)
-    tuner = Tuner(
-        hello=hello,
-        config=config,
-        policy=policy,
-        actuators=[
-            a for a in (*micro, *ddp.actuators, *beside) if a.knob in config.knobs and allows(config.mode, a.knob)
-        ],
-        facts=facts,
-        emit=_emitter(sinks) if desk is None else desk.emit,
-        set_knobs=set_knobs,
-        request_window=hook.request_window,
-        clock=SystemClock(),
-        gradients=ddp.gradient_check(),
-        parting=Parting(model).reason,
-    )
-    rescue.reverted = tuner.reverted
-    if desk is not None:
-        desk.knobs, desk.refused = lambda: tuner.knobs, lambda: tuner.refused
-    return tuner
