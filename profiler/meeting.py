@@ -20,6 +20,10 @@ MEET_SECONDS = 30.0
 
 MEET_POLL_SECONDS = 0.02
 
+STORE_SECONDS = 5.0
+"""What was written is read back at once, unless the store is gone: torch's FileStore never finds what it wrote to a
+file that somebody removed."""
+
 
 def keep_for_ever(*things: object) -> None:
     """Never let `things` go, not even at the interpreter's end.
@@ -66,6 +70,8 @@ def meet(
             other = next((r for r, c in enumerate(claims) if c != claim), None)
             verdict = "go" if other is None else f"no: rank {other} has {claims[other]}, rank 0 has {claim}"
             store.compare_set(f"{prefix}/verdict", "", verdict)
+        elif time.monotonic() > deadline + STORE_SECONDS:
+            raise MeetingError("the job's store forgets what is written to it")
         elif time.monotonic() > deadline:
             missing = [r for r, key in enumerate(keys) if not store.check([key])]
             reason = f"ranks {missing[:8]} did not attach" if missing else "rank 0 did not answer"
