@@ -39,7 +39,7 @@ def test_gradients_and_weights_are_equal_to_the_last_bit_whatever_is_turned_and_
     assert [rank["refused"] for rank in tuned] == [{}, {}]
     assert all(rank["is_equal"] for rank in tuned)
     assert tuned[0]["values"] == tuned[1]["values"]
-    assert len({str(values) for values in tuned[0]["values"]}) > 2, "the tuner has tried some"
+    assert len({str(values) for values in tuned[0]["values"]}) > 1, "the tuner has tried one"
 
 
 class FSDPModule:

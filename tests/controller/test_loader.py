@@ -179,7 +179,7 @@ def test_a_bad_sample_raises_what_it_raises_with_torch_with_any_number_of_worker
             return seen, str(error)
         return seen, ""
 
-    for workers in (0, 2):
+    for workers in (0, 1):  # each that is left by an exception takes 5 s to end, as with torch
         seen, said = run(workers)
         assert seen == list(range(28)), "all before it, none twice"
         assert "sample 30 is bad" in said
