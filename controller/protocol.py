@@ -41,13 +41,13 @@ __all__ = ["KNOBS_MAX", "PERIOD", "JobPace", "Kind", "Member", "Proposal"]
 PERIOD = 4
 """Steps between votes.  A switch takes effect 5 to 8 steps after it is wished for; one tiny all-reduce in 4 steps."""
 
-KNOBS_MAX = 4
-"""Knobs in a proposal; the gather's vector has a fixed length."""
+KNOBS_MAX = 12
+"""Knobs in a proposal, all there are; the gather's vector has a fixed length."""
 
 QUEUE_MAX = 16
 """Closed ranges that may wait for the side road (64 steps) before it counts as broken."""
 
-VERSION = 1
+VERSION = 2
 _HEAD = 9
 _FLAG_FROZEN, _FLAG_PROPOSAL, _FLAG_REHEARSAL, _FLAG_TRIAL = 1, 2, 4, 8
 REPORT_WORDS = _HEAD + PERIOD + KNOBS_MAX

@@ -25,6 +25,9 @@ from pacecar.controller.global_batch import (
     put_together,
 )
 from pacecar.controller.microbatch import MicroBatcher
+from pacecar.controller.offers import KnobOffer, Offer, decode_offer, encode_offer
+from pacecar.controller.protocol import KNOBS_MAX
+from pacecar.knobs import KNOBS
 
 
 @given(st.integers(0, 20), st.lists(st.integers(1, 4), min_size=1, max_size=6))
@@ -146,6 +149,13 @@ def test_the_rate_follows_the_update_s_true_size(ddp: DistributedDataParallel, r
     assert factors == pytest.approx([factor, 1.0]), "the rest of the epoch is one batch"
     actuator.close()
     assert actuator.grouper.multiplier == 1
+
+
+def test_every_knob_there_is_fits_into_a_proposal_and_an_offer() -> None:
+    assert KNOBS_MAX >= len(KNOBS)
+    domain = tuple(2**31 + i for i in range(64))
+    offer = Offer(tuple(KnobOffer(knob.name, domain[0], domain, "x" * 200, "") for knob in KNOBS))
+    assert decode_offer(encode_offer(offer)) == offer
 
 
 # --- on real ranks --------------------------------------------------------------------------------------
