@@ -12,7 +12,7 @@ Left out: a loss that is not finite (`safeguard` watches it), checkpoints (the p
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
@@ -28,9 +28,13 @@ REASONS_MAX = 64
 
 
 class Holds:
-    """The reasons to pause that are in force.  A sink for records; thread-safe."""
+    """The reasons to pause that are in force.  A sink for records; thread-safe.
 
-    def __init__(self) -> None:
+    `beside` is asked last for one more reason, on the training thread.
+    """
+
+    def __init__(self, beside: Callable[[], str | None] | None = None) -> None:
+        self._beside = beside
         self._lock = threading.Lock()
         self._late: dict[tuple[int | None, str], Straggler] = {}
         self._hung: dict[int, HangSuspicion] = {}
@@ -68,7 +72,7 @@ class Holds:
                 if step - late.since_step <= STRAGGLER_STEPS_MAX:
                     who = "the job" if late.late_rank is None else f"rank {late.late_rank}"
                     return f"{who} is late: {late.cause}, since step {late.since_step}"
-        return None
+        return None if self._beside is None else self._beside()
 
 
 class HeldPolicy(Policy):
