@@ -353,8 +353,12 @@ def test_over_its_budget_the_daemon_glances_less_and_says_so(start, caplog):
 def test_scrapes_do_not_change_the_window(start):
     """Two scrapers read the same extremes: nobody's reading resets them."""
     daemon = start([CpuCollector(Files())], glances_per_second=0.0)
-    until(lambda: "pacecar_host_cpu_utilization_window_max_ratio" in families(daemon.port), "a window")
-    highest = [families(daemon.port)["pacecar_host_cpu_utilization_window_max_ratio"][0].value for _ in range(20)]
+    name = "pacecar_host_cpu_utilization_window_max_ratio"
+    until(lambda: name in families(daemon.port), "a window")
+    # On a busy machine two ticks may be so close that no processor time has passed: there is no utilization then.
+    seen = [families(daemon.port).get(name, []) for _ in range(20)]
+    highest = [samples[0].value for samples in seen if samples]
+    assert len(highest) >= 10
     assert highest == sorted(highest)  # ticks may raise it, scrapes never lower it
 
 
