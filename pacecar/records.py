@@ -326,17 +326,6 @@ MeasuredRecord = StepRecord | Vitals | EstimateCheck
 TunedRecord = KnobSwitch | Decision | Verdict | TunerStatus
 
 JobRecord = JobHello | MeasuredRecord | TunedRecord | CrewRecord | Goodbye
-    JobHello
-    | StepRecord
-    | Vitals
-    | EstimateCheck
-    | KnobSwitch
-    | Decision
-    | Verdict
-    | TunerStatus
-    | CrewRecord
-    | Goodbye
-)
 """What may cross the socket and what a run folder holds."""
 
 
