@@ -19,6 +19,7 @@ from pacecar.records import (
     Answer,
     Command,
     Decision,
+    EstimateCheck,
     Goodbye,
     HangSuspicion,
     JobHello,
@@ -32,6 +33,7 @@ from pacecar.records import (
     TunerStatus,
     Verdict,
     Vitals,
+    WhatIf,
 )
 from pacecar.wire import FrameError, Message, Refusal, decode_frame
 
@@ -48,6 +50,9 @@ TEXT_CHARACTERS_MAX = 4096
 
 KNOBS_MAX = 32
 """Knobs of one rank; each is a series."""
+
+RUNGS_MAX = 16
+"""Rungs of a what-if ladder; each is a series."""
 
 
 class Peer(NamedTuple):
@@ -148,6 +153,9 @@ def _check_record(record: JobRecord | Answer, hello: JobHello) -> None:
             _check_knobs(record.knobs)
         case Vitals():
             _check_vitals(record)
+        case EstimateCheck():
+            if record.estimate.wall_ns != record.exact.wall_ns:
+                raise FrameError(Refusal.MALFORMED, "an estimate and an exact ledger of different steps")
         case KnobSwitch():
             _check_knobs(record.knobs)
         case Decision() | Verdict():
@@ -160,6 +168,8 @@ def _check_record(record: JobRecord | Answer, hello: JobHello) -> None:
             _check_text(TEXT_CHARACTERS_MAX, (record.evidence,))
         case JobLedger():
             _check_job_ledger(record)
+        case WhatIf():
+            _check_what_if(record, hello)
         case HangSuspicion():
             _check_text(LABEL_CHARACTERS_MAX, (record.phase,))
             _check_text(TEXT_CHARACTERS_MAX, (record.last_collective, record.stack))
@@ -210,6 +220,14 @@ def _check_job_ledger(ledger: JobLedger) -> None:
     if min(ledger.total_phases_ns.values(), default=0) < 0:
         raise FrameError(Refusal.MALFORMED, "a phase's total is below zero: a counter does not go there")
     _check_text(LABEL_CHARACTERS_MAX, ledger.total_phases_ns)
+
+
+def _check_what_if(ladder: WhatIf, hello: JobHello) -> None:
+    if ladder.of_rank not in (None, hello.rank):
+        raise FrameError(Refusal.IDENTITY, f"rank {hello.rank} sent the ladder of rank {ladder.of_rank}")
+    if len(ladder.rungs) > RUNGS_MAX:
+        raise FrameError(Refusal.MALFORMED, f"{len(ladder.rungs)} rungs is over {RUNGS_MAX}")
+    _check_text(LABEL_CHARACTERS_MAX, (rung.name for rung in ladder.rungs))
 
 
 def _check_knobs(knobs: Knobs) -> None:

@@ -18,6 +18,7 @@ from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.monitor.crews import Crew, CrewView
 from pacecar.records import (
     Decision,
+    EstimateCheck,
     Goodbye,
     HangSuspicion,
     JobHello,
@@ -29,6 +30,7 @@ from pacecar.records import (
     TunerStatus,
     Verdict,
     Vitals,
+    WhatIf,
 )
 from pacecar.wire import FrameError, Refusal
 
@@ -66,6 +68,8 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     switches: int
     goodbye: Goodbye | None
     vitals: Vitals | None = None
+    check: EstimateCheck | None = None
+    what_if: WhatIf | None = None
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +85,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     expected_gain: dict[str, float]
     measured_gain: dict[str, float]
     crew: CrewView = CrewView()
+    what_if: WhatIf | None = None
 
 
 class _Rank:
@@ -94,6 +99,8 @@ class _Rank:
         self.switches = 0
         self.goodbye: Goodbye | None = None
         self.vitals: Vitals | None = None
+        self.check: EstimateCheck | None = None
+        self.what_if: WhatIf | None = None
 
     @property
     def is_over(self) -> bool:
@@ -109,6 +116,8 @@ class _Rank:
             switches=self.switches,
             goodbye=self.goodbye,
             vitals=self.vitals,
+            check=self.check,
+            what_if=self.what_if,
         )
 
 
@@ -119,6 +128,7 @@ class _Job:
         self.heard_ns = now_ns
         self.ranks: dict[int, _Rank] = {}
         self.crew = Crew()
+        self.what_if: WhatIf | None = None
         self.tuner: TunerStatus | None = None
         self.decisions: deque[Decision] = deque(maxlen=RECENT_MAX)
         self.verdicts: deque[Verdict] = deque(maxlen=RECENT_MAX)
@@ -151,6 +161,7 @@ class _Job:
             expected_gain=dict(self.expected_gain),
             measured_gain=dict(self.measured_gain),
             crew=self.crew.view(),
+            what_if=self.what_if,
         )
 
 
@@ -215,6 +226,12 @@ class Jobs:
                 rank.step, rank.step_ns = record, now
             case Vitals():
                 rank.vitals = record
+            case EstimateCheck():
+                rank.check = record
+            case WhatIf(of_rank=None):
+                job.what_if = record
+            case WhatIf():
+                rank.what_if = record
             case KnobSwitch():
                 rank.switch = record
                 rank.switches += 1

@@ -40,6 +40,7 @@ from pacecar.profiler.outbox import Outbox
 from pacecar.profiler.runlog import RunLog
 from pacecar.profiler.sink import RecordSink
 from pacecar.profiler.tracing import Tracing
+from pacecar.profiler.whatif import RankLadder
 from pacecar.records import JobHello, JobRecord, Knobs
 
 __all__ = ["Pacer", "attach"]
@@ -258,7 +259,12 @@ def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settin
     couriers: list[Courier] = [outbox]
     if settings.hook.run_dir is not None:
         couriers.append(RunLog(settings.hook.run_dir, hello))
-    sinks: list[RecordSink] = [*couriers]
+
+    def emit(record: JobRecord) -> None:
+        for courier in couriers:
+            courier.put(record)
+
+    sinks: list[RecordSink] = [*couriers, RankLadder(emit, is_job=hello.world_size == 1)]
     tuner: Tuner | None = None
 
     def on_boundary(step: FinishedStep | None) -> None:

@@ -31,17 +31,22 @@ from pacecar.monitor.collectors.reading import sample
 from pacecar.monitor.collectors.tcp import TcpCollector
 from pacecar.monitor.daemon import Daemon
 from pacecar.records import (
+    Bound,
     Decision,
     DeviceMemory,
+    EstimateCheck,
     HangSuspicion,
     JobLedger,
     Knobs,
     KnobSwitch,
+    Ledger,
     Ok,
+    Rung,
     Straggler,
     TunerStatus,
     Verdict,
     Vitals,
+    WhatIf,
 )
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
@@ -118,6 +123,11 @@ def speak(hook, make_hello, make_step):
             ),
             total_checkpoints=3, total_checkpoint_ns=4_500_000_000,
         ),
+        EstimateCheck(
+            job="run-7", rank=0, step=40, ended_wall_ns=1, calibration_age_steps=9, is_own_setting=True, windows=2,
+            exact=Ledger(wall_ns=1000, compute_ns=700, host_bound_ns=200, unknown_ns=100),
+            estimate=Ledger(wall_ns=1000, compute_ns=730, host_bound_ns=190, unknown_ns=80), slowdown_ns=60,
+        ),
         KnobSwitch(job="run-7", rank=0, decision=1, epoch=7, step=5, knobs=Knobs(7, {"k": 1}), duration_ns=3),
         Decision(kind="trial", from_value=1, to_value=2, expected_gain_ratio=0.125, **common),
         Verdict(outcome="kept", measured_gain_ratio=0.25, gain_low=0.1, gain_high=0.3, evidence=2.0, trial_steps=1,
@@ -127,6 +137,11 @@ def speak(hook, make_hello, make_step):
                   total_wall_ns=700_000_000, total_phases_ns={"forward": 300_000_000, "tail": 400_000_000}),
         Straggler(job="run-7", late_rank=1, cause="data_wait", phase="data_wait", since_step=2, step=5, wall_ns=1,
                   excess_ns=8_000_000, evidence="because"),
+        WhatIf(job="run-7", of_rank=None, step=5, wall_ns=1, steps=400, pace_ns=30_000_000, source="estimate",
+               calibration_age_steps=17, rungs=(
+                   Rung("communication_hidden", 24_000_000, 0.2, Bound.REST),
+                   Rung("data_free", 30_000_000, 0.0, Bound.REST),
+               )),
         HangSuspicion(job="run-7", rank=0, step=6, phase="tail", wall_ns=1, silent_ns=9, last_collective=None,
                       collectives=None, stack=None),
     )  # fmt: skip
