@@ -24,6 +24,7 @@ from typing import Literal
 
 from pacecar.profiler.budget import Budget
 from pacecar.profiler.cadence import Cadence
+from pacecar.profiler.checking import Checker
 from pacecar.profiler.counts import Totals, plus
 from pacecar.profiler.estimate import Calibrations, estimate
 from pacecar.profiler.guard import Guard
@@ -31,7 +32,7 @@ from pacecar.profiler.measurement import Measurement
 from pacecar.profiler.sink import RecordSink
 from pacecar.profiler.steptimer import RawStep, TimedStep, time_step
 from pacecar.profiler.vitals import VitalsMeter
-from pacecar.records import JobHello, Knobs, StepRecord
+from pacecar.records import EstimateCheck, JobHello, Knobs, StepRecord
 
 __all__ = ["LOOK_SECONDS", "WAITING_MAX", "Books", "FinishedStep", "Passed"]
 
@@ -78,6 +79,7 @@ class FinishedStep:
     measurement: Measurement | None = None
     price_ns: int | None = None
     record: StepRecord | None = None
+    check: EstimateCheck | None = None
     passed: Passed | None = None
     listener_ns = 0
     """What the listener took at the boundaries since the last measured step; part of pacecar's own time."""
@@ -139,6 +141,7 @@ class Books:
         self._sinks = tuple(sinks)
         self._budget = budget
         self._calibrations = calibrations
+        self._checker = Checker(hello, calibrations)
         self._vitals = vitals
         self._guard = guard
         self._totals = Totals()
@@ -163,6 +166,13 @@ class Books:
                     self._settle_next()
             finally:
                 self._lock.release()
+
+    def learn(self, step: FinishedStep, timed: TimedStep, measurement: Measurement | None) -> None:
+        """Calibrate by the window of `step`, if it saw anything; what was before had not this calibration."""
+        self.settle()
+        step.measurement = measurement
+        if measurement is not None:
+            step.check = self._checker.learn(step.step, step.knobs, timed, measurement, step.ended_wall_ns)
 
     def look(self) -> None:
         """Write what waits, unless somebody has looked just now; called on any other thread."""
@@ -207,6 +217,7 @@ class Books:
             self._count_passed(passed, step, timed)
         if not step.disturbed:
             self._take_cadence(step, own_ns)
+            self._checker.undisturbed(timed, step.knobs)
         overhead_ns = self._budget.step(step.wall_ns, own_ns, profiled=step.was_profiled or step.was_counted)
         if step.was_counted:
             self._vitals.count_cost(overhead_ns - own_ns)
@@ -222,6 +233,8 @@ class Books:
         self._vitals.add(record, step.flops)
         for sink in self._sinks:
             sink.put(record)
+            if step.check is not None:
+                sink.put(step.check)
 
     def _take_cadence(self, step: FinishedStep, own_ns: int) -> None:
         """Tell what measuring costs, without the listener: it is called whether or not a step is measured."""

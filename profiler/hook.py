@@ -34,8 +34,9 @@ from pacecar.profiler import slot
 from pacecar.profiler.books import Books, FinishedStep, Passed
 from pacecar.profiler.budget import Budget
 from pacecar.profiler.cadence import Cadence
+from pacecar.profiler.compiling import beat_in_graph, is_tracing
 from pacecar.profiler.counts import StepCounts
-from pacecar.profiler.estimate import Calibration, Calibrations
+from pacecar.profiler.estimate import Calibrations
 from pacecar.profiler.guard import Guard
 from pacecar.profiler.identity import make_hello, model_device
 from pacecar.profiler.loader import TimedLoader, guess_samples
@@ -273,6 +274,9 @@ class Hook:
 
         One function and not a few small ones: at this place a call costs a microsecond or two.
         """
+        if is_tracing():  # dynamo compiles the optimizer: nothing of this may get into the graph
+            beat_in_graph(self._beat)
+            return
         now_ns = self._now_ns()
         if self._is_closed:
             return
@@ -365,11 +369,7 @@ class Hook:
         begun = self._now_ns()
         finished.was_profiled = finished.disturbed = self._has_aftermath = True
         finished.timed = time_step(finished.raw)
-        measurement = self._meter.close(finished.timed)
-        self._books.settle()  # what was before the calibration has none
-        if measurement is not None:
-            self._calibrations.add(finished.knobs, Calibration(finished.step, measurement.phases))
-            finished.measurement = measurement
+        self._books.learn(finished, finished.timed, self._meter.close(finished.timed))
         if not self._meter.is_open:
             self._may_be_open = False
             finished.price_ns = self._opening_ns + self._now_ns() - begun

@@ -159,6 +159,7 @@ def _facts(result: Result) -> list[RenderableType]:
         ("trials", "-" if result.exploration_ns is None else f"cost {result.exploration_ns / 1e9:.1f} s"),
         ("loss", f"{_number(losses.first)} -> {_number(losses.last)} nats"),
         ("held out", f"{_number(losses.validation_first)} -> {_number(losses.validation_last)} bits per byte"),
+        ("estimate", _estimate(result)),
         ("records", f"{sum(count.records for count in result.ranks)} kept, {lost} dropped"),
     ]
     if result.tuner is not None:
@@ -166,6 +167,14 @@ def _facts(result: Result) -> list[RenderableType]:
     if result.throughput_before is not None and result.throughput_after is not None:
         lines.append(("spread", f"median and 10th .. 90th percentile over windows of {WINDOW_STEPS} unprofiled steps"))
     return [Text(), *(Text.assemble((f"{name:<9} ", "dim"), text) for name, text in lines)]
+
+
+def _estimate(result: Result) -> str:
+    error = result.estimate_error
+    if error is None:
+        return "not checked: fewer than two exact windows on each rank"
+    against = f"against {plural(error.windows, 'window')}"
+    return f"{against}: median {percent(error.median_ratio)}, worst {percent(error.worst_ratio)} of the step"
 
 
 def _proven(result: Result) -> str:

@@ -17,9 +17,19 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pacecar.demo.result import WINDOW_STEPS, DecisionOutcome, LedgerSum, Losses, RankCount, Result, Throughput
+from pacecar.demo.result import (
+    WINDOW_STEPS,
+    DecisionOutcome,
+    EstimateError,
+    LedgerSum,
+    Losses,
+    RankCount,
+    Result,
+    Throughput,
+)
 from pacecar.records import (
     Decision,
+    EstimateCheck,
     Goodbye,
     JobHello,
     JobRecord,
@@ -54,6 +64,7 @@ class _Run:
     statuses: list[TunerStatus]
     goodbyes: dict[int, Goodbye]
     counts: dict[int, int]
+    checks: list[EstimateCheck]
 
 
 def summarize(records: Iterable[JobRecord], losses: Losses | None = None) -> Result:
@@ -90,12 +101,13 @@ def summarize(records: Iterable[JobRecord], losses: Losses | None = None) -> Res
         ranks=_ranks(run),
         steps_before=(before[0], before[-1]) if before else None,
         steps_after=(after[0], after[-1]) if after else None,
+        estimate_error=_estimate_error(run.checks),
         hellos=tuple(run.hellos[rank] for rank in sorted(run.hellos)),
     )
 
 
 def _sort_out(records: Iterable[JobRecord]) -> _Run:
-    run = _Run({}, {}, [], [], [], [], {}, {})
+    run = _Run({}, {}, [], [], [], [], {}, {}, [])
     for record in records:
         rank = getattr(record, "rank", None)
         if rank is not None:
@@ -113,6 +125,8 @@ def _sort_out(records: Iterable[JobRecord]) -> _Run:
                 run.verdicts.append(record)
             case TunerStatus():
                 run.statuses.append(record)
+            case EstimateCheck():
+                run.checks.append(record)
             case Goodbye():
                 run.goodbyes[record.rank] = record
     return run
@@ -250,6 +264,23 @@ def _outcomes(run: _Run) -> tuple[DecisionOutcome, ...]:
             )
         )
     return tuple(outcomes)
+
+
+def _estimate_error(checks: Iterable[EstimateCheck]) -> EstimateError | None:
+    asked = [(check, check.error_ratio) for check in checks]
+    errors = [error for _, error in asked if error is not None]
+    if not errors:
+        return None
+    own = [error for check, error in asked if error is not None and check.is_own_setting]
+    limits = [check.bias_limit_ratio for check, _ in asked if check.bias_limit_ratio is not None]
+    return EstimateError(
+        windows=len(errors),
+        median_ratio=statistics.median(errors),
+        worst_ratio=max(errors),
+        own_setting=len(own),
+        own_setting_median_ratio=statistics.median(own) if own else None,
+        bias_limit_ratio=statistics.median(limits) if limits else None,
+    )
 
 
 def _ranks(run: _Run) -> tuple[RankCount, ...]:

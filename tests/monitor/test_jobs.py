@@ -2,12 +2,24 @@
 
 from typing import get_args, get_type_hints
 
+import msgspec
 import pytest
 
 from pacecar.monitor.board import Board
 from pacecar.monitor.jobs import RECENT_MAX, TALLIES_MAX
 from pacecar.monitor.series import TUNER_STATES, job_samples
-from pacecar.records import Decision, DeviceMemory, Goodbye, Knobs, KnobSwitch, TunerStatus, Verdict, Vitals
+from pacecar.records import (
+    Decision,
+    DeviceMemory,
+    EstimateCheck,
+    Goodbye,
+    Knobs,
+    KnobSwitch,
+    Ledger,
+    TunerStatus,
+    Verdict,
+    Vitals,
+)
 from pacecar.wire import FrameError, Refusal
 
 SECOND = 1_000_000_000
@@ -257,3 +269,23 @@ def test_decisions_and_their_kinds_are_bounded(board, make_hello):
     assert job.decisions[-1].decision == TALLIES_MAX + 49
     assert len(job.decision_tallies) == TALLIES_MAX
     assert len(job.expected_gain) == TALLIES_MAX
+
+
+def test_the_estimates_error_is_on_the_page_and_exactly_right_is_zero(board, make_hello):
+    exact = Ledger(wall_ns=100, compute_ns=60, host_bound_ns=40)
+    check = EstimateCheck(
+        job="run-7", rank=0, step=41, ended_wall_ns=1, exact=exact, calibration_age_steps=9, is_own_setting=True,
+        estimate=Ledger(wall_ns=100, compute_ns=50, host_bound_ns=50), windows=1, slowdown_ns=0,
+    )  # fmt: skip
+    hello = make_hello()
+    board.take(check, hello=hello, uid=1, owner=1)
+    read = series(board)
+    assert read[("job_estimate_error_ratio", "run-7", "0")] == 0.1
+    assert read[("job_estimate_bias_limit_ratio", "run-7", "0")] == 0.0
+    assert read[("job_estimate_heading_error_ratio", "run-7", "0", "compute")] == -0.1
+    assert read[("job_estimate_heading_error_ratio", "run-7", "0", "data_wait")] == 0.0
+    perfect = msgspec.structs.replace(check, estimate=exact, slowdown_ns=None)
+    board.take(perfect, hello=hello, uid=1, owner=1)
+    read = series(board)
+    assert read[("job_estimate_error_ratio", "run-7", "0")] == 0.0
+    assert ("job_estimate_bias_limit_ratio", "run-7", "0") not in read
