@@ -10,9 +10,7 @@ warm-up, before the budget has earned it; so is the first of a setting that was 
 back within CREDIT_STEPS.  Both are charged in full and everything waits until the running ratio is below the limit.
 The consequence: a run shorter than (price of a window / ratio) ends above the budget: 100 ms at 0.01 take ten seconds.
 
-Ranks take turns: windows open on a grid of step numbers that is shifted by two steps from rank to rank (the profiled
-step and the one that pays for reading it), so that they do not slow each other's reading on a shared host.  The shift
-is less than SPREAD_STEPS, or the last rank would wait for ever.  Beyond SPREAD_STEPS / 2 ranks, some share a turn.
+Ranks take `turns`, or a tuner's request would open the windows of all of them at once.
 
 A ratio of 1 is no limit, of 0 no window.  Pure: numbers in, a yes or no out.
 """
@@ -21,6 +19,8 @@ from __future__ import annotations
 
 from collections import deque
 from statistics import median
+
+from pacecar.profiler.turns import turn_of
 
 __all__ = ["Budget"]
 
@@ -33,21 +33,25 @@ FIRST_WINDOW_NS = 5_000_000
 CREDIT_STEPS = 100
 """A calibration of a new setting may be bought before it is earned if so many steps earn it back."""
 
-SPREAD_STEPS = 16
-"""By how much a rank's windows may be later than those of rank 0."""
-
-GRID_PARTS = 10
-"""A window that could not be afforded is tried again after a tenth of the interval."""
-
 
 class Budget:
     """Adds up wall time and pacecar's cost, and says when a window may open."""
 
-    def __init__(self, ratio: float, *, warmup_steps: int, interval_steps: int, rank: int = 0) -> None:
+    def __init__(
+        self,
+        ratio: float,
+        *,
+        warmup_steps: int,
+        interval_steps: int,
+        rank: int = 0,
+        world_size: int = 1,
+        on_device: bool = False,
+    ) -> None:
         self._ratio = ratio
-        self._first_step = warmup_steps + 2 * rank % min(interval_steps, SPREAD_STEPS)
+        self._turn = turn_of(
+            rank, world_size, warmup_steps=warmup_steps, interval_steps=interval_steps, on_device=on_device
+        )
         self._interval_steps = interval_steps
-        self._grid_steps = max(1, interval_steps // GRID_PARTS)
         self._wall_ns = 0
         self._cost_ns = 0
         self._recent: deque[int] = deque(maxlen=RECENT_STEPS)
@@ -112,14 +116,13 @@ class Budget:
 
     def is_due(self, step: int) -> bool:
         """Return whether `step` should be profiled if it can be paid for."""
-        if step < self._first_step or (step - self._first_step) % self._grid_steps:
+        if not self._turn.is_now(step):
             return False
         return self._requested or self._last_window is None or step - self._last_window >= self._interval_steps
 
     def next_look(self, step: int) -> int:
         """Return the first step from `step` on that can be profiled at all."""
-        since = step - self._first_step
-        return self._first_step if since <= 0 else step + -since % self._grid_steps
+        return self._turn.next_from(step)
 
     def _can_pay(self) -> bool:
         if self._ratio >= 1.0 or self._ratio <= 0.0:

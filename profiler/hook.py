@@ -119,6 +119,8 @@ class Hook:
             warmup_steps=self._config.window_warmup_steps,
             interval_steps=self._config.window_interval_steps,
             rank=hello.rank,
+            world_size=hello.world_size,
+            on_device=is_cuda,
         )
         self._calibrations = Calibrations()
         self._cadence = Cadence(self._config.overhead_budget)
@@ -381,7 +383,9 @@ class Hook:
         if every is None:
             self._turn_off()
             return
-        if every > 1 and self._step % every and not self._may_be_open:
+        step = self._step
+        is_turn = step == self._next_look and self._budget.wants_window(step)  # turns do not heed the cadence
+        if every > 1 and step % every and not is_turn and not self._may_be_open:
             self._phases.is_resting = True
             if self._passed is None:
                 self._passed = Passed()

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacecar.profiler.budget import CREDIT_STEPS, SPREAD_STEPS, Budget
+from pacecar.profiler.budget import CREDIT_STEPS, Budget
+from pacecar.profiler.turns import turn_of
 
 MS = 1_000_000
 
@@ -87,11 +88,35 @@ def test_a_new_setting_gets_credit_only_if_it_is_soon_earned_back_and_a_known_on
     assert second_window(4 * earned_back, on_credit=True) is None
 
 
-@pytest.mark.parametrize("interval", [10, 20, 50, 200])
-def test_ranks_have_turns_of_their_own_and_all_begin_soon(interval):
-    firsts = [
-        run(Budget(0.9, warmup_steps=3, interval_steps=interval, rank=rank), 3 + SPREAD_STEPS)[0] for rank in range(64)
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("interval", [1, 10, 50, 200])
+@pytest.mark.parametrize("world_size", [2, 3, 4, 8, 13, 64])
+def test_whatever_the_budget_puts_off_no_two_ranks_of_eight_open_windows_at_once(world_size, interval, on_device):
+    """Each rank pays another price, and a tuner asks all of them at the same step."""
+    disturbed = 2 + on_device
+    taken = [
+        run(
+            Budget(
+                0.02, warmup_steps=3, interval_steps=interval, rank=rank, world_size=world_size, on_device=on_device
+            ),
+            600,
+            price=(1 + rank) * MS,
+            request_at=(100, 101, 250),
+        )
+        for rank in range(world_size)
     ]
-    assert max(firsts) < 3 + SPREAD_STEPS
-    assert [abs(a - b) >= 2 for a, b in itertools.pairwise(firsts)] == [True] * 63
-    assert len(set(firsts)) >= min(interval, SPREAD_STEPS) // 2
+    assert all(taken), "every rank has its turn"
+    for one, other in itertools.combinations(range(world_size), 2):
+        if one % 8 == other % 8:
+            continue
+        assert all(abs(a - b) >= disturbed for a in taken[one] for b in taken[other])
+    assert max(steps[0] for steps in taken) < 3 + 8 * disturbed
+
+
+@given(st.integers(0, 20), st.integers(1, 20), st.integers(1, 300), st.integers(0, 1000), st.booleans())
+def test_the_next_turn_is_the_first_that_is_one(rank, world_size, interval, step, on_device):
+    turn = turn_of(rank % world_size, world_size, warmup_steps=3, interval_steps=interval, on_device=on_device)
+    following = turn.next_from(step)
+    assert following >= step
+    assert turn.is_now(following)
+    assert not any(turn.is_now(other) for other in range(step, following))
