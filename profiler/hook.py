@@ -34,7 +34,7 @@ from pacecar.profiler import slot
 from pacecar.profiler.books import Books, FinishedStep, Passed
 from pacecar.profiler.budget import Budget
 from pacecar.profiler.cadence import Cadence
-from pacecar.profiler.compiling import beat_in_graph, is_tracing
+from pacecar.profiler.compiling import is_tracing, keep_out, step_out_of_graph
 from pacecar.profiler.counts import StepCounts
 from pacecar.profiler.estimate import Calibrations
 from pacecar.profiler.guard import Guard
@@ -198,6 +198,7 @@ class Hook:
         self._is_started = True
         self._phases.tells_inputs = self._vitals.tells_inputs
         self._phases.install()
+        keep_out(Hook._beat)
         # Apart from the phases' hooks, so that it outlives them.
         self._beat_handle = self._optimizer.register_step_post_hook(self._beat)
         begun = self._now_ns()
@@ -276,8 +277,8 @@ class Hook:
 
         One function and not a few small ones: at this place a call costs a microsecond or two.
         """
-        if is_tracing():  # dynamo compiles the optimizer: nothing of this may get into the graph
-            beat_in_graph(self._beat)
+        if is_tracing():
+            step_out_of_graph()
             return
         now_ns = self._now_ns()
         if self._is_closed:

@@ -30,6 +30,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from pacecar.profiler.compiling import is_tracing, keep_out, tell_while_tracing
 from pacecar.profiler.guard import Guard
 from pacecar.profiler.loader import guess_samples
 from pacecar.profiler.steptimer import EVENTS_MAX, StepTimer
@@ -38,6 +39,11 @@ __all__ = ["OUTPUTS_MAX", "PhaseHooks"]
 
 OUTPUTS_MAX = 4
 """Output tensors that are watched: the loss may use any of them, and the first gradient to arrive begins backward."""
+
+_INSIDE = (
+    "the model that was attached is compiled from outside, so its forward and backward are not told apart: attach what "
+    "the loop calls, pacecar.attach(torch.compile(model), ...)"
+)
 
 InputKey = tuple[torch.Size, bool]
 """Shape and requires_grad of a forward's only input."""
@@ -99,6 +105,8 @@ class PhaseHooks:
 
     def install(self) -> None:
         """Register all hooks."""
+        kind = PhaseHooks
+        keep_out(kind._before_forward, kind._after_forward, kind._on_gradient, kind._before_optimizer)
         self._handles = [
             self._model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             self._model.register_forward_hook(self._after_forward),
@@ -135,6 +143,9 @@ class PhaseHooks:
             self._events.append(("optimizer", start, now_ns))
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if is_tracing():
+            tell_while_tracing(_INSIDE)
+            return
         if not self._guard.is_alive:
             self._retire()  # torch has copied the table that it iterates over
             return
@@ -175,6 +186,8 @@ class PhaseHooks:
         del self.inputs[:-EVENTS_MAX]
 
     def _after_forward(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+        if is_tracing():
+            return
         start = self._forward_start_ns
         if start is None or not self._guard.is_alive:
             return
@@ -197,6 +210,8 @@ class PhaseHooks:
         self.own_ns += self._now_ns() - now
 
     def _on_gradient(self, gradient: torch.Tensor) -> None:
+        if is_tracing():  # compiled autograd does
+            return
         if self._backward_start_ns is not None or not self._guard.is_alive:
             return
         now = self._now_ns()
@@ -234,6 +249,8 @@ class PhaseHooks:
         self.own_ns += self._now_ns() - now
 
     def _before_optimizer(self, *_: object) -> None:
+        if is_tracing():
+            return
         self._optimizer_start_ns = self._now_ns()
 
 
