@@ -14,7 +14,7 @@ from collections import deque
 from statistics import median
 
 from pacecar.profiler.attribution import REST
-from pacecar.profiler.estimate import Calibration, Calibrations, estimate
+from pacecar.profiler.estimate import Calibration, Calibrations, estimate_step
 from pacecar.profiler.measurement import Measurement
 from pacecar.profiler.steptimer import TimedStep
 from pacecar.records import EstimateCheck, JobHello, Knobs
@@ -50,6 +50,9 @@ class Checker:
         """Learn from the window of `step`, which ended at `wall_ns`; return the check, None before any calibration."""
         before = self._calibrations.find(knobs)
         check: EstimateCheck | None = None
+        on_device = measurement.on_device
+        # The events of this very step are not read yet; the window says the same.
+        device = None if on_device is None else {name: ledger.wall_ns for name, ledger in on_device.items()}
         if before is not None:
             check = EstimateCheck(
                 job=self._hello.job,
@@ -57,15 +60,16 @@ class Checker:
                 step=step,
                 ended_wall_ns=wall_ns,
                 exact=measurement.ledger,
-                estimate=estimate(timed.wall_ns, timed.phases, before),
+                estimate=estimate_step(timed.wall_ns, timed.phases, device, before),
                 calibration_age_steps=step - before.step,
                 is_own_setting=self._calibrations.knows(knobs),
                 windows=before.windows,
                 slowdown_ns=self._slowdown_ns(timed, knobs),
             )
-        self._calibrations.add(
-            knobs, Calibration(step, measurement.phases), None if check is None else check.error_ratio
+        window = Calibration(
+            step, measurement.phases, on_device=None if on_device is None else Calibration(step, on_device)
         )
+        self._calibrations.add(knobs, window, None if check is None else check.error_ratio)
         return check
 
     def _slowdown_ns(self, timed: TimedStep, knobs: Knobs) -> int | None:

@@ -25,7 +25,16 @@ from statistics import median
 from pacecar.profiler.attribution import REST
 from pacecar.records import LEDGER_HEADINGS, Knobs, KnobValue, Ledger
 
-__all__ = ["CALIBRATIONS_MAX", "CHANGE_RATIO", "WINDOWS_MAX", "Calibration", "Calibrations", "estimate", "split"]
+__all__ = [
+    "CALIBRATIONS_MAX",
+    "CHANGE_RATIO",
+    "WINDOWS_MAX",
+    "Calibration",
+    "Calibrations",
+    "estimate",
+    "estimate_step",
+    "split",
+]
 
 CALIBRATIONS_MAX = 64
 """Settings that are remembered; a tuner tries a few dozen, and the oldest setting is the least likely to return."""
@@ -84,6 +93,8 @@ class Calibration:
     step: int
     phases: Mapping[str, Ledger]
     earlier: tuple[Mapping[str, Ledger], ...] = ()
+    on_device: Calibration | None = None
+    """The same of the phases as the device ran them; None where that is not known."""
     surprises: int = 0
     """Windows in a row, up to this one, from which the estimate was off by more than CHANGE_RATIO."""
     mixes: Mapping[str, _Mix] = field(init=False, repr=False, compare=False)
@@ -102,13 +113,23 @@ class Calibration:
         """Exact windows that this is made of."""
         return 1 + len(self.earlier)
 
+    def exposed_ratio(self, phase: str) -> float | None:
+        """Return what part of `phase` was exposed communication (0..1); None where no window saw the phase."""
+        mix = self.mixes.get(phase)
+        if mix is None:
+            return None
+        return dict(zip(mix.headings, mix.weights, strict=True)).get("exposed_communication", 0) / sum(mix.weights)
+
     def after(self, before: Calibration, error_ratio: float | None) -> Calibration:
         """Return this window together with those of `before`, whose estimate of it was off by `error_ratio`."""
         surprises = before.surprises + 1 if error_ratio is not None and error_ratio > CHANGE_RATIO else 0
         known = (before.phases, *before.earlier)[: WINDOWS_MAX - 1]
         if surprises >= CHANGE_WINDOWS:
             known = known[: CHANGE_WINDOWS - 1]
-        return Calibration(self.step, self.phases, known, surprises)
+        on_device = self.on_device
+        if on_device is not None and before.on_device is not None:
+            on_device = on_device.after(before.on_device, error_ratio)
+        return Calibration(self.step, self.phases, known, on_device, surprises)
 
 
 class Calibrations:
@@ -155,6 +176,22 @@ def split(total: int, weights: Sequence[int]) -> list[int]:
             parts[index] += 1
             missing -= 1
     return parts
+
+
+def estimate_step(
+    wall_ns: int, phases: Mapping[str, int], device: Mapping[str, int] | None, calibration: Calibration | None
+) -> Ledger:
+    """Return the ledger of a step of `wall_ns` by its phases on the `device` where they are known, else on the host's.
+
+    The device's step begins and ends when the device passes the host's boundaries, so one step may be shorter or longer
+    there; over many they are as long as each other.  Its phases are laid on the host's wall time in proportion.  A
+    checkpoint is the host's own, and the device's marks do not show it.
+    """
+    mixes = None if calibration is None else calibration.on_device
+    if device is None or mixes is None or not any(device.values()) or "checkpoint" in phases:
+        return estimate(wall_ns, phases, calibration)
+    lengths = dict(zip(device, split(wall_ns, list(device.values())), strict=True))
+    return estimate(wall_ns, lengths, mixes)
 
 
 def estimate(wall_ns: int, phases: Mapping[str, int], calibration: Calibration | None) -> Ledger:

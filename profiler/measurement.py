@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pacecar.clock import Clock
 from pacecar.profiler.attribution import Cause, attribute_phases
+from pacecar.profiler.devicephases import passed_stretches
 from pacecar.profiler.reading import Activity, read_rows
 from pacecar.profiler.spans import EMPTY, Intervals, intervals, union
 from pacecar.profiler.steptimer import PHASES, TimedStep
@@ -37,6 +38,8 @@ class Measurement:
     ledger: Ledger
     phases: Mapping[str, Ledger]
     row_count: int
+    on_device: Mapping[str, Ledger] | None = None
+    """The ledger of each phase as the device ran it; None for a CPU job and where the rows do not tell."""
 
 
 class WindowMeter:
@@ -50,11 +53,27 @@ class WindowMeter:
         self._offset_ns = 0
         self._warm_steps_left = 0
         self._observed_from_ns: int | None = None
+        self.is_held: Callable[[], bool] = lambda: False
+        """Whether somebody is about to profile the job himself, so that no window may open."""
 
     @property
     def is_open(self) -> bool:
         """A window is under way."""
         return self._profiler.is_open
+
+    @property
+    def is_settled(self) -> bool:
+        """No window is open, and none was closed at this very boundary."""
+        return self._profiler.is_settled
+
+    def let_pass(self) -> None:
+        """Note that a boundary goes by while somebody waits for `is_settled`."""
+        self._profiler.step_passed()
+
+    @property
+    def outlived_by(self) -> str | None:
+        """The record that was open when a window was closed, if there was one."""
+        return self._profiler.outlived_by
 
     def install(self) -> None:
         """Make windows possible, and take a first empty one, because the first costs much more than the others."""
@@ -75,7 +94,7 @@ class WindowMeter:
 
     def may_open(self) -> bool:
         """Return whether a window can open: this torch has them, and no other profiler is on."""
-        return self._is_installed and self._profiler.may_open()
+        return self._is_installed and not self.is_held() and self._profiler.may_open()
 
     def open(self) -> None:
         """Open a window over the step that begins."""
@@ -141,7 +160,12 @@ class WindowMeter:
         for ledger in phases.values():
             total = total + ledger
         phases.pop("overhead")
-        return Measurement(ledger=total, phases=phases, row_count=len(found))
+        on_device: dict[str, Ledger] | None = None
+        passed = passed_stretches(stretches, (start, end), reading.launches, reading.device_rows)
+        if passed is not None:
+            on_device = attribute_phases(reading.work, passed[1], passed[0], causes=causes)
+            on_device.pop("overhead")
+        return Measurement(ledger=total, phases=phases, row_count=len(found), on_device=on_device)
 
     def _clock_offset_ns(self) -> int:
         """Return wall minus monotonic time, read as close together as the host allows."""

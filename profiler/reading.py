@@ -16,11 +16,12 @@ Left out: what a row means (classification), what the spans mean (attribution), 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pacecar.profiler.attribution import Work
 from pacecar.profiler.classification import HostRow, classify_device, classify_host, is_closed
+from pacecar.profiler.devicephases import Launch
 from pacecar.profiler.spans import EMPTY, Intervals, intervals, subtract, union
 
 __all__ = ["Activity", "Reading", "compute_on_host", "read_rows"]
@@ -50,13 +51,15 @@ class Activity(Protocol):
 class Reading:
     """What the rows said: work by kind, the time in data loading, and how many rows there were on a device.
 
-    `annotations` are the rows of records that somebody opened and had to close.
+    `annotations` are the rows of records that somebody opened and had to close; `launches` are those of kernels whose
+    launch is known.
     """
 
     work: dict[Work, Intervals]
     data_wait: Intervals
     device_rows: int
     annotations: list[Activity]
+    launches: list[Launch] = field(default_factory=list)
 
 
 def read_rows(
@@ -80,6 +83,7 @@ def read_rows(
     autograd: set[int] = set()
     device_rows = 0
     annotations: list[Activity] = []
+    launches: list[Launch] = []
     closed_until, closed_thread = 0, -1
     for row in rows:
         start = row.timestamp()
@@ -108,6 +112,8 @@ def read_rows(
             if kind is not None:
                 device[kind].append(span)
                 device_rows += 1
+                if linked is not None:
+                    launches.append((linked.timestamp(), span[1], row.resource_id()))
     waits = union(intervals([*map(tuple, data_wait.tolist()), *host[HostRow.LOADER]]))
     work = {kind: intervals(spans) for kind, spans in device.items()}
     if not on_device:
@@ -120,6 +126,7 @@ def read_rows(
         data_wait=waits,
         device_rows=device_rows,
         annotations=annotations,
+        launches=launches,
     )
 
 
