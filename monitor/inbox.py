@@ -221,7 +221,7 @@ class Inbox:
         if isinstance(record, Request):
             self._ask(connection, record)
         elif isinstance(record, Answer):
-            self._requests.answered(record)
+            self._requests.answered(record, connection=connection.number)
         else:
             assert hello is not None, "a record has a hello before it"
             self._board.take(record, hello=hello, uid=connection.conversation.peer.uid, owner=connection.number)
@@ -237,8 +237,9 @@ class Inbox:
             for other in self._connections.values()
             if other.conversation.hello is not None
         ]
-        at_step = self._board.meeting_step(request.job)
-        self._requests.ask(request, asker=connection.number, uid=peer.uid, targets=targets, at_step=at_step)
+        self._requests.ask(
+            request, asker=connection.number, uid=peer.uid, targets=targets, meet=self._board.rendezvous
+        )
 
     def _send(self, number: int, message: Message) -> bool:
         for connection in self._connections.values():

@@ -16,6 +16,7 @@ import msgspec
 
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.monitor.crews import Crew, CrewView
+from pacecar.monitor.requests import Rendezvous
 from pacecar.records import (
     Decision,
     EstimateCheck,
@@ -189,15 +190,24 @@ class Jobs:
         now = self._clock.monotonic_ns()
         return tuple(self._jobs[name].view(now) for name in sorted(self._jobs))
 
-    def meeting_step(self, name: str) -> int:
-        """Return a step that lies MEETING_SECONDS ahead of the rank that is furthest, at its last step's pace."""
+    def rendezvous(self, name: str) -> Rendezvous:
+        """Return where the ranks of job `name` are, and a step that all will hear of in time.
+
+        It lies MEETING_SECONDS ahead of the rank that is furthest, at the fastest pace that was seen: of the last
+        step, and the mean of all, as one long step (a checkpoint) says nothing of the next.
+        """
         job = self._jobs.get(name)
-        steps = [] if job is None else [rank.step for rank in job.ranks.values() if rank.step is not None]
-        if not steps:
-            return 0
-        furthest = max(steps, key=lambda step: step.step)
-        ahead = MEETING_SECONDS * NS_PER_SECOND / max(1, furthest.wall_ns)
-        return furthest.step + 2 + min(MEETING_STEPS_MAX, math.ceil(ahead))
+        seen = [] if job is None else [rank for rank in job.ranks.values() if rank.connected]
+        told = [(rank.step, rank.step_ns) for rank in seen if rank.step is not None and rank.step_ns is not None]
+        if not told:
+            return Rendezvous()
+        now = self._clock.monotonic_ns()
+        means = [step.totals.wall_ns // max(1, step.total_steps) for step, _ in told]
+        pace = max(1, min([*means, *(step.wall_ns for step, _ in told)]))
+        margin = round(MEETING_SECONDS * NS_PER_SECOND)
+        ahead = max(step.step + (min(now - heard, margin) + margin) / pace for step, heard in told)
+        at = max(step.step for step, _ in told)
+        return Rendezvous(at, at + 2 + min(MEETING_STEPS_MAX, math.ceil(ahead - at)), max(means))
 
     def forget(self) -> list[str]:
         """Drop the jobs that said nothing for too long, and return their names."""

@@ -274,7 +274,10 @@ def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settin
         if tracing.is_tracing:
             tracing.boundary()
         if orders.waiting:
-            orders.boundary(hook.step)
+            if hook.is_alive:
+                orders.boundary(hook.step)
+            else:  # it counts no steps any more, so theirs would never come
+                orders.close("pacecar's hook has turned itself off in this rank; its log says why")
 
     def mark(is_traced: bool) -> None:
         hook.is_traced = is_traced
@@ -295,7 +298,9 @@ def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settin
         directory=settings.hook.run_dir,
         step=lambda: hook.step,
         mark=mark,
+        windows=hook.windows,
     )
+    hook.windows.is_held = lambda: bool(orders.waiting)
     orders.register("trace", tracing.trace)
     for courier in couriers:
         courier.before_look = hook.look

@@ -357,7 +357,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     """What became of a request: from one rank, or from the daemon itself (`rank` is None).
 
     "accepted" is not the end, the others are.  `number` is the command's, towards the asker the request's serial.
-    `ranks` says whom the daemon reached.
+    `ranks` says whom the daemon reached; `expected_ns` when they begin, from now, and `pace_ns` how long a step takes,
+    as far as it knows.
     """
 
     job: str
@@ -366,3 +367,5 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     state: Literal["accepted", "done", "refused"]
     detail: str
     ranks: tuple[int, ...] = ()
+    expected_ns: int | None = None
+    pace_ns: int | None = None

@@ -113,7 +113,7 @@ class Hook:
             retire=self._retire,
             forward_begins=self._vitals.forward_begins,
         )
-        self._meter = WindowMeter(self._clock, on_device=is_cuda)
+        self._meter = self.windows = WindowMeter(self._clock, on_device=is_cuda)
         self._budget = Budget(
             self._config.overhead_budget,
             warmup_steps=self._config.window_warmup_steps,

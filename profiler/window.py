@@ -64,6 +64,8 @@ class WindowProfiler:
         self._is_foreign = False
         self._rest_steps = 0
         self._is_barred = False
+        self.outlived_by: str | None = None
+        """The record that was open when a window was closed; no further one is opened since."""
         self._patched: list[tuple[str, Any, Any]] = []
         self._is_trace_only = "trace_only" in (torch._C._profiler._ExperimentalConfig.__init__.__doc__ or "")
 
@@ -71,6 +73,11 @@ class WindowProfiler:
     def is_open(self) -> bool:
         """A session of ours is running."""
         return self._open
+
+    @property
+    def is_settled(self) -> bool:
+        """No session of ours is running, and none has ended at this very boundary."""
+        return not (self._open or self._rest_steps)
 
     def install(self) -> None:
         """Watch for other profilers.
@@ -158,8 +165,8 @@ class WindowProfiler:
             if row.name().startswith(_MAY_BE_OPEN):
                 continue
             if '"finished": false' in row.metadata_json():
-                self._is_barred = True
-                _log.info("pacecar takes no more windows: the record %r outlives them", row.name())
+                self._is_barred, self.outlived_by = True, row.name()
+                _log.info("pacecar takes no more windows: the record %r outlives them", self.outlived_by)
                 return
 
     def _config(self) -> torch._C._profiler.ProfilerConfig:

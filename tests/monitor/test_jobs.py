@@ -289,3 +289,29 @@ def test_the_estimates_error_is_on_the_page_and_exactly_right_is_zero(board, mak
     read = series(board)
     assert read[("job_estimate_error_ratio", "run-7", "0")] == 0.0
     assert ("job_estimate_bias_limit_ratio", "run-7", "0") not in read
+
+
+def ran(seconds, steps):
+    wall = round(seconds * SECOND)
+    return {"totals": Ledger(wall_ns=wall, unknown_ns=wall), "total_steps": steps, "step": steps - 1}
+
+
+def test_the_ranks_meet_a_second_ahead_of_the_furthest_at_the_fastest_pace_seen(board, clock, make_hello, make_step):
+    hellos = [make_hello(rank=rank) for rank in (0, 1)]
+    for owner, (hello, steps) in enumerate(zip(hellos, (98, 101), strict=True)):
+        board.take(hello, hello=hello, uid=1, owner=owner)
+        step = make_step(rank=hello.rank, wall_ns=5 * SECOND, **ran(steps / 20, steps))  # a checkpoint of 5 s was last
+        board.take(step, hello=hello, uid=1, owner=owner)
+    assert board.rendezvous("run-7") == (100, 122, 50_000_000)
+    clock.advance(SECOND // 2)
+    assert board.rendezvous("run-7").ahead == 132, "half a second of steps have gone by since"
+    clock.advance(3600 * SECOND)
+    assert board.rendezvous("run-7").ahead == 142, "a job that rests for an hour does not meet an hour later"
+    board.leave(hellos[1], 1)
+    assert board.rendezvous("run-7").at == 97, "who is gone meets nobody"
+
+
+def test_of_a_job_without_steps_no_meeting_is_known(board, make_hello):
+    hello = make_hello()
+    board.take(hello, hello=hello, uid=1, owner=1)
+    assert board.rendezvous("run-7") == board.rendezvous("nobody") == (None, 0, None)
