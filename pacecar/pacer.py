@@ -79,6 +79,7 @@ class Pacer:
         self._hook = hook
         self._tuner = tuner
         self.inert_because = inert_because
+        self._pid = os.getpid()
 
     @property
     def is_active(self) -> bool:
@@ -129,6 +130,8 @@ class Pacer:
 
     def close(self, reason: str = "closed") -> None:
         """Detach: remove every hook, deliver what is queued (for at most two seconds).  Harmless when repeated."""
+        if os.getpid() != self._pid:  # a forked child: whatever there is belongs to the parent
+            return
         if self._tuner is not None:
             self._tuner.close()
         if self._crew is not None:

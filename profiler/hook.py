@@ -250,6 +250,10 @@ class Hook:
             if not self._checkpoint_depth:
                 self._guard.wrap(self._checkpointed)(start, self._now_ns())
 
+    def forked(self) -> None:
+        """Be inert for good, without a word to anybody: this is a forked child of the measured process."""
+        self._is_closed, self._guard.is_alive = True, False
+
     def request_window(self) -> None:
         """Ask for an exact window soon, as a knob was switched; the budget decides when, a new setting has credit."""
         self._budget.request(on_credit=not self._calibrations.knows(self.knobs))

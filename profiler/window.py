@@ -34,6 +34,7 @@ import torch
 import torch.autograd.profiler as torch_profiler
 from torch.profiler import ProfilerActivity
 
+from pacecar.profiler.forking import keep_exit_short
 from pacecar.profiler.reading import Activity
 
 __all__ = ["WindowProfiler", "WindowUnavailable"]
@@ -90,6 +91,7 @@ class WindowProfiler:
         needed += [name for name in calls if not hasattr(torch._C._autograd, name)]
         if needed:
             raise WindowUnavailable(f"torch {torch.__version__} has no {', '.join(needed)}: no exact windows here")
+        keep_exit_short()
         self._patch("_prepare_trace", before=self._yield_to_foreign)
         self._patch("_start_trace", before=self._yield_to_foreign)
         self._patch("__exit__", after=self._foreign_ended)
