@@ -210,6 +210,18 @@ def _ledger() -> Section:
             [Query(combine("max", select("pacecar_job_ledger_calibration_age_steps"), RANK), f"rank {{{{{RANK}}}}}")],
             unit="none", empty="No exact window was taken yet")),
         *what_if_panels(),
+        (12, 7, time_series("Collectives of a step", "Time of the collectives of one operation in the step of the last "
+            "exact window, mean of the ranks chosen; waiting for a late rank is inside.", [
+                Query(combine("avg", select("pacecar_job_collective_duration_seconds"), "op"), "{{op}}"),
+                Query(combine("avg", select("pacecar_job_collectives"), "op"), "{{op}}: count"),
+            ], unit="s", empty="No collective was seen in an exact window", overrides=[
+                look(".*: count", regex=True, unit="none", custom__axisPlacement="right")])),
+        (12, 7, time_series("Bus bandwidth", "Bus bandwidth of those collectives, to compare with the links' speed, "
+            "and their size. Absent on gloo, which does not say sizes.", [
+                Query(combine("avg", select("pacecar_job_collective_bus_bandwidth_bytes_per_second"), "op"), "{{op}}"),
+                Query(combine("avg", select("pacecar_job_collective_bytes"), "op"), "{{op}}: size"),
+            ], unit="Bps", empty="The backend does not say how large its collectives are", overrides=[
+                look(".*: size", regex=True, unit="bytes", custom__axisPlacement="right")])),
         (12, 7, time_series("Error of the estimate", "Share of the step that the estimate would have put under a wrong "
             "heading, asked at each exact window before it is learned from; and the bound of what the profiler's own "
             "slow-down can have moved. The estimate is meant to stay under 5 %.", [

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from pacecar.records import (
     Answer,
+    CollectiveWindow,
     Command,
     Decision,
     EstimateCheck,
@@ -50,6 +51,9 @@ TEXT_CHARACTERS_MAX = 4096
 
 KNOBS_MAX = 32
 """Knobs of one rank; each is a series."""
+
+OPERATIONS_MAX = 16
+"""Operations of collectives of one rank: each is four series."""
 
 RUNGS_MAX = 16
 """Rungs of a what-if ladder; each is a series."""
@@ -156,6 +160,8 @@ def _check_record(record: JobRecord | Answer, hello: JobHello) -> None:
         case EstimateCheck():
             if record.estimate.wall_ns != record.exact.wall_ns:
                 raise FrameError(Refusal.MALFORMED, "an estimate and an exact ledger of different steps")
+        case CollectiveWindow():
+            _check_collectives(record)
         case KnobSwitch():
             _check_knobs(record.knobs)
         case Decision() | Verdict():
@@ -228,6 +234,13 @@ def _check_what_if(ladder: WhatIf, hello: JobHello) -> None:
     if len(ladder.rungs) > RUNGS_MAX:
         raise FrameError(Refusal.MALFORMED, f"{len(ladder.rungs)} rungs is over {RUNGS_MAX}")
     _check_text(LABEL_CHARACTERS_MAX, (rung.name for rung in ladder.rungs))
+
+
+def _check_collectives(window: CollectiveWindow) -> None:
+    names = {one.operation for one in window.sums}
+    if len(window.sums) > OPERATIONS_MAX or len(names) < len(window.sums):
+        raise FrameError(Refusal.MALFORMED, f"{len(window.sums)} operations, {len(names)} of them different")
+    _check_text(LABEL_CHARACTERS_MAX, names)
 
 
 def _check_knobs(knobs: Knobs) -> None:

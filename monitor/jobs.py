@@ -18,6 +18,7 @@ from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.monitor.crews import Crew, CrewView
 from pacecar.monitor.requests import Rendezvous
 from pacecar.records import (
+    CollectiveWindow,
     Decision,
     EstimateCheck,
     Goodbye,
@@ -70,6 +71,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     goodbye: Goodbye | None
     vitals: Vitals | None = None
     check: EstimateCheck | None = None
+    collectives: CollectiveWindow | None = None
     what_if: WhatIf | None = None
 
 
@@ -101,6 +103,7 @@ class _Rank:
         self.goodbye: Goodbye | None = None
         self.vitals: Vitals | None = None
         self.check: EstimateCheck | None = None
+        self.collectives: CollectiveWindow | None = None
         self.what_if: WhatIf | None = None
 
     @property
@@ -118,6 +121,7 @@ class _Rank:
             goodbye=self.goodbye,
             vitals=self.vitals,
             check=self.check,
+            collectives=self.collectives,
             what_if=self.what_if,
         )
 
@@ -238,6 +242,8 @@ class Jobs:
                 rank.vitals = record
             case EstimateCheck():
                 rank.check = record
+            case CollectiveWindow():
+                rank.collectives = record
             case WhatIf(of_rank=None):
                 job.what_if = record
             case WhatIf():

@@ -15,7 +15,19 @@ from typing import NamedTuple
 from pacecar.monitor.collectors.reading import sample
 from pacecar.monitor.crews import crew_samples
 from pacecar.monitor.jobs import JobView, RankView
-from pacecar.records import Absent, EstimateCheck, Failed, Knobs, Ok, Sample, Snapshot, StepRecord, Vitals, WhatIf
+from pacecar.records import (
+    Absent,
+    CollectiveWindow,
+    EstimateCheck,
+    Failed,
+    Knobs,
+    Ok,
+    Sample,
+    Snapshot,
+    StepRecord,
+    Vitals,
+    WhatIf,
+)
 from pacecar.wire import Refusal
 
 __all__ = ["TUNER_STATES", "DaemonFigures", "daemon_samples", "job_samples"]
@@ -81,6 +93,8 @@ def _rank_samples(rank: RankView) -> Iterator[Sample]:
         yield from _vitals_samples(rank.vitals, labels)
     if rank.check is not None:
         yield from _check_samples(rank.check, labels)
+    if rank.collectives is not None:
+        yield from _collective_samples(rank.collectives, labels)
     if rank.step_age_ns is not None:
         yield sample("pacecar_job_last_record_age_seconds", rank.step_age_ns, *labels)
     knobs = _knobs_in_force(rank)
@@ -182,6 +196,19 @@ def _check_samples(check: EstimateCheck, labels: tuple[str, str]) -> Iterator[Sa
         for heading, error_ns in check.heading_errors_ns.items():
             ratio = error_ns / check.exact.wall_ns
             yield sample("pacecar_job_estimate_heading_error_ratio", ratio, *labels, heading)
+
+
+def _collective_samples(window: CollectiveWindow, labels: tuple[str, str]) -> Iterator[Sample]:
+    for one in window.sums:
+        figures: dict[str, int | float | None] = {
+            "pacecar_job_collectives": one.count,
+            "pacecar_job_collective_duration_seconds": one.duration_ns,
+            "pacecar_job_collective_bytes": one.bytes,
+            "pacecar_job_collective_bus_bandwidth_bytes_per_second": one.bus_bandwidth,
+        }
+        for metric, value in figures.items():
+            if value is not None:
+                yield sample(metric, value, *labels, one.operation)
 
 
 def _tuner_samples(job: JobView) -> Iterator[Sample]:

@@ -13,6 +13,7 @@ from typing import Literal, Union
 import msgspec
 
 from pacecar.accuracy import EstimateCheck
+from pacecar.collectives import CollectiveSum, CollectiveWindow
 from pacecar.ledger import LEDGER_HEADINGS, Ledger
 from pacecar.vitals import DeviceMemory, Vitals
 from pacecar.whatif import Bound, Rung, WhatIf
@@ -22,6 +23,8 @@ __all__ = [
     "Absent",
     "Answer",
     "Bound",
+    "CollectiveSum",
+    "CollectiveWindow",
     "Command",
     "Decision",
     "DeviceMemory",
@@ -277,7 +280,8 @@ class JobLedger(msgspec.Struct, frozen=True, kw_only=True, tag="job_ledger"):
 
     `pace_ns` is the mean step of the slowest rank over the last steps up to `step`, `median_ns` that of the median
     rank.  Totals add up all `ranks` and all steps since they met; `total_phases_ns`, by phases of the host's timers,
-    sum to `total_wall_ns`.
+    sum to `total_wall_ns`.  `total_measured_steps`, of all ranks, is what they rest on: with very short steps hooks
+    measure every k-th, and the others count like those.
     """
 
     job: str
@@ -288,6 +292,7 @@ class JobLedger(msgspec.Struct, frozen=True, kw_only=True, tag="job_ledger"):
     total_steps: int
     total_wall_ns: int
     total_phases_ns: dict[str, int]
+    total_measured_steps: int | None = None
 
 
 class HangSuspicion(msgspec.Struct, frozen=True, kw_only=True, tag="hang"):
@@ -321,7 +326,7 @@ class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
 
 CrewRecord = Straggler | JobLedger | HangSuspicion | WhatIf
 
-MeasuredRecord = StepRecord | Vitals | EstimateCheck
+MeasuredRecord = StepRecord | Vitals | EstimateCheck | CollectiveWindow
 
 TunedRecord = KnobSwitch | Decision | Verdict | TunerStatus
 

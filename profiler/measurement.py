@@ -16,12 +16,13 @@ import numpy as np
 
 from pacecar.clock import Clock
 from pacecar.profiler.attribution import Cause, attribute_phases
+from pacecar.profiler.collectivesums import sum_collectives
 from pacecar.profiler.devicephases import passed_stretches
 from pacecar.profiler.reading import Activity, read_rows
 from pacecar.profiler.spans import EMPTY, Intervals, intervals, union
 from pacecar.profiler.steptimer import PHASES, TimedStep
 from pacecar.profiler.window import WindowProfiler, WindowUnavailable
-from pacecar.records import Ledger
+from pacecar.records import CollectiveSum, Ledger
 
 __all__ = ["Measurement", "WindowMeter"]
 
@@ -38,6 +39,7 @@ class Measurement:
     ledger: Ledger
     phases: Mapping[str, Ledger]
     row_count: int
+    collectives: tuple[CollectiveSum, ...] = ()
     on_device: Mapping[str, Ledger] | None = None
     """The ledger of each phase as the device ran it; None for a CPU job and where the rows do not tell."""
 
@@ -165,7 +167,13 @@ class WindowMeter:
         if passed is not None:
             on_device = attribute_phases(reading.work, passed[1], passed[0], causes=causes)
             on_device.pop("overhead")
-        return Measurement(ledger=total, phases=phases, row_count=len(found), on_device=on_device)
+        return Measurement(
+            ledger=total,
+            phases=phases,
+            row_count=len(found),
+            collectives=sum_collectives(reading.collectives, (start, end)),
+            on_device=on_device,
+        )
 
     def _clock_offset_ns(self) -> int:
         """Return wall minus monotonic time, read as close together as the host allows."""

@@ -21,6 +21,7 @@ from typing import Protocol
 
 from pacecar.profiler.attribution import Work
 from pacecar.profiler.classification import HostRow, classify_device, classify_host, is_closed
+from pacecar.profiler.collectivesums import SeenCollective
 from pacecar.profiler.devicephases import Launch
 from pacecar.profiler.spans import EMPTY, Intervals, intervals, subtract, union
 
@@ -60,6 +61,7 @@ class Reading:
     device_rows: int
     annotations: list[Activity]
     launches: list[Launch] = field(default_factory=list)
+    collectives: list[SeenCollective] = field(default_factory=list)
 
 
 def read_rows(
@@ -84,6 +86,7 @@ def read_rows(
     device_rows = 0
     annotations: list[Activity] = []
     launches: list[Launch] = []
+    collectives: list[SeenCollective] = []
     closed_until, closed_thread = 0, -1
     for row in rows:
         start = row.timestamp()
@@ -103,15 +106,22 @@ def read_rows(
                 autograd.add(thread)
         elif host_row is HostRow.WORK and backward_end_ns is not None and start < backward_end_ns < span[1]:
             is_open = '"finished": false' in row.metadata_json()
-            host[host_row].append((start, backward_end_ns) if is_open else span)
+            span = (start, backward_end_ns) if is_open else span
+            host[host_row].append(span)
+            collectives.append(SeenCollective(name, *span))
         elif host_row is not None:
             host[host_row].append(span)
+            if host_row is HostRow.WORK:
+                collectives.append(SeenCollective(name, *span))
         else:
             linked = row.linked_activity() if row_type in _MAY_BE_LINKED else None
             kind = classify_device(row_type, name, linked.name() if linked is not None else None)
             if kind is not None:
                 device[kind].append(span)
                 device_rows += 1
+                if kind is Work.COMMUNICATION:
+                    says = linked is not None and linked.name() == "record_param_comms"
+                    collectives.append(SeenCollective(name, *span, linked.metadata_json() if linked and says else None))
                 if linked is not None:
                     launches.append((linked.timestamp(), span[1], row.resource_id()))
     waits = union(intervals([*map(tuple, data_wait.tolist()), *host[HostRow.LOADER]]))
@@ -127,6 +137,7 @@ def read_rows(
         device_rows=device_rows,
         annotations=annotations,
         launches=launches,
+        collectives=collectives,
     )
 
 

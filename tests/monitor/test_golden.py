@@ -32,6 +32,8 @@ from pacecar.monitor.collectors.tcp import TcpCollector
 from pacecar.monitor.daemon import Daemon
 from pacecar.records import (
     Bound,
+    CollectiveSum,
+    CollectiveWindow,
     Decision,
     DeviceMemory,
     EstimateCheck,
@@ -127,6 +129,11 @@ def speak(hook, make_hello, make_step):
             job="run-7", rank=0, step=40, ended_wall_ns=1, calibration_age_steps=9, is_own_setting=True, windows=2,
             exact=Ledger(wall_ns=1000, compute_ns=700, host_bound_ns=200, unknown_ns=100),
             estimate=Ledger(wall_ns=1000, compute_ns=730, host_bound_ns=190, unknown_ns=80), slowdown_ns=60,
+        ),
+        CollectiveWindow(
+            job="run-7", rank=0, step=40, ended_wall_ns=1,
+            sums=(CollectiveSum(operation="all_reduce", count=4, duration_ns=8_000_000, bytes=4000, bus_bytes=6000),
+                  CollectiveSum(operation="barrier", count=1, duration_ns=9)),
         ),
         KnobSwitch(job="run-7", rank=0, decision=1, epoch=7, step=5, knobs=Knobs(7, {"k": 1}), duration_ns=3),
         Decision(kind="trial", from_value=1, to_value=2, expected_gain_ratio=0.125, **common),
