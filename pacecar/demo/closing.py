@@ -16,9 +16,12 @@ from pacecar.demo.result import WINDOW_STEPS, DecisionOutcome, LedgerSum, Result
 from pacecar.demo.wording import knob_text
 from pacecar.ledgerbar import ledger_bar
 from pacecar.records import LEDGER_HEADINGS
-from pacecar.wording import HEADING_WORDS, percent, plural
+from pacecar.wording import HEADING_WORDS, SCENARIO_WORDS, percent, plural
 
 __all__ = ["closing"]
+
+GAIN_RATIO_MIN = 0.005
+"""What saves less of the step is not worth a line."""
 
 
 def closing(result: Result, places: dict[str, str], console: Console) -> Group:
@@ -30,6 +33,7 @@ def closing(result: Result, places: dict[str, str], console: Console) -> Group:
         _comparison(result),
         *_bars(result, console),
         *_decisions(result),
+        *_ladder(result),
         *_facts(result),
         _places(places),
     ]
@@ -148,6 +152,30 @@ def _decisions(result: Result) -> list[RenderableType]:
         )
     reasons = [Padding(Text(_reason(o), style="dim"), (0, 0, 0, 2)) for o in result.decisions]
     return [Text(), table, *reasons]
+
+
+def _ladder(result: Result) -> list[RenderableType]:
+    """Return what would help most, the best first; rungs that win next to nothing are named in one line."""
+    ladder = result.what_if
+    if ladder is None:
+        return []
+    whose = "of the job" if ladder.of_rank is None else f"of rank {ladder.of_rank}"
+    worth = [rung for rung in ladder.rungs if rung.gain_ratio >= GAIN_RATIO_MIN]
+    title = f"What would help (at most, {whose}: bounds of the last {plural(ladder.steps, 'step')}, no promises)"
+    if not worth:
+        return [Text(), Text(f"What would help: nothing on the ladder saves {percent(GAIN_RATIO_MIN)} of the step.")]
+    table = _table(title)
+    table.add_column("if only this were gone", no_wrap=True)
+    for column in ("step", "saves", ""):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_row("as it is", f"{ladder.pace_ns / 1e6:.2f} ms", "", "")
+    for rung in sorted(worth, key=lambda rung: -rung.gain_ratio):
+        faster = f"{ladder.pace_ns / rung.step_ns:.2f} x" if rung.step_ns else "-"
+        words = SCENARIO_WORDS.get(rung.name, rung.name)
+        if rung.name == "all":
+            words = "communication, data and launch gaps"
+        table.add_row(words, f"{rung.step_ns / 1e6:.2f} ms", percent(rung.gain_ratio), faster)
+    return [Text(), table]
 
 
 def _facts(result: Result) -> list[RenderableType]:

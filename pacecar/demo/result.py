@@ -10,7 +10,9 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from pacecar.records import JobHello, KnobValue, Ledger
+import msgspec
+
+from pacecar.records import JobHello, KnobValue, Ledger, WhatIf
 
 __all__ = [
     "METHOD",
@@ -135,6 +137,7 @@ class Result:
     steps_before: tuple[int, int] | None = None
     steps_after: tuple[int, int] | None = None
     estimate_error: EstimateError | None = None
+    what_if: WhatIf | None = None
     hellos: tuple[JobHello, ...] = field(default=())
 
     @property
@@ -201,6 +204,7 @@ def as_document(result: Result) -> dict[str, Any]:
         "overhead_ratio": result.overhead_ratio,
         "exploration_ns": result.exploration_ns,
         "estimate_error": _error_document(result.estimate_error),
+        "what_if": None if result.what_if is None else msgspec.to_builtins(result.what_if),
         "tuner": result.tuner,
         "losses": {name: _finite(getattr(result.losses, name)) for name in Losses.__slots__},
         "ranks": [{name: getattr(count, name) for name in RankCount.__slots__} for count in result.ranks],

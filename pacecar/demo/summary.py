@@ -38,6 +38,7 @@ from pacecar.records import (
     StepRecord,
     TunerStatus,
     Verdict,
+    WhatIf,
 )
 
 __all__ = ["summarize"]
@@ -65,6 +66,7 @@ class _Run:
     goodbyes: dict[int, Goodbye]
     counts: dict[int, int]
     checks: list[EstimateCheck]
+    ladders: list[WhatIf]
 
 
 def summarize(records: Iterable[JobRecord], losses: Losses | None = None) -> Result:
@@ -102,12 +104,13 @@ def summarize(records: Iterable[JobRecord], losses: Losses | None = None) -> Res
         steps_before=(before[0], before[-1]) if before else None,
         steps_after=(after[0], after[-1]) if after else None,
         estimate_error=_estimate_error(run.checks),
+        what_if=_last_ladder(run.ladders),
         hellos=tuple(run.hellos[rank] for rank in sorted(run.hellos)),
     )
 
 
 def _sort_out(records: Iterable[JobRecord]) -> _Run:
-    run = _Run({}, {}, [], [], [], [], {}, {}, [])
+    run = _Run({}, {}, [], [], [], [], {}, {}, [], [])
     for record in records:
         rank = getattr(record, "rank", None)
         if rank is not None:
@@ -127,6 +130,8 @@ def _sort_out(records: Iterable[JobRecord]) -> _Run:
                 run.statuses.append(record)
             case EstimateCheck():
                 run.checks.append(record)
+            case WhatIf():
+                run.ladders.append(record)
             case Goodbye():
                 run.goodbyes[record.rank] = record
     return run
@@ -264,6 +269,14 @@ def _outcomes(run: _Run) -> tuple[DecisionOutcome, ...]:
             )
         )
     return tuple(outcomes)
+
+
+def _last_ladder(ladders: Sequence[WhatIf]) -> WhatIf | None:
+    """Return the job's last ladder; without one that of the first rank that has any."""
+    whole = [ladder for ladder in ladders if ladder.of_rank is None]
+    if whole:
+        return max(whole, key=lambda ladder: ladder.step)
+    return min(ladders, key=lambda ladder: (ladder.of_rank or 0, -ladder.step), default=None)
 
 
 def _estimate_error(checks: Iterable[EstimateCheck]) -> EstimateError | None:

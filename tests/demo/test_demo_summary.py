@@ -25,6 +25,7 @@ from pacecar.records import (
     StepRecord,
     TunerStatus,
     Verdict,
+    WhatIf,
 )
 
 MS = 1_000_000
@@ -303,3 +304,18 @@ def test_the_estimates_error_is_over_the_windows_of_all_ranks() -> None:
 
 def test_an_estimate_that_was_never_checked_has_no_error() -> None:
     assert summarize([hello(0), step(0, 1)]).estimate_error is None
+
+
+def test_the_ladder_that_closes_is_the_jobs_last_or_that_of_the_first_rank() -> None:
+    def ladder(of_rank: int | None, step: int) -> WhatIf:
+        return WhatIf(
+            job="j", of_rank=of_rank, step=step, wall_ns=1, steps=10, pace_ns=1, source="estimate",
+            calibration_age_steps=1, rungs=(),
+        )  # fmt: skip
+
+    of_ranks = [ladder(1, 90), ladder(0, 40), ladder(0, 80)]
+    assert summarize(of_ranks).what_if == ladder(0, 80)
+    result = summarize([*of_ranks, ladder(None, 20), ladder(None, 10)])
+    assert result.what_if == ladder(None, 20)
+    assert as_document(result)["what_if"]["step"] == 20
+    assert summarize([]).what_if is None
