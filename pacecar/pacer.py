@@ -32,7 +32,7 @@ from pacecar.controller.policy import PacecarPolicy
 from pacecar.controller.tuner import Tuner
 from pacecar.profiler.books import FinishedStep
 from pacecar.profiler.courier import Courier
-from pacecar.profiler.crew.crew import Crew
+from pacecar.profiler.crew.crew import FORWARD_WAITS_RATIO, Crew
 from pacecar.profiler.hook import AlreadyAttachedError, Hook
 from pacecar.profiler.identity import make_hello, model_device
 from pacecar.profiler.orders import Orders
@@ -326,7 +326,11 @@ def _start_crew(hook: Hook, hello: JobHello, config: HookConfig, sinks: list[Rec
         for sink in sinks:
             sink.put(record)
 
-    crew = Crew(hello, config, hook, emit=emit)
+    def waits_in_forward() -> bool:
+        calibration = hook.calibrations.find(hook.knobs)
+        return calibration is not None and (calibration.exposed_ratio("forward") or 0.0) >= FORWARD_WAITS_RATIO
+
+    crew = Crew(hello, config, hook, emit=emit, charge=hook.charge, waits_in_forward=waits_in_forward)
     hook.on_timed = crew.note
     crew.start()
     return crew

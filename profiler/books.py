@@ -174,10 +174,10 @@ class Books:
         if measurement is not None:
             step.check = self._checker.learn(step.step, step.knobs, timed, measurement, step.ended_wall_ns)
 
-    def look(self) -> None:
-        """Write what waits, unless somebody has looked just now; called on any other thread."""
+    def look(self, after_seconds: float = LOOK_SECONDS) -> None:
+        """Write what waits, unless somebody has in the last `after_seconds`; called on any other thread."""
         now = time.monotonic()
-        if not self._waiting or now - self._looked < LOOK_SECONDS:
+        if not self._waiting or now - self._looked < after_seconds:
             return
         self._looked = now
         while self._waiting and self._lock.acquire(blocking=False):

@@ -122,11 +122,14 @@ class Hook:
             world_size=hello.world_size,
             on_device=is_cuda,
         )
-        self._calibrations = Calibrations()
+        self.calibrations = self._calibrations = Calibrations()
+        """What exact windows saw, by setting."""
         self._cadence = Cadence(self._config.overhead_budget)
         self._books = Books(
             hello, self._sinks, self._budget, self._calibrations, self._vitals, self._guard, self._cadence
         )
+        self.look, self.flush, self.charge = self._books.look, self._books.settle, self._budget.charge
+        """Let other threads write the records that wait; write them now, on the training thread; add a cost."""
         self._passed: Passed | None = None
         self._listener_ns = 0
         self._counts = StepCounts()
@@ -167,14 +170,6 @@ class Hook:
     @on_timed.setter
     def on_timed(self, listener: Callable[[TimedStep, StepRecord], None] | None) -> None:
         self._books.on_timed = listener
-
-    def look(self) -> None:
-        """Write the records that wait; for other threads, as often as they like."""
-        self._books.look()
-
-    def flush(self) -> None:
-        """Write the records that wait, now; on the training thread."""
-        self._books.settle()
 
     @property
     def phase(self) -> str:

@@ -78,7 +78,7 @@ def main() -> None:
 
     config = HookConfig(windows=settings.get("windows", True), hang_seconds=settings.get("hang_seconds", 120.0))
     hook = Hook(model, optimizer, hello=make_hello(model, environ={}, job="crew"), config=config)
-    crew = Crew(make_hello(model, environ={}, job="crew"), config, hook, emit=emit)
+    crew = Crew(make_hello(model, environ={}, job="crew"), config, hook, emit=emit, charge=hook.charge)
     hook.on_timed = crew.note
     hook.start()
     crew.start()
@@ -104,6 +104,7 @@ def main() -> None:
     hook.close()
     summary = {
         "type": "summary", "off": crew.off_because, "cpu_ratio": crew.cpu_ns / 1e9 / took,
+        "cpu_us_a_step": crew.cpu_ns / 1e3 / len(steps), "gathers": crew.gathers,
         "step_ms": 1000 * took / len(steps), "closed": True,
     }  # fmt: skip
     sys.stdout.write(json.dumps(summary) + "\n")
