@@ -121,8 +121,19 @@ class Budget:
         return self._requested or self._last_window is None or step - self._last_window >= self._interval_steps
 
     def next_look(self, step: int) -> int:
-        """Return the first step from `step` on that can be profiled at all."""
-        return self._turn.next_from(step)
+        """Return the first step from `step` on that can be profiled at all, unless a window is requested before."""
+        if self._last_window is not None and not self._requested:
+            step = max(step, self._last_window + self._interval_steps)
+        return self._turn.next_from(step + self._steps_to_earn())
+
+    def _steps_to_earn(self) -> int:
+        """Return in how many steps at least, up to an interval, the next window can be paid for."""
+        if not self._recent or not self.windows or not 0.0 < self._ratio < 1.0:
+            return 0
+        credit_steps = CREDIT_STEPS if self._on_credit else 0
+        missing_ns = self._cost_ns + max(self._window_ns, default=FIRST_WINDOW_NS) - self._ratio * self._wall_ns
+        steps = int(missing_ns / (self._ratio * max(1, median(self._recent)))) - credit_steps
+        return min(max(0, steps), self._interval_steps)
 
     def _can_pay(self) -> bool:
         if self._ratio >= 1.0 or self._ratio <= 0.0:
