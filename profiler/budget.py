@@ -1,8 +1,9 @@
 """May the hook afford the next window?
 
 "Profiling is cheap" is a belief; the budget is a measurement.  Everything that pacecar costs the job is added up: its
-own code on the step path, a window's start, stop and reading, and how much slower the profiled step itself was than the
-recent steps that were not profiled (never counted as a gain: a step that was fast by luck pays nothing back).  A window
+own code on the step path, a window's start, stop and reading, how much slower the profiled step itself was than the
+recent steps that were not profiled (never counted as a gain: a step that was fast by luck pays nothing back), and on a
+device the `aftermath`.  A window
 opens only while all that, with the predicted price of the next window, stays within the ratio that the user gave.
 
 Credit.  Before the first calibration a ledger is mostly `unknown`, so the first window is taken right after the
@@ -20,6 +21,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
+from pacecar.profiler.aftermath import Aftermath
 from pacecar.profiler.turns import turn_of
 
 __all__ = ["Budget"]
@@ -52,6 +54,7 @@ class Budget:
             rank, world_size, warmup_steps=warmup_steps, interval_steps=interval_steps, on_device=on_device
         )
         self._interval_steps = interval_steps
+        self._aftermath = Aftermath() if on_device else None
         self._wall_ns = 0
         self._cost_ns = 0
         self._recent: deque[int] = deque(maxlen=RECENT_STEPS)
@@ -83,7 +86,10 @@ class Budget:
             usual = int(median(self._recent)) if self._recent else own
             overhead_ns = min(wall_ns, overhead_ns + max(0, own - usual))
         else:
-            self._recent.append(max(0, wall_ns - overhead_ns))
+            own = max(0, wall_ns - overhead_ns)
+            self._recent.append(own)
+            if self._aftermath is not None:
+                self._cost_ns += self._aftermath.step(own)
         self._cost_ns += overhead_ns
         return overhead_ns
 
@@ -95,6 +101,8 @@ class Budget:
     def window_taken(self, step: int, price_ns: int) -> None:
         """Remember what the window of `step` cost in all, to predict the next."""
         self._window_ns.append(price_ns)
+        if self._aftermath is not None:
+            self._aftermath.window(int(median(self._recent)) if self._recent else None)
         self._last_window = step
         self._requested = self._on_credit = False
         self.windows += 1

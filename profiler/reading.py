@@ -53,7 +53,8 @@ class Reading:
     """What the rows said: work by kind, the time in data loading, and how many rows there were on a device.
 
     `annotations` are the rows of records that somebody opened and had to close; `launches` are those of kernels whose
-    launch is known.
+    launch is known.  `first_device_ns` is when the first row on a device began, `skew_ns` by how much any began before
+    the operator that launched it, which cannot be: the device's clock is off by at least that.
     """
 
     work: dict[Work, Intervals]
@@ -61,6 +62,8 @@ class Reading:
     device_rows: int
     annotations: list[Activity]
     launches: list[Launch] = field(default_factory=list)
+    first_device_ns: int | None = None
+    skew_ns: int = 0
     collectives: list[SeenCollective] = field(default_factory=list)
 
 
@@ -83,7 +86,8 @@ def read_rows(
     operators: dict[int, list[tuple[int, int]]] = {}
     host: dict[HostRow, list[tuple[int, int]]] = {kind: [] for kind in HostRow}
     autograd: set[int] = set()
-    device_rows = 0
+    device_rows, skew_ns = 0, 0
+    first_device_ns: int | None = None
     annotations: list[Activity] = []
     launches: list[Launch] = []
     collectives: list[SeenCollective] = []
@@ -122,8 +126,11 @@ def read_rows(
                 if kind is Work.COMMUNICATION:
                     says = linked is not None and linked.name() == "record_param_comms"
                     collectives.append(SeenCollective(name, *span, linked.metadata_json() if linked and says else None))
+                first_device_ns = start if first_device_ns is None else min(first_device_ns, start)
                 if linked is not None:
-                    launches.append((linked.timestamp(), span[1], row.resource_id()))
+                    launched = linked.timestamp()
+                    skew_ns = max(skew_ns, launched - start)
+                    launches.append((launched, span[1], row.resource_id()))
     waits = union(intervals([*map(tuple, data_wait.tolist()), *host[HostRow.LOADER]]))
     work = {kind: intervals(spans) for kind, spans in device.items()}
     if not on_device:
@@ -137,6 +144,8 @@ def read_rows(
         device_rows=device_rows,
         annotations=annotations,
         launches=launches,
+        first_device_ns=first_device_ns,
+        skew_ns=skew_ns,
         collectives=collectives,
     )
 
