@@ -301,6 +301,7 @@ class Crew:
                 self._report.ledger(rows)
                 for finding in self._diagnosis.hear(rows):
                     self._report.straggler(finding)
+                self._report.ladder(exchange.totals)
 
     def _row(self, cut: Cut) -> RankRange:
         return gather_range(

@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.profiler.crew.diagnosis import Finding
+from pacecar.profiler.crew.totals import LedgerTotals
 from pacecar.profiler.crew.watch import Suspicion
 from pacecar.profiler.crew.words import PHASES, RankRange
+from pacecar.profiler.whatif import JobLadder
 from pacecar.records import HangSuspicion, JobHello, JobLedger, JobRecord, Straggler
 
 __all__ = ["LEDGER_SECONDS", "Report"]
@@ -36,6 +38,7 @@ class Report:
         self._unsaid: Sequence[RankRange] | None = None
         self._late: dict[tuple[int, str], Finding] = {}
         self._late_said_ns = 0
+        self._ladder = JobLadder(hello.job, emit)
 
     def ledger(self, rows: Sequence[RankRange]) -> None:
         """Add one range of all ranks; say the sums now and then.
@@ -83,6 +86,15 @@ class Report:
                 total_phases_ns=dict(self._totals),
                 total_measured_steps=self._measured,
             )
+        )
+
+    def ladder(self, totals: Sequence[LedgerTotals | None]) -> None:
+        """Take the ledgers of all ranks so far; say now and then what would help the job most."""
+        self._ladder.hear(
+            totals,
+            now_ns=self._clock.monotonic_ns(),
+            wall_ns=self._clock.wall_ns(),
+            excesses_ns=[finding.excess_ns for finding in self._late.values()],
         )
 
     def straggler(self, finding: Finding) -> None:
