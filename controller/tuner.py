@@ -15,6 +15,7 @@ Left out: measuring (the hook does), judging (the policy does).
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
@@ -41,6 +42,9 @@ OFFER_BOUNDARY = PERIOD
 
 REHEARSAL_BOUNDARIES_MAX = 32 * PERIOD
 """Ranks that did not agree on applying the values in force within this many steps will not agree on anything."""
+
+PACED_MAX = 4 * PERIOD
+"""Steps whose pace is known and that may wait for their record; with more, the training thread writes it itself."""
 
 RECORDS_MAX = 32 * PERIOD
 """Own steps kept until the other ranks' paces of that step come in."""
@@ -69,8 +73,13 @@ class Measured(Protocol):
         """What its ledger comes from."""
         ...
 
+    @property
+    def record(self) -> StepRecord | None:
+        """Its record, None before somebody wrote it."""
+        ...
+
     def settled(self) -> StepRecord:
-        """Return its record."""
+        """Return its record, written now if it was not yet."""
         ...
 
 
@@ -114,6 +123,7 @@ class Tuner:
         self._knobs = Knobs()
         self._records: dict[int, Measured] = {}
         self._observations: list[Observation] = []
+        self._paced: deque[tuple[Measured, JobPace]] = deque()
         self._early: Measured | None = None  # the last exact step before the policy begins: it forecasts from it
         self._is_begun = False
         self._rehearsals: list[int] = []
@@ -167,6 +177,7 @@ class Tuner:
         self._guarded(self._listen)
         if self._agreement.frozen is None:
             self._guarded(self._think)
+            self._agreement.rest(is_calm=self._is_calm())
         self._guarded(self._decide)
         if self._agreement.has_retired and self._proven is not None:
             self._guarded(self._take_back, self._proven)
@@ -242,7 +253,11 @@ class Tuner:
         for pace in heard.paces:
             step = self._records.pop(pace.step, None)
             if step is not None and self._is_begun:
-                self._observations.append(_observe(step.settled(), pace, self._live()))
+                self._paced.append((step, pace))
+        # Other threads write records a few times a second, for much less than it costs here.
+        while self._paced and (self._paced[0][0].record is not None or len(self._paced) > PACED_MAX):
+            step, pace = self._paced.popleft()
+            self._observations.append(_observe(step.settled(), pace, self._live()))
 
     def _live(self) -> list[KnobSpace]:
         return [space for space in self._agreement.spaces if space.knob not in self._board.barred]
@@ -288,6 +303,12 @@ class Tuner:
         record = early.settled() if early is not None else None
         if record is not None and all(space.knob in record.knobs.values for space in live):
             self._observations.append(_observe(record, JobPace(record.step, record.wall_ns, profiled=True), live))
+
+    def _is_calm(self) -> bool:
+        """Return whether nothing is under way here; ranks without a policy follow, and say so from the offers on."""
+        if self._policy is None:
+            return bool(self._agreement.spaces)
+        return self._is_begun and self.state in ("watching", "advising")
 
     def _think(self) -> None:
         policy = self._policy

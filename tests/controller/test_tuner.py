@@ -79,12 +79,12 @@ class Finished:
     """A step as the hook tells it."""
 
     def __init__(self, record: StepRecord) -> None:
-        self._record = record
+        self.record = record
         self.step, self.wall_ns, self.disturbed = record.step, record.wall_ns, record.disturbed
         self.source = record.source
 
     def settled(self) -> StepRecord:
-        return self._record
+        return self.record
 
 
 class Bench:
