@@ -202,7 +202,11 @@ def _estimate(result: Result) -> str:
     if error is None:
         return "not checked: fewer than two exact windows on each rank"
     against = f"against {plural(error.windows, 'window')}"
-    return f"{against}: median {percent(error.median_ratio)}, worst {percent(error.worst_ratio)} of the step"
+    said = f"{against}: median {percent(error.median_ratio)}, worst {percent(error.worst_ratio)} of the step"
+    if error.own_setting == error.windows:
+        return said
+    own = f"median {percent(error.own_setting_median_ratio)}" if error.own_setting else "none"
+    return f"{said}\n{' ' * 10}of settings that had a window before ({error.own_setting}): {own}"
 
 
 def _proven(result: Result) -> str:
