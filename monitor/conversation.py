@@ -31,6 +31,7 @@ from pacecar.records import (
     Request,
     StepRecord,
     Straggler,
+    Throttling,
     TunerStatus,
     Verdict,
     Vitals,
@@ -101,7 +102,7 @@ class Conversation:
         elif isinstance(record, Request) and self.hello is None:
             _check_request(record)
             return record, None
-        elif isinstance(record, Request | Command):
+        elif isinstance(record, Request | Command | Throttling):
             raise FrameError(Refusal.MALFORMED, f"a hook sends no {_kind(record)}")
         elif self.hello is None:
             raise FrameError(Refusal.NO_HELLO, f"a {_kind(record)} came before any hello")

@@ -39,6 +39,7 @@ from pacecar.profiler.orders import Orders
 from pacecar.profiler.outbox import Outbox
 from pacecar.profiler.runlog import RunLog
 from pacecar.profiler.sink import RecordSink
+from pacecar.profiler.throttling import ThrottleNews
 from pacecar.profiler.tracing import Tracing
 from pacecar.profiler.whatif import RankLadder
 from pacecar.records import JobHello, JobRecord, Knobs
@@ -257,8 +258,9 @@ def _inert(batcher: MicroBatcher, reason: str, *, level: int = logging.WARNING) 
 def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settings: Config) -> Pacer:
     clock = SystemClock()
     hello = make_hello(model, job=settings.hook.job)
+    throttling = ThrottleNews(hello)
     orders = Orders(hello.job, hello.rank, reply=lambda answer: outbox.put(answer))
-    outbox = Outbox(settings.hook.socket, hello, obey=orders.obey)
+    outbox = Outbox(settings.hook.socket, hello, obey=orders.obey, heed=throttling.heed)
     couriers: list[Courier] = [outbox]
     if settings.hook.run_dir is not None:
         couriers.append(RunLog(settings.hook.run_dir, hello))
@@ -312,7 +314,7 @@ def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settin
         if settings.tune.mode != "off":
             tuner = _make_tuner(model, hook, batcher, hello, settings.tune, sinks)
             tuner.start()
-        crew = _start_crew(hook, hello, settings.hook, sinks) if settings.hook.crew else None
+        crew = _start_crew(hook, hello, settings.hook, sinks, throttling) if settings.hook.crew else None
     except BaseException:
         hook.close("could not start")
         raise
@@ -321,7 +323,9 @@ def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settin
     return pacer
 
 
-def _start_crew(hook: Hook, hello: JobHello, config: HookConfig, sinks: list[RecordSink]) -> Crew:
+def _start_crew(
+    hook: Hook, hello: JobHello, config: HookConfig, sinks: list[RecordSink], throttling: ThrottleNews
+) -> Crew:
     def emit(record: JobRecord) -> None:
         for sink in sinks:
             sink.put(record)
@@ -330,7 +334,15 @@ def _start_crew(hook: Hook, hello: JobHello, config: HookConfig, sinks: list[Rec
         calibration = hook.calibrations.find(hook.knobs)
         return calibration is not None and (calibration.exposed_ratio("forward") or 0.0) >= FORWARD_WAITS_RATIO
 
-    crew = Crew(hello, config, hook, emit=emit, charge=hook.charge, waits_in_forward=waits_in_forward)
+    crew = Crew(
+        hello,
+        config,
+        hook,
+        emit=emit,
+        throttled=throttling.is_throttled,
+        charge=hook.charge,
+        waits_in_forward=waits_in_forward,
+    )
     hook.on_timed = crew.note
     crew.start()
     return crew

@@ -47,6 +47,7 @@ __all__ = [
     "Snapshot",
     "StepRecord",
     "Straggler",
+    "Throttling",
     "TunerStatus",
     "Verdict",
     "Vitals",
@@ -356,6 +357,16 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, tag="command"):
     action: str
     at_step: int
     arguments: dict[str, KnobValue] = {}
+
+
+class Throttling(msgspec.Struct, frozen=True, kw_only=True, tag="throttling"):
+    """The daemon tells a rank what holds down the clocks of its device; said when it changes.
+
+    `reasons` are named as in the metric of clock events; empty: nothing does.  None: the daemon does not know any more.
+    """
+
+    device_uuid: str
+    reasons: tuple[str, ...] | None
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):

@@ -240,7 +240,9 @@ def _describe(rows: Sequence[RankRange], rank: int, cause: Cause, phase: str, ex
     """Say what `rank` is late in, and whether that is its own doing."""
     row, text = rows[rank], f"{phase} {_ms(excess)} over the other ranks' median, bound {_ms(bound)}"
     waited = _cpu_wait(rows, rank)
-    if cause == "compute" and row.is_throttled:
+    others = [other.is_throttled for other in rows if other is not row]
+    # At the limit of their power all devices hold their clocks down: that is not why this one is slower.
+    if cause == "compute" and row.is_throttled and 2 * others.count(True) <= len(others):
         return _Late(phase, excess, text + "; its device holds its clocks down", "throttled")
     if waited is None or waited < CPU_WAIT_SHARE * excess:
         return _Late(phase, excess, text, cause)

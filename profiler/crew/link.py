@@ -6,7 +6,7 @@ seconds.  So a range speaks for the link of one rank only if
     all ranks wait, longer than usual by more than a bound, and nobody is late
     that rank's sockets are busy, BUSY_STANDS_OUT times as much as any other's, and
     busier than usual by at least AGREEMENT of what everybody waits longer
-    neither that wait for a processor, of any rank or of its machine, grew as much
+    the share of the time in which a rank, or anybody on its machine, waits for a processor did not grow as much
 
 where usual is the median of the ranges so far in which no link was under suspicion.  Without the sockets' word (NVLink,
 InfiniBand, shared memory) nothing is said: it could be anything.  A range shorter than RANGE_SECONDS counts for
@@ -17,8 +17,9 @@ Pure; left out: adding up evidence over ranges (`diagnosis`).
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pacecar.profiler.crew.noise import median, upper
@@ -57,12 +58,12 @@ class Slow(NamedTuple):
 
 
 class _Usual(NamedTuple):
-    """One range: the wait of all, then by rank what its sockets and its processor wait took of a step."""
+    """One range: the wait of all in a step; by rank what its sockets took of one, and its waits for processors."""
 
     common_ns: int
     busy_ns: tuple[int, ...]
-    processor_ns: tuple[int, ...]
-    pressure_ns: tuple[int, ...]
+    cpu_wait_ratios: tuple[float, ...]
+    pressure_ratios: tuple[float, ...]
 
 
 class LinkJudge:
@@ -92,15 +93,15 @@ class LinkJudge:
         if any(row.on_device for row in rows):
             return None  # host timers see no waiting there
         walls = [m["wall"] for m in medians]
-        busy = _per_step(rows, walls, lambda row: row.around.busy_ratio)
+        busy = _known([row.around.busy_ratio for row in rows])
         if busy is None:
             return None
-        zeros = (0,) * self._world_size
+        zeros = (0.0,) * self._world_size
         now = self._last = _Usual(
             min(m["tail"] for m in medians),
-            busy,
-            _per_step(rows, walls, lambda row: row.around.cpu_wait_ratio) or zeros,
-            _per_step(rows, walls, lambda row: row.around.pressure_ratio) or zeros,
+            tuple(round(ratio * wall) for ratio, wall in zip(busy, walls, strict=True)),
+            _known([row.around.cpu_wait_ratio for row in rows]) or zeros,
+            _known([row.around.pressure_ratio for row in rows]) or zeros,
         )
         if is_anybody_late or len(self._history) < HISTORY_MIN:
             return None
@@ -109,30 +110,39 @@ class LinkJudge:
         growth = now.common_ns - usual
         if growth <= max(ABSOLUTE_NS, round(RELATIVE * median(walls)), noise):
             return None
-        rank = _stands_out(now.busy_ns, walls)
-        if rank is None or self._growth(now, rank, lambda past: past.busy_ns) < AGREEMENT * growth:
+        rank = _stands_out(busy)
+        if rank is None:
             return None
-        for waits in (lambda past: past.processor_ns, lambda past: past.pressure_ns):
-            if max(self._growth(now, other, waits) for other in range(self._world_size)) >= AGREEMENT * growth:
-                return None
+        usually_busy = median([past.busy_ns[rank] for past in self._history])
+        if now.busy_ns[rank] - usually_busy < AGREEMENT * growth or self._is_busy_machine(now, growth, walls):
+            return None
         return Slow(rank, growth, min(1.0, median(walls) * rows[0].steps / 1e9 / RANGE_SECONDS))
 
-    def _growth(self, now: _Usual, rank: int, of: Callable[[_Usual], tuple[int, ...]]) -> int:
-        return of(now)[rank] - median([of(past)[rank] for past in self._history])
+    def _is_busy_machine(self, now: _Usual, growth: int, walls: Sequence[int]) -> bool:
+        """Return whether waits for a processor explain it.  By their share: somebody always waits on a full machine."""
+        for rank, wall in enumerate(walls):
+            for of in (_cpu_wait_of, _pressure_of):
+                usual = statistics.median(of(past)[rank] for past in self._history)
+                if (of(now)[rank] - usual) * wall >= AGREEMENT * growth:
+                    return True
+        return False
 
 
-def _per_step(
-    rows: Sequence[RankRange], walls: Sequence[int], ratio: Callable[[RankRange], float | None]
-) -> tuple[int, ...] | None:
-    """Return each rank's ratio as a time a step; None when somebody does not know."""
-    known = [value for value in map(ratio, rows) if value is not None]
-    if len(known) < len(rows):
-        return None
-    return tuple(round(value * wall) for value, wall in zip(known, walls, strict=True))
+def _cpu_wait_of(usual: _Usual) -> tuple[float, ...]:
+    return usual.cpu_wait_ratios
 
 
-def _stands_out(busy: Sequence[int], walls: Sequence[int]) -> int | None:
+def _pressure_of(usual: _Usual) -> tuple[float, ...]:
+    return usual.pressure_ratios
+
+
+def _known(ratios: Sequence[float | None]) -> tuple[float, ...] | None:
+    """Return `ratios`; None when somebody does not know."""
+    known = tuple(ratio for ratio in ratios if ratio is not None)
+    return known if len(known) == len(ratios) else None
+
+
+def _stands_out(ratios: Sequence[float]) -> int | None:
     """Return the rank whose sockets are busy while no other's are; None when none is."""
-    ratios = [duration / max(1, wall) for duration, wall in zip(busy, walls, strict=True)]
     second, most = sorted(ratios)[-2:]
     return ratios.index(most) if most >= BUSY_RATIO_MIN and most >= BUSY_STANDS_OUT * second else None
