@@ -304,6 +304,8 @@ def _crew() -> Section:
             unit="none", empty="No rank was late")),
         (6, 7, time_series("Hangs", "Ranks that end no step for suspiciously long, and how often that began.", [
                 Query(combine("sum", select("pacecar_job_hang_suspected", all_ranks=True)), "now"),
+                Query(combine("max", select("pacecar_job_hang_silent", all_ranks=True), "rank") + " > 0",
+                      "rank {{rank}} says nothing"),
                 Query(combine("sum", increase("pacecar_job_hangs_total", all_ranks=True)), "begun in the window"),
             ], unit="none", empty="No hang was suspected")),
     ])  # fmt: skip

@@ -98,6 +98,7 @@ class _Rank:
         self.connected = True
         self.step: StepRecord | None = None
         self.step_ns: int | None = None
+        self.heard_ns: int | None = None
         self.switch: KnobSwitch | None = None
         self.switches = 0
         self.goodbye: Goodbye | None = None
@@ -165,7 +166,14 @@ class _Job:
             verdict_tallies=tuple(Tally(*key, count) for key, count in self.verdict_tallies.items()),
             expected_gain=dict(self.expected_gain),
             measured_gain=dict(self.measured_gain),
-            crew=self.crew.view(),
+            crew=self.crew.view(
+                {
+                    number: rank.heard_ns
+                    for number, rank in self.ranks.items()
+                    if rank.connected and rank.goodbye is None and rank.heard_ns is not None
+                },
+                now_ns,
+            ),
             what_if=self.what_if,
         )
 
@@ -234,7 +242,7 @@ class Jobs:
             rank = self._greet(job, rank, record, owner)
         elif rank.owner != owner:
             raise FrameError(Refusal.IDENTITY, f"rank {hello.rank} of job {hello.job!r} speaks on a newer connection")
-        job.heard_ns = now
+        job.heard_ns = rank.heard_ns = now
         match record:
             case StepRecord():
                 rank.step, rank.step_ns = record, now
@@ -258,7 +266,7 @@ class Jobs:
             case TunerStatus():
                 job.tuner = record
             case Straggler() | JobLedger() | HangSuspicion():
-                job.crew.take(record)
+                job.crew.take(record, now)
             case Goodbye():
                 rank.goodbye = record
                 job.crew.leave(hello.rank)

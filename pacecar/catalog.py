@@ -364,6 +364,7 @@ CATALOG: tuple[Metric, ...] = (
         ("job_straggler_excess_seconds", _G, _NS, "training_job rank cause", "By how much a late rank's step exceeds the other ranks' median; present while it is late, without a rank when only the cause is known."),
         ("job_stragglers_total", _C, _N, "training_job cause", "Times that a rank was found late."),
         ("job_hang_suspected", _G, _N, "training_job rank", "1 while the rank has ended no step for suspiciously long, else 0; absent until it happens."),
+        ("job_hang_silent", _G, _N, "training_job rank", "1 while others suspect a hang and this rank says nothing at all, as a stopped process does, else 0; absent while nobody does."),
         ("job_hangs_total", _C, _N, "training_job rank", "Times that the rank ended no step for suspiciously long."),
         ("job_micro_batches", _G, _N, "training_job rank", "Micro-batches in the last step."),
         ("job_flops_info", _G, _N, "training_job rank source arithmetic", "How a rank's FLOPs are known (counted, given) and the dtype, or tf32, that most of them are done in; always 1, to join on."),

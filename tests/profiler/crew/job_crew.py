@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pacecar.config import HookConfig
 from pacecar.profiler.crew.crew import Crew
 from pacecar.profiler.hook import Hook, make_hello
+from pacecar.profiler.outbox import Outbox
 from pacecar.records import HangSuspicion, JobLedger, JobRecord, Straggler
 
 TBF = "tc qdisc add dev eth0 root tbf rate 60mbit burst 32kb latency 200ms"
@@ -75,10 +76,17 @@ def main() -> None:
             row = msgspec.to_builtins(record) | {"heard_at": hook.step}
             sys.stdout.write(json.dumps(row) + "\n")
             sys.stdout.flush()
+        for outbox in outboxes:
+            outbox.put(record)
 
     config = HookConfig(windows=settings.get("windows", True), hang_seconds=settings.get("hang_seconds", 120.0))
-    hook = Hook(model, optimizer, hello=make_hello(model, environ={}, job="crew"), config=config)
-    crew = Crew(make_hello(model, environ={}, job="crew"), config, hook, emit=emit, charge=hook.charge)
+    hello = make_hello(model, environ={}, job="crew")
+    outboxes = [Outbox(settings["socket"], hello)] if "socket" in settings else []
+    hook = Hook(model, optimizer, hello=hello, config=config, sinks=outboxes)
+    for outbox in outboxes:
+        outbox.put(hello)
+        outbox.before_look = hook.look
+    crew = Crew(hello, config, hook, emit=emit, charge=hook.charge)
     hook.on_timed = crew.note
     hook.start()
     crew.start()
@@ -102,6 +110,8 @@ def main() -> None:
     took = time.monotonic() - begun
     crew.close()
     hook.close()
+    for outbox in outboxes:
+        outbox.close(2.0)
     summary = {
         "type": "summary", "off": crew.off_because, "cpu_ratio": crew.cpu_ns / 1e9 / took,
         "cpu_us_a_step": crew.cpu_ns / 1e3 / len(steps), "gathers": crew.gathers,
