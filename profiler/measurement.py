@@ -79,6 +79,11 @@ class WindowMeter:
         """Note that a boundary goes by while somebody waits for `is_settled`."""
         self._profiler.step_passed()
 
+    def session_ended(self, profile: object) -> None:
+        """Note that a `torch.autograd.profiler.profile` has ended; windows that are installed notice by themselves."""
+        if not self._is_installed:
+            self._profiler.session_ended(profile)
+
     @property
     def outlived_by(self) -> str | None:
         """The record that was open when a window was closed, if there was one."""

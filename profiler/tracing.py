@@ -59,7 +59,11 @@ class Windows(Protocol):
 
     @property
     def outlived_by(self) -> str | None:
-        """The record that began in a window and may be open still: its end in a later session ends the process."""
+        """The record that began in a session and may be open still: its end in a later session ends the process."""
+        ...
+
+    def session_ended(self, profile: object) -> None:
+        """Note that a profiler has ended, and what was open then."""
         ...
 
 
@@ -181,6 +185,7 @@ class Tracing:
         plain = self._path.with_suffix(".partial")  # torch compresses by itself, on this thread and through /tmp
         try:
             taken.stop()
+            self._windows.session_ended(taken.profiler)
             taken.export_chrome_trace(str(plain))
             _check_whole(plain)
         except Exception as error:  # noqa: BLE001  a full disk, a directory that went away: the job goes on

@@ -29,6 +29,9 @@ class Rested:
     def let_pass(self):
         self.unrest -= 1
 
+    def session_ended(self, profile):
+        assert profile.kineto_results is not None
+
 
 class Job:
     """A loop whose steps are a matrix product, and what was answered and marked."""
@@ -247,3 +250,48 @@ def test_traces_and_windows_in_turn_crash_nothing_and_all_are_taken(tmp_path):
     assert states.count("'done'") >= 15, states
     assert int(windows) > 15
     assert len(list(tmp_path.glob("trace-*.json.gz"))) == states.count("'done'")
+
+
+OUTLIVES = """
+import time, torch, pacecar
+from pacecar.records import Command
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+pacer = pacecar.attach(
+    model, optimizer, tune="off", job="outlives", overhead_budget=1.0, window_interval_steps=1, window_warmup_steps=14,
+    run_dir={folder!r}, socket={folder!r} + "/none", windows={windows},
+)
+said, record = [], None
+pacer._orders._reply = lambda answer: said.append(answer)
+for step in range(24):
+    if step in (2, 12):
+        time.sleep(0.5)  # the trace before is compressed
+        pacer._orders.obey(Command(number=step, action="trace", at_step=step + 3, arguments={{"steps": 3}}))
+    if step == 6 and {how!r} == "trace" or step == 10 and {how!r} == "own":
+        if {how!r} == "own":
+            own = torch.profiler.profile()
+            own.start()
+        record = torch.profiler.record_function("epoch")
+        record.__enter__()
+        if {how!r} == "own":
+            own.stop()
+    if step == 16:
+        record.__exit__(None, None, None)
+    optimizer.zero_grad()
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+pacer.close()
+print({{a.number: a.detail for a in said}}[12], pacer._hook._budget.windows)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "windows"), [("trace", True), ("trace", False), ("own", True)])
+def test_a_record_that_is_open_when_a_profiler_ends_ends_in_no_later_session(tmp_path, how, windows):
+    """It would end the process in half of the runs, by writing into the first session's freed memory."""
+    script = OUTLIVES.format(folder=str(tmp_path), how=how, windows=windows)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    line = done.stdout.strip().splitlines()[-1]
+    assert line.startswith("the record 'epoch' of the job is open")
+    assert line.endswith(" 0"), "no window"
