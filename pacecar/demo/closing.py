@@ -159,12 +159,11 @@ def _ladder(result: Result) -> list[RenderableType]:
     ladder = result.what_if
     if ladder is None:
         return []
-    whose = "of the job" if ladder.of_rank is None else f"of rank {ladder.of_rank}"
+    whose = "the job" if ladder.of_rank is None else f"rank {ladder.of_rank}"
     worth = [rung for rung in ladder.rungs if rung.gain_ratio >= GAIN_RATIO_MIN]
-    title = f"What would help (at most, {whose}: bounds of the last {plural(ladder.steps, 'step')}, no promises)"
     if not worth:
         return [Text(), Text(f"What would help: nothing on the ladder saves {percent(GAIN_RATIO_MIN)} of the step.")]
-    table = _table(title)
+    table = _table(f"What would help {whose}, at most")
     table.add_column("if only this were gone", no_wrap=True)
     for column in ("step", "saves", ""):
         table.add_column(column, justify="right", no_wrap=True)
@@ -175,7 +174,8 @@ def _ladder(result: Result) -> list[RenderableType]:
         if rung.name == "all":
             words = "communication, data and launch gaps"
         table.add_row(words, f"{rung.step_ns / 1e6:.2f} ms", percent(rung.gain_ratio), faster)
-    return [Text(), table]
+    note = f"mean of the last {plural(ladder.steps, 'step')}; bounds, not promises, and they do not add up"
+    return [Text(), table, Padding(Text(note, style="dim"), (0, 0, 0, 2))]
 
 
 def _facts(result: Result) -> list[RenderableType]:

@@ -223,7 +223,7 @@ def test_the_closing_says_what_would_help_most_the_best_first_and_that_it_is_no_
     )
     text = closed(replace(a_result(), what_if=ladder(*rungs)))
     assert all(len(line) <= 80 for line in text.splitlines())
-    assert "no promises" in text
+    assert "bounds, not promises" in text
     lines = [line.split() for line in text.splitlines()]
     at = next(n for n, words in enumerate(lines) if words[:3] == ["as", "it", "is"])
     assert lines[at + 1][-6:] == ["40.00", "ms", "50.0", "%", "2.00", "x"]
