@@ -32,7 +32,7 @@ from pacecar.controller.policy import PacecarPolicy
 from pacecar.controller.tuner import Tuner
 from pacecar.profiler.books import FinishedStep
 from pacecar.profiler.courier import Courier
-from pacecar.profiler.crew.crew import FORWARD_WAITS_RATIO, Crew
+from pacecar.profiler.crew.crew import Crew, sees_waits_in_forward
 from pacecar.profiler.hook import AlreadyAttachedError, Hook
 from pacecar.profiler.identity import make_hello, model_device
 from pacecar.profiler.orders import Orders
@@ -331,8 +331,7 @@ def _start_crew(
             sink.put(record)
 
     def waits_in_forward() -> bool:
-        calibration = hook.calibrations.find(hook.knobs)
-        return calibration is not None and (calibration.exposed_ratio("forward") or 0.0) >= FORWARD_WAITS_RATIO
+        return sees_waits_in_forward(hook.calibrations.find(hook.knobs))
 
     crew = Crew(
         hello,

@@ -38,10 +38,11 @@ from pacecar.profiler.crew.surroundings import SurroundingsReader
 from pacecar.profiler.crew.totals import totals_of
 from pacecar.profiler.crew.watch import HangWatch, is_in_loader, where
 from pacecar.profiler.crew.words import VERSION, RankRange, StepNote, gather_range
+from pacecar.profiler.estimate import Calibration
 from pacecar.profiler.steptimer import TimedStep
 from pacecar.records import JobHello, JobRecord, StepRecord
 
-__all__ = ["FORWARD_WAITS_RATIO", "Crew", "Watched"]
+__all__ = ["FORWARD_WAITS_RATIO", "Crew", "Watched", "sees_waits_in_forward"]
 
 FORWARD_WAITS_RATIO = 0.1
 """A forward of which so much was exposed communication may hide any rank's wait; buffers of BatchNorm take less."""
@@ -337,3 +338,9 @@ class Crew:
 
 def _words(error: Exception) -> str:
     return str(error) if isinstance(error, RangesError) else f"{type(error).__name__}: {str(error)[:200]}"
+
+
+def sees_waits_in_forward(calibration: Calibration | None) -> bool:
+    """Return whether exact windows saw so much exposed communication in forward that a rank may wait there."""
+    ratio = calibration.exposed_ratio("forward") if calibration is not None else None
+    return ratio is not None and ratio >= FORWARD_WAITS_RATIO

@@ -50,6 +50,30 @@ def test_a_rank_slowed_in_compute_and_one_late_with_data_are_named_with_their_ca
     assert all(row["type"] == "summary" for rank in heard[1:] for row in rank), "only rank 0 speaks of others"
 
 
+def test_where_ranks_meet_in_their_forward_late_data_is_named_and_for_slow_compute_there_nobody_else(tmp_path):
+    """What a rank computes before they meet is the others' wait in the same phase: host timers cannot tell whose."""
+    slow = [
+        {"from": 62, "until": 110, "rank": 1, "how": "data"},
+        {"from": 140, "until": 170, "rank": 2, "how": "compute"},
+    ]
+    heard = run_job(f"file://{tmp_path / 'store'}", slow, steps=175, meets=True)
+    assert all(rank[-1]["forward_waits"] for rank in heard), "windows saw it"
+    found = [(row["late_rank"], row["cause"]) for row in named(heard)]
+    assert found[0] == (1, "data_wait")
+    assert set(found) <= {(1, "data_wait"), (2, "compute")}
+    assert 62 <= named(heard)[0]["heard_at"] <= 110
+
+
+def test_ranks_that_measure_every_so_many_steps_are_compared_all_the_same(tmp_path):
+    settings = {"steps": 1500, "pause": 0.0, "overhead_budget": 0.01, "windows": False}
+    heard = run_job(f"file://{tmp_path / 'store'}", [], world=2, **settings)
+    assert [(rank[-1]["off"], rank[-1]["is_alive"]) for rank in heard] == [(None, True)] * 2
+    ledger = [row for row in heard[0] if row["type"] == "job_ledger"][-1]
+    assert ledger["total_measured_steps"] < ledger["total_steps"], "of two ranks"
+    assert ledger["step"] > 1000
+    assert stragglers(heard) == []
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces and traffic shaping need root")
 def test_the_rank_behind_a_shaped_link_is_named_within_twenty_steps():
     with namespaces(4) as prefixes:
