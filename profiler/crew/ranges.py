@@ -27,7 +27,7 @@ LAG = 16
 """Ranges that a rank may be ahead of what it heard from all; ranks in lockstep are seldom more than two."""
 
 RANGE_SECONDS_MIN = 0.05
-"""Four rows go out at a time, so that gathers are four times as rare; then one takes 1 % of a processor at most."""
+"""Four rows go out at a time, while nothing changes, so that gathers are four times as rare."""
 
 RANGE_STEPS_MAX = 256
 """Four measured steps where every 64-th is; more would hide a change from a person."""

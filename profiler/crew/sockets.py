@@ -27,7 +27,7 @@ SOCKETS_MAX = 4096
 """Descriptors looked at in one reading; a job with more is not worth the time."""
 
 FIND_SECONDS = 5.0
-"""Between two searches for sockets: of 200 descriptors one costs 0.3 ms, asking ten sockets 20 us."""
+"""Between two searches for sockets: of 200 descriptors one costs 0.2 ms in a row, asking ten sockets 20 us."""
 
 _IPPROTO_TCP, _TCP_INFO, _ESTABLISHED = 6, 11, 1
 _INFO_BYTES = 192
