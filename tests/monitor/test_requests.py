@@ -123,7 +123,7 @@ def test_a_rank_that_goes_away_is_answered_for_and_one_that_had_answered_is_not(
     requests.answered(answer_to(post.to(10)[0], job), connection=10)
     requests.left(10)
     requests.left(11)
-    accepted, done, gone = post.to(1)
+    _, done, gone = post.to(1)
     assert (done.rank, done.state) == (0, "done")
     assert (gone.rank, gone.state, gone.number) == (1, "refused", 7)
     assert "went away" in gone.detail
