@@ -42,7 +42,7 @@ from pacecar.profiler.sink import RecordSink
 from pacecar.profiler.throttling import ThrottleNews
 from pacecar.profiler.tracing import Tracing
 from pacecar.profiler.whatif import RankLadder
-from pacecar.records import JobHello, JobRecord, Knobs
+from pacecar.records import Command, JobHello, JobRecord, Knobs
 
 __all__ = ["Pacer", "attach"]
 
@@ -260,7 +260,12 @@ def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settin
     hello = make_hello(model, job=settings.hook.job)
     throttling = ThrottleNews(hello)
     orders = Orders(hello.job, hello.rank, reply=lambda answer: outbox.put(answer))
-    outbox = Outbox(settings.hook.socket, hello, obey=orders.obey, heed=throttling.heed)
+
+    def obey(command: Command) -> None:
+        orders.obey(command)
+        hook.wake()
+
+    outbox = Outbox(settings.hook.socket, hello, obey=obey, heed=throttling.heed)
     couriers: list[Courier] = [outbox]
     if settings.hook.run_dir is not None:
         couriers.append(RunLog(settings.hook.run_dir, hello))
@@ -275,7 +280,6 @@ def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settin
     def on_boundary(step: FinishedStep | None) -> None:
         if tuner is not None:
             tuner.on_boundary(step)
-        # At this place a call that finds nothing to do costs microseconds.
         if tracing.is_tracing:
             tracing.boundary()
         if orders.waiting:
@@ -305,10 +309,12 @@ def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settin
         mark=mark,
         windows=hook.windows,
     )
+    # At a plain boundary a call costs microseconds, also one that finds nothing to do.
+    hook.wants_boundary = lambda: tuner is not None or tracing.is_tracing or bool(orders.waiting)
     hook.windows.is_held = lambda: bool(orders.waiting)
     orders.register("trace", tracing.trace)
     for courier in couriers:
-        courier.before_look = hook.look
+        courier.before_look, courier.charge = hook.look, hook.charge
     hook.start()
     try:
         if settings.tune.mode != "off":

@@ -25,19 +25,20 @@ import msgspec
 
 from pacecar.profiler.budget import Budget
 from pacecar.profiler.cadence import Cadence
+from pacecar.profiler.callprice import CallPrice, call_price
 from pacecar.profiler.checking import Checker
-from pacecar.profiler.counts import Totals, plus
+from pacecar.profiler.counts import Totals
 from pacecar.profiler.devicetimer import STEPS_MAX
 from pacecar.profiler.estimate import Calibrations, estimate, estimate_step
 from pacecar.profiler.guard import Guard
 from pacecar.profiler.measurement import Measurement
-from pacecar.profiler.pulse import WAITING_MAX, PlainStep, Pulse, raw_step
+from pacecar.profiler.pulse import WAITING_MAX, Passed, PlainStep, Pulse, raw_step
 from pacecar.profiler.sink import RecordSink
 from pacecar.profiler.steptimer import RawStep, TimedStep, time_step
 from pacecar.profiler.vitals import VitalsMeter
 from pacecar.records import CollectiveWindow, EstimateCheck, JobHello, Knobs, StepRecord
 
-__all__ = ["LOOK_SECONDS", "WAITING_MAX", "Books", "FinishedStep", "Passed"]
+__all__ = ["LOOK_SECONDS", "WAITING_MAX", "Books", "FinishedStep"]
 
 LOOK_SECONDS = 0.2
 """Steps settled together: few enough to be seen at once by a person, enough to be cheap."""
@@ -53,22 +54,6 @@ FRESH_STEPS = 16
 
 LOCK_SECONDS = 1.0
 """The training thread waits no longer for the lock: in a forked child nobody may ever give it back."""
-
-
-class Passed:
-    """Steps that were counted and not measured."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.wall_ns = 0
-        self.cost_ns = 0
-        self.samples: int | None = None
-        self.tokens: int | None = None
-
-    def said(self, samples: int | None, tokens: int | None) -> None:
-        """Add what the user or the loader said of one of them."""
-        self.samples = plus(self.samples, samples)
-        self.tokens = plus(self.tokens, tokens)
 
 
 class FinishedStep(msgspec.Struct, eq=False):
@@ -150,7 +135,13 @@ class Books:
         self._lock = threading.Lock()
         self._looked = 0.0
         self._window_price_ns = 0
+        self.call_price = CallPrice()
+        """What torch takes around the hooks, which they do not see."""
         self.on_timed: Callable[[TimedStep, StepRecord], None] | None = None
+
+    def learn_prices(self) -> None:
+        """Measure what the hooks do not see; in some 5 ms, on the training thread, before the first step."""
+        self.call_price = call_price()
 
     def enter(self, step: FinishedStep) -> None:
         """Take a finished step that was not plain."""
@@ -243,9 +234,11 @@ class Books:
 
     def _settle(self, step: FinishedStep) -> None:
         timed = step.timed or time_step(step.raw)
-        own_ns = min(timed.overhead_ns, step.wall_ns)
+        price = self.call_price
+        own_ns = min(timed.overhead_ns + price.measured_ns(timed.micro_batches), step.wall_ns)
         passed = step.passed
         if passed is not None and passed.steps:
+            passed.cost_ns += passed.steps * price.passed_ns
             self._budget.passed(passed.wall_ns, passed.cost_ns)
             self._count_passed(passed, step, timed)
         if not step.disturbed:

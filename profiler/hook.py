@@ -31,7 +31,7 @@ from torch.utils.hooks import RemovableHandle
 from pacecar.clock import Clock, SystemClock
 from pacecar.config import HookConfig
 from pacecar.profiler import slot
-from pacecar.profiler.books import Books, FinishedStep, Passed
+from pacecar.profiler.books import Books, FinishedStep
 from pacecar.profiler.budget import Budget
 from pacecar.profiler.cadence import Cadence
 from pacecar.profiler.compiling import keep_out
@@ -43,7 +43,7 @@ from pacecar.profiler.loop import Loop
 from pacecar.profiler.measurement import WindowMeter
 from pacecar.profiler.memory import cuda_stats
 from pacecar.profiler.phases import PhaseHooks
-from pacecar.profiler.pulse import UNUSUAL, Pulse, take_inputs
+from pacecar.profiler.pulse import UNUSUAL, Passed, Pulse, take_inputs
 from pacecar.profiler.sink import RecordSink
 from pacecar.profiler.slot import AlreadyAttachedError
 from pacecar.profiler.steptimer import StepTimer, TimedStep, time_step
@@ -148,7 +148,6 @@ class Hook:
         )
         self.look, self.flush, self.charge = self._books.look, self._books.settle, self._budget.charge
         """Let other threads write the records that wait; write them now, on the training thread; add a cost."""
-        self._passed: Passed | None = None
         self._listener_ns = 0
         self._pulse.care_step = self._budget.next_look(0)
         self._opening_ns = 0
@@ -221,9 +220,12 @@ class Hook:
         # Apart from the phases' hooks, so that it outlives them.
         self._beat_handle = self._optimizer.register_step_post_hook(self._pulse.beat)
         begun = self._now_ns()
+        if self._now_ns is time.monotonic_ns:  # prices are of the real time
+            self._guard.wrap(self._books.learn_prices)()
         if self._config.windows:
             self._guard.wrap(self._meter.install)()
         self._budget.charge(self._now_ns() - begun)
+        self._timer.overhead_ns = 0  # no part of the first step
 
     def close(self, reason: str = "detached") -> None:
         """Remove every hook, put a Goodbye with `reason` into the sinks, and free the process's slot.
@@ -245,7 +247,7 @@ class Hook:
 
     def wake(self) -> None:
         """Let the listener hear of the next boundary; from any thread."""
-        self._pulse.is_plain = False
+        self._pulse.wake()
 
     def forked(self) -> None:
         """Be inert for good, without a word to anybody: this is a forked child of the measured process."""
@@ -271,7 +273,7 @@ class Hook:
             if self._guard.is_alive:
                 try:
                     if self._phases.is_resting:
-                        self._pass_over(now_ns)
+                        self._pulse.pass_over(now_ns)
                     else:
                         finished = self._finish(now_ns)
                 except Exception:  # noqa: BLE001  as in the guard, without its second frame
@@ -296,7 +298,7 @@ class Hook:
         """Return whether the next boundary has more to do than to note that a step ended."""
         is_heard = self._on_boundary is not None and self.wants_boundary()
         is_looked_at = self._may_be_open or self._has_aftermath or self.is_traced
-        is_odd = self._cadence.every != 1 or self._passed is not None or self._pulse.step <= 1
+        is_odd = self._cadence.every != 1 or self._pulse.passed is not None or self._pulse.step <= 1
         is_counted = self._phases.tells_inputs or self._vitals.wants_count or self._vitals.is_due
         return is_heard or is_looked_at or is_odd or is_counted
 
@@ -330,8 +332,8 @@ class Hook:
             finished.was_counted, finished.disturbed = was_counted, True
             self._has_aftermath = self.is_traced
         finished.listener_ns, self._listener_ns = self._listener_ns, 0
-        if self._passed is not None:
-            finished.passed, self._passed = self._passed, None
+        if pulse.passed is not None:
+            finished.passed, pulse.passed = pulse.passed, None
         if self._may_be_open and self._meter.is_open:
             self._close_window(finished)
         pulse.step += 1
@@ -341,16 +343,6 @@ class Hook:
             pulse.usual = UNUSUAL  # it has looked at what is trained
         return finished
 
-    def _pass_over(self, now_ns: int) -> None:
-        """Count the step that is over; the next measured one brings it to the books."""
-        passed = self._passed = self._passed or Passed()
-        passed.steps += 1
-        passed.wall_ns += self._timer.skip(now_ns)
-        if self._counts.has_news:
-            passed.said(*self._counts.take(None))
-            self._phases.guesses_samples = True
-        self._pulse.step += 1
-
     def _turn_off(self) -> None:
         """Even counting steps costs more than the user allows."""
         self._books.settle()
@@ -358,6 +350,8 @@ class Hook:
             "pacecar measures no more: its own time alone is over overhead_budget = %g of these short steps",
             self._config.overhead_budget,
         )
+        if self._phases.is_resting:
+            self._phases.resume()  # the next forward retires them
         self._guard.is_alive = False
 
     def _close_window(self, finished: FinishedStep) -> None:
@@ -381,11 +375,18 @@ class Hook:
         is_turn = self._config.windows and step == self._pulse.care_step and self._budget.wants_window(step)
         # A window's turn does not heed the cadence.
         if every > 1 and step % every and not is_turn and not self._may_be_open:
-            self._phases.is_resting = True
-            self._passed = self._passed or Passed()
-            self._passed.cost_ns += self._now_ns() - now_ns
+            if not self._phases.is_resting:
+                self._phases.rest()
+            # Boundaries that nobody else wants need not come here until one is measured or a window's turn.
+            if step >= self._pulse.care_step:
+                self._pulse.care_step = self._budget.next_look(step + 1) if self._config.windows else sys.maxsize
+            is_wanted = self.is_traced or (self._on_boundary is not None and self.wants_boundary())
+            self._pulse.rests_until = 0 if is_wanted else min(step + -step % every, self._pulse.care_step)
+            passed = self._pulse.passed = self._pulse.passed or Passed()
+            passed.cost_ns += self._now_ns() - now_ns
             return
-        self._phases.is_resting = False
+        if self._phases.is_resting:
+            self._phases.resume()
         is_watched = self._may_be_open or self._has_aftermath or step == 1  # `install` has taken one too
         if step >= self._pulse.care_step:
             self._pulse.care_step = self._budget.next_look(step + 1) if self._config.windows else sys.maxsize

@@ -92,7 +92,7 @@ class PhaseHooks:
         self.has_looked = False
         """A forward since somebody set this to False is not in `inputs`."""
         self.is_resting = False
-        """This step is only counted."""
+        """This step is only counted, and model and optimizer have none of our hooks but the one that ends it."""
         self._forward_start_ns: int | None = None
         self._backward_start_ns: int | None = None
         self._compute_end_ns: int | None = None
@@ -115,14 +115,31 @@ class PhaseHooks:
         """Register all hooks."""
         kind = PhaseHooks
         keep_out(kind._before_forward, kind._after_forward, kind._on_gradient, kind._before_optimizer)
+        self._register()
+
+    def _register(self) -> None:
         self._handles = [
             self._model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             self._model.register_forward_hook(self._after_forward),
             self._optimizer.register_step_pre_hook(self._before_optimizer),
         ]
 
+    def rest(self) -> None:
+        """Take the hooks away for the steps that follow, at a boundary: they are only counted.
+
+        Torch takes longer to call hooks that return at once than we take to count a step.
+        """
+        self.is_resting = True
+        self._forward_start_ns = None
+        self.remove()
+
+    def resume(self) -> None:
+        """Put the hooks back, at a boundary."""
+        self.is_resting = False
+        self._register()
+
     def remove(self) -> None:
-        """Remove all hooks; not from inside an optimizer hook, whose table torch is iterating over."""
+        """Remove all hooks; not from inside one of them, as torch is iterating over its table."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -161,9 +178,6 @@ class PhaseHooks:
             return
         if not self._guard.is_alive:
             self._retire()  # torch has copied the table that it iterates over
-            return
-        if self.is_resting:
-            self._forward_start_ns = None
             return
         now = self._now_ns()
         if not (module.training and _is_grad_enabled()):

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from pacecar.profiler.compiling import is_tracing, step_out_of_graph
-from pacecar.profiler.counts import StepCounts
+from pacecar.profiler.counts import StepCounts, plus
 from pacecar.profiler.devicetimer import DeviceStep
 from pacecar.profiler.guard import Guard
 from pacecar.profiler.phases import InputKey, PhaseHooks
@@ -29,7 +29,7 @@ from pacecar.profiler.steptimer import Event, RawStep, StepTimer
 from pacecar.profiler.vitals import VitalsMeter
 from pacecar.records import Knobs
 
-__all__ = ["UNUSUAL", "WAITING_MAX", "PlainStep", "Pulse", "StepInputs", "raw_step", "take_inputs"]
+__all__ = ["UNUSUAL", "WAITING_MAX", "Passed", "PlainStep", "Pulse", "StepInputs", "raw_step", "take_inputs"]
 
 WAITING_MAX = 256
 """Steps that wait for their records at one time; with more, the training thread settles them itself."""
@@ -49,6 +49,22 @@ class StepInputs(msgspec.Struct, frozen=True):
 UNUSUAL = StepInputs(None, None, None)
 
 
+class Passed:
+    """Steps that were counted and not measured."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.wall_ns = 0
+        self.cost_ns = 0
+        self.samples: int | None = None
+        self.tokens: int | None = None
+
+    def said(self, samples: int | None, tokens: int | None) -> None:
+        """Add what the user or the loader said of one of them."""
+        self.samples = plus(self.samples, samples)
+        self.tokens = plus(self.tokens, tokens)
+
+
 class Pulse:
     """The optimizer's post-hook, and all that a plain step needs, in one object."""
 
@@ -63,6 +79,8 @@ class Pulse:
         "care_step",
         "is_plain",
         "knobs",
+        "passed",
+        "rests_until",
         "step",
         "usual",
         "waiting",
@@ -88,6 +106,10 @@ class Pulse:
         self._care = care
         self.is_plain = False
         self.care_step = 0
+        self.rests_until = 0
+        """The boundaries before this step's are only counted."""
+        self.passed: Passed | None = None
+        """The steps that were only counted since the last measured one."""
         self.step = 0
         """The number of the step under way: how many were finished."""
         self.usual = UNUSUAL
@@ -112,7 +134,21 @@ class Pulse:
             or not self._guard.is_alive
             or len(waiting) >= WAITING_MAX
         ):
-            self._care(now_ns)
+            passed = self.passed
+            if self.step + 1 < self.rests_until and passed is not None and self._guard.is_alive:
+                # In line, and not by `pass_over`: the shorter the steps, the more of them is this.
+                timer = self._timer
+                if timer.start_ns is not None and not self._counts.has_news and timer.device is None:
+                    passed.steps += 1
+                    passed.wall_ns += now_ns - timer.start_ns
+                    timer.start_ns = now_ns
+                    timer.events.clear()
+                    self.step += 1
+                    passed.cost_ns += self._now_ns() - now_ns
+                else:
+                    self.pass_over(now_ns).cost_ns += self._now_ns() - now_ns
+            else:
+                self._care(now_ns)
             return
         timer = self._timer
         events = timer.events
@@ -132,6 +168,24 @@ class Pulse:
         ended_ns = self._now_ns()
         events.append(("overhead", now_ns, ended_ns))
         timer.overhead_ns = ended_ns - now_ns
+
+    def pass_over(self, now_ns: int) -> Passed:
+        """Count the step that is over and return all that were; the next measured one brings them to the books."""
+        passed = self.passed
+        if passed is None:
+            passed = self.passed = Passed()
+        passed.steps += 1
+        passed.wall_ns += self._timer.skip(now_ns)
+        if self._counts.has_news:
+            passed.said(*self._counts.take(None))
+            self._phases.guesses_samples = True
+        self.step += 1
+        return passed
+
+    def wake(self) -> None:
+        """Let `care` have the next boundary; from any thread."""
+        self.is_plain = False
+        self.rests_until = 0
 
 
 def raw_step(plain: PlainStep) -> RawStep:

@@ -146,6 +146,7 @@ class Tables:
         ]
         self._before = [set(table) for table in self._tables]
         self._ours: list[dict[Any, Any]] = []
+        self._is_on = True
 
     def remember(self) -> None:
         self._ours = [
@@ -154,11 +155,14 @@ class Tables:
         ]
 
     def put(self, is_on: bool) -> None:
+        if self._is_on and not is_on:
+            self.remember()  # the hook itself takes some away and puts them back, on short steps
         for table, ours in zip(self._tables, self._ours, strict=True):
             for key in ours:
                 table.pop(key, None)
             if is_on:
                 table.update(ours)
+        self._is_on = is_on
 
 
 Turn = Callable[[bool], object]
