@@ -10,7 +10,7 @@ of it on torch 2.13.  Dynamo has two ways to a hook, and each is closed:
 What was inlined is not seen: the phases are absent, and it is said once.
 
     pacecar.attach(torch.compile(model))      hooks around the compiled code, every phase is seen
-    torch.compile(model) after attach(model)  hooks inside it, no forward and no backward
+    torch.compile(model) after attach(model)  hooks around its forward or, where dynamo inlines the module, inside it
 
 The end of a step is too much to lose.  Where graphs may break, that of a compiled optimizer does behind its update
 (torch's own optimizers always break theirs anyway); where they may not, no step is seen.

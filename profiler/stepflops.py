@@ -257,9 +257,12 @@ def signature(value: object, depth: int = DEPTH_MAX) -> Hashable:
 
 
 def _compiled_frames() -> int:
-    """Return how many frames torch.compile has looked at in this process, without importing it."""
+    """Return how many frames and graphs torch.compile has made in this process, without importing it."""
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
-    return sum(dynamo.counters["frames"].values()) if dynamo is not None else 0
+    if dynamo is None:
+        return 0
+    # With fullgraph=True torch 2.13 counts no frames, but graphs.
+    return sum(dynamo.counters["frames"].values()) + int(dynamo.counters["stats"]["unique_graphs"])
 
 
 def _not_countable(model: nn.Module) -> str | None:
