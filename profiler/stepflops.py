@@ -262,7 +262,8 @@ def _compiled_frames() -> int:
     if dynamo is None:
         return 0
     # With fullgraph=True torch 2.13 counts no frames, but graphs.
-    return sum(dynamo.counters["frames"].values()) + int(dynamo.counters["stats"]["unique_graphs"])
+    counters: Mapping[str, Mapping[str, int]] = dynamo.counters
+    return sum(counters["frames"].values()) + counters["stats"].get("unique_graphs", 0)
 
 
 def _not_countable(model: nn.Module) -> str | None:
