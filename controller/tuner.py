@@ -118,6 +118,7 @@ class Tuner:
         self._board = Switchboard(self._actuators, self._agreement, clock)
         self._mode: Literal["advise", "exact"] = "advise" if config.mode == "advise" else "exact"
         self._is_active = False
+        self._has_failed = False
         self._boundary = 0
         self._step = 0
         self._knobs = Knobs()
@@ -198,7 +199,10 @@ class Tuner:
         try:
             act(*arguments)
         except Exception as error:
-            logger.exception("pacecar: the tuner freezes; training goes on")
+            # Once: a group that is gone fails at each attempt to vote.
+            level = logging.DEBUG if self._has_failed else logging.ERROR
+            self._has_failed = True
+            logger.log(level, "pacecar: the tuner freezes; training goes on", exc_info=True)
             self._agreement.freeze(f"{type(error).__name__}: {error}")
 
     def _note(self, step: Measured | None) -> None:

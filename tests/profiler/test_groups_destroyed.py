@@ -92,6 +92,6 @@ def test_a_group_destroyed_and_made_anew_costs_the_crew_and_the_tuner_and_not_th
     assert [output for output, _ in heard] == plain, "the same losses, to the last bit"
     for _, errors in heard:
         said = [line for line in errors.splitlines() if line.startswith("LOG pacecar")]
-        assert errors.count("Traceback") <= 1, "that of the tuner, which freezes"
+        assert errors.count("Traceback") <= 1, "the tuner's, once"
         assert len(said) == len(set(said)), "each thing is said once"
         assert len(said) <= 4, said
