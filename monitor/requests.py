@@ -153,9 +153,13 @@ def _accepted(request: Request, command: Command, ranks: Sequence[int], world_si
 
 def _unknown(job: str, uid: int, targets: Sequence[Target]) -> str:
     names = sorted({target.hello.job for target in targets if uid in (ROOT, target.uid)})
-    there = "no job of yours is" if not names else f"there {'is' if len(names) == 1 else 'are'} " + ", ".join(
-        map(repr, names[:JOBS_NAMED_MAX])
-    ) + (", ..." if len(names) > JOBS_NAMED_MAX else "")
+    there = (
+        "no job of yours is"
+        if not names
+        else f"there {'is' if len(names) == 1 else 'are'} "
+        + ", ".join(map(repr, names[:JOBS_NAMED_MAX]))
+        + (", ..." if len(names) > JOBS_NAMED_MAX else "")
+    )
     return f"no rank of a job {job!r} is connected to this daemon; {there}"
 
 

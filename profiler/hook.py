@@ -375,15 +375,17 @@ class Hook:
         is_turn = self._config.windows and step == self._pulse.care_step and self._budget.wants_window(step)
         # A window's turn does not heed the cadence.
         if every > 1 and step % every and not is_turn and not self._may_be_open:
-            if not self._phases.is_resting:
-                self._phases.rest()
+            passed = self._pulse.passed = self._pulse.passed or Passed()
             # Boundaries that nobody else wants need not come here until one is measured or a window's turn.
             if step >= self._pulse.care_step:
                 self._pulse.care_step = self._budget.next_look(step + 1) if self._config.windows else sys.maxsize
             is_wanted = self.is_traced or (self._on_boundary is not None and self.wants_boundary())
             self._pulse.rests_until = 0 if is_wanted else min(step + -step % every, self._pulse.care_step)
-            passed = self._pulse.passed = self._pulse.passed or Passed()
-            passed.cost_ns += self._now_ns() - now_ns
+            if self._phases.is_resting:
+                passed.cost_ns += self._now_ns() - now_ns
+            else:  # to begin to rest is paid once, so it is the next measured step's
+                self._phases.rest()
+                self._timer.overhead_ns += self._now_ns() - now_ns
             return
         if self._phases.is_resting:
             self._phases.resume()
