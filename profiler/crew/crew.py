@@ -31,13 +31,13 @@ from pacecar.config import HookConfig
 from pacecar.profiler.crew.collectives import last_collective, sequence
 from pacecar.profiler.crew.diagnosis import Diagnosis
 from pacecar.profiler.crew.exchange import Exchange
-from pacecar.profiler.crew.ranges import Cut, Ranges, RangesError
+from pacecar.profiler.crew.ranges import Cut, Ranges, RangesError, gather_seconds
 from pacecar.profiler.crew.report import Report
 from pacecar.profiler.crew.road import GlooRoad, Road
 from pacecar.profiler.crew.surroundings import SurroundingsReader
 from pacecar.profiler.crew.totals import totals_of
 from pacecar.profiler.crew.watch import HangWatch, is_in_loader, where
-from pacecar.profiler.crew.words import VERSION, RankRange, StepNote, gather_range
+from pacecar.profiler.crew.words import ROWS_MAX, VERSION, RankRange, StepNote, gather_range
 from pacecar.profiler.estimate import Calibration
 from pacecar.profiler.steptimer import TimedStep
 from pacecar.records import JobHello, JobRecord, StepRecord
@@ -142,7 +142,8 @@ class Crew:
         self._watch = HangWatch(round(config.hang_seconds * 1e9), self._clock.monotonic_ns())
         self._surroundings = SurroundingsReader(self._clock.monotonic_ns)
         self._notes: deque[tuple[StepNote, int]] = deque(maxlen=NOTES_MAX)
-        self._ranges = Ranges(self._period)
+        self._gather_seconds = gather_seconds(config.overhead_budget)
+        self._ranges = Ranges(self._period, self._gather_seconds / ROWS_MAX)
         self._exchange: Exchange | None = None
         self._newest: StepRecord | None = None
         self._noted = (0, self._clock.monotonic_ns())
@@ -214,13 +215,17 @@ class Crew:
             _log.debug("pacecar does not compare ranks: %s", self.off_because)
             return
         try:
-            self._road.open(f"crew {VERSION}, period {self._period}", self._name, self._rest)
+            self._road.open(
+                f"crew {VERSION}, period {self._period}, {self._gather_seconds:.3f} s apart", self._name, self._rest
+            )
         except Exception as error:  # noqa: BLE001  whatever store and gloo raise: the job goes on without a crew
             if not self._closing.is_set():
                 self._off(str(error))
             return
         self._surroundings.open(self._training[1])
-        self._exchange = Exchange(self._road, self._hello.world_size, self._clock.monotonic_ns)
+        self._exchange = Exchange(
+            self._road, self._hello.world_size, self._clock.monotonic_ns, gather_seconds=self._gather_seconds
+        )
 
     def _rest(self, seconds: float) -> None:
         if self._closing.wait(seconds):

@@ -7,6 +7,9 @@ each other: a rank posts when it has ROWS_MAX, or at once when its steps take lo
 holds up others makes the steps of all ranks longer, so then all ranks hurry.  A rank also posts when others owe it
 ranges, which they can send only together with a message of its own.
 
+On a noisy machine every range is unusual, and hurrying for ever is not within the overhead budget.  So each gather
+takes a token, one comes back every `gather_seconds`, and without one there is no hurry.
+
 Pure but for the road, which is passed in.  Left out: what the rows say.
 """
 
@@ -30,6 +33,9 @@ GATHER_SECONDS_MIN = 0.1
 UNUSUAL_RATIO = 0.05
 """By how much a range's steps differ from the usual before it is told at once; who costs less is not named anyway."""
 
+TOKENS_MAX = 16
+"""Gathers in a hurry after a quiet time: three late ranges make a finding, and one may have been told as usual."""
+
 USUAL_RANGES = 16
 HURRY_RANGES = 4
 """Ranges told at once after the last unusual one: three late ranges make a finding."""
@@ -39,9 +45,14 @@ POLLS_SECONDS = (0.008, 0.03)
 
 
 class Exchange:
-    """One rank's side of the gathers over `road`, between `world_size` ranks."""
+    """One rank's side of the gathers over `road`, between `world_size` ranks, on average `gather_seconds` apart."""
 
-    def __init__(self, road: Road, world_size: int, now_ns: Callable[[], int]) -> None:
+    def __init__(
+        self, road: Road, world_size: int, now_ns: Callable[[], int], *, gather_seconds: float = GATHER_SECONDS_MIN
+    ) -> None:
+        self._gather_ns = round(gather_seconds * 1e9)
+        self._tokens = float(TOKENS_MAX)
+        self._tokens_ns = now_ns()
         self._road = road
         self._now_ns = now_ns
         self._pending: deque[RankRange] = deque()  # at most ranges.LAG, which are all that may be cut
@@ -120,7 +131,15 @@ class Exchange:
             return False
         if len(self._pending) >= ROWS_MAX:
             return True
-        return not self.pause_seconds and bool((self._pending and self._hurry) or self._sent > self._complete)
+        if self.pause_seconds:
+            return False
+        return self._sent > self._complete or bool(self._pending and self._hurry and self._count_tokens() >= 1.0)
+
+    def _count_tokens(self) -> float:
+        now_ns = self._now_ns()
+        self._tokens = min(TOKENS_MAX, self._tokens + (now_ns - self._tokens_ns) / self._gather_ns)
+        self._tokens_ns = now_ns
+        return self._tokens
 
     def post(
         self,
@@ -139,5 +158,6 @@ class Exchange:
             for _ in range(min(ROWS_MAX, len(self._pending)))
         ]
         self._sent += len(rows)
+        self._tokens = max(0.0, self._count_tokens() - 1.0)
         self._road.post(encode(self.gathers, rows, leaves=leaves, totals=totals))
         self.is_out, self._posted_ns, self._polls = True, self._now_ns(), 0

@@ -6,9 +6,10 @@ differs between ranks and changes.  A range holds the measured steps that fall i
     step      0   4   8  12      20      28 ...
     range     | 0 | 1 | 2 |   3   |   4   | ...      lengths are the period times a power of two
 
-A range is `period` steps long, or longer so that it lasts RANGE_SECONDS_MIN and that each rank measures `period` steps
-in it.  Both are read off the rows of the range LAG + 1 before, which every rank must have heard from all ranks before
-it may cut this one.  So all ranks compute the same from the same numbers, whatever each knows by then.
+A range is `period` steps long, or longer so that it lasts RANGE_SECONDS_MIN (more where the overhead budget is small)
+and that each rank measures `period` steps in it.  Both are read off the rows of the range LAG + 1 before, which every
+rank must have heard from all ranks before it may cut this one.  So all ranks compute the same from the same numbers,
+whatever each knows by then.
 
 Pure: notes and rows in, cuts out.
 """
@@ -19,15 +20,30 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pacecar.profiler.crew.words import RankRange, StepNote
+from pacecar.profiler.crew.words import ROWS_MAX, RankRange, StepNote
 
-__all__ = ["LAG", "RANGE_SECONDS_MIN", "RANGE_STEPS_MAX", "WAITING_MAX", "Cut", "Ranges", "RangesError"]
+__all__ = [
+    "LAG",
+    "RANGE_SECONDS_MIN",
+    "RANGE_STEPS_MAX",
+    "WAITING_MAX",
+    "Cut",
+    "Ranges",
+    "RangesError",
+    "gather_seconds",
+]
 
 LAG = 16
 """Ranges that a rank may be ahead of what it heard from all; ranks in lockstep are seldom more than two."""
 
 RANGE_SECONDS_MIN = 0.05
 """Four rows go out at a time, while nothing changes, so that gathers are four times as rare."""
+
+GATHER_COST_SECONDS = 0.0007
+"""What a gather costs a rank of processor time, wake-ups included: 0.5 to 0.9 ms on the machines that we saw."""
+
+BUDGET_SHARE = 0.25
+"""Of the overhead budget that gathers may take when nothing happens."""
 
 RANGE_STEPS_MAX = 256
 """Four measured steps where every 64-th is; more would hide a change from a person."""
@@ -54,8 +70,9 @@ class Cut:
 class Ranges:
     """Cuts one rank's notes."""
 
-    def __init__(self, period: int) -> None:
+    def __init__(self, period: int, seconds_min: float = RANGE_SECONDS_MIN) -> None:
         self._period = period
+        self._ns_min = round(seconds_min * 1e9)
         self._steps_max = max(period, RANGE_STEPS_MAX)
         self._waiting: deque[StepNote] = deque()
         self._inside: list[StepNote] = []
@@ -109,7 +126,7 @@ class Ranges:
         wall = walls[len(walls) // 2] if walls else None
         needed = self._period * max(1, *(row.every for row in rows))
         if wall is not None:
-            needed = max(needed, -(-round(RANGE_SECONDS_MIN * 1e9) // max(1, wall)))
+            needed = max(needed, -(-self._ns_min // max(1, wall)))
         length = self._period
         while length < min(needed, self._steps_max):
             length *= 2
@@ -122,6 +139,14 @@ class Ranges:
         for number in [number for number in self._lengths if number < self._number]:
             del self._lengths[number]
         return length
+
+
+def gather_seconds(budget_ratio: float) -> float:
+    """Return how long two gathers must be apart on average to stay within BUDGET_SHARE of `budget_ratio`."""
+    shortest = ROWS_MAX * RANGE_SECONDS_MIN
+    if not 0.0 < budget_ratio < 1.0:
+        return shortest
+    return max(shortest, GATHER_COST_SECONDS / (BUDGET_SHARE * budget_ratio))
 
 
 def _place(row: RankRange) -> tuple[int, int]:

@@ -20,7 +20,15 @@ from pacecar.profiler.crew.collectives import describe_last
 from pacecar.profiler.crew.crew import Crew
 from pacecar.profiler.crew.exchange import Exchange
 from pacecar.profiler.crew.noise import upper
-from pacecar.profiler.crew.ranges import LAG, RANGE_STEPS_MAX, WAITING_MAX, Ranges, RangesError
+from pacecar.profiler.crew.ranges import (
+    LAG,
+    RANGE_SECONDS_MIN,
+    RANGE_STEPS_MAX,
+    WAITING_MAX,
+    Ranges,
+    RangesError,
+    gather_seconds,
+)
 from pacecar.profiler.crew.sockets import FIND_SECONDS, BusySockets, find_descriptors, read_tcp_times
 from pacecar.profiler.crew.surroundings import READ_SECONDS, SurroundingsReader, parse_pressure, parse_schedstat
 from pacecar.profiler.crew.watch import CHECKPOINT_SECONDS, FIRST_SECONDS, HangWatch, is_in_loader, where
@@ -267,6 +275,30 @@ def test_rows_of_usual_steps_wait_for_each_other_and_an_unusual_one_goes_at_once
             exchange.post(Surroundings())
     assert posted[:4] == [3, 7, 11, 15]
     assert posted[4:7] == [18, 19, 20]
+
+
+def test_hurrying_for_ever_is_not_within_the_budget():
+    """Each range is unusual: after a first burst gathers are as far apart as the budget wants, or full of rows."""
+    now = [0]
+    exchange = Exchange(seats(1)[0], 1, lambda: now[0], gather_seconds=2.0)
+    posted = []
+    for number in range(80):
+        now[0] += 200_000_000
+        exchange.add(gather_range([note(0, wall=100 if number % 2 else 150)], number=number))
+        list(exchange.take())
+        if exchange.is_due:
+            posted.append(number)
+            exchange.post(Surroundings())
+    assert posted[:12] == list(range(1, 13))
+    late = [b - a for a, b in pairwise(posted)][-10:]
+    assert set(late) == {ROWS_MAX}
+
+
+@pytest.mark.parametrize(
+    ("budget", "seconds"), [(0.01, 0.28), (0.002, 1.4), (0.5, ROWS_MAX * RANGE_SECONDS_MIN), (1.0, 0.2), (0.0, 0.2)]
+)
+def test_gathers_take_a_quarter_of_the_budget_at_most(budget, seconds):
+    assert gather_seconds(budget) == pytest.approx(seconds)
 
 
 # --- sockets and the rest of the machine --------------------------------------------------------
@@ -540,7 +572,7 @@ def test_short_steps_are_gathered_in_longer_ranges_and_never_longer_than_a_hook_
     feed(crew, 2000, wall=1_000_000)
     until(lambda: not crew._notes and not road.is_busy)
     crew.close()
-    assert (LAG + 1) // ROWS_MAX + (2000 - 4 * (LAG + 1)) // 64 // ROWS_MAX <= road.posts <= 40
+    assert (LAG + 1) // ROWS_MAX + (2000 - 4 * (LAG + 1)) // 128 // ROWS_MAX <= road.posts <= 40
 
 
 def test_a_hook_that_measures_every_sixteenth_step_keeps_its_crew_and_says_how_much_was_measured():
