@@ -24,7 +24,7 @@ import torch.distributed as dist
 from pacecar.controller.channels import MEET_SECONDS, MainRoad, MeetingError, SideRoad, meet
 from pacecar.controller.observation import KnobSpace
 from pacecar.controller.offers import Offer, live_knobs
-from pacecar.controller.protocol import PERIOD, VERSION, JobPace, Kind, Member, Proposal
+from pacecar.controller.protocol import CALM_PERIOD, PERIOD, VERSION, JobPace, Kind, Member, Proposal
 
 __all__ = ["Agreement", "Heard", "LocalAgreement", "MeetingError", "RankAgreement"]
 
@@ -66,6 +66,10 @@ class Agreement(Protocol):
     @property
     def has_business(self) -> bool:
         """Whether `listen` and `decide` can have anything to do at this boundary."""
+        ...
+
+    def rest(self, *, is_calm: bool) -> None:
+        """Say whether this rank has nothing under way; the ranks meet less often while all say so."""
         ...
 
     def open(self, claim: str) -> None:
@@ -137,6 +141,9 @@ class LocalAgreement:
         """One rank hears itself at once."""
         return True
 
+    def rest(self, *, is_calm: bool) -> None:
+        """Meeting oneself costs nothing."""
+
     def open(self, claim: str) -> None:
         """Nobody to meet."""
 
@@ -205,6 +212,7 @@ class RankAgreement:
         self._main = MainRoad(group)
         self._votes = votes
         self._boundary = 0
+        self._meets_at = PERIOD
         self._offer_is_heard = False
         self._has_offered = False
         self._range: list[tuple[int, int | None, bool]] = []
@@ -231,7 +239,11 @@ class RankAgreement:
         A gather that was posted at the one is taken at the other, three steps later, just before the vote on what it
         brought.
         """
-        return self._boundary % PERIOD in (0, PERIOD - 1) or self._member.frozen is not None
+        return self._boundary >= self._meets_at - 1 or self._member.frozen is not None
+
+    def rest(self, *, is_calm: bool) -> None:
+        """Vote that this rank is calm."""
+        self._member.is_calm = is_calm
 
     def open(self, claim: str) -> None:
         """Meet through the store, then make the side group: a collective that every rank now is sure to join.
@@ -241,7 +253,7 @@ class RankAgreement:
         member, name = self._member, str(next(_meetings))
         store = dist.distributed_c10d._get_default_store()
         self._main.open()
-        claim = f"protocol {VERSION}, period {PERIOD}, {claim}"
+        claim = f"protocol {VERSION}, period {PERIOD} or {CALM_PERIOD}, {claim}"
         meet(store, member.rank, member.world_size, claim, name=name, seconds=self._meet_seconds)
         try:
             self._side.open()
@@ -255,13 +267,13 @@ class RankAgreement:
         self._range.clear()
 
     def note(self, step: int, pace_ns: int | None, *, profiled: bool) -> None:
-        """Count the boundary and close the range at every PERIOD-th."""
+        """Count the boundary and close the range where the vote is read."""
         self._boundary += 1
         if not self._has_offered:
             return
         self._range.append((step, pace_ns, profiled))
-        if self._boundary % PERIOD == 0 and len(self._range) >= PERIOD:
-            last = self._range[-PERIOD:]
+        if self._boundary == self._meets_at and self._range:
+            last = self._range[-CALM_PERIOD:]
             self._range.clear()
             self._member.close_range(last[0][0], [p for _, p, _ in last], [f for _, _, f in last])
 
@@ -297,15 +309,19 @@ class RankAgreement:
         self._member.withdraw()
 
     def decide(self, can_apply: Callable[[Proposal], bool]) -> Proposal | None:
-        """Launch a vote one boundary before every PERIOD-th, read it there."""
+        """Launch a vote one boundary before the ranks meet, read it there; what it says sets the next meeting."""
         member = self._member
-        if not self._votes or member.has_retired:
+        votes = self._votes and not member.has_retired
+        if self._boundary == self._meets_at - 1:
+            if votes:
+                self._main.launch(member.ballot(can_apply=self._can_apply(can_apply)))
             return None
-        if self._boundary % PERIOD == PERIOD - 1:
-            self._main.launch(member.ballot(can_apply=self._can_apply(can_apply)))
-        elif self._boundary % PERIOD == 0 and self._main.is_busy:
-            return member.tally(self._main.read())
-        return None
+        if self._boundary != self._meets_at:
+            return None
+        try:
+            return member.tally(self._main.read()) if votes and self._main.is_busy else None
+        finally:
+            self._meets_at += member.period
 
     def _can_apply(self, can_apply: Callable[[Proposal], bool]) -> bool:
         held = self._member.held

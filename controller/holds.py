@@ -101,6 +101,10 @@ class HeldPolicy(Policy):
             self._policy.hold(reason)
         return self._policy.advance(observations)
 
+    def is_calm(self) -> bool:
+        """Pass on."""
+        return self._policy.is_calm()
+
     def finish(self, reason: str = "the job ended") -> list[Decision | Verdict | TunerStatus]:
         """Pass on."""
         return self._policy.finish(reason)

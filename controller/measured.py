@@ -2,18 +2,28 @@
 
 The hook writes a step's record late, on threads that look anyway; so a step is told by what the agreement needs at
 once, and its record is asked for only where a policy will see it (rank 0).
+
+An Observation needs three things that come at different times: the step, the job's pace in it and its record.  What
+has not all of them waits in a Backlog.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from pacecar.controller.observation import KnobSpace, Observation
-from pacecar.controller.protocol import JobPace
+from pacecar.controller.protocol import PERIOD, JobPace
 from pacecar.records import StepRecord
 
-__all__ = ["Measured", "observe"]
+__all__ = ["Backlog", "Measured"]
+
+RECORDS_MAX = 32 * PERIOD
+"""Own steps kept until the other ranks' paces of that step come in."""
+
+PACED_MAX = 4 * PERIOD
+"""Steps whose pace is known and that may wait for their record; with more, the training thread writes it itself."""
 
 
 class Measured(Protocol):
@@ -39,12 +49,60 @@ class Measured(Protocol):
         """What its ledger comes from."""
         ...
 
+    @property
+    def record(self) -> StepRecord | None:
+        """Its record, None before somebody wrote it."""
+        ...
+
     def settled(self) -> StepRecord:
-        """Return its record."""
+        """Return its record, written now if it was not yet."""
         ...
 
 
-def observe(record: StepRecord, pace: JobPace, live: Sequence[KnobSpace]) -> Observation:
+class Backlog:
+    """The steps of rank 0 that its policy has not seen."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, Measured] = {}
+        self._paced: deque[tuple[Measured, JobPace]] = deque()
+        self._observations: list[Observation] = []
+        self._early: Measured | None = None  # the last exact step before the policy begins: it forecasts from it
+        self._is_begun = False
+
+    def remember(self, step: Measured) -> None:
+        """Keep a step until its pace comes."""
+        self._steps[step.step] = step
+        if step.source == "exact" and not self._is_begun:
+            self._early = step
+        while len(self._steps) > RECORDS_MAX:
+            del self._steps[next(iter(self._steps))]
+
+    def begin(self, live: Sequence[KnobSpace]) -> None:
+        """Observe from now on, and the last exact step before."""
+        self._is_begun = True
+        early, self._early = self._early, None
+        record = early.settled() if early is not None else None
+        if record is not None and all(space.knob in record.knobs.values for space in live):
+            self._observations.append(_observe(record, JobPace(record.step, record.wall_ns, profiled=True), live))
+
+    def pair(self, paces: Sequence[JobPace], live: Sequence[KnobSpace]) -> None:
+        """Take the job's paces, and observe the steps whose record is there."""
+        for pace in paces:
+            step = self._steps.pop(pace.step, None)
+            if step is not None and self._is_begun:
+                self._paced.append((step, pace))
+        # Other threads write records a few times a second, for much less than it costs here.
+        while self._paced and (self._paced[0][0].record is not None or len(self._paced) > PACED_MAX):
+            step, pace = self._paced.popleft()
+            self._observations.append(_observe(step.settled(), pace, live))
+
+    def take(self) -> list[Observation]:
+        """Return what was observed since the last call."""
+        observations, self._observations = self._observations, []
+        return observations
+
+
+def _observe(record: StepRecord, pace: JobPace, live: Sequence[KnobSpace]) -> Observation:
     """Return `record` as a policy sees it: the job's pace, and the values of the `live` knobs."""
     values = record.knobs.values
     return Observation(

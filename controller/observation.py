@@ -135,6 +135,13 @@ class Policy(Protocol):
         """
         ...
 
+    def is_calm(self) -> bool:
+        """Return False while the policy must see every step soon though it does not say that it tries something.
+
+        Asked between steps; while it says "watching" or "advising" and this, ranks exchange steps less often.
+        """
+        return True
+
     def finish(self, reason: str = "the job ended") -> list[Decision | Verdict | TunerStatus]:
         """No more steps will come, for `reason`; return verdicts (outcome "abandoned") for what is still open."""
         ...

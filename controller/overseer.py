@@ -35,8 +35,9 @@ from pacecar.records import Ledger, Verdict
 
 __all__ = ["ORDER_STEPS_MAX", "Memory", "Order", "OrderError", "Overseer"]
 
-ORDER_STEPS_MAX = 96
-"""An order takes 4 to 16 steps to be agreed, and as many until rank 0 sees it; after so many it will not come."""
+ORDER_STEPS_MAX = 128
+"""An order takes 4 to 16 steps to be agreed, and as many until rank 0 sees it; where the ranks were calm, CALM_PERIOD
+more each, and it is counted from a step that was seen as long ago.  After so many it will not come."""
 
 PACES_MAX = 64
 """Steps whose pace is kept, to be remembered with the knobs."""
@@ -159,6 +160,11 @@ class Overseer(Policy):
             turn = self._turn(self.kept)
         self._must_ask = False
         return turn, records
+
+    def is_calm(self) -> bool:
+        """Not while somebody waits for what he ordered."""
+        stage = self._stages.policy
+        return self._order is None and not self._must_ask and (stage is None or stage.is_calm())
 
     def finish(self, reason: str = "the job ended") -> list[Record]:
         """No more steps will come: close what is open, and remember what was kept."""

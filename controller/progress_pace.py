@@ -46,6 +46,10 @@ class ProgressPace(Policy):
         """Pass on what a step of the first batch would have taken."""
         return self._policy.advance([self._weighed(step) for step in observations])
 
+    def is_calm(self) -> bool:
+        """Pass on."""
+        return self._policy.is_calm()
+
     def finish(self, reason: str = "the job ended") -> list[Decision | Verdict | TunerStatus]:
         """Pass on."""
         return self._policy.finish(reason)

@@ -59,6 +59,10 @@ class Safeguard(Policy):
         """Pass on: time is not judged.  Loss and gradients are, as long as steps come."""
         self._policy.hold(reason, is_brief=is_brief)
 
+    def is_calm(self) -> bool:
+        """Pass on; not while compression is in force: each step that diverges is worth more than what a vote costs."""
+        return not self._is_in_force and self._policy.is_calm()
+
     def finish(self, reason: str = "the job ended") -> list[Record]:
         """Pass on."""
         return self._policy.finish(reason)

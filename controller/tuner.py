@@ -25,10 +25,10 @@ from pacecar.config import TuneConfig
 from pacecar.controller.actuator import Actuator
 from pacecar.controller.agreement import Agreement, LocalAgreement, MeetingError, RankAgreement
 from pacecar.controller.gradient_check import GradientCheck
-from pacecar.controller.measured import Measured, observe
-from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
+from pacecar.controller.measured import Backlog, Measured
+from pacecar.controller.observation import Facts, KnobSpace, Policy, Turn
 from pacecar.controller.offers import KnobOffer, Offer
-from pacecar.controller.protocol import PERIOD, JobPace, Kind, Proposal
+from pacecar.controller.protocol import CALM_PERIOD, PERIOD, Kind, Proposal
 from pacecar.controller.switchboard import Switchboard, at_rest
 from pacecar.records import JobHello, JobRecord, Knobs, KnobSwitch, KnobValue, TunerStatus
 
@@ -43,9 +43,6 @@ OFFER_BOUNDARY = PERIOD
 
 REHEARSAL_BOUNDARIES_MAX = 32 * PERIOD
 """Ranks that did not agree on applying the values in force within this many steps will not agree on anything."""
-
-RECORDS_MAX = 32 * PERIOD
-"""Own steps kept until the other ranks' paces of that step come in."""
 
 
 class Tuner:
@@ -87,12 +84,12 @@ class Tuner:
         self._board = Switchboard(self._actuators, self._agreement, clock)
         self._mode: Literal["advise", "exact"] = "advise" if config.mode == "advise" else "exact"
         self._is_active = False
+        self._has_failed = False
         self._boundary = 0
+        self._switched_at = -CALM_PERIOD
         self._step = 0
         self._knobs = Knobs()
-        self._records: dict[int, Measured] = {}
-        self._observations: list[Observation] = []
-        self._early: Measured | None = None  # the last exact step before the policy begins: it forecasts from it
+        self._backlog = Backlog()
         self._is_begun = False
         self._rehearsals: list[int] = []
         self._rehearsal_since = 0
@@ -158,6 +155,7 @@ class Tuner:
         self._guarded(self._listen)
         if self._agreement.frozen is None:
             self._guarded(self._think)
+            self._guarded(self._rest)
         self._guarded(self._decide)
         if self._agreement.has_retired and not self._is_at_rest:
             self._is_at_rest = True
@@ -191,7 +189,10 @@ class Tuner:
         try:
             act(*arguments)
         except Exception as error:
-            logger.exception("pacecar: the tuner freezes; training goes on")
+            # Once: a group that is gone fails at each attempt to vote.
+            level = logging.DEBUG if self._has_failed else logging.ERROR
+            self._has_failed = True
+            logger.log(level, "pacecar: the tuner freezes; training goes on", exc_info=True)
             self._agreement.freeze(f"{type(error).__name__}: {error}")
 
     def _note(self, step: Measured | None) -> None:
@@ -200,7 +201,7 @@ class Tuner:
             return
         self._agreement.note(step.step, step.wall_ns, profiled=step.disturbed)
         if self._policy is not None:
-            self._remember(step)
+            self._backlog.remember(step)
 
     # --- what this rank knows -----------------------------------------------------------------------
 
@@ -232,21 +233,11 @@ class Tuner:
         self._knobs = Knobs(epoch, values)
         self._set_knobs(self._knobs)
 
-    def _remember(self, step: Measured) -> None:
-        self._records[step.step] = step
-        if step.source == "exact" and not self._is_begun:
-            self._early = step
-        while len(self._records) > RECORDS_MAX:
-            del self._records[next(iter(self._records))]
-
     def _listen(self) -> None:
         heard = self._agreement.listen()
         if heard.refused is not None:
             self._settle_knobs(heard.refused)
-        for pace in heard.paces:
-            step = self._records.pop(pace.step, None)
-            if step is not None and self._is_begun:
-                self._observations.append(observe(step.settled(), pace, self._live()))
+        self._backlog.pair(heard.paces, self._live())
 
     def _live(self) -> list[KnobSpace]:
         return [space for space in self._agreement.spaces if space.knob not in self._board.barred]
@@ -288,10 +279,22 @@ class Tuner:
             return
         policy.begin(self._facts(), live, mode=self._mode)
         self._is_begun = True
-        early, self._early = self._early, None
-        record = early.settled() if early is not None else None
-        if record is not None and all(space.knob in record.knobs.values for space in live):
-            self._observations.append(observe(record, JobPace(record.step, record.wall_ns, profiled=True), live))
+        self._backlog.begin(live)
+
+    def _rest(self) -> None:
+        self._agreement.rest(is_calm=self._is_calm())
+
+    def _is_calm(self) -> bool:
+        """Return whether nothing is under way here; ranks without a policy follow, and say so from the offers on.
+
+        Not for some steps after a switch, nor in a trial: gradients are compared then, a larger micro-batch is proven,
+        what does not fit goes back, and the policy, on another rank perhaps, has to see all of that soon.
+        """
+        if self._proven is not None or self._boundary - self._switched_at < CALM_PERIOD:
+            return False
+        if self._policy is None:
+            return bool(self._agreement.spaces)
+        return self._is_begun and self.state in ("watching", "advising") and self._policy.is_calm()
 
     def _think(self) -> None:
         policy = self._policy
@@ -301,9 +304,9 @@ class Tuner:
             if self._rehearsals and self._boundary - self._rehearsal_since > REHEARSAL_BOUNDARIES_MAX:
                 self._agreement.freeze(f"the ranks did not agree within {REHEARSAL_BOUNDARIES_MAX} steps")
             return
-        if not self._observations and not getattr(policy, "is_urgent", bool)():  # only a safeguard may be
+        observations = self._backlog.take()
+        if not observations and not getattr(policy, "is_urgent", bool)():  # only a safeguard may be
             return
-        observations, self._observations = self._observations, []
         turn, records = policy.advance(observations)
         self._emit_all(records)
         if turn is not None and self._mode == "exact":
@@ -395,6 +398,7 @@ class Tuner:
         self._rehearse()
 
     def _switched(self, proposal: Proposal, duration_ns: int) -> None:
+        self._switched_at = self._boundary
         self._publish_knobs(self._knobs.epoch + 1)
         self._emit(
             KnobSwitch(

@@ -31,6 +31,7 @@ from pacecar.dashboards.panels import (
 )
 from pacecar.dashboards.queries import INTERVAL, JOB, NODE, RANK, combine, divide, increase, mean_of, rate, select
 from pacecar.dashboards.vitals import vitals_section
+from pacecar.dashboards.whatif import what_if_panels
 
 __all__ = ["NOT_DRAWN", "UID", "job_dashboard"]
 
@@ -208,6 +209,31 @@ def _ledger() -> Section:
             "Absent before the first window, when most of the ledger is unknown.",
             [Query(combine("max", select("pacecar_job_ledger_calibration_age_steps"), RANK), f"rank {{{{{RANK}}}}}")],
             unit="none", empty="No exact window was taken yet")),
+        *what_if_panels(),
+        (12, 7, time_series("Collectives of a step", "Time of the collectives of one operation in the step of the last "
+            "exact window, mean of the ranks chosen; waiting for a late rank is inside.", [
+                Query(combine("avg", select("pacecar_job_collective_duration_seconds"), "op"), "{{op}}"),
+                Query(combine("avg", select("pacecar_job_collectives"), "op"), "{{op}}: count"),
+            ], unit="s", empty="No collective was seen in an exact window", overrides=[
+                look(".*: count", regex=True, unit="none", custom__axisPlacement="right")])),
+        (12, 7, time_series("Bus bandwidth", "Bus bandwidth of those collectives, to compare with the links' speed, "
+            "and their size. Absent on gloo, which does not say sizes.", [
+                Query(combine("avg", select("pacecar_job_collective_bus_bandwidth_bytes_per_second"), "op"), "{{op}}"),
+                Query(combine("avg", select("pacecar_job_collective_bytes"), "op"), "{{op}}: size"),
+            ], unit="Bps", empty="The backend does not say how large its collectives are", overrides=[
+                look(".*: size", regex=True, unit="bytes", custom__axisPlacement="right")])),
+        (12, 7, time_series("Error of the estimate", "Share of the step that the estimate would have put under a wrong "
+            "heading, asked at each exact window before it is learned from; and the bound of what the profiler's own "
+            "slow-down can have moved. The estimate is meant to stay under 5 %.", [
+                Query(combine("max", select("pacecar_job_estimate_error_ratio"), RANK), f"rank {{{{{RANK}}}}}"),
+                Query(combine("max", select("pacecar_job_estimate_bias_limit_ratio")), "bound of the profiler's bias"),
+            ], unit="percentunit", empty="Fewer than two exact windows were taken", thresholds=[(0.05, BAD)])),
+        (12, 7, time_series("Error by heading", "Estimate minus exact over the step, mean of the ranks chosen: above "
+            "zero the estimate says too much.",
+            [Query(combine("avg", select("pacecar_job_estimate_heading_error_ratio", {"heading": heading})), heading)
+             for heading in HEADING_COLOURS],
+            unit="percentunit", empty="Fewer than two exact windows were taken",
+            overrides=[colour(heading, shade) for heading, shade in HEADING_COLOURS.items()])),
     ])  # fmt: skip
 
 
@@ -280,6 +306,8 @@ def _crew() -> Section:
             unit="none", empty="No rank was late")),
         (6, 7, time_series("Hangs", "Ranks that end no step for suspiciously long, and how often that began.", [
                 Query(combine("sum", select("pacecar_job_hang_suspected", all_ranks=True)), "now"),
+                Query(combine("max", select("pacecar_job_hang_silent", all_ranks=True), "rank") + " > 0",
+                      "rank {{rank}} says nothing"),
                 Query(combine("sum", increase("pacecar_job_hangs_total", all_ranks=True)), "begun in the window"),
             ], unit="none", empty="No hang was suspected")),
     ])  # fmt: skip

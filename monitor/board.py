@@ -13,6 +13,7 @@ import threading
 
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.monitor.jobs import Jobs, JobView
+from pacecar.monitor.requests import Rendezvous
 from pacecar.records import JobHello, JobRecord, Snapshot
 
 __all__ = ["Board"]
@@ -58,7 +59,7 @@ class Board:
         with self._lock:
             return self._jobs.leave(hello, owner)
 
-    def meeting_step(self, job: str) -> int:
-        """Return a step that no rank of `job` on this node has reached yet; 0 when nothing is known of it."""
+    def rendezvous(self, job: str) -> Rendezvous:
+        """Return where the ranks of `job` on this node are, and a step that none has reached yet."""
         with self._lock:
-            return self._jobs.meeting_step(job)
+            return self._jobs.rendezvous(job)

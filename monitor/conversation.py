@@ -17,8 +17,10 @@ from typing import NamedTuple
 
 from pacecar.records import (
     Answer,
+    CollectiveWindow,
     Command,
     Decision,
+    EstimateCheck,
     Goodbye,
     HangSuspicion,
     JobHello,
@@ -29,11 +31,13 @@ from pacecar.records import (
     Request,
     StepRecord,
     Straggler,
+    Throttling,
     TunerOrder,
     TunerReport,
     TunerStatus,
     Verdict,
     Vitals,
+    WhatIf,
 )
 from pacecar.wire import FrameError, Message, Refusal, decode_frame
 
@@ -50,6 +54,12 @@ TEXT_CHARACTERS_MAX = 4096
 
 KNOBS_MAX = 32
 """Knobs of one rank; each is a series."""
+
+OPERATIONS_MAX = 16
+"""Operations of collectives of one rank: each is four series."""
+
+RUNGS_MAX = 16
+"""Rungs of a what-if ladder; each is a series."""
 
 
 class Peer(NamedTuple):
@@ -94,7 +104,7 @@ class Conversation:
         elif isinstance(record, Request) and self.hello is None:
             _check_request(record)
             return record, None
-        elif isinstance(record, Request | Command):
+        elif isinstance(record, Request | Command | Throttling):
             raise FrameError(Refusal.MALFORMED, f"a hook sends no {_kind(record)}")
         elif self.hello is None:
             raise FrameError(Refusal.NO_HELLO, f"a {_kind(record)} came before any hello")
@@ -150,6 +160,11 @@ def _check_record(record: JobRecord | Answer, hello: JobHello) -> None:
             _check_knobs(record.knobs)
         case Vitals():
             _check_vitals(record)
+        case EstimateCheck():
+            if record.estimate.wall_ns != record.exact.wall_ns:
+                raise FrameError(Refusal.MALFORMED, "an estimate and an exact ledger of different steps")
+        case CollectiveWindow():
+            _check_collectives(record)
         case KnobSwitch():
             _check_knobs(record.knobs)
         case Decision() | Verdict():
@@ -162,6 +177,8 @@ def _check_record(record: JobRecord | Answer, hello: JobHello) -> None:
             _check_text(TEXT_CHARACTERS_MAX, (record.evidence,))
         case JobLedger():
             _check_job_ledger(record)
+        case WhatIf():
+            _check_what_if(record, hello)
         case HangSuspicion():
             _check_text(LABEL_CHARACTERS_MAX, (record.phase,))
             _check_text(TEXT_CHARACTERS_MAX, (record.last_collective, record.stack))
@@ -226,6 +243,21 @@ def _check_report(report: TunerReport) -> None:
     _check_text(TEXT_CHARACTERS_MAX, (report.detail, *report.refused.values(), *report.advice))
     _check_text(TEXT_CHARACTERS_MAX, (change.reason for change in report.changes))
     _check_text(TEXT_CHARACTERS_MAX, (order.detail for order in report.orders))
+
+
+def _check_what_if(ladder: WhatIf, hello: JobHello) -> None:
+    if ladder.of_rank not in (None, hello.rank):
+        raise FrameError(Refusal.IDENTITY, f"rank {hello.rank} sent the ladder of rank {ladder.of_rank}")
+    if len(ladder.rungs) > RUNGS_MAX:
+        raise FrameError(Refusal.MALFORMED, f"{len(ladder.rungs)} rungs is over {RUNGS_MAX}")
+    _check_text(LABEL_CHARACTERS_MAX, (rung.name for rung in ladder.rungs))
+
+
+def _check_collectives(window: CollectiveWindow) -> None:
+    names = {one.operation for one in window.sums}
+    if len(window.sums) > OPERATIONS_MAX or len(names) < len(window.sums):
+        raise FrameError(Refusal.MALFORMED, f"{len(window.sums)} operations, {len(names)} of them different")
+    _check_text(LABEL_CHARACTERS_MAX, names)
 
 
 def _check_knobs(knobs: Knobs) -> None:

@@ -17,7 +17,7 @@ import socket
 import struct
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from pacecar.clock import NS_PER_SECOND, Clock
@@ -26,7 +26,7 @@ from pacecar.monitor.conversation import Conversation, Peer, own_pid
 from pacecar.monitor.meeting import Meeting
 from pacecar.monitor.permission import Target
 from pacecar.monitor.requests import Requests
-from pacecar.records import Answer, JobHello, Request
+from pacecar.records import Answer, JobHello, Request, Throttling
 from pacecar.wire import FRAME_BYTES_MAX, FrameError, Message, Refusal, encode_frame
 
 __all__ = ["CONNECTIONS_MAX", "Inbox"]
@@ -58,6 +58,7 @@ class _Connection:
         self.since_ns = since_ns
         self.logged: set[Refusal] = set()
         self.is_admitted = False
+        self.told: Throttling | None = None
 
     def __str__(self) -> str:
         peer, hello = self.conversation.peer, self.conversation.hello
@@ -106,6 +107,21 @@ class Inbox:
         """Return pid and hello of the connected ranks, the pid as this daemon sees it; without those it cannot see."""
         conversations = [connection.conversation for connection in list(self._connections.values())]
         return [(c.peer.pid, c.hello) for c in conversations if c.hello is not None and c.peer.pid != 0]
+
+    def tell(self, throttles: Mapping[str, Throttling]) -> None:
+        """Tell each connected rank what holds down its device's clocks, if that is news to it; from any thread.
+
+        A rank whose socket is full is told with the next tick.
+        """
+        for connection in list(self._connections.values()):
+            hello = connection.conversation.hello
+            if hello is None or hello.device_uuid is None:
+                continue
+            news = throttles.get(hello.device_uuid)
+            if news is None and connection.told is not None:
+                news = Throttling(device_uuid=hello.device_uuid, reasons=None)
+            if news is not None and news != connection.told and self._say(connection, news):
+                connection.told = news
 
     def refused(self) -> dict[Refusal, int]:
         """Return how many frames were refused, by reason; every reason is there."""
@@ -223,7 +239,7 @@ class Inbox:
         if isinstance(record, Request):
             self._ask(connection, record)
         elif isinstance(record, Answer):
-            self._requests.answered(record)
+            self._requests.answered(record, connection=connection.number)
         else:
             assert hello is not None, "a record has a hello before it"
             self._board.take(record, hello=hello, uid=connection.conversation.peer.uid, owner=connection.number)
@@ -240,19 +256,21 @@ class Inbox:
             for other in self._connections.values()
             if other.conversation.hello is not None and other.is_admitted
         ]
-        at_step = self._board.meeting_step(request.job)
-        self._requests.ask(request, asker=connection.number, uid=peer.uid, targets=targets, at_step=at_step)
+        self._requests.ask(request, asker=connection.number, uid=peer.uid, targets=targets, meet=self._board.rendezvous)
 
     def _send(self, number: int, message: Message) -> bool:
         for connection in self._connections.values():
             if connection.number == number:
-                try:
-                    connection.sock.send(encode_frame(message), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-                except OSError as error:
-                    _log.debug("%s: %s", connection, error)
-                    return False
-                return True
+                return self._say(connection, message)
         return False
+
+    def _say(self, connection: _Connection, message: Message) -> bool:
+        try:
+            connection.sock.send(encode_frame(message), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+        except OSError as error:
+            _log.debug("%s: %s", connection, error)
+            return False
+        return True
 
     def _refuse(self, connection: _Connection, error: FrameError) -> None:
         self._refused[error.refusal] += 1

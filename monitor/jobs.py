@@ -16,8 +16,11 @@ import msgspec
 
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.monitor.crews import Crew, CrewView
+from pacecar.monitor.requests import Rendezvous
 from pacecar.records import (
+    CollectiveWindow,
     Decision,
+    EstimateCheck,
     Goodbye,
     HangSuspicion,
     JobHello,
@@ -30,6 +33,7 @@ from pacecar.records import (
     TunerStatus,
     Verdict,
     Vitals,
+    WhatIf,
 )
 from pacecar.wire import FrameError, Refusal
 
@@ -67,6 +71,9 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     switches: int
     goodbye: Goodbye | None
     vitals: Vitals | None = None
+    check: EstimateCheck | None = None
+    collectives: CollectiveWindow | None = None
+    what_if: WhatIf | None = None
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +91,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     crew: CrewView = CrewView()
     orders: dict[tuple[str, str], int] = {}
     forecast_error: dict[str, float] = {}
+    what_if: WhatIf | None = None
 
 
 class _Rank:
@@ -93,10 +101,14 @@ class _Rank:
         self.connected = True
         self.step: StepRecord | None = None
         self.step_ns: int | None = None
+        self.heard_ns: int | None = None
         self.switch: KnobSwitch | None = None
         self.switches = 0
         self.goodbye: Goodbye | None = None
         self.vitals: Vitals | None = None
+        self.check: EstimateCheck | None = None
+        self.collectives: CollectiveWindow | None = None
+        self.what_if: WhatIf | None = None
 
     @property
     def is_over(self) -> bool:
@@ -112,6 +124,9 @@ class _Rank:
             switches=self.switches,
             goodbye=self.goodbye,
             vitals=self.vitals,
+            check=self.check,
+            collectives=self.collectives,
+            what_if=self.what_if,
         )
 
 
@@ -122,6 +137,7 @@ class _Job:
         self.heard_ns = now_ns
         self.ranks: dict[int, _Rank] = {}
         self.crew = Crew()
+        self.what_if: WhatIf | None = None
         self.tuner: TunerStatus | None = None
         self.decisions: deque[Decision] = deque(maxlen=RECENT_MAX)
         self.verdicts: deque[Verdict] = deque(maxlen=RECENT_MAX)
@@ -159,9 +175,17 @@ class _Job:
             verdict_tallies=tuple(Tally(*key, count) for key, count in self.verdict_tallies.items()),
             expected_gain=dict(self.expected_gain),
             measured_gain=dict(self.measured_gain),
-            crew=self.crew.view(),
             orders=dict(self.order_tallies),
             forecast_error=dict(self.forecast_error),
+            crew=self.crew.view(
+                {
+                    number: rank.heard_ns
+                    for number, rank in self.ranks.items()
+                    if rank.connected and rank.goodbye is None and rank.heard_ns is not None
+                },
+                now_ns,
+            ),
+            what_if=self.what_if,
         )
 
 
@@ -189,15 +213,24 @@ class Jobs:
         now = self._clock.monotonic_ns()
         return tuple(self._jobs[name].view(now) for name in sorted(self._jobs))
 
-    def meeting_step(self, name: str) -> int:
-        """Return a step that lies MEETING_SECONDS ahead of the rank that is furthest, at its last step's pace."""
+    def rendezvous(self, name: str) -> Rendezvous:
+        """Return where the ranks of job `name` are, and a step that all will hear of in time.
+
+        It lies MEETING_SECONDS ahead of the rank that is furthest, at the fastest pace that was seen: of the last
+        step, and the mean of all, as one long step (a checkpoint) says nothing of the next.
+        """
         job = self._jobs.get(name)
-        steps = [] if job is None else [rank.step for rank in job.ranks.values() if rank.step is not None]
-        if not steps:
-            return 0
-        furthest = max(steps, key=lambda step: step.step)
-        ahead = MEETING_SECONDS * NS_PER_SECOND / max(1, furthest.wall_ns)
-        return furthest.step + 2 + min(MEETING_STEPS_MAX, math.ceil(ahead))
+        seen = [] if job is None else [rank for rank in job.ranks.values() if rank.connected]
+        told = [(rank.step, rank.step_ns) for rank in seen if rank.step is not None and rank.step_ns is not None]
+        if not told:
+            return Rendezvous()
+        now = self._clock.monotonic_ns()
+        means = [step.totals.wall_ns // max(1, step.total_steps) for step, _ in told]
+        pace = max(1, min([*means, *(step.wall_ns for step, _ in told)]))
+        margin = round(MEETING_SECONDS * NS_PER_SECOND)
+        ahead = max(step.step + (min(now - heard, margin) + margin) / pace for step, heard in told)
+        at = max(step.step for step, _ in told)
+        return Rendezvous(at, at + 2 + min(MEETING_STEPS_MAX, math.ceil(ahead - at)), max(means))
 
     def forget(self) -> list[str]:
         """Drop the jobs that said nothing for too long, and return their names."""
@@ -220,12 +253,20 @@ class Jobs:
             rank = self._greet(job, rank, record, owner)
         elif rank.owner != owner:
             raise FrameError(Refusal.IDENTITY, f"rank {hello.rank} of job {hello.job!r} speaks on a newer connection")
-        job.heard_ns = now
+        job.heard_ns = rank.heard_ns = now
         match record:
             case StepRecord():
                 rank.step, rank.step_ns = record, now
             case Vitals():
                 rank.vitals = record
+            case EstimateCheck():
+                rank.check = record
+            case CollectiveWindow():
+                rank.collectives = record
+            case WhatIf(of_rank=None):
+                job.what_if = record
+            case WhatIf():
+                rank.what_if = record
             case KnobSwitch():
                 rank.switch = record
                 rank.switches += 1
@@ -238,7 +279,7 @@ class Jobs:
             case TunerOrder():
                 _tally(job.order_tallies, (record.action, record.outcome))
             case Straggler() | JobLedger() | HangSuspicion():
-                job.crew.take(record)
+                job.crew.take(record, now)
             case Goodbye():
                 rank.goodbye = record
                 job.crew.leave(hello.rank)

@@ -12,12 +12,12 @@ Left out: groups and lists of names.  Who shall steer another user's job becomes
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pacecar.records import JobHello, Request
 
-__all__ = ["NOBODY", "ROOT", "Denied", "Target", "reachable"]
+__all__ = ["NOBODY", "RANKS_NAMED_MAX", "ROOT", "Denied", "Target", "reachable"]
 
 ROOT = 0
 
@@ -26,7 +26,10 @@ NOBODY = 65534
 two different users would look the same."""
 
 RANKS_NAMED_MAX = 8
-"""Ranks that a refusal lists: eight are a node's, and a sentence must end."""
+"""Ranks that an answer lists: eight are a node's, and a sentence must end."""
+
+JOBS_NAMED_MAX = 8
+"""Jobs that the answer to a wrong name lists."""
 
 
 class Denied(ValueError):  # noqa: N818  a verdict, not a failure
@@ -47,9 +50,10 @@ def reachable(request: Request, uid: int, targets: Iterable[Target]) -> list[Tar
     Raises:
         Denied: no such job or rank is here, or the job is another user's.
     """
-    job = [target for target in targets if target.hello.job == request.job]
+    all_targets = list(targets)
+    job = [target for target in all_targets if target.hello.job == request.job]
     if not job:
-        raise Denied(f"no rank of a job {request.job!r} is connected to this daemon")
+        raise Denied(_unknown(request.job, uid, all_targets))
     if uid != ROOT and (uid == NOBODY or any(target.uid != uid for target in job)):
         raise Denied(f"job {request.job!r} belongs to another user")
     meant = [target for target in job if not request.ranks or target.hello.rank in request.ranks]
@@ -62,3 +66,16 @@ def reachable(request: Request, uid: int, targets: Iterable[Target]) -> list[Tar
             f' the series pacecar_rank_info{{rank="{wanted}"}} names its host'
         )
     return meant
+
+
+def _unknown(job: str, uid: int, targets: Sequence[Target]) -> str:
+    """Name the jobs that are there, but to nobody those of others."""
+    names = sorted({target.hello.job for target in targets if uid == ROOT or NOBODY != uid == target.uid})
+    there = (
+        "no job of yours is"
+        if not names
+        else f"there {'is' if len(names) == 1 else 'are'} "
+        + ", ".join(map(repr, names[:JOBS_NAMED_MAX]))
+        + (", ..." if len(names) > JOBS_NAMED_MAX else "")
+    )
+    return f"no rank of a job {job!r} is connected to this daemon; {there}"

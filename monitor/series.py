@@ -15,7 +15,19 @@ from typing import NamedTuple
 from pacecar.monitor.collectors.reading import sample
 from pacecar.monitor.crews import crew_samples
 from pacecar.monitor.jobs import JobView, RankView
-from pacecar.records import Absent, Failed, Knobs, Ok, Sample, Snapshot, StepRecord, Vitals
+from pacecar.records import (
+    Absent,
+    CollectiveWindow,
+    EstimateCheck,
+    Failed,
+    Knobs,
+    Ok,
+    Sample,
+    Snapshot,
+    StepRecord,
+    Vitals,
+    WhatIf,
+)
 from pacecar.wire import Refusal
 
 __all__ = ["TUNER_STATES", "DaemonFigures", "daemon_samples", "job_samples"]
@@ -55,6 +67,8 @@ def job_samples(jobs: Sequence[JobView]) -> Iterator[Sample]:
             yield from _rank_samples(rank)
         yield from _tuner_samples(job)
         yield from crew_samples(job.job, job.crew)
+        if job.what_if is not None:
+            yield from _what_if_samples(job.what_if)
 
 
 def _rank_samples(rank: RankView) -> Iterator[Sample]:
@@ -77,6 +91,10 @@ def _rank_samples(rank: RankView) -> Iterator[Sample]:
         yield from _step_samples(rank.step, labels)
     if rank.vitals is not None:
         yield from _vitals_samples(rank.vitals, labels)
+    if rank.check is not None:
+        yield from _check_samples(rank.check, labels)
+    if rank.collectives is not None:
+        yield from _collective_samples(rank.collectives, labels)
     if rank.step_age_ns is not None:
         yield sample("pacecar_job_last_record_age_seconds", rank.step_age_ns, *labels)
     knobs = _knobs_in_force(rank)
@@ -157,6 +175,40 @@ def _vitals_samples(vitals: Vitals, labels: tuple[str, str]) -> Iterator[Sample]
     for metric, value in figures.items():
         if value is not None:
             yield sample(metric, value, *labels)
+
+
+def _what_if_samples(ladder: WhatIf) -> Iterator[Sample]:
+    yield sample("pacecar_job_what_if_calibration_age_steps", ladder.calibration_age_steps, ladder.job)
+    for rung in ladder.rungs:
+        yield sample("pacecar_job_what_if_step_seconds", rung.step_ns, ladder.job, rung.name)
+        yield sample("pacecar_job_what_if_gain_ratio", rung.gain_ratio, ladder.job, rung.name)
+
+
+def _check_samples(check: EstimateCheck, labels: tuple[str, str]) -> Iterator[Sample]:
+    figures = {
+        "pacecar_job_estimate_error_ratio": check.error_ratio,
+        "pacecar_job_estimate_bias_limit_ratio": check.bias_limit_ratio,
+    }
+    for metric, value in figures.items():
+        if value is not None:
+            yield sample(metric, value, *labels)
+    if check.exact.wall_ns:
+        for heading, error_ns in check.heading_errors_ns.items():
+            ratio = error_ns / check.exact.wall_ns
+            yield sample("pacecar_job_estimate_heading_error_ratio", ratio, *labels, heading)
+
+
+def _collective_samples(window: CollectiveWindow, labels: tuple[str, str]) -> Iterator[Sample]:
+    for one in window.sums:
+        figures: dict[str, int | float | None] = {
+            "pacecar_job_collectives": one.count,
+            "pacecar_job_collective_duration_seconds": one.duration_ns,
+            "pacecar_job_collective_bytes": one.bytes,
+            "pacecar_job_collective_bus_bandwidth_bytes_per_second": one.bus_bandwidth,
+        }
+        for metric, value in figures.items():
+            if value is not None:
+                yield sample(metric, value, *labels, one.operation)
 
 
 def _tuner_samples(job: JobView) -> Iterator[Sample]:

@@ -1,7 +1,8 @@
 """How does a command line ask a running job for something?  Through the socket of its node's daemon.
 
 One connection, one request, and then answers: first the daemon's own, which says whom it reached, then those of the
-ranks.  An asker waits with a deadline of its own; neither the daemon nor the job waits for him.
+ranks.  An asker waits with a deadline of its own, which grows with the pace of the job; neither the daemon nor the job
+waits for him.  Whatever happens after the ranks were reached, each of them gets a reply, be it that nothing was heard.
 """
 
 from __future__ import annotations
@@ -17,6 +18,18 @@ from pacecar.records import Answer, KnobValue, Request, TunerReport
 from pacecar.wire import FRAME_BYTES_MAX, FrameError, decode_frame, encode_frame
 
 __all__ = ["AskError", "Reply", "ask"]
+
+FIRST_SECONDS = 10.0
+"""The daemon answers at once; it may be busy with a tick."""
+
+PATIENCE_SECONDS = 60.0
+"""Beside the steps themselves: ranks look for commands four times a second, and write and compress what they saw."""
+
+SLOWER = 5.0
+"""A traced step takes so much longer, at the worst (stacks)."""
+
+UNKNOWN_SECONDS = 300.0
+"""For the steps of a job whose pace nobody knows yet: it may be compiling."""
 
 _SERIAL = 1
 """One request a connection."""
@@ -41,41 +54,63 @@ def ask(
     action: str,
     arguments: dict[str, KnobValue],
     *,
-    timeout_seconds: float,
+    timeout_seconds: float | None = None,
     ranks: tuple[int, ...] = (),
 ) -> Iterator[Answer | Reply]:
     """Ask `job` for `action` through the daemon at `path`: yield what is said on the way, then a Reply a rank.
 
-    `ranks` says which are meant, none all of them that are on this node.
+    `ranks` says which are meant, none all of them that are on this node.  `timeout_seconds` None: as long as the steps
+    in `arguments` may take at the job's pace, and PATIENCE_SECONDS.
 
     Raises:
         AskError: there is no daemon, it has no such job, or the job belongs to somebody else.
     """
-    deadline = time.monotonic() + timeout_seconds
+    begun = time.monotonic()
     request = Request(serial=_SERIAL, job=job, action=action, arguments=arguments, ranks=ranks)
-    with _connect(path, timeout_seconds) as connection:
+    with _connect(path, FIRST_SECONDS) as connection:
         try:
             connection.send(encode_frame(request))
         except FrameError as error:
             raise AskError(str(error)) from error
-        first = _next(connection, deadline)
+        except OSError as error:
+            raise AskError(f"the daemon at {path} hung up: {error.strerror}") from error
+        first = _next(connection, begun + min(FIRST_SECONDS, timeout_seconds or FIRST_SECONDS))
         if first is None:
             raise AskError(f"the daemon at {path} does not answer")
         if first.state == "refused":
             raise AskError(first.detail)
         yield first
-        waiting = set(first.ranks)
-        while waiting:
+        patience = _patience(first, arguments) if timeout_seconds is None else timeout_seconds
+        yield from _replies(connection, first, begun + patience)
+
+
+def _replies(connection: socket.socket, first: Answer, deadline: float) -> Iterator[Answer | Reply]:
+    waiting = dict.fromkeys(first.ranks, "")
+    silence = "no answer in time"
+    while waiting:
+        try:
             answer = _next(connection, deadline)
-            if answer is None:
-                break
-            if answer.rank is None or answer.state == "accepted":
-                yield answer
-            elif answer.rank in waiting:
-                waiting.discard(answer.rank)
-                yield Reply(answer.rank, answer.state, answer.detail, answer.report)
-        for rank in sorted(waiting):
-            yield Reply(rank, "silent", f"no answer in {timeout_seconds:g} s")
+        except AskError as error:
+            silence = str(error)
+            break
+        if answer is None:
+            break
+        if answer.rank is None or answer.state == "accepted":
+            if answer.rank in waiting:
+                waiting[answer.rank] = f"; it last said: {answer.detail}"
+            yield answer
+        elif answer.rank in waiting:
+            del waiting[answer.rank]
+            yield Reply(answer.rank, answer.state, answer.detail, answer.report)
+    for rank, said in sorted(waiting.items()):
+        yield Reply(rank, "silent", silence + said)
+
+
+def _patience(first: Answer, arguments: dict[str, KnobValue]) -> float:
+    steps = arguments.get("steps", 1)
+    if first.pace_ns is None or first.expected_ns is None or not isinstance(steps, int):
+        return PATIENCE_SECONDS + UNKNOWN_SECONDS
+    return PATIENCE_SECONDS + SLOWER * (first.expected_ns + steps * first.pace_ns) / 1e9
 
 
 def _connect(path: str, timeout_seconds: float) -> socket.socket:
@@ -99,7 +134,7 @@ def _next(connection: socket.socket, deadline: float) -> Answer | None:
         connection.settimeout(left)
         try:
             frame = connection.recv(FRAME_BYTES_MAX)
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):
             return None
         except OSError as error:
             raise AskError(f"the daemon hung up: {error.strerror}") from error

@@ -171,7 +171,8 @@ def _steps(text: str | None) -> tuple[int, int] | None:
 @click.option("--stacks", is_flag=True, help="Also record python stacks; the steps become much slower.")
 @click.option("--directory", type=click.Path(path_type=Path), help="Where the job writes.  [default: its run folder]")
 @click.option("--socket", help="The daemon's socket.  [default: as configured]")
-@click.option("--timeout-seconds", type=click.FloatRange(min=1.0), default=120.0, show_default=True)
+@click.option("--at-step", type=click.IntRange(min=1), metavar="N", help="Begin at step N, the same on several nodes.")
+@click.option("--timeout-seconds", type=click.FloatRange(min=1.0), help="Give up then.  [default: by the job's pace]")
 @click.option("--no-analysis", is_flag=True, help="Only print where the traces are.")
 def trace(
     config_file: Path | None,
@@ -180,16 +181,19 @@ def trace(
     stacks: bool,
     directory: Path | None,
     socket: str | None,
-    timeout_seconds: float,
+    at_step: int | None,
+    timeout_seconds: float | None,
     no_analysis: bool,
 ) -> None:
-    """Trace the next steps of the running JOB, on all its ranks of this node, and analyse them."""
+    """Trace the next steps of the running JOB, the same on all its ranks of this node, and analyse them."""
     config = _load(config_file, {"socket": socket})
     from pacecar.asking import AskError, Reply, ask
 
     arguments: dict[str, int | str] = {"steps": steps, "stacks": int(stacks)}
     if directory is not None:
         arguments["directory"] = str(directory.absolute())
+    if at_step is not None:
+        arguments["at_step"] = at_step
     replies: list[Reply] = []
     try:
         for said in ask(config.daemon.socket, job, "trace", arguments, timeout_seconds=timeout_seconds):
@@ -204,6 +208,7 @@ def trace(
     if no_analysis:
         click.echo("\n".join(files))
     else:
+        click.echo(err=True)
         _analyze(files)
     sys.exit(0 if len(files) == len(replies) else 1)
 

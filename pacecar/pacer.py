@@ -37,15 +37,17 @@ from pacecar.controller.vigil import Vigil
 from pacecar.options import check_arguments, with_options
 from pacecar.profiler.books import FinishedStep
 from pacecar.profiler.courier import Courier
-from pacecar.profiler.crew.crew import Crew
+from pacecar.profiler.crew.crew import Crew, sees_waits_in_forward
 from pacecar.profiler.hook import AlreadyAttachedError, Hook
 from pacecar.profiler.identity import make_hello, model_device
 from pacecar.profiler.orders import Orders
 from pacecar.profiler.outbox import Outbox
 from pacecar.profiler.runlog import RunLog
 from pacecar.profiler.sink import RecordSink
+from pacecar.profiler.throttling import ThrottleNews
 from pacecar.profiler.tracing import Tracing
-from pacecar.records import JobHello, JobRecord, Knobs
+from pacecar.profiler.whatif import RankLadder
+from pacecar.records import Command, JobHello, JobRecord, Knobs
 from pacecar.tuning import make_tuner, make_vigil
 
 __all__ = ["Pacer", "attach"]
@@ -91,6 +93,7 @@ class Pacer:
         self._hook = hook
         self._tuner = tuner
         self.inert_because = inert_because
+        self._pid = os.getpid()
 
     @property
     def is_active(self) -> bool:
@@ -207,6 +210,8 @@ class Pacer:
 
     def close(self, reason: str = "closed") -> None:
         """Detach: remove every hook, deliver what is queued (for at most two seconds).  Harmless when repeated."""
+        if os.getpid() != self._pid:  # a forked child: whatever there is belongs to the parent
+            return
         if self._tuner is not None:
             self._tuner.close()
         if self._global_batch is not None:
@@ -306,12 +311,23 @@ def _inert(rescue: Rescue, reason: str, *, level: int = logging.WARNING) -> Pace
 def _start(model: nn.Module, optimizer: Optimizer, rescue: Rescue, settings: Config) -> Pacer:
     clock = SystemClock()
     hello = make_hello(model, job=settings.hook.job)
+    throttling = ThrottleNews(hello)
     orders = Orders(hello.job, hello.rank, reply=lambda answer: outbox.put(answer))
-    outbox = Outbox(settings.hook.socket, hello, obey=orders.obey)
+
+    def obey(command: Command) -> None:
+        orders.obey(command)
+        hook.wake()
+
+    outbox = Outbox(settings.hook.socket, hello, obey=obey, heed=throttling.heed)
     couriers: list[Courier] = [outbox]
     if settings.hook.run_dir is not None:
         couriers.append(RunLog(settings.hook.run_dir, hello))
-    sinks: list[RecordSink] = [*couriers]
+
+    def emit(record: JobRecord) -> None:
+        for courier in couriers:
+            courier.put(record)
+
+    sinks: list[RecordSink] = [*couriers, RankLadder(emit, is_job=hello.world_size == 1)]
     tuner: Tuner | None = None
     desk: Desk | None = None
     loaders: LoaderKnobs | None = None
@@ -323,11 +339,13 @@ def _start(model: nn.Module, optimizer: Optimizer, rescue: Rescue, settings: Con
             vigil.boundary(None if step is None else step.step)
         if tuner is not None:
             tuner.on_boundary(step)
-        # At this place a call that finds nothing to do costs microseconds.
         if tracing.is_tracing:
             tracing.boundary()
         if orders.waiting:
-            orders.boundary(hook.step)
+            if hook.is_alive:
+                orders.boundary(hook.step)
+            else:  # it counts no steps any more, so theirs would never come
+                orders.close("pacecar's hook has turned itself off in this rank; its log says why")
 
     def mark(is_traced: bool) -> None:
         hook.is_traced = is_traced
@@ -348,10 +366,14 @@ def _start(model: nn.Module, optimizer: Optimizer, rescue: Rescue, settings: Con
         directory=settings.hook.run_dir,
         step=lambda: hook.step,
         mark=mark,
+        windows=hook.windows,
     )
+    # At a plain boundary a call costs microseconds, also one that finds nothing to do.
+    hook.wants_boundary = lambda: tuner is not None or vigil is not None or tracing.is_tracing or bool(orders.waiting)
+    hook.windows.is_held = lambda: bool(orders.waiting)
     orders.register("trace", tracing.trace)
     for courier in couriers:
-        courier.before_look = hook.look
+        courier.before_look, courier.charge = hook.look, hook.charge
     hook.start()
     holds = Holds()
     try:
@@ -364,7 +386,7 @@ def _start(model: nn.Module, optimizer: Optimizer, rescue: Rescue, settings: Con
                 model, hook, rescue, loaders, global_batch, hello, settings.tune, _emitter(sinks), vigil, desk, holds
             )
             tuner.start()
-        crew = _start_crew(hook, hello, settings.hook, [*sinks, holds]) if settings.hook.crew else None
+        crew = _start_crew(hook, hello, settings.hook, [*sinks, holds], throttling) if settings.hook.crew else None
     except BaseException:
         if desk is not None:
             desk.close()
@@ -387,8 +409,21 @@ def _emitter(sinks: list[RecordSink]) -> Callable[[JobRecord], None]:
     return emit
 
 
-def _start_crew(hook: Hook, hello: JobHello, config: HookConfig, sinks: list[RecordSink]) -> Crew:
-    crew = Crew(hello, config, hook, emit=_emitter(sinks))
+def _start_crew(
+    hook: Hook, hello: JobHello, config: HookConfig, sinks: list[RecordSink], throttling: ThrottleNews
+) -> Crew:
+    def waits_in_forward() -> bool:
+        return sees_waits_in_forward(hook.calibrations.find(hook.knobs))
+
+    crew = Crew(
+        hello,
+        config,
+        hook,
+        emit=_emitter(sinks),
+        throttled=throttling.is_throttled,
+        charge=hook.charge,
+        waits_in_forward=waits_in_forward,
+    )
     hook.on_timed = crew.note
     crew.start()
     return crew

@@ -12,16 +12,24 @@ from typing import Literal
 
 import msgspec
 
+from pacecar.accuracy import EstimateCheck
+from pacecar.collectives import CollectiveSum, CollectiveWindow
+from pacecar.ledger import LEDGER_HEADINGS, Ledger
 from pacecar.steering import Answer, Command, KnobValue, Request, TunerChange, TunerOrder, TunerReport
 from pacecar.vitals import DeviceMemory, Vitals
+from pacecar.whatif import Bound, Rung, WhatIf
 
 __all__ = [
     "LEDGER_HEADINGS",
     "Absent",
     "Answer",
+    "Bound",
+    "CollectiveSum",
+    "CollectiveWindow",
     "Command",
     "Decision",
     "DeviceMemory",
+    "EstimateCheck",
     "Failed",
     "Goodbye",
     "HangSuspicion",
@@ -35,29 +43,20 @@ __all__ = [
     "Ok",
     "Outcome",
     "Request",
+    "Rung",
     "Sample",
     "Snapshot",
     "StepRecord",
     "Straggler",
+    "Throttling",
     "TunerChange",
     "TunerOrder",
     "TunerReport",
     "TunerStatus",
     "Verdict",
     "Vitals",
+    "WhatIf",
 ]
-
-LEDGER_HEADINGS = (
-    "compute",
-    "exposed_communication",
-    "exposed_copy",
-    "data_wait",
-    "host_bound",
-    "optimizer_host",
-    "checkpoint",
-    "unknown",
-)
-"""The headings whose sum is the wall time of a step, in the order in which people read them."""
 
 
 # --- the host road: collectors to board ---------------------------------------------------------
@@ -122,77 +121,6 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 # --- the job road: hook to daemon and run folder ------------------------------------------------
-
-
-class Ledger(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Where a stretch of wall time went, in nanoseconds.  The headings sum to `wall_ns` exactly.
-
-    compute                a compute kernel ran (on CPU: an operator on a training thread)
-    exposed_communication  communication ran and no compute did
-    exposed_copy           only a copy ran
-    data_wait, host_bound, optimizer_host, checkpoint    nothing ran, by cause
-    unknown                what could not be told; never hidden in another heading
-
-    Beside the sum: `communication_ns` is all communication, `overlapped_communication_ns` the part under compute.
-    Raises ValueError when the parts do not add up, so that a wrong ledger cannot exist.
-    """
-
-    wall_ns: int
-    compute_ns: int = 0
-    exposed_communication_ns: int = 0
-    exposed_copy_ns: int = 0
-    data_wait_ns: int = 0
-    host_bound_ns: int = 0
-    optimizer_host_ns: int = 0
-    checkpoint_ns: int = 0
-    unknown_ns: int = 0
-    communication_ns: int = 0
-    overlapped_communication_ns: int = 0
-
-    def __post_init__(self) -> None:
-        # Written out: this runs twice a step inside the training process.
-        compute, exposed, copy, data = (
-            self.compute_ns, self.exposed_communication_ns, self.exposed_copy_ns, self.data_wait_ns,
-        )  # fmt: skip
-        host, optimizer, checkpoint, unknown = (
-            self.host_bound_ns, self.optimizer_host_ns, self.checkpoint_ns, self.unknown_ns,
-        )  # fmt: skip
-        total = compute + exposed + copy + data + host + optimizer + checkpoint + unknown
-        if total != self.wall_ns or min(compute, exposed, copy, data, host, optimizer, checkpoint, unknown) < 0:
-            raise ValueError(f"ledger parts sum to {total} ns, wall time is {self.wall_ns} ns: {self.parts()}")
-        if self.communication_ns != self.exposed_communication_ns + self.overlapped_communication_ns:
-            raise ValueError(
-                f"communication {self.communication_ns} ns is not exposed {self.exposed_communication_ns} ns"
-                f" plus overlapped {self.overlapped_communication_ns} ns"
-            )
-        if self.overlapped_communication_ns < 0:
-            raise ValueError(f"overlapped communication is {self.overlapped_communication_ns} ns")
-
-    def parts(self) -> dict[str, int]:
-        """Return heading -> nanoseconds, in `LEDGER_HEADINGS` order."""
-        return {heading: getattr(self, heading + "_ns") for heading in LEDGER_HEADINGS}
-
-    @property
-    def overlap_ratio(self) -> float | None:
-        """Overlapped communication over all communication (0..1); None when there was none."""
-        if self.communication_ns == 0:
-            return None
-        return self.overlapped_communication_ns / self.communication_ns
-
-    def __add__(self, other: Ledger) -> Ledger:
-        return Ledger(
-            wall_ns=self.wall_ns + other.wall_ns,
-            compute_ns=self.compute_ns + other.compute_ns,
-            exposed_communication_ns=self.exposed_communication_ns + other.exposed_communication_ns,
-            exposed_copy_ns=self.exposed_copy_ns + other.exposed_copy_ns,
-            data_wait_ns=self.data_wait_ns + other.data_wait_ns,
-            host_bound_ns=self.host_bound_ns + other.host_bound_ns,
-            optimizer_host_ns=self.optimizer_host_ns + other.optimizer_host_ns,
-            checkpoint_ns=self.checkpoint_ns + other.checkpoint_ns,
-            unknown_ns=self.unknown_ns + other.unknown_ns,
-            communication_ns=self.communication_ns + other.communication_ns,
-            overlapped_communication_ns=self.overlapped_communication_ns + other.overlapped_communication_ns,
-        )
 
 
 class Knobs(msgspec.Struct, frozen=True):
@@ -355,7 +283,8 @@ class JobLedger(msgspec.Struct, frozen=True, kw_only=True, tag="job_ledger"):
 
     `pace_ns` is the mean step of the slowest rank over the last steps up to `step`, `median_ns` that of the median
     rank.  Totals add up all `ranks` and all steps since they met; `total_phases_ns`, by phases of the host's timers,
-    sum to `total_wall_ns`.
+    sum to `total_wall_ns`.  `total_measured_steps`, of all ranks, is what they rest on: with very short steps hooks
+    measure every k-th, and the others count like those.
     """
 
     job: str
@@ -366,6 +295,7 @@ class JobLedger(msgspec.Struct, frozen=True, kw_only=True, tag="job_ledger"):
     total_steps: int
     total_wall_ns: int
     total_phases_ns: dict[str, int]
+    total_measured_steps: int | None = None
 
 
 class HangSuspicion(msgspec.Struct, frozen=True, kw_only=True, tag="hang"):
@@ -397,9 +327,24 @@ class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
     wall_ns: int
 
 
-CrewRecord = Straggler | JobLedger | HangSuspicion
+CrewRecord = Straggler | JobLedger | HangSuspicion | WhatIf
+
+MeasuredRecord = StepRecord | Vitals | EstimateCheck | CollectiveWindow
 
 TunerRecord = KnobSwitch | Decision | Verdict | TunerStatus | TunerOrder
 
-JobRecord = JobHello | StepRecord | Vitals | TunerRecord | CrewRecord | Goodbye
+JobRecord = JobHello | MeasuredRecord | TunerRecord | CrewRecord | Goodbye
 """What may cross the socket and what a run folder holds."""
+
+
+# --- the way back: the daemon to its hooks (what people ask goes along it too, see `pacecar.steering`) ---------
+
+
+class Throttling(msgspec.Struct, frozen=True, kw_only=True, tag="throttling"):
+    """The daemon tells a rank what holds down the clocks of its device; said when it changes.
+
+    `reasons` are named as in the metric of clock events; empty: nothing does.  None: the daemon does not know any more.
+    """
+
+    device_uuid: str
+    reasons: tuple[str, ...] | None

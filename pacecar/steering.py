@@ -131,7 +131,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     """What became of a request: from one rank, or from the daemon itself (`rank` is None).
 
     "accepted" is not the end, the others are.  `number` is the command's, towards the asker the request's serial.
-    `ranks` says whom the daemon reached; `report` is what the tuner was asked for.
+    `ranks` says whom the daemon reached; `expected_ns` when they begin, from now, and `pace_ns` how long a step takes,
+    as far as it knows.  `report` is what the tuner was asked for.
     """
 
     job: str
@@ -141,3 +142,5 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     detail: str
     ranks: tuple[int, ...] = ()
     report: TunerReport | None = None
+    expected_ns: int | None = None
+    pace_ns: int | None = None

@@ -17,11 +17,11 @@ from enum import StrEnum
 
 import msgspec
 
-from pacecar.records import Answer, Command, JobRecord, Request
+from pacecar.records import Answer, Command, JobRecord, Request, Throttling
 
 __all__ = ["FRAME_BYTES_MAX", "VERSION", "FrameError", "Message", "Refusal", "decode_frame", "encode_frame"]
 
-Message = JobRecord | Request | Command | Answer
+Message = JobRecord | Request | Command | Answer | Throttling
 """What may cross the socket, in either direction."""
 
 VERSION = 1

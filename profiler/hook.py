@@ -17,11 +17,11 @@ first run dry of them.  Left out: how records travel (sinks, which belong to the
 
 from __future__ import annotations
 
-import contextlib
 import logging
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,17 +31,19 @@ from torch.utils.hooks import RemovableHandle
 from pacecar.clock import Clock, SystemClock
 from pacecar.config import HookConfig
 from pacecar.profiler import slot
-from pacecar.profiler.books import Books, FinishedStep, Passed
+from pacecar.profiler.books import Books, FinishedStep
 from pacecar.profiler.budget import Budget
 from pacecar.profiler.cadence import Cadence
+from pacecar.profiler.compiling import keep_out
 from pacecar.profiler.counts import StepCounts
-from pacecar.profiler.estimate import Calibration, Calibrations
+from pacecar.profiler.estimate import Calibrations
 from pacecar.profiler.guard import Guard
 from pacecar.profiler.identity import make_hello, model_device
-from pacecar.profiler.loader import TimedLoader, guess_samples
+from pacecar.profiler.loop import Loop
 from pacecar.profiler.measurement import WindowMeter
 from pacecar.profiler.memory import cuda_stats
 from pacecar.profiler.phases import PhaseHooks
+from pacecar.profiler.pulse import UNUSUAL, Passed, Pulse, take_inputs
 from pacecar.profiler.sink import RecordSink
 from pacecar.profiler.slot import AlreadyAttachedError
 from pacecar.profiler.steptimer import StepTimer, TimedStep, time_step
@@ -49,8 +51,6 @@ from pacecar.profiler.vitals import VitalsMeter
 from pacecar.records import Goodbye, JobHello, Knobs, StepRecord
 
 __all__ = ["AlreadyAttachedError", "Hook", "make_hello"]
-
-T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -90,12 +90,10 @@ class Hook:
         is_real = isinstance(self._clock, SystemClock)
         self._now_ns = time.monotonic_ns if is_real else self._clock.monotonic_ns
         self._wall_ns = time.time_ns if is_real else self._clock.wall_ns
-        self._batch_samples = batch_samples or guess_samples
-        self._batch_tokens = batch_tokens
-        self.knobs = Knobs()
-        """The settings in force; the tuner sets them at a boundary, for the steps that follow."""
         self.is_traced = False
-        """Somebody traces the steps that follow; their pace says nothing about the job."""
+        """Somebody traces the steps that follow; their pace says nothing about the job.  Set at a boundary."""
+        self.wants_boundary: Callable[[], bool] = lambda: True
+        """Whether the listener need hear of the next boundary; `wake` when it changes its mind before that."""
 
         self._timer = StepTimer()
         self._guard = Guard(self._now_ns, self._charge)
@@ -112,30 +110,52 @@ class Hook:
             retire=self._retire,
             forward_begins=self._vitals.forward_begins,
         )
-        self._meter = WindowMeter(self._clock, on_device=is_cuda)
+        self._meter = self.windows = WindowMeter(self._clock, on_device=is_cuda)
         self._budget = Budget(
             self._config.overhead_budget,
             warmup_steps=self._config.window_warmup_steps,
             interval_steps=self._config.window_interval_steps,
             rank=hello.rank,
+            world_size=hello.world_size,
+            on_device=is_cuda,
         )
-        self._calibrations = Calibrations()
+        self.calibrations = self._calibrations = Calibrations()
+        """What exact windows saw, by setting."""
         self._cadence = Cadence(self._config.overhead_budget)
-        self._books = Books(
-            hello, self._sinks, self._budget, self._calibrations, self._vitals, self._guard, self._cadence
-        )
-        self._passed: Passed | None = None
-        self._listener_ns = 0
         self._counts = StepCounts()
-        self._step = 0
-        self._next_look = self._budget.next_look(0)
+        self._pulse = Pulse(
+            self._phases,
+            self._timer,
+            self._guard,
+            self._counts,
+            now_ns=self._now_ns,
+            wall_ns=self._wall_ns,
+            care=self._care,
+        )
+        self._loop = Loop(
+            self._timer,
+            self._guard,
+            self._counts,
+            self._phases,
+            self._vitals,
+            now_ns=self._now_ns,
+            batch_samples=batch_samples,
+            batch_tokens=batch_tokens,
+        )
+        self.data, self.count, self.checkpoint = self._loop.data, self._loop.count, self._loop.checkpoint
+        self._books = Books(
+            hello, self._sinks, self._budget, self._calibrations, self._vitals, self._guard, self._cadence, self._pulse
+        )
+        self.look, self.flush, self.charge = self._books.look, self._books.settle, self._budget.charge
+        """Let other threads write the records that wait; write them now, on the training thread; add a cost."""
+        self._listener_ns = 0
+        self._pulse.care_step = self._budget.next_look(0)
         self._opening_ns = 0
         self._may_be_open = False
         self._has_aftermath = False
         self._beat_handle: RemovableHandle | None = None
         self._optimizer = optimizer
         self._in_boundary = False
-        self._checkpoint_depth = 0
         self._is_started = False
         self._is_closed = False
 
@@ -149,7 +169,16 @@ class Hook:
     @property
     def step(self) -> int:
         """The number of the step under way: how many were finished."""
-        return self._step
+        return self._pulse.step
+
+    @property
+    def knobs(self) -> Knobs:
+        """The settings in force; the tuner sets them at a boundary, for the steps that follow."""
+        return self._pulse.knobs
+
+    @knobs.setter
+    def knobs(self, knobs: Knobs) -> None:
+        self._pulse.knobs = knobs
 
     @property
     def overhead_ratio(self) -> float | None:
@@ -165,18 +194,10 @@ class Hook:
     def on_timed(self, listener: Callable[[TimedStep, StepRecord], None] | None) -> None:
         self._books.on_timed = listener
 
-    def look(self) -> None:
-        """Write the records that wait; for other threads, as often as they like."""
-        self._books.look()
-
-    def flush(self) -> None:
-        """Write the records that wait, now; on the training thread."""
-        self._books.settle()
-
     @property
     def phase(self) -> str:
         """The phase that the training thread is in, "outside" of all; may be asked from any thread."""
-        if self._checkpoint_depth:
+        if self._loop.checkpoint_depth:
             return "checkpoint"
         return self._phases.phase or "outside"
 
@@ -195,12 +216,16 @@ class Hook:
         self._is_started = True
         self._phases.tells_inputs = self._vitals.tells_inputs
         self._phases.install()
+        keep_out(Pulse.beat)
         # Apart from the phases' hooks, so that it outlives them.
-        self._beat_handle = self._optimizer.register_step_post_hook(self._beat)
+        self._beat_handle = self._optimizer.register_step_post_hook(self._pulse.beat)
         begun = self._now_ns()
+        if self._now_ns is time.monotonic_ns:  # prices are of the real time
+            self._guard.wrap(self._books.learn_prices)()
         if self._config.windows:
             self._guard.wrap(self._meter.install)()
         self._budget.charge(self._now_ns() - begun)
+        self._timer.overhead_ns = 0  # no part of the first step
 
     def close(self, reason: str = "detached") -> None:
         """Remove every hook, put a Goodbye with `reason` into the sinks, and free the process's slot.
@@ -220,60 +245,26 @@ class Hook:
             sink.put(goodbye)
         slot.free(self)
 
-    # --- what the user's loop calls -------------------------------------------------------------
+    def wake(self) -> None:
+        """Let the listener hear of the next boundary; from any thread."""
+        self._pulse.wake()
 
-    def data(self, loader: Iterable[T]) -> Iterable[T]:
-        """Return `loader` with its waits timed and its batches counted; iterate it as often as the loader."""
-        return TimedLoader(
-            loader,
-            now_ns=self._now_ns,
-            waited=self._guard.wrap(self._waited),
-            drawn=self._guard.wrap(self._drawn),
-        )
-
-    def count(self, *, samples: int | None = None, tokens: int | None = None) -> None:
-        """Add to this step's samples and tokens; overrides what the hook would guess."""
-        self._counts.say(samples, tokens)
-
-    @contextlib.contextmanager
-    def checkpoint(self) -> Iterator[None]:
-        """Charge the time of the body, saving a checkpoint, to the ledger's `checkpoint`; one inside another is its."""
-        start, self._checkpoint_depth = self._now_ns(), self._checkpoint_depth + 1
-        try:
-            yield
-        finally:
-            self._checkpoint_depth -= 1
-            if not self._checkpoint_depth:
-                self._guard.wrap(self._checkpointed)(start, self._now_ns())
+    def forked(self) -> None:
+        """Be inert for good, without a word to anybody: this is a forked child of the measured process."""
+        self._is_closed, self._guard.is_alive = True, False
 
     def request_window(self) -> None:
         """Ask for an exact window soon, as a knob was switched; the budget decides when, a new setting has credit."""
         self._budget.request(on_credit=not self._calibrations.knows(self.knobs))
+        self._pulse.care_step = self._budget.next_look(self._pulse.step)
 
     # --- inside ---------------------------------------------------------------------------------
 
     def _charge(self, duration_ns: int) -> None:
         self._timer.overhead_ns += duration_ns
 
-    def _checkpointed(self, start_ns: int, end_ns: int) -> None:
-        self._timer.events.append(("checkpoint", start_ns, end_ns))
-        self._vitals.checkpointed(end_ns - start_ns)
-
-    def _waited(self, start_ns: int, end_ns: int) -> None:
-        self._timer.events.append(("data_wait", start_ns, end_ns))
-
-    def _drawn(self, batch: object) -> None:
-        samples = self._batch_samples(batch)
-        if samples is not None:
-            self._phases.guesses_samples = False
-        self._counts.draw(samples, None if self._batch_tokens is None else self._batch_tokens(batch))
-
-    def _beat(self, *_: object) -> None:
-        """End a step: enter it, tell the listener, whether or not there is something to tell, prepare the next.
-
-        One function and not a few small ones: at this place a call costs a microsecond or two.
-        """
-        now_ns = self._now_ns()
+    def _care(self, now_ns: int) -> None:
+        """End a step that is not plain: enter it, tell the listener, if only that it ended, prepare the next."""
         if self._is_closed:
             return
         finished: FinishedStep | None = None
@@ -282,7 +273,7 @@ class Hook:
             if self._guard.is_alive:
                 try:
                     if self._phases.is_resting:
-                        self._pass_over(now_ns)
+                        self._pulse.pass_over(now_ns)
                     else:
                         finished = self._finish(now_ns)
                 except Exception:  # noqa: BLE001  as in the guard, without its second frame
@@ -298,6 +289,18 @@ class Hook:
                     self._guard.failed(self._prepare)
         finally:
             self._in_boundary = False
+        # First set and then looked at: another thread may find something at this moment.
+        self._pulse.is_plain = True
+        if self._is_pending():
+            self._pulse.is_plain = False
+
+    def _is_pending(self) -> bool:
+        """Return whether the next boundary has more to do than to note that a step ended."""
+        is_heard = self._on_boundary is not None and self.wants_boundary()
+        is_looked_at = self._may_be_open or self._has_aftermath or self.is_traced
+        is_odd = self._cadence.every != 1 or self._pulse.passed is not None or self._pulse.step <= 1
+        is_counted = self._phases.tells_inputs or self._vitals.wants_count or self._vitals.is_due
+        return is_heard or is_looked_at or is_odd or is_counted
 
     def _tell(self, listener: Callable[[FinishedStep | None], None], finished: FinishedStep | None) -> None:
         try:
@@ -309,47 +312,36 @@ class Hook:
 
     def _finish(self, now_ns: int) -> FinishedStep:
         """Enter the step that is over, in what is already the next step's time."""
-        timer, phases = self._timer, self._phases
+        timer, phases, pulse = self._timer, self._phases, self._pulse
         phases.optimizer_ended(now_ns)
         timer.overhead_ns += phases.own_ns
         phases.own_ns = 0
-        raw = timer.finish(now_ns)
-        was_counted = phases.tells_inputs and self._vitals.is_counted
-        inputs, forward_samples = phases.inputs, phases.forward_samples
-        for shape, _ in inputs:
-            if shape:
-                forward_samples = (forward_samples or 0) + shape[0]
-        samples, tokens = forward_samples, None
+        was_counted = False
+        if phases.inputs == pulse.usual.inputs and not phases.has_looked:
+            phases.inputs.clear()
+        else:
+            pulse.usual, was_counted = take_inputs(phases, self._vitals)
+        samples, tokens = pulse.usual.samples, None
         if self._counts.has_news:
-            samples, tokens = self._counts.take(forward_samples)
-        flops = self._vitals.take_flops(inputs)
-        inputs.clear()
-        phases.forward_samples = None
+            samples, tokens = self._counts.take(samples)
         phases.guesses_samples = True
-        finished = FinishedStep(self._books, self._step, raw, self._wall_ns(), self.knobs, samples, tokens, flops)
-        finished.was_counted = was_counted
-        finished.passed, self._passed = self._passed, None
+        raw = timer.finish(now_ns)
+        now = self._wall_ns()
+        finished = FinishedStep(self._books, pulse.step, raw, now, pulse.knobs, samples, tokens, pulse.usual.flops)
+        if was_counted or self._has_aftermath or self.is_traced:
+            finished.was_counted, finished.disturbed = was_counted, True
+            self._has_aftermath = self.is_traced
         finished.listener_ns, self._listener_ns = self._listener_ns, 0
-        finished.disturbed = was_counted or self._has_aftermath or self.is_traced
-        self._has_aftermath = self.is_traced
+        if pulse.passed is not None:
+            finished.passed, pulse.passed = pulse.passed, None
         if self._may_be_open and self._meter.is_open:
             self._close_window(finished)
-        self._step += 1
+        pulse.step += 1
         self._books.enter(finished)
         if self._vitals.is_due:
             self._books.report_vitals()
+            pulse.usual = UNUSUAL  # it has looked at what is trained
         return finished
-
-    def _pass_over(self, now_ns: int) -> None:
-        """Count the step that is over; the next measured one brings it to the books."""
-        if self._passed is None:
-            self._passed = Passed()
-        passed = self._passed
-        passed.steps += 1
-        passed.wall_ns += self._timer.skip(now_ns)
-        if self._counts.has_news:
-            passed.said(*self._counts.take(None))
-        self._step += 1
 
     def _turn_off(self) -> None:
         """Even counting steps costs more than the user allows."""
@@ -358,6 +350,8 @@ class Hook:
             "pacecar measures no more: its own time alone is over overhead_budget = %g of these short steps",
             self._config.overhead_budget,
         )
+        if self._phases.is_resting:
+            self._phases.resume()  # the next forward retires them
         self._guard.is_alive = False
 
     def _close_window(self, finished: FinishedStep) -> None:
@@ -365,11 +359,7 @@ class Hook:
         begun = self._now_ns()
         finished.was_profiled = finished.disturbed = self._has_aftermath = True
         finished.timed = time_step(finished.raw)
-        measurement = self._meter.close(finished.timed)
-        self._books.settle()  # what was before the calibration has none
-        if measurement is not None:
-            self._calibrations.add(finished.knobs, Calibration(finished.step, measurement.phases))
-            finished.measurement = measurement
+        self._books.learn(finished, finished.timed, self._meter.close(finished.timed))
         if not self._meter.is_open:
             self._may_be_open = False
             finished.price_ns = self._opening_ns + self._now_ns() - begun
@@ -381,24 +371,36 @@ class Hook:
         if every is None:
             self._turn_off()
             return
-        if every > 1 and self._step % every and not self._may_be_open:
-            self._phases.is_resting = True
-            if self._passed is None:
-                self._passed = Passed()
-            self._passed.cost_ns += self._now_ns() - now_ns
+        step = self._pulse.step
+        is_turn = self._config.windows and step == self._pulse.care_step and self._budget.wants_window(step)
+        # A window's turn does not heed the cadence.
+        if every > 1 and step % every and not is_turn and not self._may_be_open:
+            passed = self._pulse.passed = self._pulse.passed or Passed()
+            # Boundaries that nobody else wants need not come here until one is measured or a window's turn.
+            if step >= self._pulse.care_step:
+                self._pulse.care_step = self._budget.next_look(step + 1) if self._config.windows else sys.maxsize
+            is_wanted = self.is_traced or (self._on_boundary is not None and self.wants_boundary())
+            self._pulse.rests_until = 0 if is_wanted else min(step + -step % every, self._pulse.care_step)
+            if self._phases.is_resting:
+                passed.cost_ns += self._now_ns() - now_ns
+            else:  # to begin to rest is paid once, so it is the next measured step's
+                self._phases.rest()
+                self._timer.overhead_ns += self._now_ns() - now_ns
             return
-        self._phases.is_resting = False
-        is_watched = self._may_be_open or self._has_aftermath or self._step == 1  # `install` has taken one too
-        if self._step >= self._next_look and self._config.windows:
-            self._next_look = self._budget.next_look(self._step + 1)
-            self._open_window()
+        if self._phases.is_resting:
+            self._phases.resume()
+        is_watched = self._may_be_open or self._has_aftermath or step == 1  # `install` has taken one too
+        if step >= self._pulse.care_step:
+            self._pulse.care_step = self._budget.next_look(step + 1) if self._config.windows else sys.maxsize
+            if self._config.windows:
+                self._open_window()
             is_watched = True
         elif self._may_be_open:
             self._timer.keep_marks()
         vitals = self._vitals
         if vitals.wants_count and not (self._may_be_open or self.is_traced):  # they would see the dispatch mode's time
             self._books.settle()
-            vitals.prepare(self._step, self._may_count)
+            vitals.prepare(self._pulse.step, self._may_count)
             self._phases.tells_inputs = vitals.tells_inputs
         elif self._phases.tells_inputs:
             self._phases.tells_inputs = vitals.tells_inputs
@@ -414,10 +416,12 @@ class Hook:
     def _open_window(self) -> None:
         if not self._meter.is_open:
             self._may_be_open = False
-            if not self._budget.is_due(self._step):
+            if not self._budget.is_due(self._pulse.step):
+                return
+            if not self._budget.wants_window(self._pulse.step) and self._books.is_fresh:
                 return
             self._books.settle()  # the budget must know what was spent
-            if not self._budget.wants_window(self._step) or not self._meter.may_open():
+            if not self._budget.wants_window(self._pulse.step) or not self._meter.may_open():
                 return
             begun = self._now_ns()
             self._meter.open()

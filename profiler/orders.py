@@ -16,7 +16,7 @@ from typing import Literal
 
 from pacecar.records import Answer, Command
 
-__all__ = ["ORDERS_MAX", "Action", "Orders", "Refusal"]
+__all__ = ["ORDERS_MAX", "Action", "NotYet", "Orders", "Refusal"]
 
 ORDERS_MAX = 16
 """Commands that wait at one time; a further one is refused."""
@@ -29,6 +29,10 @@ _log = logging.getLogger(__name__)
 
 class Refusal(ValueError):  # noqa: N818  what an action raises to say no
     """The command cannot be carried out; the message goes to whoever asked."""
+
+
+class NotYet(Exception):  # noqa: N818  not a failure
+    """What an action raises to be called again at the next boundary."""
 
 
 class Orders:
@@ -67,10 +71,10 @@ class Orders:
             else:
                 self._carry_out(command)
 
-    def close(self) -> None:
+    def close(self, reason: str = "the job ended first") -> None:
         """Refuse what still waits."""
         while self.waiting:
-            self._answer(self.waiting.popleft(), "refused", "the job ended first")
+            self._answer(self.waiting.popleft(), "refused", reason)
 
     def _carry_out(self, command: Command) -> None:
         def answer(state: Literal["accepted", "done", "refused"], detail: str) -> None:
@@ -78,6 +82,8 @@ class Orders:
 
         try:
             self._actions[command.action](command, answer)
+        except NotYet:
+            self.waiting.append(command)
         except Refusal as refusal:
             answer("refused", str(refusal))
         except Exception as error:  # noqa: BLE001  somebody's wish must not end the job

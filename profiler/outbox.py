@@ -3,8 +3,8 @@
 Over its Unix socket, one frame a record, the hello first on every connection so that a restarted daemon knows at once
 who speaks.  The training thread only appends to a queue (`Courier`); the daemon may be full, gone or never there.
 
-Down the same connection come commands, which somebody asked the daemon to pass on.  The courier's thread takes them
-when it looks at its queue, so a command may be a quarter of a second old.
+Down the same connection come commands, which somebody asked the daemon to pass on, and news of the
+device.  The courier's thread takes them when it looks at its queue, so both may be a quarter of a second old.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import socket
 from collections.abc import Callable
 
 from pacecar.profiler.courier import QUEUE_LENGTH_MAX, Courier, Refused
-from pacecar.records import Answer, Command, JobHello, JobRecord
+from pacecar.records import Answer, Command, JobHello, JobRecord, Throttling
 from pacecar.wire import FRAME_BYTES_MAX, FrameError, decode_frame, encode_frame
 
 __all__ = ["Outbox"]
@@ -30,7 +30,8 @@ _log = logging.getLogger(__name__)
 class Outbox(Courier):
     """A `RecordSink` towards the daemon that listens at `path`.
 
-    `obey` gets each command, on the courier's thread; it must not wait.
+    `obey` gets each command and `heed` what the daemon tells of the device, None when the connection broke; on the
+    courier's thread, and neither may wait.
     """
 
     def __init__(
@@ -40,14 +41,22 @@ class Outbox(Courier):
         *,
         queue_length_max: int = QUEUE_LENGTH_MAX,
         obey: Callable[[Command], None] | None = None,
+        heed: Callable[[Throttling | None], None] | None = None,
     ) -> None:
-        super().__init__(_SocketCarrier(path, hello, obey), queue_length_max=queue_length_max)
+        super().__init__(_SocketCarrier(path, hello, obey, heed), queue_length_max=queue_length_max)
 
 
 class _SocketCarrier:
-    def __init__(self, path: str, hello: JobHello, obey: Callable[[Command], None] | None) -> None:
+    def __init__(
+        self,
+        path: str,
+        hello: JobHello,
+        obey: Callable[[Command], None] | None,
+        heed: Callable[[Throttling | None], None] | None,
+    ) -> None:
         self._path = path
         self._obey = obey
+        self._heed = heed
         self._hello = encode_frame(hello)
         self._socket: socket.socket | None = None
 
@@ -91,9 +100,13 @@ class _SocketCarrier:
                 return
             if isinstance(message, Command) and self._obey is not None:
                 self._obey(message)
+            elif isinstance(message, Throttling) and self._heed is not None:
+                self._heed(message)
 
     def close(self) -> None:
         if self._socket is not None:
+            if self._heed is not None:
+                self._heed(None)
             with contextlib.suppress(OSError):
                 self._socket.close()
             self._socket = None

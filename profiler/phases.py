@@ -30,7 +30,11 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from pacecar.profiler.attribution import REST
+from pacecar.profiler.compiling import is_tracing, keep_out, tell_while_tracing
+from pacecar.profiler.devicetimer import device_timer
 from pacecar.profiler.guard import Guard
+from pacecar.profiler.identity import model_device
 from pacecar.profiler.loader import guess_samples
 from pacecar.profiler.steptimer import EVENTS_MAX, StepTimer
 
@@ -38,6 +42,11 @@ __all__ = ["OUTPUTS_MAX", "PhaseHooks"]
 
 OUTPUTS_MAX = 4
 """Output tensors that are watched: the loss may use any of them, and the first gradient to arrive begins backward."""
+
+_INSIDE = (
+    "the model that was attached is compiled from outside, so its forward and backward are not told apart: attach what "
+    "the loop calls, pacecar.attach(torch.compile(model), ...)"
+)
 
 InputKey = tuple[torch.Size, bool]
 """Shape and requires_grad of a forward's only input."""
@@ -69,6 +78,7 @@ class PhaseHooks:
         self._model = model
         self._optimizer = optimizer
         self._timer = timer
+        self._device = timer.device = device_timer(model_device(model))
         self._events = timer.events  # bound once, not at each use
         self._guard = guard
         self._now_ns = now_ns
@@ -79,15 +89,19 @@ class PhaseHooks:
         """What the callbacks took since somebody set this to 0."""
         self.inputs: list[InputKey] = []
         self.tells_inputs = False
+        self.has_looked = False
+        """A forward since somebody set this to False is not in `inputs`."""
         self.is_resting = False
-        """This step is only counted."""
+        """This step is only counted, and model and optimizer have none of our hooks but the one that ends it."""
         self._forward_start_ns: int | None = None
         self._backward_start_ns: int | None = None
         self._compute_end_ns: int | None = None
-        self._optimizer_start_ns: int | None = None
+        self.optimizer_start_ns: int | None = None
+        """When the optimizer's step under way began."""
         self._is_ddp = hasattr(model, "require_backward_grad_sync")
         self._has_tail = True
-        self._watch = _watch_directly if _can_watch_directly() else _watch_by_register
+        self._is_direct = _can_watch_directly()
+        self._watch = _watch_directly if self._is_direct else _watch_by_register
         self._gradient_seen = self._on_gradient
         self._compute_ended = self._on_compute_end
         self._backward_ended = self._on_backward_end
@@ -99,14 +113,33 @@ class PhaseHooks:
 
     def install(self) -> None:
         """Register all hooks."""
+        kind = PhaseHooks
+        keep_out(kind._before_forward, kind._after_forward, kind._on_gradient, kind._before_optimizer)
+        self._register()
+
+    def _register(self) -> None:
         self._handles = [
             self._model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             self._model.register_forward_hook(self._after_forward),
             self._optimizer.register_step_pre_hook(self._before_optimizer),
         ]
 
+    def rest(self) -> None:
+        """Take the hooks away for the steps that follow, at a boundary: they are only counted.
+
+        Torch takes longer to call hooks that return at once than we take to count a step.
+        """
+        self.is_resting = True
+        self._forward_start_ns = None
+        self.remove()
+
+    def resume(self) -> None:
+        """Put the hooks back, at a boundary."""
+        self.is_resting = False
+        self._register()
+
     def remove(self) -> None:
-        """Remove all hooks; not from inside an optimizer hook, whose table torch is iterating over."""
+        """Remove all hooks; not from inside one of them, as torch is iterating over its table."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -114,13 +147,18 @@ class PhaseHooks:
     @property
     def phase(self) -> str | None:
         """The phase under way, None between phases; may be asked from another thread."""
-        if self._optimizer_start_ns is not None:
+        if self.optimizer_start_ns is not None:
             return "optimizer"
         if self._compute_end_ns is not None:
             return "tail"
         if self._backward_start_ns is not None:
             return "backward"
         return "forward" if self._forward_start_ns is not None else None
+
+    @property
+    def _around(self) -> str:
+        """The phase that forward and backward are inside of: the optimizer's, when they are its closure."""
+        return REST if self.optimizer_start_ns is None else "optimizer"
 
     def __deepcopy__(self, memo: object) -> PhaseHooks:
         return _deaf()
@@ -130,16 +168,16 @@ class PhaseHooks:
 
     def optimizer_ended(self, now_ns: int) -> None:
         """Note the end of the optimizer's step."""
-        start, self._optimizer_start_ns = self._optimizer_start_ns, None
+        start, self.optimizer_start_ns = self.optimizer_start_ns, None
         if start is not None:
             self._events.append(("optimizer", start, now_ns))
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if is_tracing():
+            tell_while_tracing(_INSIDE)
+            return
         if not self._guard.is_alive:
             self._retire()  # torch has copied the table that it iterates over
-            return
-        if self.is_resting:
-            self._forward_start_ns = None
             return
         now = self._now_ns()
         if not (module.training and _is_grad_enabled()):
@@ -148,6 +186,8 @@ class PhaseHooks:
             return
         self._forward_start_ns = now
         self._backward_start_ns = None
+        if self._device is not None:
+            self._device.enter("forward")
         try:
             if len(args) == 1 and type(args[0]) is torch.Tensor and not kwargs and not self.tells_inputs:
                 # Most models take one tensor; its shape says the samples too.
@@ -161,6 +201,7 @@ class PhaseHooks:
         self.own_ns += self._now_ns() - now
 
     def _look_at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.has_looked = True
         if self.guesses_samples:
             samples = guess_samples(args or kwargs)
             if samples is not None:
@@ -171,10 +212,13 @@ class PhaseHooks:
 
     def _absorb(self) -> None:
         """Keep what is noted bounded, in a loop that never ends a step."""
+        self.has_looked = True  # this step is not like the last one in any case
         self._timer.absorb()
         del self.inputs[:-EVENTS_MAX]
 
     def _after_forward(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+        if is_tracing():
+            return
         start = self._forward_start_ns
         if start is None or not self._guard.is_alive:
             return
@@ -182,14 +226,23 @@ class PhaseHooks:
         self._forward_start_ns = None
         try:
             self._events.append(("forward", start, now))
+            if self._device is not None:
+                self._device.enter(self._around)
             # Inside no_sync() DDP waits for nothing, so there is no tail to measure.
             self._has_tail = not self._is_ddp or bool(module.require_backward_grad_sync)
             if type(output) is torch.Tensor:
-                if output.grad_fn is not None:
-                    self._watch(output, self._gradient_seen)
+                node = output.grad_fn  # asked for once: each time torch makes a python object for it
+                if node is not None and self._is_direct and output._backward_hooks is None:
+                    # As `_watch_directly`, without its frame.
+                    hooks: Any = OrderedDict()
+                    hooks[_WATCH_KEY] = self._gradient_seen
+                    output._backward_hooks = hooks
+                    node._register_hook_dict(output)
+                elif node is not None:
+                    self._watch(output, node, self._gradient_seen)
             else:
                 for count, tensor in enumerate(_with_gradient(output), start=1):
-                    self._watch(tensor, self._gradient_seen)
+                    self._watch(tensor, tensor.grad_fn, self._gradient_seen)
                     if count == OUTPUTS_MAX:
                         break
         except Exception:  # noqa: BLE001  as in the guard, without its second frame
@@ -197,11 +250,15 @@ class PhaseHooks:
         self.own_ns += self._now_ns() - now
 
     def _on_gradient(self, gradient: torch.Tensor) -> None:
+        if is_tracing():  # compiled autograd does
+            return
         if self._backward_start_ns is not None or not self._guard.is_alive:
             return
         now = self._now_ns()
         self._backward_start_ns = now
         self._compute_end_ns = None
+        if self._device is not None:
+            self._device.enter("backward")
         try:
             _queue_callback(self._compute_ended)
         except Exception:  # noqa: BLE001  as in the guard, without its second frame
@@ -215,6 +272,8 @@ class PhaseHooks:
             return
         try:
             self._events.append(("backward", start, now))
+            if self._device is not None:
+                self._device.enter("backward_tail" if self._has_tail else self._around)
             if self._has_tail:
                 self._compute_end_ns = now
                 _queue_callback(self._backward_ended)
@@ -230,11 +289,17 @@ class PhaseHooks:
             return
         now = self._now_ns()
         self._events.append(("backward_tail", start, now))
+        if self._device is not None:
+            self._device.enter(self._around)
         self._backward_start_ns = self._compute_end_ns = None
         self.own_ns += self._now_ns() - now
 
     def _before_optimizer(self, *_: object) -> None:
-        self._optimizer_start_ns = self._now_ns()
+        if is_tracing():
+            return
+        self.optimizer_start_ns = self._now_ns()
+        if self._device is not None:
+            self._device.enter("optimizer")
 
 
 def _deaf() -> PhaseHooks:
@@ -261,18 +326,17 @@ _queue_callback: Callable[[Callable[[], None]], None] = torch.autograd.Variable.
 _WATCH_KEY = "pacecar"
 
 
-def _watch_by_register(tensor: torch.Tensor, seen: Callable[[torch.Tensor], None]) -> None:
+def _watch_by_register(tensor: torch.Tensor, node: object, seen: Callable[[torch.Tensor], None]) -> None:
     tensor.register_hook(seen)  # type: ignore[no-untyped-call]
 
 
-def _watch_directly(tensor: torch.Tensor, seen: Callable[[torch.Tensor], None]) -> None:
-    """Do what register_hook does for a tensor without hooks, less the handle that nobody keeps."""
-    node: Any = tensor.grad_fn
-    if tensor._backward_hooks is None and node is not None:
+def _watch_directly(tensor: torch.Tensor, node: Any, seen: Callable[[torch.Tensor], None]) -> None:  # noqa: ANN401
+    """Do what register_hook does for a tensor without hooks, less the handle that nobody keeps; `node` made it."""
+    if tensor._backward_hooks is None:
         tensor._backward_hooks = OrderedDict(((_WATCH_KEY, seen),))
         node._register_hook_dict(tensor)
     else:
-        _watch_by_register(tensor, seen)
+        _watch_by_register(tensor, node, seen)
 
 
 def _can_watch_directly() -> bool:
@@ -281,7 +345,7 @@ def _can_watch_directly() -> bool:
     try:
         with torch.enable_grad():
             tensor = torch.ones(1, requires_grad=True) * 1
-            _watch_directly(tensor, lambda gradient: heard.append("direct"))
+            _watch_directly(tensor, tensor.grad_fn, lambda gradient: heard.append("direct"))
             tensor.register_hook(lambda gradient: heard.append("registered"))  # type: ignore[no-untyped-call]
             tensor.backward()  # type: ignore[no-untyped-call]
     except Exception:  # noqa: BLE001  private ground: whatever it raises, there is the public way

@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pacecar.profiler.compiling import is_tracing
 from pacecar.profiler.flops import Arithmetic, ForwardCount, ForwardCounter, leave, modes_on
 
 __all__ = ["ATTEMPTS_MAX", "SIGNATURES_MAX", "StepFlops", "signature"]
@@ -218,7 +219,7 @@ class _CountedForward:
         functools.update_wrapper(self, self._forward)  # whoever asks for its signature gets the real one
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  whatever the model's forward is
-        return self._count(self._forward, args, kwargs)
+        return self._forward(*args, **kwargs) if is_tracing() else self._count(self._forward, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
         forward: Callable[..., Any] = copy.deepcopy(self._forward, memo)
@@ -256,9 +257,13 @@ def signature(value: object, depth: int = DEPTH_MAX) -> Hashable:
 
 
 def _compiled_frames() -> int:
-    """Return how many frames torch.compile has looked at in this process, without importing it."""
+    """Return how many frames and graphs torch.compile has made in this process, without importing it."""
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
-    return sum(dynamo.counters["frames"].values()) if dynamo is not None else 0
+    if dynamo is None:
+        return 0
+    # With fullgraph=True torch 2.13 counts no frames, but graphs.
+    counters: Mapping[str, Mapping[str, int]] = dynamo.counters
+    return sum(counters["frames"].values()) + counters["stats"].get("unique_graphs", 0)
 
 
 def _not_countable(model: nn.Module) -> str | None:

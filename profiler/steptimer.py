@@ -9,8 +9,8 @@ one, and what is done there costs ten times what it costs in a row.  `time_step`
 backward ends when autograd has no more to compute; backward_tail is what DDP waits after that for its last all-reduces,
 the exposed communication of a CPU job.
 
-No torch here: callers say what happened and when.  No lock either: marks come from the training thread and, on CUDA,
-from autograd's thread while the training thread waits for it.
+Callers say what happened and when.  No lock: marks come from the training thread and, on CUDA, from autograd's thread
+while the training thread waits for it.  On CUDA each mark is made on the device, too (`devicetimer`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+
+from pacecar.profiler.attribution import REST
+from pacecar.profiler.devicetimer import DeviceStep, DeviceTimer
 
 __all__ = ["EVENTS_MAX", "PHASES", "Event", "RawStep", "StepTimer", "Stretch", "TimedStep", "time_step"]
 
@@ -57,29 +60,32 @@ class TimedStep(msgspec.Struct, frozen=True, kw_only=True):
         return self.phases["backward"] + self.phases.get("backward_tail", 0)
 
 
-class RawStep:
-    """One finished step as it was noted, not yet added up; `was_marked` asks for the marks too."""
+class RawStep(msgspec.Struct, eq=False):
+    """One finished step as it was noted, not yet added up; `was_marked` asks for the marks too.
 
-    __slots__ = ("absorbed", "end_ns", "events", "overhead_ns", "start_ns", "was_marked")
+    A Struct, because its constructor is no python frame: one is made on the step path.
+    """
 
-    def __init__(
-        self, start_ns: int, end_ns: int, events: list[Event], overhead_ns: int, was_marked: bool, absorbed: Absorbed
-    ) -> None:
-        self.start_ns = start_ns
-        self.end_ns = end_ns
-        self.events = events
-        self.overhead_ns = overhead_ns
-        self.was_marked = was_marked
-        self.absorbed = absorbed
+    start_ns: int
+    end_ns: int
+    events: list[Event]
+    overhead_ns: int
+    was_marked: bool
+    absorbed: Absorbed
+    device: DeviceStep | None = None
+    """When the device passed its phases, which is known some steps later."""
 
 
 class StepTimer:
     """What happened in the step under way; it has no start until something of the job has happened."""
 
     def __init__(self) -> None:
-        self._start_ns: int | None = None
+        self.start_ns: int | None = None
+        """When the step under way began; None before the job's first sign of life."""
         self._is_marked = False
         self._absorbed: Absorbed = None
+        self.device: DeviceTimer | None = None
+        """On a device job, who marks the phases there too."""
         self.events: list[Event] = []
         """The stretches of this step in the order in which they ended; whoever saw one appends it."""
         self.overhead_ns = 0
@@ -87,11 +93,13 @@ class StepTimer:
 
     def finish(self, now_ns: int) -> RawStep:
         """End the step at `now_ns`, begin the next one there, without marks until `keep_marks`."""
-        events, start_ns = self.events[:], self._start_ns
+        events, start_ns = self.events[:], self.start_ns
         if start_ns is None:  # the first step counts from the job's first sign of life
             start_ns = min((start for _, start, _ in events), default=now_ns)
         step = RawStep(start_ns, now_ns, events, self.overhead_ns, self._is_marked, self._absorbed)
-        self._start_ns = now_ns
+        if self.device is not None:
+            step.device = self.device.finish()
+        self.start_ns = now_ns
         self._is_marked = False
         self._absorbed = None
         self.events.clear()  # the same list: others hold it
@@ -100,11 +108,24 @@ class StepTimer:
 
     def skip(self, now_ns: int) -> int:
         """End a step that nobody wants to hear of; return its wall time."""
-        start_ns = now_ns if self._start_ns is None else self._start_ns
-        self._start_ns = now_ns
+        start_ns = now_ns if self.start_ns is None else self.start_ns
+        self.start_ns = now_ns
         self._absorbed = None
         self.events.clear()
+        if self.device is not None:
+            self.device.skip()
         return now_ns - start_ns
+
+    def waits(self) -> None:
+        """Note that the loop begins to wait for data."""
+        if self.device is not None:
+            self.device.enter("data_wait")
+
+    def waited(self, start_ns: int, end_ns: int) -> None:
+        """Note that it has the data, or knows that there is no more."""
+        self.events.append(("data_wait", start_ns, end_ns))
+        if self.device is not None:
+            self.device.enter(REST)
 
     def keep_marks(self) -> None:
         """Keep when each stretch of this step is; to be called at its beginning."""
@@ -112,8 +133,8 @@ class StepTimer:
 
     def absorb(self) -> None:
         """Add up what was noted so far: a loop that never ends a step must not grow."""
-        if self._start_ns is None:
-            self._start_ns = min((start for _, start, _ in self.events), default=None)
+        if self.start_ns is None:
+            self.start_ns = min((start for _, start, _ in self.events), default=None)
         phases, micro_batches = self._absorbed or ({}, 0)
         self._absorbed = _add_up(self.events, dict(phases)), micro_batches + _forwards(self.events)
         self.events.clear()

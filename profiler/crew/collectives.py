@@ -6,7 +6,7 @@ shapes and state (TORCH_FR_BUFFER_SIZE, 2000 entries unless somebody set 0), for
 2.13's gloo notes entries when they are queued and calls them "scheduled" for good, so only that it is the last is told.
 Reading it takes milliseconds and is done once a hang.
 
-The group that carries our own rows is among the recorder's entries, and is left out by its size: no group of a job
+The group that carries our own messages is among the recorder's entries, and is left out by its size: no group of a job
 gathers exactly that.
 """
 
@@ -19,7 +19,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from pacecar.profiler.crew.words import WORDS
+from pacecar.profiler.crew.words import MESSAGE_WORDS
 
 __all__ = ["describe_last", "last_collective", "sequence"]
 
@@ -52,7 +52,7 @@ def describe_last(dump: bytes) -> str | None:
     entries = msgspec.json.decode(dump).get("entries", [])
     for entry in reversed(entries):
         sizes = entry.get("input_sizes")
-        if sizes == [[WORDS]]:
+        if sizes == [[MESSAGE_WORDS]]:
             continue
         group = "/".join(part for part in entry.get("process_group", []) if part and part != "undefined")
         text = f"{entry.get('profiling_name', 'unknown')} #{entry.get('collective_seq_id')} on group {group or '0'}"

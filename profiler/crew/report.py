@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.profiler.crew.diagnosis import Finding
+from pacecar.profiler.crew.totals import LedgerTotals
 from pacecar.profiler.crew.watch import Suspicion
 from pacecar.profiler.crew.words import PHASES, RankRange
+from pacecar.profiler.whatif import JobLadder
 from pacecar.records import HangSuspicion, JobHello, JobLedger, JobRecord, Straggler
 
 __all__ = ["LEDGER_SECONDS", "Report"]
@@ -29,46 +31,75 @@ class Report:
         self._hello = hello
         self._emit = emit
         self._clock = clock
-        self._totals = dict.fromkeys(PHASES, 0)
+        self._totals = {phase: 0 for phase in PHASES if phase != "wall"}
         self._steps = 0
+        self._measured = 0
         self._said_ns: int | None = None
-        self._late: dict[tuple[int | None, str], Finding] = {}
+        self._unsaid: Sequence[RankRange] | None = None
+        self._late: dict[tuple[int, str], Finding] = {}
         self._late_said_ns = 0
+        self._ladder = JobLadder(hello.job, emit)
 
     def ledger(self, rows: Sequence[RankRange]) -> None:
-        """Add one range of all ranks; say the sums now and then."""
+        """Add one range of all ranks; say the sums now and then.
+
+        Steps that a rank did not measure count like the mean of those of the range that it did.
+        """
         for row in rows:
-            for phase, duration in row.sums.items():
+            if not row.measured:
+                continue
+            self._measured += row.measured
+            parts = {p: d * row.steps // row.measured for p, d in row.sums.items() if p != "wall"}
+            for phase, duration in parts.items():
                 self._totals[phase] += duration
         self._steps += rows[0].steps
+        self._unsaid = rows
         now = self._clock.monotonic_ns()
         if self._said_ns is not None and now - self._said_ns < LEDGER_SECONDS * NS_PER_SECOND:
             return
-        self._said_ns = now
         if now - self._late_said_ns >= AGAIN_SECONDS * NS_PER_SECOND:
             self._late_said_ns = now
             for finding in self._late.values():
                 self._emit(self._record(finding))
-        paces = sorted(row.sums["wall"] // row.steps for row in rows)
-        parts = {phase: duration for phase, duration in self._totals.items() if phase != "wall"}
+        self._said_ns = now
+        self._say_ledger(rows)
+
+    def finish(self) -> None:
+        """Say the last sums."""
+        if self._unsaid is not None:
+            self._say_ledger(self._unsaid)
+
+    def _say_ledger(self, rows: Sequence[RankRange]) -> None:
+        paces = sorted(row.wall_ns for row in rows if row.wall_ns is not None)
+        if len(paces) < len(rows):
+            return
+        self._unsaid = None
         self._emit(
             JobLedger(
                 job=self._hello.job,
                 ranks=len(rows),
-                step=rows[0].first_step + rows[0].steps - 1,
+                step=rows[0].last_step,
                 pace_ns=paces[-1],
                 median_ns=paces[len(paces) // 2],
                 total_steps=self._steps,
-                total_wall_ns=self._totals["wall"],
-                total_phases_ns=parts,
+                total_wall_ns=sum(self._totals.values()),
+                total_phases_ns=dict(self._totals),
+                total_measured_steps=self._measured,
             )
+        )
+
+    def ladder(self, totals: Sequence[LedgerTotals | None]) -> None:
+        """Take the ledgers of all ranks so far; say now and then what would help the job most."""
+        self._ladder.hear(
+            totals,
+            now_ns=self._clock.monotonic_ns(),
+            wall_ns=self._clock.wall_ns(),
+            excesses_ns=[finding.excess_ns for finding in self._late.values()],
         )
 
     def straggler(self, finding: Finding) -> None:
         """Say that a rank is late, or no longer."""
-        who = "the link" if finding.cause == "link" else "some rank"
-        if finding.rank is not None:
-            who = f"rank {finding.rank}"
+        who = f"rank {finding.rank}"
         if finding.has_ended:
             self._late.pop((finding.rank, finding.cause), None)
             _log.warning("pacecar: %s is no longer late (%s); step %d", who, finding.cause, finding.step)

@@ -1,4 +1,4 @@
-"""How do the rows of `words` get from rank to rank without the job noticing?  A gloo group of our own, on a thread.
+"""How do the messages of `words` get from rank to rank without the job noticing?  A gloo group of our own, on a thread.
 
 torch.distributed.new_group will not do: it is a collective that all ranks must call in the same order as the job's
 own groups, so it belongs on the training thread and blocks it until the last rank attaches.  This group is built from
@@ -12,6 +12,7 @@ Gathers are numbered, one is out at a time, and nobody waits for one.  All calls
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
@@ -19,7 +20,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from pacecar.profiler.crew.words import WORDS
+from pacecar.profiler.crew.words import MESSAGE_WORDS
 from pacecar.profiler.meeting import MEET_SECONDS, keep_for_ever, meet
 
 __all__ = ["CLOSE_SECONDS", "GlooRoad", "Road"]
@@ -34,7 +35,7 @@ TIMEOUT = timedelta(hours=6)
 
 
 class Road(Protocol):
-    """Carries one row of each rank to all ranks."""
+    """Carries one message of each rank to all ranks."""
 
     @property
     def is_busy(self) -> bool:
@@ -71,8 +72,12 @@ class GlooRoad:
         self._meet_seconds = meet_seconds
         self._group: Any = None
         self._work: Any = None
-        self._mine = torch.zeros(WORDS, dtype=torch.int64)
-        self._all = torch.zeros(world_size * WORDS, dtype=torch.int64)
+        # Made once: a gather that is not complete is never followed by another.  python's arrays below the tensors,
+        # because what goes through a tensor's own methods costs ten times as much.
+        self._words = array("q", bytes(8 * MESSAGE_WORDS))
+        self._heard = array("q", bytes(8 * MESSAGE_WORDS * world_size))
+        self._mine = torch.frombuffer(self._words, dtype=torch.int64)
+        self._all = torch.frombuffer(self._heard, dtype=torch.int64)
 
     @property
     def is_busy(self) -> bool:
@@ -89,11 +94,10 @@ class GlooRoad:
         self._group = dist.ProcessGroupGloo(store, self._rank, self._world_size, TIMEOUT)
 
     def post(self, words: Sequence[int]) -> None:
-        """Send `words`."""
+        """Send `words`, MESSAGE_WORDS of them."""
         assert self._work is None, "one gather at a time"
-        # Fresh tensors: what an abandoned gather may still write to must not be used again.
-        self._mine = torch.tensor(words, dtype=torch.int64)
-        self._all = torch.zeros(self._world_size * len(words), dtype=torch.int64)
+        assert len(words) == MESSAGE_WORDS, "messages are all of one size"
+        self._words[:] = array("q", words)
         self._work = self._group._allgather_base(self._all, self._mine)
 
     def take(self) -> list[list[int]] | None:
@@ -106,7 +110,8 @@ class GlooRoad:
             return None
         work, self._work = self._work, None
         work.wait()  # complete: returns or raises at once
-        return self._all.view(self._world_size, -1).tolist()
+        heard = self._heard.tolist()
+        return [heard[start : start + MESSAGE_WORDS] for start in range(0, len(heard), MESSAGE_WORDS)]
 
     def close(self) -> None:
         """Give the group back, unless a gather is out: that would wait until every rank has joined it."""

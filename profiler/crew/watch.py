@@ -68,8 +68,14 @@ class HangWatch:
     def stepped(self, step: int, wall_ns: int, ended_ns: int) -> None:
         """Note that step number `step` ended."""
         self._recent.append(wall_ns)
-        self._step = step + 1
+        self._step = max(self._step, step + 1)
         self._since_ns = max(self._since_ns, ended_ns)
+
+    def seen(self, step: int, now_ns: int) -> None:
+        """Note that step number `step` is under way, whether or not those before it were measured."""
+        if step > self._step:
+            self._step = step
+            self._since_ns = max(self._since_ns, now_ns)
 
     def check(self, now_ns: int, phase: str, alive_ns: int | None = None) -> Suspicion | None:
         """Return a suspicion that is new, or the end of one; `alive_ns` is the last sign of life that was no step."""

@@ -25,14 +25,14 @@ import pacecar
 from pacecar import pacer as attaching
 from pacecar.controller import comm_hook, desk
 from pacecar.controller.compression import CHOICES
-from pacecar.controller.observation import Facts, KnobSpace, Observation, Turn
+from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
 
 attaching.CLOSE_SECONDS_MAX = 0.2  # no daemon is there to take anything
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
-class Eager:
+class Eager(Policy):
     """Keeps the choice `choice` from step `after` on; goes on without the knob when it is gone."""
 
     def __init__(self, choice: int, after: int, *, is_trial: bool = False) -> None:

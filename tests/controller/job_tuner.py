@@ -27,14 +27,14 @@ from pacecar.controller.agreement import RankAgreement
 from pacecar.controller.ddp_buckets import BucketActuator
 from pacecar.controller.microbatch import MicroBatcher
 from pacecar.controller.microbatch_knobs import MicroBatchActuator
-from pacecar.controller.observation import Facts, KnobSpace, Observation, Turn
+from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
 from pacecar.controller.tuner import Tuner
 from pacecar.records import JobHello, JobRecord, Knobs, KnobSwitch, Ledger, StepRecord, TunerStatus
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
-class Script:
+class Script(Policy):
     """Wishes for the next values whenever the last ones are seen in force."""
 
     def __init__(self, fail_at: int | None = None, *, is_trial: bool = False) -> None:
@@ -81,12 +81,12 @@ class Finished:
     """A step as the hook tells it."""
 
     def __init__(self, record: StepRecord) -> None:
-        self._record = record
+        self.record = record
         self.step, self.wall_ns, self.disturbed = record.step, record.wall_ns, record.disturbed
         self.source = record.source
 
     def settled(self) -> StepRecord:
-        return self._record
+        return self.record
 
 
 def step_record(step: int, wall_ns: int, knobs: Knobs, samples: int) -> StepRecord:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from pacecar.controller.divergence import LEVEL_STEPS, NONFINITE_MAX, Alarm, Divergence, Signals
-from pacecar.controller.observation import Facts, KnobSpace, Observation, Turn
+from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
 from pacecar.controller.safeguard import Safeguard
 from pacecar.controller.vigil import PENDING_MAX, Vigil
 from pacecar.records import Decision, Verdict
@@ -108,7 +108,7 @@ def test_top_k_may_change_the_norm_and_bf16_may_not() -> None:
 # --- the policy around the policy ------------------------------------------------------------------
 
 
-class Inner:
+class Inner(Policy):
     """Wishes for what it is told to; remembers what it saw."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pacecar.config import TuneConfig
 from pacecar.controller.noise_scale import MEASUREMENTS_MIN, NoiseScale, learning_rate_factor, progress
-from pacecar.controller.observation import Facts, KnobSpace, Observation, Turn
+from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
 from pacecar.controller.progress_pace import ProgressPace
 
 SIZE = 4000
@@ -91,7 +91,7 @@ def test_each_rule_is_its_name() -> None:
     }  # fmt: skip
 
 
-class Listening:
+class Listening(Policy):
     def __init__(self) -> None:
         self.paces: list[int] = []
 

@@ -30,20 +30,12 @@ from pacecar.monitor.sampler import Sampler
 from pacecar.monitor.tick import Beat
 from pacecar.monitor.web import REQUESTS_MAX
 from pacecar.records import (
-    Decision,
     Failed,
-    HangSuspicion,
-    JobLedger,
-    Knobs,
-    KnobSwitch,
     Ok,
     Sample,
     Snapshot,
-    Straggler,
-    TunerStatus,
-    Verdict,
 )
-from pacecar.vitals import DeviceMemory, Vitals
+from tests.monitor.testimony import everything
 from tests.tools import find_tool
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -108,86 +100,7 @@ def job(hooks, make_hello, make_step):
         for rank in (0, 1):
             hook = hooks(daemon.socket)
             hook.say(make_hello(rank=rank, pid=os.getpid()), make_step(rank=rank))
-            hook.say(
-                KnobSwitch(job="run-7", rank=rank, decision=1, epoch=7, step=5, knobs=Knobs(7, {"k": 1}), duration_ns=3)
-            )
-        common = {"job": "run-7", "decision": 1, "knob": "k", "step": 5, "wall_ns": 1, "reason": 'a "quoted"\nreason'}
-        hook.say(
-            Decision(kind="trial", from_value=1, to_value=2, expected_gain_ratio=0.1, **common),
-            Verdict(
-                outcome="kept",
-                measured_gain_ratio=0.2,
-                gain_low=0.1,
-                gain_high=float("inf"),
-                evidence=2.0,
-                trial_steps=1,
-                exploration_ns=5,
-                **common,
-            ),
-            TunerStatus(
-                job="run-7", rank=1, state="watching", detail="", step=5, wall_ns=1, exploration_ns=5, trials=1
-            ),
-            Vitals(
-                job="run-7",
-                rank=1,
-                step=5,
-                ended_wall_ns=9,
-                steps=3,
-                wall_ns=11,
-                samples=12,
-                tokens=13,
-                flops_source="counted",
-                step_flops=14,
-                flops=15,
-                flops_steps=2,
-                flops_wall_ns=16,
-                arithmetic="bfloat16",
-                peak_flops_per_second=10**12,
-                total_checkpoints=1,
-                total_checkpoint_ns=17,
-                memory=DeviceMemory(
-                    allocated_bytes=18,
-                    reserved_bytes=19,
-                    allocated_peak_bytes=20,
-                    interval_peak_bytes=21,
-                    inactive_split_bytes=22,
-                    total_allocation_retries=23,
-                    total_out_of_memory=24,
-                ),
-            ),
-            JobLedger(
-                job="run-7",
-                ranks=2,
-                step=5,
-                pace_ns=3,
-                median_ns=2,
-                total_steps=6,
-                total_wall_ns=7,
-                total_phases_ns={"tail": 7},
-            ),
-            Straggler(
-                job="run-7",
-                late_rank=0,
-                cause="link",
-                phase="tail",
-                since_step=2,
-                step=5,
-                wall_ns=1,
-                excess_ns=8,
-                evidence="because",
-            ),
-            HangSuspicion(
-                job="run-7",
-                rank=1,
-                step=6,
-                phase="tail",
-                wall_ns=1,
-                silent_ns=9,
-                last_collective=None,
-                collectives=None,
-                stack=None,
-            ),
-        )
+        hook.say(*everything(1))
         until(lambda: "pacecar_job_hangs_total" in families(daemon.port), "the job's last record")
 
     return speak
@@ -353,8 +266,12 @@ def test_over_its_budget_the_daemon_glances_less_and_says_so(start, caplog):
 def test_scrapes_do_not_change_the_window(start):
     """Two scrapers read the same extremes: nobody's reading resets them."""
     daemon = start([CpuCollector(Files())], glances_per_second=0.0)
-    until(lambda: "pacecar_host_cpu_utilization_window_max_ratio" in families(daemon.port), "a window")
-    highest = [families(daemon.port)["pacecar_host_cpu_utilization_window_max_ratio"][0].value for _ in range(20)]
+    name = "pacecar_host_cpu_utilization_window_max_ratio"
+    until(lambda: name in families(daemon.port), "a window")
+    # On a busy machine two ticks may be so close that no processor time has passed: there is no utilization then.
+    seen = [families(daemon.port).get(name, []) for _ in range(20)]
+    highest = [samples[0].value for samples in seen if samples]
+    assert len(highest) >= 10
     assert highest == sorted(highest)  # ticks may raise it, scrapes never lower it
 
 

@@ -30,20 +30,8 @@ from pacecar.monitor.collectors.rdma import RdmaCollector
 from pacecar.monitor.collectors.reading import sample
 from pacecar.monitor.collectors.tcp import TcpCollector
 from pacecar.monitor.daemon import Daemon
-from pacecar.records import (
-    Decision,
-    DeviceMemory,
-    HangSuspicion,
-    JobLedger,
-    Knobs,
-    KnobSwitch,
-    Ok,
-    Straggler,
-    TunerOrder,
-    TunerStatus,
-    Verdict,
-    Vitals,
-)
+from pacecar.records import Ok
+from tests.monitor.testimony import everything
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
 
@@ -105,34 +93,7 @@ def collectors(files, machine):
 
 def speak(hook, make_hello, make_step):
     """One rank of a tuned job says one of everything."""
-    common = {"job": "run-7", "decision": 1, "knob": "bucket_bytes", "step": 5, "wall_ns": 1, "reason": "because"}
-    hook.say(
-        make_hello(pid=os.getpid()),
-        make_step(),
-        Vitals(
-            job="run-7", rank=0, step=41, ended_wall_ns=1, steps=20, wall_ns=2_000_000_000, samples=640, tokens=10240,
-            flops_source="counted", step_flops=3_000_000, flops=60_000_000, flops_steps=20,
-            flops_wall_ns=2_000_000_000, arithmetic="bfloat16", peak_flops_per_second=120_000_000,
-            memory=DeviceMemory(
-                allocated_bytes=300, reserved_bytes=400, allocated_peak_bytes=350, interval_peak_bytes=350,
-                inactive_split_bytes=50, total_allocation_retries=2, total_out_of_memory=1,
-            ),
-            total_checkpoints=3, total_checkpoint_ns=4_500_000_000,
-        ),
-        KnobSwitch(job="run-7", rank=0, decision=1, epoch=7, step=5, knobs=Knobs(7, {"k": 1}), duration_ns=3),
-        Decision(kind="trial", from_value=1, to_value=2, expected_gain_ratio=0.125, **common),
-        Verdict(outcome="kept", measured_gain_ratio=0.25, gain_low=0.1, gain_high=0.3, evidence=2.0, trial_steps=1,
-                exploration_ns=5, **common),
-        TunerOrder(job="run-7", action="set", outcome="done", uid=7, values={"k": 1}, step=5, wall_ns=1,
-                   detail="because"),
-        TunerStatus(job="run-7", rank=0, state="watching", detail="", step=5, wall_ns=1, exploration_ns=6, trials=1),
-        JobLedger(job="run-7", ranks=4, step=5, pace_ns=30_000_000, median_ns=29_000_000, total_steps=6,
-                  total_wall_ns=700_000_000, total_phases_ns={"forward": 300_000_000, "tail": 400_000_000}),
-        Straggler(job="run-7", late_rank=1, cause="data_wait", phase="data_wait", since_step=2, step=5, wall_ns=1,
-                  excess_ns=8_000_000, evidence="because"),
-        HangSuspicion(job="run-7", rank=0, step=6, phase="tail", wall_ns=1, silent_ns=9, last_collective=None,
-                      collectives=None, stack=None),
-    )  # fmt: skip
+    hook.say(make_hello(pid=os.getpid()), make_step(), *everything(0))
 
 
 def steady(page):

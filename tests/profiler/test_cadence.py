@@ -1,5 +1,8 @@
 """Short steps are measured more seldom, so that the budget holds; counts stay whole; and at the end the hook is off."""
 
+import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -131,3 +134,46 @@ def test_the_ratio_is_kept_on_a_job_of_one_millisecond_steps(job, attach, sink):
     assert records[-1].measured_every > 1
     assert hook.overhead_ratio <= 0.0105, "what the user allowed, and one window more at the most"
     assert records[-1].total_steps == records[-1].step + 1
+
+
+OFF = """
+import sys, time, torch
+from torch import nn
+import pacecar
+torch.set_num_threads(1)
+torch.manual_seed(3)
+model, x = nn.Linear(8, 4), torch.randn(16, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+pacer = None
+if sys.argv[1] == "hooked":
+    pacer = pacecar.attach(model, optimizer, tune="off", overhead_budget=0.001, socket="/nowhere/pacecar.sock")
+    assert pacer.is_active, pacer.inert_because
+losses, begun = [], time.monotonic()
+for step in range(6000):
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    losses.append(float(loss))
+print((time.monotonic() - begun) / 6000 * 1e6)
+print(pacer.is_active if pacer else None)
+print(hash(tuple(losses)))
+if pacer:
+    pacer.close()
+"""
+
+
+@pytest.mark.slow
+def test_steps_of_100_us_with_a_budget_of_a_thousandth_turn_the_hook_off_with_one_word_and_the_loss_is_the_same():
+    env = {**os.environ, "PYTHONHASHSEED": "0"}
+    plain, hooked = (
+        subprocess.run(
+            [sys.executable, "-c", OFF, kind], capture_output=True, text=True, timeout=120, env=env, check=True
+        )
+        for kind in ("plain", "hooked")
+    )
+    step_us, is_active, losses = hooked.stdout.split()
+    assert float(step_us) < 3000
+    assert is_active == "False"
+    assert hooked.stderr.count("pacecar measures no more") == 1
+    assert losses == plain.stdout.split()[2]

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pacecar.records import Goodbye, JobHello, JobRecord, StepRecord
+from pacecar.records import CollectiveWindow, EstimateCheck, Goodbye, JobHello, JobRecord, StepRecord
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -81,6 +81,22 @@ def test_exact_windows_see_communication_and_estimates_follow_them(runs, rank):
     calibrated = [r for r in steps if r.source == "estimate" and r.calibration_age_steps is not None]
     assert sum(r.ledger.exposed_communication_ns for r in calibrated) > 0
     assert all(r.ledger.unknown_ns == 0 for r in calibrated)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_window_counts_its_collectives_and_checks_the_estimate(runs, rank):
+    records = records_of(runs[1], rank)
+    exact = {r.step: r for r in records if isinstance(r, StepRecord) and r.source == "exact"}
+    windows = [r for r in records if isinstance(r, CollectiveWindow)]
+    assert [window.step for window in windows] == list(exact)
+    buckets = {one.count for window in windows for one in window.sums if one.operation == "all_reduce"}
+    assert len(buckets) == 1, "as many all-reduces as buckets, in each step"
+    for window in windows:
+        assert sum(one.duration_ns for one in window.sums) >= exact[window.step].ledger.communication_ns > 0
+        assert all(one.bytes is None for one in window.sums), "gloo does not say"
+    checks = [r for r in records if isinstance(r, EstimateCheck)]
+    assert [check.step for check in checks] == list(exact)[1:]
+    assert all(check.bias_limit_ratio is not None for check in checks[1:])
 
 
 def test_ranks_take_turns_and_no_step_is_disturbed_on_both(runs):

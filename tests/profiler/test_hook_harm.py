@@ -283,16 +283,18 @@ def test_a_record_that_outlives_a_window_ends_windows_and_not_the_process(job, a
     job.run(4)
     epoch.__exit__(None, None, None)
     job.run(8)
-    assert [r.step for r in sink.records if r.source == "exact"] == [3]
+    assert [r.step for r in sink.records if isinstance(r, StepRecord) and r.source == "exact"] == [3]
     assert "'epoch' outlives" in caplog.text
     assert not torch.autograd._profiler_enabled()
 
 
 LONG_JOB = """
-import sys, torch, torch.distributed as dist
+import json, sys, torch, torch.distributed as dist
+from pathlib import Path
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 import pacecar
+from pacecar.records import Command
 rank, store, hooked, kind = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "hooked", sys.argv[4]
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
@@ -318,12 +320,23 @@ for step in range(500):
     loss.backward()
     optimizer.step()
     losses.append(loss.detach())
+    if pacer is not None and step == 250:  # as the daemon passes it on
+        pacer._orders.obey(Command(number=1, action="trace", at_step=300, arguments={"steps": 4}))
 if pacer is not None:
-    crew = pacer._crew
+    crew, windows, gathers = pacer._crew, pacer._hook._budget.windows, pacer._crew.gathers
     assert pacer.is_active and crew.off_because is None, crew.off_because
-    assert pacer._hook._budget.windows >= 30, pacer._hook._budget.windows
-    assert crew._range >= 20, crew._range
+    assert pacer._hook._guard.failures == 0
     pacer.close()
+    folder = Path(sys.argv[5])
+    records = [json.loads(line) for line in (folder / f"rank{rank}.jsonl").read_text().splitlines()]
+    vitals = [record for record in records if record["type"] == "vitals"]
+    exact = sum(record.get("source") == "exact" for record in records)
+    traces = list(folder.glob(f"trace-*-step300-rank{rank}.json.gz"))
+    found = dict(windows=windows, exact=exact, gathers=gathers, vitals=len(vitals), traces=len(traces),
+                 flops=sum(record["flops_steps"] for record in vitals))
+    assert windows >= 20 and exact >= 20 and gathers >= 3 and len(traces) == 1, found
+    assert vitals and found["flops"] > 0, found
+    print(found, file=sys.stderr)
 parameters = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
 open(f"{sys.argv[5]}/result-{hooked}-{rank}", "wb").write(torch.stack(losses).numpy().tobytes() + parameters)
 dist.barrier()
@@ -334,12 +347,13 @@ dist.destroy_process_group()
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("kind", ["mlp", "transformer"])
-def test_500_steps_on_two_ranks_are_the_same_to_the_last_bit_with_windows_and_gathers(tmp_path, kind):
+def test_500_steps_on_two_ranks_are_the_same_to_the_last_bit_with_windows_gathers_vitals_and_a_trace(tmp_path, kind):
     results = {}
     for mode in ("hooked", "plain"):
         ranks = [
             subprocess.Popen(
                 [sys.executable, "-c", LONG_JOB, str(rank), str(tmp_path / mode), mode, kind, str(tmp_path)],
+                stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
             )
@@ -351,6 +365,7 @@ def test_500_steps_on_two_ranks_are_the_same_to_the_last_bit_with_windows_and_ga
             for process in ranks:
                 process.kill()
         assert [process.returncode for process in ranks] == [0, 0], errors
+        sys.stdout.write("".join(errors))
         results[mode] = [(tmp_path / f"result-{mode == 'hooked'}-{rank}").read_bytes() for rank in range(2)]
     assert results["hooked"] == results["plain"]
     assert len(results["plain"][0]) > 500 * 4

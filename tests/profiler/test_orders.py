@@ -2,7 +2,7 @@
 
 import pytest
 
-from pacecar.profiler.orders import ORDERS_MAX, Orders, Refusal
+from pacecar.profiler.orders import ORDERS_MAX, NotYet, Orders, Refusal
 from pacecar.records import Command
 
 
@@ -65,3 +65,20 @@ def test_commands_are_bounded_and_refused_when_the_job_ends(orders, answers):
     assert len(answers) == ORDERS_MAX + 1
     orders.boundary(100)
     assert {answer.state for answer in answers} == {"refused"}
+
+
+def test_what_cannot_be_done_yet_is_asked_again_at_the_next_boundary(orders, answers):
+    tries = []
+
+    def hesitant(command, answer):
+        tries.append(command.number)
+        if len(tries) < 3:
+            raise NotYet
+        answer("done", "")
+
+    orders.register("act", hesitant)
+    orders.obey(command(1, at_step=5))
+    for step in range(4, 10):
+        orders.boundary(step)
+    assert tries == [1, 1, 1]
+    assert said(answers) == [(1, "done")]

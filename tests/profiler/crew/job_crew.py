@@ -20,8 +20,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pacecar.config import HookConfig
-from pacecar.profiler.crew.crew import Crew
+from pacecar.profiler.crew.crew import Crew, sees_waits_in_forward
 from pacecar.profiler.hook import Hook, make_hello
+from pacecar.profiler.outbox import Outbox
 from pacecar.records import HangSuspicion, JobLedger, JobRecord, Straggler
 
 TBF = "tc qdisc add dev eth0 root tbf rate 60mbit burst 32kb latency 200ms"
@@ -44,17 +45,20 @@ class Stretches:
 
 
 class Extra(nn.Module):
-    """Computes more when it is told to."""
+    """Computes more when it is told to, and then meets the other ranks if the job does so in its forward."""
 
-    def __init__(self, stretches: Stretches) -> None:
+    def __init__(self, stretches: Stretches, *, meets: bool) -> None:
         super().__init__()
         self.stretches = stretches
+        self.meets = meets
         self.weight = torch.randn(384, 384)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         end = time.thread_time() + 0.02
         while self.stretches.has("compute") and time.thread_time() < end:
             self.weight @ self.weight
+        if self.meets:
+            dist.all_reduce(torch.zeros(64))
         return x
 
 
@@ -65,7 +69,13 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=settings["store"], rank=rank, world_size=world)
     torch.manual_seed(3)
     stretches = Stretches(rank, settings["stretches"])
-    net = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256), Extra(stretches), nn.Linear(256, 8))
+    net = nn.Sequential(
+        nn.Linear(256, 256),
+        nn.ReLU(),
+        nn.Linear(256, 256),
+        Extra(stretches, meets=settings.get("meets", False)),
+        nn.Linear(256, 8),
+    )
     model = DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     steps: list[tuple[int, float]] = []
@@ -75,10 +85,28 @@ def main() -> None:
             row = msgspec.to_builtins(record) | {"heard_at": hook.step}
             sys.stdout.write(json.dumps(row) + "\n")
             sys.stdout.flush()
+        for outbox in outboxes:
+            outbox.put(record)
 
-    config = HookConfig(windows=settings.get("windows", True), hang_seconds=settings.get("hang_seconds", 120.0))
-    hook = Hook(model, optimizer, hello=make_hello(model, environ={}, job="crew"), config=config)
-    crew = Crew(make_hello(model, environ={}, job="crew"), config, hook, emit=emit)
+    config = HookConfig(
+        windows=settings.get("windows", True),
+        hang_seconds=settings.get("hang_seconds", 120.0),
+        overhead_budget=settings.get("overhead_budget", 0.01),
+    )
+    hello = make_hello(model, environ={}, job="crew")
+    outboxes = [Outbox(settings["socket"], hello)] if "socket" in settings else []
+    hook = Hook(model, optimizer, hello=hello, config=config, sinks=outboxes)
+    for outbox in outboxes:
+        outbox.put(hello)
+        outbox.before_look = hook.look
+    crew = Crew(
+        hello,
+        config,
+        hook,
+        emit=emit,
+        charge=hook.charge,
+        waits_in_forward=lambda: sees_waits_in_forward(hook.calibrations.find(hook.knobs)),
+    )
     hook.on_timed = crew.note
     hook.start()
     crew.start()
@@ -100,11 +128,16 @@ def main() -> None:
         optimizer.step()
         steps.append((stretches.step, time.monotonic()))
     took = time.monotonic() - begun
+    was_alive = hook.is_alive
     crew.close()
     hook.close()
+    for outbox in outboxes:
+        outbox.close(2.0)
     summary = {
         "type": "summary", "off": crew.off_because, "cpu_ratio": crew.cpu_ns / 1e9 / took,
-        "step_ms": 1000 * took / len(steps), "closed": True,
+        "cpu_us_a_step": crew.cpu_ns / 1e3 / len(steps), "gathers": crew.gathers,
+        "step_ms": 1000 * took / len(steps), "closed": True, "is_alive": was_alive,
+        "forward_waits": sees_waits_in_forward(hook.calibrations.find(hook.knobs)),
     }  # fmt: skip
     sys.stdout.write(json.dumps(summary) + "\n")
     dist.destroy_process_group()

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,8 +18,16 @@ TIMEOUT_SECONDS = 120
 PORT = 29533
 
 
-def run_job(store: str, stretches: list[dict], *, prefixes: list[list[str]] | None = None, world: int = 4, **settings):
-    """Run all ranks to their end; return each rank's records, the summary last."""
+def run_job(
+    store: str,
+    stretches: list[dict],
+    *,
+    prefixes: list[list[str]] | None = None,
+    world: int = 4,
+    meddle: Callable[[list[subprocess.Popen]], None] = lambda ranks: None,
+    **settings,
+):
+    """Run all ranks to their end; return each rank's records, the summary last.  `meddle` gets the running ranks."""
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
     if prefixes is not None:
         environ["GLOO_SOCKET_IFNAME"] = "eth0"
@@ -29,6 +37,7 @@ def run_job(store: str, stretches: list[dict], *, prefixes: list[list[str]] | No
         command = [*(prefixes[rank] if prefixes else []), sys.executable, str(JOB), json.dumps(given)]
         ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ))
     try:
+        meddle(ranks)
         heard = []
         for process in ranks:
             output, errors = process.communicate(timeout=TIMEOUT_SECONDS)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 
+import msgspec
+
 from pacecar.profiler.crew.diagnosis import Diagnosis
-from pacecar.profiler.crew.words import StepNote, decode, encode, gather_range
+from pacecar.profiler.crew.words import ROWS_MAX, StepNote, Surroundings, decode, encode, gather_range
 
 MS = 1_000_000
 PERIOD = 4
@@ -32,13 +34,14 @@ def simulate(seed, *, steps, world=4, slow=None, until=None, busy=None):
     `busy` is the rank whose sockets are busy while the link is slow; None: nobody's are.
     """
     rng = random.Random(seed)
-    diagnosis, heard = Diagnosis(world, sockets_tell=busy is not None or slow is None), []
+    diagnosis, heard = Diagnosis(world), []
     shared = _Bursts(rng, 40)
     starved = [_Bursts(rng, 12) for _ in range(world)]
     others = [_Bursts(rng, 6) for _ in range(world)]
-    notes, waits = [[] for _ in range(world)], [0] * world
+    delays = _Bursts(rng, 12)  # everybody waits longer, and some rank's sockets are busy with it: late acknowledgements
+    notes, waits, pressed, acknowledged = [[] for _ in range(world)], [0] * world, 0, [0] * world
     for step in range(steps):
-        everybody = shared.next()
+        everybody, delay = shared.next(), 25 * (delays.next() - 1)
         is_slow = slow is not None and slow[0] <= step < (until or steps)
         rows = []
         for rank in range(world):
@@ -54,19 +57,29 @@ def simulate(seed, *, steps, world=4, slow=None, until=None, busy=None):
                 row[slow[2]] += slow[3] * MS
             rows.append((row, rest))
         own = [sum(row.values()) + rest for row, rest in rows]
-        common = max(own) + (4 + (slow[3] if is_slow and slow[2] == "link" else 0)) * MS
+        common = max(own) + int((4 + delay + (slow[3] if is_slow and slow[2] == "link" else 0)) * MS)
+        pressed += int(delay * MS) + max(waits) // 2
+        acknowledged[rng.randrange(world) if rng.random() < 0.3 else step // 50 % world] += int(delay * MS)
         for rank, (row, rest) in enumerate(rows):
             row["backward_tail"] = common - own[rank] + int(rng.random() * MS)
             notes[rank].append(StepNote(step, sum(row.values()) + rest, row, 0, rng.random() < 0.02))
         if step % PERIOD == PERIOD - 1:
-            ratios = [rng.random() * 0.25 + (0.8 if is_slow and rank == busy else 0.0) for rank in range(world)]
-            ranges = [
-                gather_range(notes[rank], busy_ratio=ratios[rank], cpu_wait_ns=waits[rank]) for rank in range(world)
-            ]
-            ranges = [decode(step, encode(step, row)) for row in ranges]
-            heard += [(step, finding) for finding in diagnosis.hear(ranges)]
-            notes, waits = [[] for _ in range(world)], [0] * world
+            heard += [(step, finding) for finding in diagnosis.hear(_range(rng, step, notes, waits, pressed,
+                [delayed + (0.8 * common * PERIOD if is_slow and rank == busy else 0.0)
+                 for rank, delayed in enumerate(acknowledged)]))]  # fmt: skip
+            notes, waits, pressed, acknowledged = [[] for _ in range(world)], [0] * world, 0, [0] * world
     return heard
+
+
+def _range(rng, step, notes, waits, pressed, busy):
+    """Return all ranks' rows as they arrive; sockets are busy up to a quarter of the time with nothing in the way."""
+    rows = []
+    for rank, mine in enumerate(notes):
+        row = gather_range(mine, number=step // PERIOD)
+        wall = row.sums["wall"]
+        around = Surroundings(rng.random() * 0.25 + busy[rank] / wall, waits[rank] / wall, min(1.0, pressed / wall))
+        rows.append(msgspec.structs.replace(row, around=around))
+    return decode(step, encode(step, rows)).rows if len(rows) <= ROWS_MAX else rows
 
 
 _STEP = {"data_wait": 0.5, "forward": 5.0, "backward": 10.0, "optimizer": 2.0}

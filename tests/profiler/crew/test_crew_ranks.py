@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from pacecar.config import DaemonConfig
+from pacecar.monitor.daemon import Daemon
 
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import namespaces, run_job
@@ -43,6 +48,30 @@ def test_a_rank_slowed_in_compute_and_one_late_with_data_are_named_with_their_ca
         assert row["excess_ns"] > 8_000_000
     assert [row["late_rank"] for row in stragglers(heard) if row["ended"]] == [2, 1]
     assert all(row["type"] == "summary" for rank in heard[1:] for row in rank), "only rank 0 speaks of others"
+
+
+def test_where_ranks_meet_in_their_forward_late_data_is_named_and_for_slow_compute_there_nobody_else(tmp_path):
+    """What a rank computes before they meet is the others' wait in the same phase: host timers cannot tell whose."""
+    slow = [
+        {"from": 62, "until": 110, "rank": 1, "how": "data"},
+        {"from": 140, "until": 170, "rank": 2, "how": "compute"},
+    ]
+    heard = run_job(f"file://{tmp_path / 'store'}", slow, steps=175, meets=True)
+    assert all(rank[-1]["forward_waits"] for rank in heard), "windows saw it"
+    found = [(row["late_rank"], row["cause"]) for row in named(heard)]
+    assert found[0] == (1, "data_wait")
+    assert set(found) <= {(1, "data_wait"), (2, "compute")}
+    assert 62 <= named(heard)[0]["heard_at"] <= 110
+
+
+def test_ranks_that_measure_every_so_many_steps_are_compared_all_the_same(tmp_path):
+    settings = {"steps": 1500, "pause": 0.0, "overhead_budget": 0.01, "windows": False}
+    heard = run_job(f"file://{tmp_path / 'store'}", [], world=2, **settings)
+    assert [(rank[-1]["off"], rank[-1]["is_alive"]) for rank in heard] == [(None, True)] * 2
+    ledger = [row for row in heard[0] if row["type"] == "job_ledger"][-1]
+    assert ledger["total_measured_steps"] < ledger["total_steps"], "of two ranks"
+    assert ledger["step"] > 1000
+    assert stragglers(heard) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces and traffic shaping need root")
@@ -82,6 +111,59 @@ def test_a_rank_that_hangs_says_where_and_the_others_say_that_they_wait(tmp_path
         assert "gloo:all_reduce" in began["last_collective"]
     counts = [next(row["collectives"] for row in rank if row["type"] == "hang") for rank in heard]
     assert counts[0] > counts[1], "the rank that waits has begun a collective that the other has not"
+
+
+def test_of_a_stopped_rank_the_others_say_that_they_wait_and_the_daemon_who_says_nothing(tmp_path):
+    """A stopped process has no thread that could speak: that it does not is what tells."""
+    daemon = Daemon(DaemonConfig(port=0, socket=str(tmp_path / "s"), period_seconds=0.5), collectors=[])
+    daemon.start()
+    seen = []
+
+    def crew():
+        jobs = json.loads(daemon.snapshot_json())["jobs"]
+        return jobs[0]["crew"] if jobs else {"hangs": {}, "silent": {}}
+
+    def stop_one(ranks):
+        until(lambda: (jobs := json.loads(daemon.snapshot_json())["jobs"]) and min(steps(jobs[0])) > 30)
+        os.kill(ranks[1].pid, signal.SIGSTOP)
+        until(lambda: any(crew()["silent"].values()))
+        seen.append(crew())
+        os.kill(ranks[1].pid, signal.SIGCONT)
+        until(lambda: not any(suspected for _, suspected in crew()["hangs"].values()))
+        seen.append(crew())
+
+    try:
+        heard = run_job(
+            f"file://{tmp_path / 'store'}",
+            [],
+            world=3,
+            steps=250,
+            hang_seconds=1.0,
+            socket=daemon.socket,
+            meddle=stop_one,
+        )
+    finally:
+        daemon.close()
+    assert seen[0]["silent"] == {"0": False, "1": True, "2": False}
+    assert {rank for rank, (_, suspected) in seen[0]["hangs"].items() if suspected} == {"0", "2"}
+    assert seen[1]["silent"] == {}
+    for rank in (0, 2):
+        began, ended = [row for row in heard[rank] if row["type"] == "hang"][:2]
+        assert (began["phase"], began["ended"], ended["ended"]) == ("tail", False, True)
+        assert "gloo:all_reduce" in began["last_collective"]
+        assert ended["silent_ns"] > 3_000_000_000
+    assert all(rank[-1]["closed"] and rank[-1]["off"] is None for rank in heard)
+
+
+def steps(job):
+    return [rank["step"]["step"] if rank["step"] else 0 for rank in job["ranks"]] if len(job["ranks"]) == 3 else [0]
+
+
+def until(claim):
+    limit = time.monotonic() + 60
+    while not claim():
+        assert time.monotonic() < limit
+        time.sleep(0.1)
 
 
 def test_ranks_with_other_settings_train_on_without_a_crew_and_say_so(tmp_path):
