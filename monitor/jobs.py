@@ -77,7 +77,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """One job as it was at one moment; `orders` is (action, outcome) -> how often a person gave it."""
+    """One job as it was at one moment; `orders` is action -> outcome -> how often a person gave it."""
 
     job: str
     ranks: tuple[RankView, ...]
@@ -89,7 +89,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     expected_gain: dict[str, float]
     measured_gain: dict[str, float]
     crew: CrewView = CrewView()
-    orders: dict[tuple[str, str], int] = {}
+    orders: dict[str, dict[str, int]] = {}
     forecast_error: dict[str, float] = {}
     what_if: WhatIf | None = None
 
@@ -175,7 +175,7 @@ class _Job:
             verdict_tallies=tuple(Tally(*key, count) for key, count in self.verdict_tallies.items()),
             expected_gain=dict(self.expected_gain),
             measured_gain=dict(self.measured_gain),
-            orders=dict(self.order_tallies),
+            orders=_nested(self.order_tallies),
             forecast_error=dict(self.forecast_error),
             crew=self.crew.view(
                 {
@@ -192,6 +192,14 @@ class _Job:
 def _tally(tallies: Counter[tuple[str, str]], key: tuple[str, str]) -> None:
     if key in tallies or len(tallies) < TALLIES_MAX:
         tallies[key] += 1
+
+
+def _nested(tallies: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
+    """Return the same as JSON can say it."""
+    nested: dict[str, dict[str, int]] = {}
+    for (outer, inner), count in tallies.items():
+        nested.setdefault(outer, {})[inner] = count
+    return nested
 
 
 class Jobs:

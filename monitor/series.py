@@ -212,8 +212,9 @@ def _collective_samples(window: CollectiveWindow, labels: tuple[str, str]) -> It
 
 
 def _tuner_samples(job: JobView) -> Iterator[Sample]:
-    for (action, outcome), count in job.orders.items():
-        yield sample("pacecar_tuner_orders_total", count, job.job, action, outcome)
+    for action, outcomes in job.orders.items():
+        for outcome, count in outcomes.items():
+            yield sample("pacecar_tuner_orders_total", count, job.job, action, outcome)
     if job.tuner is not None:
         for state in TUNER_STATES:
             yield sample("pacecar_tuner_state", int(state == job.tuner.state), job.job, state)
