@@ -23,7 +23,10 @@ RECORDS_MAX = 32 * PERIOD
 """Own steps kept until the other ranks' paces of that step come in."""
 
 PACED_MAX = 4 * PERIOD
-"""Steps whose pace is known and that may wait for their record; with more, the training thread writes it itself."""
+"""Steps of a calm job whose pace is known and that may wait for their record.
+
+With more, and wherever something is tried, the training thread writes it: what is 16 steps late makes a trial longer.
+"""
 
 
 class Measured(Protocol):
@@ -85,14 +88,15 @@ class Backlog:
         if record is not None and all(space.knob in record.knobs.values for space in live):
             self._observations.append(_observe(record, JobPace(record.step, record.wall_ns, profiled=True), live))
 
-    def pair(self, paces: Sequence[JobPace], live: Sequence[KnobSpace]) -> None:
+    def pair(self, paces: Sequence[JobPace], live: Sequence[KnobSpace], *, is_calm: bool) -> None:
         """Take the job's paces, and observe the steps whose record is there."""
         for pace in paces:
             step = self._steps.pop(pace.step, None)
             if step is not None and self._is_begun:
                 self._paced.append((step, pace))
         # Other threads write records a few times a second, for much less than it costs here.
-        while self._paced and (self._paced[0][0].record is not None or len(self._paced) > PACED_MAX):
+        may_wait = PACED_MAX if is_calm else 0
+        while self._paced and (self._paced[0][0].record is not None or len(self._paced) > may_wait):
             step, pace = self._paced.popleft()
             self._observations.append(_observe(step.settled(), pace, live))
 

@@ -237,7 +237,7 @@ class Tuner:
         heard = self._agreement.listen()
         if heard.refused is not None:
             self._settle_knobs(heard.refused)
-        self._backlog.pair(heard.paces, self._live())
+        self._backlog.pair(heard.paces, self._live(), is_calm=self._is_calm())
 
     def _live(self) -> list[KnobSpace]:
         return [space for space in self._agreement.spaces if space.knob not in self._board.barred]

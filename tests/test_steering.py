@@ -121,7 +121,7 @@ def test_a_person_sets_freezes_resumes_and_rolls_back_and_all_ranks_follow(daemo
         os.kill(rank0.hello.pid, signal.SIGCONT)
         assert silent.exit_code == 1
         assert "is the job still training?" in silent.output
-        assert dict(daemon._board.jobs()[0].orders)["rollback", "done"] == 1
+        assert daemon._board.jobs()[0].orders["rollback"] == {"done": 1}
         finish(job)
     finally:
         job.kill()
