@@ -147,6 +147,7 @@ def test_a_run_remembers_and_the_next_one_tries_that_first(tmp_path: Path) -> No
     options = {
         "knobs_file": str(knobs_file), "remember": True, "knobs": ["micro_batch"], "exploration_budget": 0.5,
         "windows": False, "crew": False, "socket": str(tmp_path / "none"), "warmup_steps": 4, "false_accept_rate": 0.3,
+        "overhead_budget": 1.0,  # all of these short steps are measured: the run has only 400
     }  # fmt: skip
     arguments = ("--tune", "exact", "--micro-batch", "1", "--width", "32")
     first = start_job(tmp_path / "first", *arguments, "--steps", "400", **options)
