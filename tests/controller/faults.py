@@ -380,7 +380,7 @@ def _judge_killed(world: int, point: Point, folder: Path, ended: dict[str, Any],
     said = [_read(folder / f"end{rank}") for rank in others]
     wrong = [f"{point}: rank {rank} said nothing at its end" for rank, end in zip(others, said, strict=True) if not end]
     for end in filter(None, said):
-        tally[f"ended by {end['error']}: {end['message'].split(']')[-1].split('[')[0].strip()[:40]}"] += 1
+        tally[f"ended by {end['error']}"] += 1
     late = [ended["ends"][rank][1] - ended["ends"][point.rank][1] for rank in others if rank in ended["ends"]]
     tally["killed: last end ms"] = max([tally["killed: last end ms"], *(round(1000 * s) for s in late)])
     if late and max(late) > KILLED_SECONDS_MAX:
