@@ -219,9 +219,10 @@ def _train(rank: int, world: int, point: Point, log: Path, folder: Path) -> dict
     with open(log, "wb", buffering=0) as out:
         last = time.perf_counter_ns()
         for step in range(1, STEPS + 1):
+            epoch, values = 0, []
             if tuner is not None and buckets is not None:
                 epoch, values = tuner._agreement._member.epoch, [buckets.value(), batcher.micro_batch]
-                out.write(json.dumps([step, epoch, values]).encode() + b"\n")
+            out.write(json.dumps([step, epoch, values]).encode() + b"\n")
             batch = torch.randn(8, 32, generator=draw)
             optimizer.zero_grad()
             total = 0.0

@@ -25,6 +25,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import pacecar
+from pacecar.records import JobRecord, TunerStatus
 
 STEPS = 80
 FALL = 30
@@ -47,6 +48,16 @@ def main() -> None:
             model, optimizer, tune=tune, socket="/nonexistent/socket", warmup_steps=2, bucket_bytes_min=4096,
             crew_period_steps=2, hang_seconds=1.0,
         )  # fmt: skip
+    said: list[str] = []
+    if pacer is not None and pacer._tuner is not None:
+        emit = pacer._tuner._emit
+
+        def listen(record: JobRecord) -> None:
+            if isinstance(record, TunerStatus):
+                said.append(f"{record.state}: {record.detail}")
+            emit(record)
+
+        pacer._tuner._emit = listen
     draw = torch.Generator().manual_seed(rank)
     losses = []
     for step in range(1, STEPS + 1):
@@ -69,7 +80,7 @@ def main() -> None:
         tuner = pacer._tuner
         assert tuner is not None
         told |= {"frozen": tuner._agreement.frozen, "spaces": len(tuner._agreement.spaces), "state": tuner.state}
-        told["held"] = "" if rank else tuner._policy._held or ""  # type: ignore[union-attr]
+        told["said"] = said
         pacer.close()
     (folder / f"life{life}-rank{rank}.json").write_text(json.dumps(told))
     dist.barrier()

@@ -57,7 +57,10 @@ def test_a_rank_stopped_for_20_seconds_costs_20_seconds_and_no_number(tmp_path: 
     tuned, alone = (run(tmp_path / tune, "stop", tune, "20") for tune in ("exact", "none"))
     assert (tuned["code"], alone["code"]) == (0, 0), tuned["err"][-3000:]
     assert losses(tuned) == losses(alone)
-    print({name: (told["frozen"], told["held"], told["state"]) for name, told in tuned["told"].items()})  # noqa: T201
+    said = tuned["told"]["life0-rank0"]["said"]
+    print(said)  # noqa: T201
+    assert any(line.startswith("frozen: rank 0 may hang") for line in said)
+    assert not said[-1].startswith("frozen"), "and it goes on"
     print(tuned["seconds"], alone["seconds"])  # noqa: T201
     assert tuned["seconds"] < alone["seconds"] + 10
 
