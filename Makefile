@@ -29,7 +29,7 @@ HTA := .tools/attribution/hta
 TRACELENS := .tools/attribution/tracelens
 TRACEML := .tools/traceml
 
-.PHONY: help run test check lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-microbatch soak-daemon soak-windows dashboards tools clean
+.PHONY: help run test check lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-microbatch soak-daemon soak-faults soak-windows dashboards tools clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -76,6 +76,9 @@ bench-microbatch: $(DEV_STAMP) ## Tune the micro-batch of a job whose default is
 
 soak-windows: $(DEV_STAMP) ## Take 10 000 windows in one process and watch its memory
 	@exec $(BIN)/python -m pytest -m soak -s tests/profiler/test_soak_windows.py
+
+soak-faults: $(DEV_STAMP) ## Inject 500 faults into real jobs, and try the protocol's events in wider bounds
+	@exec $(BIN)/python -m pytest -m soak -s tests/controller/test_faults.py tests/controller/test_agreement_checker.py tests/controller/test_restarts.py
 
 soak-daemon: $(DEV_STAMP) ## Run the daemon for 20 minutes while GPUs are lost and return, and watch its memory
 	@exec $(BIN)/python -m pytest -m soak -s tests/monitor/test_soak_daemon.py

@@ -224,11 +224,17 @@ class GlobalBatchActuator:
         return str(self.grouper.loader_samples)
 
     def apply(self, value: int) -> None:
-        """Put as many of the loader's batches together from the next update on.
+        """Put as many of the loader's batches together from the next update on, and measure noise from now on.
+
+        Measuring takes collectives, so it begins here: all ranks apply, for the first time in the rehearsal, at one
+        boundary, while attaching may have failed on some of them.
 
         Raises:
             ActuatorError: `value` is no multiple of the loader's batch.
         """
+        ddp = self._batcher.ddp
+        if self._batcher.meter is None and ddp is not None and self._world_size > 1:
+            self._batcher.meter = NoiseMeter(ddp)
         if value < self.base or value % self.base:
             raise ActuatorError(f"{value} samples are no multiple of the loader's batch over all ranks, {self.base}")
         self.grouper.multiplier = value // self.base
@@ -236,17 +242,16 @@ class GlobalBatchActuator:
     def close(self) -> None:
         """Let every batch of the loader be an update again, at the learning rate that the script set."""
         self.grouper.multiplier = 1
+        self._batcher.meter = None
         self._rate.remove()
 
 
 def open_global_batch(
     optimizer: Optimizer, batcher: MicroBatcher, config: TuneConfig, world_size: int
 ) -> GlobalBatchActuator | None:
-    """Return the knob, with the noise measured that it goes by; None where the user did not ask for it."""
+    """Return the knob; None where the user did not ask for it."""
     if not (allows(config.mode, "batch_samples") and "batch_samples" in config.knobs):
         return None
-    if batcher.ddp is not None and world_size > 1:
-        batcher.meter = NoiseMeter(batcher.ddp)
 
     def noise_scale() -> float | None:
         return None if batcher.meter is None else batcher.meter.noise_scale

@@ -38,6 +38,7 @@ class Holds:
         self._lock = threading.Lock()
         self._late: dict[tuple[int | None, str], Straggler] = {}
         self._hung: dict[int, HangSuspicion] = {}
+        self._missed: HangSuspicion | None = None  # nobody asked while it lasted: ranks that hang observe no steps
 
     def put(self, record: JobRecord) -> None:
         """Take a record; all but stragglers and hangs are nothing to this."""
@@ -53,7 +54,7 @@ class Holds:
                 if record.ended:
                     self._hung.pop(record.rank, None)
                 elif record.rank in self._hung or len(self._hung) < REASONS_MAX:
-                    self._hung[record.rank] = record
+                    self._hung[record.rank] = self._missed = record
 
     @property
     def dropped(self) -> int:
@@ -66,7 +67,8 @@ class Holds:
     def reason(self, step: int) -> str | None:
         """Return why tuning must pause at `step`, or None."""
         with self._lock:
-            for hung in self._hung.values():
+            hung, self._missed = next(iter(self._hung.values()), self._missed), None
+            if hung is not None:
                 return f"rank {hung.rank} may hang in {hung.phase} of step {hung.step}"
             for late in self._late.values():
                 if step - late.since_step <= STRAGGLER_STEPS_MAX:

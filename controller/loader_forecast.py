@@ -11,13 +11,31 @@ compute, and no ledger says so beforehand; hence a wide spread, and the trial de
 
 from __future__ import annotations
 
-__all__ = ["DATA_WAIT_RATIO_MIN", "loader_gain"]
+from collections.abc import Mapping
+
+__all__ = ["DATA_WAIT_RATIO_MIN", "loader_gain", "refill_steps"]
 
 DATA_WAIT_RATIO_MIN = 0.03
 """Below this share of the step waiting for data has nothing to win, as with exposed communication."""
 
 PREFETCH_SHARE = 0.25
 """Batches kept ready do not make loading faster; they even out what takes longer now and then: a part of the wait."""
+
+PREFETCH_DEFAULT = 2
+"""torch's own, where prefetching is no knob."""
+
+REFILL_STEPS_MAX = 16
+"""Two windows; a trial that settles longer costs more than what it then measures better is worth."""
+
+
+def refill_steps(before: Mapping[str, int], after: Mapping[str, int]) -> int:
+    """Return the steps after a switch that are fed by what was loaded ahead: by the old workers, and the new meanwhile.
+
+    Both sets load at once then, so those steps are faster than any setting, and nothing to judge one by.
+    """
+    flights = [v.get("loader_workers", 0) * v.get("loader_prefetch", PREFETCH_DEFAULT) for v in (before, after)]
+    same = all(before.get(knob) == after.get(knob) for knob in ("loader_workers", "loader_prefetch"))
+    return 0 if same else min(REFILL_STEPS_MAX, sum(flights))
 
 
 def loader_gain(knob: str, here: int, to: int, wait_ratio: float) -> float:

@@ -58,6 +58,9 @@ FORECASTS_MAX = 64
 PHASES_MAX = 32
 """Steps whose host timers give backward's share."""
 
+RECENT_STEPS = 8
+"""Steps that are of the world as it is now when a change of it has just been seen; a window, as elsewhere."""
+
 BUCKET_BYTES_DEFAULT = 25 * 2**20
 """DDP's own, where the size of buckets is no knob."""
 
@@ -205,7 +208,8 @@ class Model:
         """The world changed: paces and ledgers are of another one.  The record of forecasts stays."""
         self._readings.clear()
         self._paces.clear()
-        self._waits.clear()
+        while len(self._waits) > RECENT_STEPS:  # the last ones are what says so
+            self._waits.popleft()
         self._last = None
 
     def expect(self, knob: str, values: Mapping[str, int], to_value: int) -> Forecast | None:
@@ -309,15 +313,17 @@ class Model:
     # --- the data loader ---
 
     def _expect_loader(self, knob: str, values: Mapping[str, int], to_value: int) -> Forecast | None:
-        """Rank 0 speaks for all: where only another rank waits for data, this one waits for that rank."""
+        """What rank 0 sees is a floor: while another rank waits for data, this one waits in the collective for it."""
         waits = [wait for setting, wait in self._waits if setting == _setting(values)]
         if not waits:
             return None
         wait = median(waits)
-        if wait < DATA_WAIT_RATIO_MIN:
+        others = 0.0 if self._facts.world_size == 1 else 1.0 if self.exposed_ratio is None else self.exposed_ratio
+        if wait + others < DATA_WAIT_RATIO_MIN:
             return Forecast(0.0, 0.0, f"waiting for data is {wait:.1%} of the step, nothing to win")
         gain = loader_gain(knob, values[knob], to_value, wait)
-        return Forecast(gain, self._spread(knob, gain), f"waiting for data is {wait:.0%} of the step")
+        is_floor = gain > 0 and others >= DATA_WAIT_RATIO_MIN
+        return Forecast(gain, self._spread(knob, gain), f"waiting for data is {wait:.0%} of the step", is_floor)
 
     # --- micro-batch ---
 

@@ -25,6 +25,7 @@ from enum import StrEnum
 from typing import Literal
 
 from pacecar.controller.evidence import Evidence, gain_ratio, location, promise, weigh
+from pacecar.controller.loader_forecast import refill_steps
 from pacecar.controller.observation import Observation
 
 __all__ = ["DROP_RATIO", "SETTLE_STEPS", "WINDOW_STEPS", "Cause", "Trial", "TrialEnd"]
@@ -134,6 +135,7 @@ class Trial:
         is_promising: bool = False,
     ) -> None:
         self._values: dict[Arm, dict[str, int]] = {"A": dict(incumbent), "B": dict(candidate)}
+        self._settle_steps = max(SETTLE_STEPS, refill_steps(incumbent, candidate))
         self._opening: deque[float] = deque(opening, maxlen=WINDOW_STEPS)
         self._nulls = tuple(nulls)
         self._typical = typical
@@ -192,7 +194,7 @@ class Trial:
         if not self._begun:
             self._opening.append(log_pace)
             return None
-        if step.step - self._entered_step < SETTLE_STEPS:
+        if step.step - self._entered_step < self._settle_steps:
             return None
         return self._judge(arm, log_pace, step)
 

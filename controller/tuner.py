@@ -313,7 +313,7 @@ class Tuner:
             self._wish(turn)
 
     def _wish(self, turn: Turn) -> None:
-        present = self._board.values()
+        present = self._board.agreed()
         values = tuple(
             present[i] if space.knob in self._board.barred else turn.values.get(space.knob, present[i])
             for i, space in enumerate(self._agreement.spaces)
@@ -364,19 +364,20 @@ class Tuner:
         """A knob went back by itself, in this step on all ranks: so does what was turned with it."""
         reason, self._reverted = self._reverted, None
         self._say(self.state, str(reason), level=logging.WARNING)
-        if self._before is not None and self._before != self._board.values():
+        self._board.adopt()
+        if self._before is not None and self._before != self._board.agreed():
             self._switch(Proposal(self._serial, self._decision, self._before))
         else:
             self._proven = None
-            self._switched(Proposal(self._serial, self._decision, self._board.values()), 0)
+            self._switched(Proposal(self._serial, self._decision, self._board.agreed()), 0)
 
     def _come_to_rest(self) -> None:
         """Tuning froze: every rank sees that at this very boundary, so all can go back from what is not proven here.
 
         Nobody watches loss and gradients any more either, so nothing lossy stays in force.
         """
-        rest = at_rest(self._agreement.spaces, self._proven or self._board.values())
-        if self._proven is not None or rest != self._board.values():
+        rest = at_rest(self._agreement.spaces, self._proven or self._board.agreed())
+        if self._proven is not None or rest != self._board.agreed():
             self._switch(Proposal(serial=0, decision=self._decision, values=rest))
         self._proven = None
 

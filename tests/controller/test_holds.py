@@ -57,6 +57,14 @@ def test_a_hang_goes_before_a_straggler_and_ends() -> None:
     assert holds.reason(131) is None
 
 
+def test_a_hang_that_ended_before_anybody_asked_is_a_reason_once() -> None:
+    holds = Holds()
+    holds.put(_hang())
+    holds.put(_hang(ended=True))
+    assert holds.reason(131) == "rank 0 may hang in backward of step 130"
+    assert holds.reason(132) is None
+
+
 def test_the_reasons_are_bounded() -> None:
     holds = Holds()
     for rank in range(2 * REASONS_MAX):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pacecar.controller.loader_forecast import refill_steps
 from pacecar.controller.model import SETTINGS_MAX, Model, pack_buckets, play
 from pacecar.controller.observation import Facts, KnobSpace, Observation
 from pacecar.controller.screen import Screen
@@ -198,3 +199,21 @@ def test_a_loader_that_is_not_waited_for_is_left_alone_and_the_reason_is_said_on
     found, left_out = screen.candidates(values, model.expect, None)
     assert found == []
     assert left_out == ["loader_workers: waiting for data is 1.0% of the step, nothing to win"]
+
+
+def test_a_rank_that_never_waits_for_data_may_wait_for_one_that_does() -> None:
+    values = {"loader_workers": 2}
+    model = Model(Facts(job="job", world_size=2))
+    for step in range(1, 9):
+        model.learn(Observation(step=step, wall_ns=0, values=values, pace_ns=1000, data_wait_ns=100))
+    forecast = model.expect("loader_workers", values, 4)
+    assert forecast is not None
+    assert forecast.is_floor
+    assert forecast.gain_ratio == pytest.approx(0.1)
+
+
+def test_steps_that_are_fed_by_two_sets_of_workers_at_once_are_not_judged() -> None:
+    two, four = {"loader_workers": 2, "loader_prefetch": 2}, {"loader_workers": 4, "loader_prefetch": 2}
+    assert refill_steps(two, four) == refill_steps(four, two) == 12
+    assert refill_steps(four, {"loader_workers": 32, "loader_prefetch": 2}) == 16, "bounded"
+    assert refill_steps(four, {**four, "bucket_bytes": 1}) == refill_steps({}, {}) == 0
