@@ -27,8 +27,9 @@ DEV_STAMP := $(VENV)/.installed-dev
 NVITOP := .tools/nvitop
 HTA := .tools/attribution/hta
 TRACELENS := .tools/attribution/tracelens
+TRACEML := .tools/traceml
 
-.PHONY: help run test check lint fmt bench bench-daemon bench-attribution soak-daemon dashboards tools clean
+.PHONY: help run test check lint fmt bench bench-daemon bench-attribution bench-overhead soak-daemon soak-windows dashboards tools clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -53,13 +54,19 @@ fmt: $(DEV_STAMP) ## Format the code and mend what ruff can mend
 	$(BIN)/ruff format .
 
 bench: $(DEV_STAMP) ## Measure what pacecar costs
-	@for bench in $(filter-out %/bench_daemon.py %/bench_attribution.py,$(wildcard tests/bench/bench_*.py)); do echo "== $$bench"; $(BIN)/python $$bench || exit; done
+	@for bench in $(filter-out %/bench_daemon.py %/bench_attribution.py %/bench_overhead.py,$(wildcard tests/bench/bench_*.py)); do echo "== $$bench"; $(BIN)/python $$bench || exit; done
 
 bench-daemon: $(DEV_STAMP) tools $(NVITOP) ## Measure the daemon against nvitop-exporter and node_exporter
 	@exec $(BIN)/python tests/bench/bench_daemon.py $(BENCH_FLAGS)
 
 bench-attribution: $(DEV_STAMP) $(HTA) $(TRACELENS) ## Measure `pacecar analyze` against HolisticTraceAnalysis and TraceLens
 	@exec $(BIN)/python tests/bench/bench_attribution.py $(BENCH_FLAGS)
+
+bench-overhead: $(DEV_STAMP) $(TRACEML) ## Measure the hook in a DDP job, beside torch.profiler and TraceML
+	@exec $(BIN)/python tests/bench/bench_overhead.py $(BENCH_FLAGS)
+
+soak-windows: $(DEV_STAMP) ## Take 10 000 windows in one process and watch its memory
+	@exec $(BIN)/python -m pytest -m soak -s tests/profiler/test_soak_windows.py
 
 soak-daemon: $(DEV_STAMP) ## Run the daemon for 20 minutes while GPUs are lost and return, and watch its memory
 	@exec $(BIN)/python -m pytest -m soak -s tests/monitor/test_soak_daemon.py
@@ -81,6 +88,16 @@ $(HTA) $(TRACELENS):
 	@$@.new/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) $(PEER) \
 	  || { echo "$(@F) cannot be had: that peer will be left out" >&2; rm -rf $@.new; }
 	@[ ! -d $@.new ] || mv $@.new $@
+
+# A venv of its own, so that its requirements do not move ours; torch it takes from ours, by a path file.
+$(TRACEML): $(RUN_STAMP)
+	@$(PYTHON) -m venv $(TRACEML).new
+	@$(TRACEML).new/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) traceml-ai \
+	  || { echo "traceml-ai cannot be had: that peer will be left out" >&2; rm -rf $(TRACEML).new; }
+	@[ ! -d $(TRACEML).new ] || { \
+	  $(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' > \
+	  "$$($(TRACEML).new/bin/python -c 'import site; print(site.getsitepackages()[0])')/ours.pth"; \
+	  mv $(TRACEML).new $(TRACEML); }
 
 dashboards: $(RUN_STAMP) ## Generate the dashboards and docs/metrics.md from the catalog
 	$(BIN)/python -m pacecar.dashboards

@@ -1,9 +1,9 @@
 """How do the ranks turn a knob at the same step?  `protocol.py` on the job's process groups, or alone.
 
-The Tuner talks to an Agreement and does not know how many ranks there are.  At every step boundary it calls, in this
-order: `note` (one step was done), `listen` (what came in), `decide` (what all ranks apply now, if anything).
-`decide` is called in every case, also after an exception elsewhere: the votes are launched at fixed boundaries by all
-ranks, and a rank that leaves one out hangs the job.
+The Tuner talks to an Agreement and does not know how many ranks there are.  At every step boundary it calls `note` (one
+step was done), and where the agreement `has_business`, in this order: `listen` (what came in), `decide` (what all ranks
+apply now, if anything).  `decide` is called there in every case, also after an exception elsewhere: the votes are
+launched at fixed boundaries by all ranks, and a rank that leaves one out hangs the job.
 
 For the same reason every rank must pass the same boundaries: attach on all ranks, step on all ranks, and close on
 all ranks after the same step.  A rank that stops calling `decide` while others train hangs them at the next vote.
@@ -24,7 +24,7 @@ import torch.distributed as dist
 from pacecar.controller.channels import MEET_SECONDS, MainRoad, MeetingError, SideRoad, meet
 from pacecar.controller.observation import KnobSpace
 from pacecar.controller.offers import Offer, live_knobs
-from pacecar.controller.protocol import PERIOD, VERSION, JobPace, Kind, Member, Proposal
+from pacecar.controller.protocol import CALM_PERIOD, PERIOD, VERSION, JobPace, Kind, Member, Proposal
 
 __all__ = ["Agreement", "Heard", "LocalAgreement", "MeetingError", "RankAgreement"]
 
@@ -61,6 +61,15 @@ class Agreement(Protocol):
     @property
     def has_retired(self) -> bool:
         """Whether every rank froze; they all see it at the same boundary, and no vote follows."""
+        ...
+
+    @property
+    def has_business(self) -> bool:
+        """Whether `listen` and `decide` can have anything to do at this boundary."""
+        ...
+
+    def rest(self, *, is_calm: bool) -> None:
+        """Say whether this rank has nothing under way; the ranks meet less often while all say so."""
         ...
 
     def open(self, claim: str) -> None:
@@ -122,6 +131,14 @@ class LocalAgreement:
     def has_retired(self) -> bool:
         """One rank is all ranks."""
         return self.frozen is not None
+
+    @property
+    def has_business(self) -> bool:
+        """One rank hears itself at once."""
+        return True
+
+    def rest(self, *, is_calm: bool) -> None:
+        """Meeting oneself costs nothing."""
 
     def open(self, claim: str) -> None:
         """Nobody to meet."""
@@ -188,6 +205,7 @@ class RankAgreement:
         self._main = MainRoad(group)
         self._votes = votes
         self._boundary = 0
+        self._meets_at = PERIOD
         self._offer_is_heard = False
         self._has_offered = False
         self._range: list[tuple[int, int | None, bool]] = []
@@ -207,6 +225,19 @@ class RankAgreement:
         """Whether every rank froze; they all see it at the same boundary, and no vote follows."""
         return self._member.has_retired
 
+    @property
+    def has_business(self) -> bool:
+        """At the boundaries where a vote is launched or read; gathers are looked at, and posted, there too.
+
+        A gather that was posted at the one is taken at the other, three steps later, just before the vote on what it
+        brought.
+        """
+        return self._boundary >= self._meets_at - 1 or self._member.frozen is not None
+
+    def rest(self, *, is_calm: bool) -> None:
+        """Vote that this rank is calm."""
+        self._member.is_calm = is_calm
+
     def open(self, claim: str) -> None:
         """Meet through the store, then make the side group: a collective that every rank now is sure to join.
 
@@ -215,7 +246,7 @@ class RankAgreement:
         member, name = self._member, str(next(_meetings))
         store = dist.distributed_c10d._get_default_store()
         self._main.open()
-        claim = f"protocol {VERSION}, period {PERIOD}, {claim}"
+        claim = f"protocol {VERSION}, period {PERIOD} or {CALM_PERIOD}, {claim}"
         meet(store, member.rank, member.world_size, claim, name=name, seconds=self._meet_seconds)
         try:
             self._side.open()
@@ -229,13 +260,13 @@ class RankAgreement:
         self._range.clear()
 
     def note(self, step: int, pace_ns: int | None, *, profiled: bool) -> None:
-        """Count the boundary and close the range at every PERIOD-th."""
+        """Count the boundary and close the range where the vote is read."""
         self._boundary += 1
         if not self._has_offered:
             return
         self._range.append((step, pace_ns, profiled))
-        if self._boundary % PERIOD == 0 and len(self._range) >= PERIOD:
-            last = self._range[-PERIOD:]
+        if self._boundary == self._meets_at and self._range:
+            last = self._range[-CALM_PERIOD:]
             self._range.clear()
             self._member.close_range(last[0][0], [p for _, p, _ in last], [f for _, _, f in last])
 
@@ -271,15 +302,19 @@ class RankAgreement:
         self._member.withdraw()
 
     def decide(self, can_apply: Callable[[Proposal], bool]) -> Proposal | None:
-        """Launch a vote one boundary before every PERIOD-th, read it there."""
+        """Launch a vote one boundary before the ranks meet, read it there; what it says sets the next meeting."""
         member = self._member
-        if not self._votes or member.has_retired:
+        votes = self._votes and not member.has_retired
+        if self._boundary == self._meets_at - 1:
+            if votes:
+                self._main.launch(member.ballot(can_apply=self._can_apply(can_apply)))
             return None
-        if self._boundary % PERIOD == PERIOD - 1:
-            self._main.launch(member.ballot(can_apply=self._can_apply(can_apply)))
-        elif self._boundary % PERIOD == 0 and self._main.is_busy:
-            return member.tally(self._main.read())
-        return None
+        if self._boundary != self._meets_at:
+            return None
+        try:
+            return member.tally(self._main.read()) if votes and self._main.is_busy else None
+        finally:
+            self._meets_at += member.period
 
     def _can_apply(self, can_apply: Callable[[Proposal], bool]) -> bool:
         held = self._member.held

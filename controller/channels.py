@@ -1,8 +1,10 @@
-"""How do numbers get from rank to rank?  The two roads of `protocol.py` on torch's process groups, and a meeting first.
+"""How do numbers get from rank to rank?  The two roads of `protocol.py` on torch's process groups, after a `meet`.
 
-    meet         through the job's store, before any collective: one that a rank does not join hangs the others
     SideRoad     numbered asynchronous gathers on a gloo group of our own, looked at and never waited for
     MainRoad     votes on the job's own group, launched at one boundary and read at the next
+
+Both call the group's own methods: on the step path, `dist.all_reduce` and its kind cost ten times as much, in checks
+and logging (100 us, with the caches of a training loop).
 
 Left out: what the numbers mean.
 """
@@ -10,8 +12,6 @@ Left out: what the numbers mean.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,63 +19,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pacecar.profiler.meeting import MEET_SECONDS, MeetingError, keep_for_ever, meet
+
 __all__ = ["MEET_SECONDS", "MainRoad", "MeetingError", "SideRoad", "meet"]
-
-MEET_SECONDS = 30.0
-"""Ranks attach after the same model was built; longer apart than this means that a rank does not attach."""
-
-MEET_POLL_SECONDS = 0.02
 
 SIDE_TIMEOUT = timedelta(minutes=30)
 """One rank may write a checkpoint for minutes while a gather is out; being late freezes, this only cleans up."""
 
-VOTE_WORDS = 3
+VOTE_WORDS = 4
 
-
-def _keep_for_ever(*things: object) -> None:
-    """Never let `things` go, not even at the interpreter's end.
-
-    gloo's worker thread drops its hold on a work some time after it completed or failed.  If that is the last hold it
-    frees tensors that python knows, needs the GIL for it, and when the interpreter is ending just then the process
-    aborts ("terminate called without an active exception", pytorch issues 38228 and 190489).  A work that python
-    holds for ever is never freed by the worker.
-    """
-    for thing in things:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-
-
-class MeetingError(RuntimeError):
-    """The ranks did not all come, or want different things; nothing was started."""
-
-
-def meet(store: Any, rank: int, world_size: int, claim: str, *, name: str, seconds: float) -> None:  # noqa: ANN401  dist.Store; its methods are untyped
-    """Return when all ranks came with the same `claim`; `name` must be the same on all ranks and used once.
-
-    The verdict is one key, written by compare-and-set: a rank that waited too long writes "no" unless "go" is there
-    already.  So either all ranks that came go on or none does, whatever the order of arrival.
-
-    Raises:
-        MeetingError: some rank did not come in time, or came with another claim.
-    """
-    prefix = f"pacecar/{name}"
-    store.set(f"{prefix}/rank{rank}", claim)
-    deadline = time.monotonic() + seconds
-    keys = [f"{prefix}/rank{r}" for r in range(world_size)]
-    while not store.check([f"{prefix}/verdict"]):
-        if rank == 0 and store.check(keys):
-            claims = [store.get(key).decode() for key in keys]
-            other = next((r for r, c in enumerate(claims) if c != claim), None)
-            verdict = "go" if other is None else f"no: rank {other} has {claims[other]}, rank 0 has {claim}"
-            store.compare_set(f"{prefix}/verdict", "", verdict)
-        elif time.monotonic() > deadline:
-            missing = [r for r, key in enumerate(keys) if not store.check([key])]
-            reason = f"ranks {missing[:8]} did not attach" if missing else "rank 0 did not answer"
-            store.compare_set(f"{prefix}/verdict", "", f"no: {reason} within {seconds:g} s")
-        else:
-            time.sleep(MEET_POLL_SECONDS)
-    verdict = store.get(f"{prefix}/verdict").decode()
-    if verdict != "go":
-        raise MeetingError(verdict.removeprefix("no: "))
+_MINIMUM: Any = dist.AllreduceOptions() if dist.is_available() else None
+if _MINIMUM is not None:
+    _MINIMUM.reduceOp = dist.ReduceOp.MIN
+    if hasattr(_MINIMUM, "asyncOp"):  # since torch 2.7; before, every call was asynchronous
+        _MINIMUM.asyncOp = True
 
 
 class SideRoad:
@@ -85,7 +42,7 @@ class SideRoad:
         self._world_size = world_size
         self._group: Any = None
         self._work: Any = None
-        self._gathered: list[torch.Tensor] = []
+        self._gathered: torch.Tensor | None = None
 
     def open(self) -> None:
         """Make the group; every rank of the job must do it."""
@@ -100,10 +57,8 @@ class SideRoad:
         """Send `words` to all ranks; the previous gather must have been taken."""
         assert self._work is None, "one gather at a time"
         mine = torch.tensor(words, dtype=torch.int64)
-        self._gathered = [torch.empty_like(mine) for _ in range(self._world_size)]
-        self._work = dist.all_gather(self._gathered, mine, group=self._group, async_op=True)
-        if self._work is None:  # torch only warns when the group is gone
-            raise RuntimeError("this rank is not in the side group any more")
+        self._gathered = torch.empty(self._world_size * len(words), dtype=torch.int64)
+        self._work = self._group._allgather_base(self._gathered, mine)
 
     def take(self) -> list[list[int]] | None:
         """Return every rank's words if the gather is complete, else None.
@@ -115,7 +70,9 @@ class SideRoad:
             return None
         work, self._work = self._work, None
         work.wait()  # complete: returns or raises at once
-        return [words.tolist() for words in self._gathered]
+        assert self._gathered is not None, "posted"
+        rows: list[list[int]] = self._gathered.view(self._world_size, -1).tolist()
+        return rows
 
     def close(self) -> None:
         """Give the group back, which ends its threads.  A gather that is out is abandoned and its group kept.
@@ -125,7 +82,7 @@ class SideRoad:
         group, self._group = self._group, None
         work, self._work = self._work, None
         if work is not None and not work.is_completed():
-            _keep_for_ever(work, group)
+            keep_for_ever(work, group)
         elif group is not None and dist.is_initialized():
             with contextlib.suppress(ValueError):  # the job destroyed it already
                 dist.destroy_process_group(group)
@@ -169,14 +126,16 @@ class MainRoad:
     def launch(self, vote: Sequence[int]) -> None:
         """Start the all-reduce MIN of `vote`; the previous one must have been read."""
         assert self._work is None, "one vote at a time"
+        group: Any = self._group or dist.group.WORLD
+        if self._stream is None:
+            self._vote = torch.tensor(vote, dtype=torch.int64)
+            self._work = group.allreduce([self._vote], _MINIMUM)
+            return
         for index, word in enumerate(vote):
             self._vote[index] = word
-        if self._stream is None:
-            self._work = dist.all_reduce(self._vote, op=dist.ReduceOp.MIN, group=self._group, async_op=True)
-            return
         with torch.cuda.stream(self._stream):
             self._on_device.copy_(self._vote, non_blocking=True)
-            self._work = dist.all_reduce(self._on_device, op=dist.ReduceOp.MIN, group=self._group, async_op=True)
+            self._work = group.allreduce([self._on_device], _MINIMUM)
             self._work.wait()  # orders our own stream after NCCL's; the host goes on
             self._vote.copy_(self._on_device, non_blocking=True)
             self._event.record()
@@ -184,7 +143,7 @@ class MainRoad:
     def read(self) -> list[int]:
         """Return the least of every rank's words; waits for the vote, which was launched one training step ago."""
         work, self._work = self._work, None
-        self._last = work  # its worker thread may not have let go of it yet: see `_keep_for_ever`
+        self._last = work  # its worker thread may not have let go of it yet: see `keep_for_ever`
         if self._stream is None:
             work.wait()
         else:
@@ -204,5 +163,5 @@ class MainRoad:
         """Abandon a vote that is out; the job's own group lives on, and its worker threads with it."""
         for work in (self._work, self._last):
             if work is not None:
-                _keep_for_ever(work)
+                keep_for_ever(work)
         self._work = self._last = None

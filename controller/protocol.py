@@ -6,18 +6,23 @@ roads are used:
 
     side road   an asynchronous gather on a group of its own, never waited for.  It carries every rank's paces to rank 0
                 and rank 0's proposal to everybody.  It may be late or break at any moment.
-    main road   a vote: an all-reduce MIN of three numbers on the job's own group, launched by every rank at the same
-                fixed boundaries and read by every rank one step later.  It is exactly as alive as the training itself.
+    main road   a vote: an all-reduce MIN of four numbers on the job's own group, launched by every rank at the same
+                boundaries and read by every rank one step later.  It is exactly as alive as the training itself.
 
     boundary      0    1    2    3    4    5    6    7    8        PERIOD = 4
     range closed  |                   |                   |        paces of 4 steps, queued for the next gather
     vote                         launch read         launch read   read: all say the same hash -> all apply right here
 
-A rank votes (h, -h, alive): h is the hash of the proposal that it holds and can carry out, 0 if none.  The minimum of
+A rank votes (h, -h, alive, calm): h is the hash of the proposal that it holds and can carry out, 0 if none.  The least
 h equals the maximum exactly if all ranks voted the same h; both are known to every rank, so either all apply or none
 does.  `alive` is 0 on a rank that froze; the first vote in which the minimum is 0 freezes every rank, and as all of
 them read it at the same boundary, all of them stop voting there: a frozen tuner costs nothing and leaves no collective
 unmatched.
+
+`calm` is 1 on a rank where nothing is under way: no trial, no wish, no proposal.  A vote and a gather cost a rank some
+300 us, which is worth it while something is tried and a waste for the rest of the run.  So after a vote whose minimum
+is 1 the next one comes CALM_PERIOD steps later, and the range holds as many paces; after any other vote, PERIOD.  All
+ranks read the same minimum at the same boundary, so all of them vote again at the same one.
 
 Gathers are numbered.  The n-th gather carries the n-th range on every rank, however late that rank is, so no rank ever
 compares different steps.  At most one is out at a time; QUEUE_MAX waiting ranges mean that the side road is too late.
@@ -36,21 +41,24 @@ from enum import StrEnum
 from pacecar.controller.observation import KnobSpace
 from pacecar.controller.offers import Offer, decode_offer, encode_offer, live_knobs, space_hash
 
-__all__ = ["KNOBS_MAX", "PERIOD", "JobPace", "Kind", "Member", "Proposal"]
+__all__ = ["CALM_PERIOD", "KNOBS_MAX", "PERIOD", "JobPace", "Kind", "Member", "Proposal"]
 
 PERIOD = 4
 """Steps between votes.  A switch takes effect 5 to 8 steps after it is wished for; one tiny all-reduce in 4 steps."""
+
+CALM_PERIOD = 16
+"""Steps between votes while no rank has anything under way; what is wished for then waits so long, once."""
 
 KNOBS_MAX = 4
 """Knobs in a proposal; the gather's vector has a fixed length."""
 
 QUEUE_MAX = 16
-"""Closed ranges that may wait for the side road (64 steps) before it counts as broken."""
+"""Closed ranges that may wait for the side road (64 steps or more) before it counts as broken."""
 
-VERSION = 1
-_HEAD = 9
+VERSION = 2
+_HEAD = 10
 _FLAG_FROZEN, _FLAG_PROPOSAL, _FLAG_REHEARSAL, _FLAG_TRIAL = 1, 2, 4, 8
-REPORT_WORDS = _HEAD + PERIOD + KNOBS_MAX
+REPORT_WORDS = _HEAD + CALM_PERIOD + KNOBS_MAX
 
 
 class Kind(StrEnum):
@@ -110,6 +118,10 @@ class Member:
         self.spaces: tuple[KnobSpace, ...] = ()
         self.frozen: str | None = None
         self.has_retired = False
+        self.is_calm = False
+        """This rank has nothing under way: whoever owns it says so."""
+        self.period = PERIOD
+        """Steps from the vote read last to the next."""
         self.wanted: Proposal | None = None
         self._layout = 0
         self._offer: Offer | None = None
@@ -129,8 +141,8 @@ class Member:
         self._offer = offer
 
     def close_range(self, first_step: int, paces: Sequence[int | None], profiled: Sequence[bool]) -> None:
-        """Queue the paces of the last PERIOD steps; None for a step that was not measured."""
-        assert len(paces) == len(profiled) == PERIOD, "a range has PERIOD steps"
+        """Queue the paces of the steps since the last range; None for a step that was not measured."""
+        assert 0 < len(paces) == len(profiled) <= CALM_PERIOD, "a range has the steps between two votes"
         if self._side_is_done or self.has_retired:
             return
         self._ordinal += 1
@@ -203,7 +215,7 @@ class Member:
             if len(seen) > 1:
                 self.freeze(f"ranks disagree on the {name}: {seen[:4]}")
                 return []
-        if len({words[5] for words in vectors}) > 1:
+        if len({(words[5], words[9]) for words in vectors}) > 1:
             self.freeze(f"ranks count steps differently: {sorted({words[5] for words in vectors})[:4]}")
             return []
         self._held = self._decode_proposal(vectors[0])
@@ -211,7 +223,7 @@ class Member:
 
     # --- the main road --------------------------------------------------------------------------------
 
-    def ballot(self, *, can_apply: bool = True) -> tuple[int, int, int]:
+    def ballot(self, *, can_apply: bool = True) -> tuple[int, int, int, int]:
         """Return this rank's vote; remember what it was for.  `can_apply` False: this rank will not carry it out."""
         held = self._held
         self._voted = None
@@ -219,7 +231,8 @@ class Member:
             is_wanted = self.rank != 0 or (self.wanted is not None and self.wanted.serial == held.serial)
             self._voted = held if is_wanted else None
         digest = 0 if self._voted is None else self._voted.digest(self.epoch, self._layout)
-        return digest, -digest, int(self.frozen is None)
+        is_calm = self.is_calm and self.frozen is None and self.held is None and self.wanted is None
+        return digest, -digest, int(self.frozen is None), int(is_calm)
 
     @property
     def held(self) -> Proposal | None:
@@ -231,7 +244,8 @@ class Member:
 
         When any rank voted that it froze, every rank freezes and retires: no vote is launched after this one.
         """
-        least, negated_greatest, alive = lowest
+        least, negated_greatest, alive, calm = lowest
+        self.period = CALM_PERIOD if calm == 1 else PERIOD
         voted, self._voted = self._voted, None
         if alive == 0:
             self.freeze("another rank froze")
@@ -270,27 +284,29 @@ class Member:
         present = sum(1 << i for i, pace in enumerate(closed.paces) if pace is not None)
         profiled = sum(1 << i for i, flag in enumerate(closed.profiled) if flag)
         head = [VERSION, closed.ordinal, closed.epoch, self._layout, flags, closed.first_step]
-        head += [present | profiled << PERIOD, *((wanted.serial, wanted.decision) if wanted else (0, 0))]
+        head += [present | profiled << CALM_PERIOD, *((wanted.serial, wanted.decision) if wanted else (0, 0))]
+        head += [len(closed.paces)]
+        paces = [pace or 0 for pace in closed.paces]
         values = wanted.values if wanted else ()
-        return head + [pace or 0 for pace in closed.paces] + [*values, *([0] * (KNOBS_MAX - len(values)))]
+        return head + paces + [0] * (CALM_PERIOD - len(paces)) + [*values, *([0] * (KNOBS_MAX - len(values)))]
 
     def _decode_proposal(self, words: Sequence[int]) -> Proposal | None:
         if not words[4] & _FLAG_PROPOSAL:
             return None
-        values = tuple(words[_HEAD + PERIOD :][: len(self.spaces)])
+        values = tuple(words[_HEAD + CALM_PERIOD :][: len(self.spaces)])
         kind = next(k for k, flag in _KIND_FLAGS.items() if words[4] & (_FLAG_REHEARSAL | _FLAG_TRIAL) == flag)
         return Proposal(words[7], words[8], values, kind)
 
 
 def _slowest(vectors: Sequence[Sequence[int]]) -> list[JobPace]:
-    first_step = vectors[0][5]
-    everywhere = (1 << PERIOD) - 1
+    first_step, steps = vectors[0][5], min(vectors[0][9], CALM_PERIOD)
+    everywhere = (1 << CALM_PERIOD) - 1
     profiled = 0
     for words in vectors:
         everywhere &= words[6]
-        profiled |= words[6] >> PERIOD
+        profiled |= words[6] >> CALM_PERIOD
     return [
         JobPace(first_step + i, max(words[_HEAD + i] for words in vectors), bool(profiled >> i & 1))
-        for i in range(PERIOD)
+        for i in range(steps)
         if everywhere >> i & 1
     ]

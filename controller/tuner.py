@@ -15,8 +15,9 @@ Left out: measuring (the hook does), judging (the policy does).
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch.distributed as dist
 
@@ -30,7 +31,7 @@ from pacecar.controller.protocol import PERIOD, JobPace, Kind, Proposal
 from pacecar.controller.switchboard import Switchboard
 from pacecar.records import JobHello, JobRecord, Knobs, KnobSwitch, KnobValue, StepRecord, TunerStatus
 
-__all__ = ["OFFER_BOUNDARY", "Tuner"]
+__all__ = ["OFFER_BOUNDARY", "Measured", "Tuner"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +43,44 @@ OFFER_BOUNDARY = PERIOD
 REHEARSAL_BOUNDARIES_MAX = 32 * PERIOD
 """Ranks that did not agree on applying the values in force within this many steps will not agree on anything."""
 
+PACED_MAX = 4 * PERIOD
+"""Steps whose pace is known and that may wait for their record; with more, the training thread writes it itself."""
+
 RECORDS_MAX = 32 * PERIOD
-"""Own step records kept until the other ranks' paces of that step come in."""
+"""Own steps kept until the other ranks' paces of that step come in."""
+
+
+class Measured(Protocol):
+    """A finished step as the hook tells it; its record is written when it is asked for."""
+
+    @property
+    def step(self) -> int:
+        """Its number."""
+        ...
+
+    @property
+    def wall_ns(self) -> int:
+        """Its wall time."""
+        ...
+
+    @property
+    def disturbed(self) -> bool:
+        """Its pace says nothing about the job's settings."""
+        ...
+
+    @property
+    def source(self) -> Literal["exact", "estimate"]:
+        """What its ledger comes from."""
+        ...
+
+    @property
+    def record(self) -> StepRecord | None:
+        """Its record, None before somebody wrote it."""
+        ...
+
+    def settled(self) -> StepRecord:
+        """Return its record, written now if it was not yet."""
+        ...
 
 
 class Tuner:
@@ -81,12 +118,14 @@ class Tuner:
         self._board = Switchboard(self._actuators, self._agreement, clock)
         self._mode: Literal["advise", "exact"] = "advise" if config.mode == "advise" else "exact"
         self._is_active = False
+        self._has_failed = False
         self._boundary = 0
         self._step = 0
         self._knobs = Knobs()
-        self._records: dict[int, StepRecord] = {}
+        self._records: dict[int, Measured] = {}
         self._observations: list[Observation] = []
-        self._early: StepRecord | None = None  # the last exact step before the policy begins: it forecasts from it
+        self._paced: deque[tuple[Measured, JobPace]] = deque()
+        self._early: Measured | None = None  # the last exact step before the policy begins: it forecasts from it
         self._is_begun = False
         self._rehearsals: list[int] = []
         self._rehearsal_since = 0
@@ -122,25 +161,24 @@ class Tuner:
         self._guarded(self._publish_knobs, 0)
         self._say("advising" if self._mode == "advise" else "warming", "waiting for the first steps")
 
-    def on_boundary(self, record: StepRecord | None) -> None:
-        """Take part in one step boundary; `record` is the step that just ended, None if it was not measured.
+    def on_boundary(self, step: Measured | None) -> None:
+        """Take part in one step boundary; `step` is the one that just ended, None if it was not measured.
 
         Must be called at every boundary on every rank, also when nothing can be measured: votes go by boundaries.
         """
         if not self._is_active:
             return
         self._boundary += 1
-        self._step = record.step if record is not None else self._step + 1
-        pace_ns = record.wall_ns if record is not None else None
-        is_profiled = record is not None and record.disturbed
-        self._guarded(self._note, pace_ns, is_profiled)
+        self._step = step.step if step is not None else self._step + 1
+        self._guarded(self._note, step)
         if self._boundary == OFFER_BOUNDARY:
             self._guarded(self._make_offer)
-        if record is not None and self._policy is not None:
-            self._guarded(self._remember, record)
+        if not self._agreement.has_business:  # most boundaries: nothing can have come in, nothing is to be voted for
+            return
         self._guarded(self._listen)
         if self._agreement.frozen is None:
             self._guarded(self._think)
+            self._agreement.rest(is_calm=self._is_calm())
         self._guarded(self._decide)
         if self._agreement.has_retired and self._proven is not None:
             self._guarded(self._take_back, self._proven)
@@ -161,11 +199,19 @@ class Tuner:
         try:
             act(*arguments)
         except Exception as error:
-            logger.exception("pacecar: the tuner freezes; training goes on")
+            # Once: a group that is gone fails at each attempt to vote.
+            level = logging.DEBUG if self._has_failed else logging.ERROR
+            self._has_failed = True
+            logger.log(level, "pacecar: the tuner freezes; training goes on", exc_info=True)
             self._agreement.freeze(f"{type(error).__name__}: {error}")
 
-    def _note(self, pace_ns: int | None, is_profiled: bool) -> None:
-        self._agreement.note(self._step, pace_ns, profiled=is_profiled)
+    def _note(self, step: Measured | None) -> None:
+        if step is None:
+            self._agreement.note(self._step, None, profiled=False)
+            return
+        self._agreement.note(step.step, step.wall_ns, profiled=step.disturbed)
+        if self._policy is not None:
+            self._remember(step)
 
     # --- what this rank knows -----------------------------------------------------------------------
 
@@ -197,10 +243,10 @@ class Tuner:
         self._knobs = Knobs(epoch, values)
         self._set_knobs(self._knobs)
 
-    def _remember(self, record: StepRecord) -> None:
-        self._records[record.step] = record
-        if record.source == "exact" and not self._is_begun:
-            self._early = record
+    def _remember(self, step: Measured) -> None:
+        self._records[step.step] = step
+        if step.source == "exact" and not self._is_begun:
+            self._early = step
         while len(self._records) > RECORDS_MAX:
             del self._records[next(iter(self._records))]
 
@@ -209,9 +255,13 @@ class Tuner:
         if heard.refused is not None:
             self._settle_knobs(heard.refused)
         for pace in heard.paces:
-            record = self._records.pop(pace.step, None)
-            if record is not None and self._is_begun:
-                self._observations.append(_observe(record, pace, self._live()))
+            step = self._records.pop(pace.step, None)
+            if step is not None and self._is_begun:
+                self._paced.append((step, pace))
+        # Other threads write records a few times a second, for much less than it costs here.
+        while self._paced and (self._paced[0][0].record is not None or len(self._paced) > PACED_MAX):
+            step, pace = self._paced.popleft()
+            self._observations.append(_observe(step.settled(), pace, self._live()))
 
     def _live(self) -> list[KnobSpace]:
         return [space for space in self._agreement.spaces if space.knob not in self._board.barred]
@@ -254,8 +304,15 @@ class Tuner:
         policy.begin(self._facts(), live, mode=self._mode)
         self._is_begun = True
         early, self._early = self._early, None
-        if early is not None and all(space.knob in early.knobs.values for space in live):
-            self._observations.append(_observe(early, JobPace(early.step, early.wall_ns, profiled=True), live))
+        record = early.settled() if early is not None else None
+        if record is not None and all(space.knob in record.knobs.values for space in live):
+            self._observations.append(_observe(record, JobPace(record.step, record.wall_ns, profiled=True), live))
+
+    def _is_calm(self) -> bool:
+        """Return whether nothing is under way here; ranks without a policy follow, and say so from the offers on."""
+        if self._policy is None:
+            return bool(self._agreement.spaces)
+        return self._is_begun and self.state in ("watching", "advising")
 
     def _think(self) -> None:
         policy = self._policy

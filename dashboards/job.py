@@ -30,6 +30,8 @@ from pacecar.dashboards.panels import (
     time_series,
 )
 from pacecar.dashboards.queries import INTERVAL, JOB, NODE, RANK, combine, divide, increase, mean_of, rate, select
+from pacecar.dashboards.vitals import vitals_section
+from pacecar.dashboards.whatif import what_if_panels
 
 __all__ = ["NOT_DRAWN", "UID", "job_dashboard"]
 
@@ -207,6 +209,31 @@ def _ledger() -> Section:
             "Absent before the first window, when most of the ledger is unknown.",
             [Query(combine("max", select("pacecar_job_ledger_calibration_age_steps"), RANK), f"rank {{{{{RANK}}}}}")],
             unit="none", empty="No exact window was taken yet")),
+        *what_if_panels(),
+        (12, 7, time_series("Collectives of a step", "Time of the collectives of one operation in the step of the last "
+            "exact window, mean of the ranks chosen; waiting for a late rank is inside.", [
+                Query(combine("avg", select("pacecar_job_collective_duration_seconds"), "op"), "{{op}}"),
+                Query(combine("avg", select("pacecar_job_collectives"), "op"), "{{op}}: count"),
+            ], unit="s", empty="No collective was seen in an exact window", overrides=[
+                look(".*: count", regex=True, unit="none", custom__axisPlacement="right")])),
+        (12, 7, time_series("Bus bandwidth", "Bus bandwidth of those collectives, to compare with the links' speed, "
+            "and their size. Absent on gloo, which does not say sizes.", [
+                Query(combine("avg", select("pacecar_job_collective_bus_bandwidth_bytes_per_second"), "op"), "{{op}}"),
+                Query(combine("avg", select("pacecar_job_collective_bytes"), "op"), "{{op}}: size"),
+            ], unit="Bps", empty="The backend does not say how large its collectives are", overrides=[
+                look(".*: size", regex=True, unit="bytes", custom__axisPlacement="right")])),
+        (12, 7, time_series("Error of the estimate", "Share of the step that the estimate would have put under a wrong "
+            "heading, asked at each exact window before it is learned from; and the bound of what the profiler's own "
+            "slow-down can have moved. The estimate is meant to stay under 5 %.", [
+                Query(combine("max", select("pacecar_job_estimate_error_ratio"), RANK), f"rank {{{{{RANK}}}}}"),
+                Query(combine("max", select("pacecar_job_estimate_bias_limit_ratio")), "bound of the profiler's bias"),
+            ], unit="percentunit", empty="Fewer than two exact windows were taken", thresholds=[(0.05, BAD)])),
+        (12, 7, time_series("Error by heading", "Estimate minus exact over the step, mean of the ranks chosen: above "
+            "zero the estimate says too much.",
+            [Query(combine("avg", select("pacecar_job_estimate_heading_error_ratio", {"heading": heading})), heading)
+             for heading in HEADING_COLOURS],
+            unit="percentunit", empty="Fewer than two exact windows were taken",
+            overrides=[colour(heading, shade) for heading, shade in HEADING_COLOURS.items()])),
     ])  # fmt: skip
 
 
@@ -254,6 +281,36 @@ def _tuner() -> Section:
     ])  # fmt: skip
 
 
+def _crew() -> Section:
+    late = select("pacecar_job_straggler_excess_seconds", all_ranks=True)
+    waits = divide(
+        combine("sum", rate("pacecar_job_phase_seconds_total", all_ranks=True), "phase"),
+        combine("sum", rate("pacecar_job_phase_seconds_total", all_ranks=True)),
+        matching="on () group_left ()",
+    )
+    return Section("Ranks side by side", [
+        (12, 8, time_series("Stragglers", "By how much the step of a late rank exceeds the other ranks' median, while "
+            "it is late: what the job would gain. Without a rank: all ranks wait for a link that cannot be told.",
+            [Query(late, f"rank {{{{{RANK}}}}}: {{{{cause}}}}")], unit="s", empty="No rank is late")),
+        (12, 8, time_series("Pace of the slowest and the median rank", "Mean step over the last steps compared.", [
+                Query(combine("max", select("pacecar_job_pace_seconds", all_ranks=True)), "slowest"),
+                Query(combine("max", select("pacecar_job_median_pace_seconds", all_ranks=True)), "median"),
+            ], unit="s", empty="The ranks are not compared: see the log of rank 0")),
+        (12, 7, time_series("Host time of all ranks", "Share of the time of all ranks together by phase of the step. "
+            "The tail is the wait for the last all-reduces.", [Query(waits, "{{phase}}")],
+            unit="percentunit", empty="The ranks are not compared: see the log of rank 0", stacked=True, limit=1.0)),
+        (6, 7, time_series("Found late", "Times that a rank was found late, by cause.",
+            [Query(combine("sum", increase("pacecar_job_stragglers_total", all_ranks=True), "cause"), "{{cause}}")],
+            unit="none", empty="No rank was late")),
+        (6, 7, time_series("Hangs", "Ranks that end no step for suspiciously long, and how often that began.", [
+                Query(combine("sum", select("pacecar_job_hang_suspected", all_ranks=True)), "now"),
+                Query(combine("max", select("pacecar_job_hang_silent", all_ranks=True), "rank") + " > 0",
+                      "rank {{rank}} says nothing"),
+                Query(combine("sum", increase("pacecar_job_hangs_total", all_ranks=True)), "begun in the window"),
+            ], unit="none", empty="No hang was suspected")),
+    ])  # fmt: skip
+
+
 def _itself() -> Section:
     overhead = divide(
         combine("sum", rate("pacecar_job_overhead_seconds_total"), RANK),
@@ -264,10 +321,12 @@ def _itself() -> Section:
         (8, 7, time_series("Overhead in the job", "Share of step time that the hook and the tuner take, windows "
             "included. The line is the default budget.", [Query(overhead, f"rank {{{{{RANK}}}}}")],
             unit="percentunit", empty=NO_JOB, thresholds=[(_BUDGET, BAD)])),
-        (8, 7, time_series("Windows and drops", "Exact windows taken, and records that the hook dropped. Drops lose "
-            "detail, never totals.", [
+        (8, 7, time_series("Windows and drops", "Exact windows taken, and records that the hook dropped: drops "
+            "lose detail, never totals. Where steps are too short for the budget only every k-th is measured.", [
                 Query(combine("sum", increase("pacecar_job_windows_total")), "windows"),
                 Query(combine("sum", increase("pacecar_job_records_dropped_total")), "dropped records"),
+                Query(combine("max", select("pacecar_job_measured_every_steps")), "every k-th step is measured"),
+                Query(combine("min", select("pacecar_job_hook_measuring")), "measuring (0: a hook is off)"),
             ], unit="none", empty=NO_JOB)),
         (8, 7, time_series("Inbox", "Frames taken in and refused by the daemons, by reason.", [
                 Query(combine("sum", rate("pacecar_inbox_frames_total")), "taken"),
@@ -350,7 +409,8 @@ def _annotations() -> core.Annotations:
 def job_dashboard() -> core.Dashboard:
     """Return the dashboard of one training job, ready to be tidied and written."""
     sections = [
-        _pace(), _ledger(), _ledger_of_each_rank(), _tuner(), host_section(), gpu_section(), _itself(), _ranks(),
+        _pace(), _ledger(), _ledger_of_each_rank(), _crew(), _tuner(), vitals_section(), host_section(), gpu_section(),
+        _itself(), _ranks(),
     ]  # fmt: skip
     return core.Dashboard(
         title="pacecar / Job",

@@ -13,6 +13,7 @@ import threading
 
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.monitor.jobs import Jobs, JobView
+from pacecar.monitor.requests import Rendezvous
 from pacecar.records import JobHello, JobRecord, Snapshot
 
 __all__ = ["Board"]
@@ -57,3 +58,8 @@ class Board:
         """Note that the connection `owner` is gone; return whether it went without a goodbye."""
         with self._lock:
             return self._jobs.leave(hello, owner)
+
+    def rendezvous(self, job: str) -> Rendezvous:
+        """Return where the ranks of `job` on this node are, and a step that none has reached yet."""
+        with self._lock:
+            return self._jobs.rendezvous(job)

@@ -46,6 +46,7 @@ from pacecar.monitor.meeting import Meeting, MeetingError
 from pacecar.monitor.nvml import PyNvml
 from pacecar.monitor.sampler import Pace, Sampler
 from pacecar.monitor.series import DaemonFigures, daemon_samples, job_samples
+from pacecar.monitor.throttles import Throttles
 from pacecar.monitor.tick import Beat, beats
 from pacecar.monitor.web import WebError, WebServer, pages
 from pacecar.records import Sample, Snapshot
@@ -146,6 +147,7 @@ class Daemon:
             job_forget_seconds=config.job_forget_seconds,
         )
         self._inbox = Inbox(Meeting(config.socket), self._board, self._clock)
+        self._throttles = Throttles()
         self._exporter = Exporter(self._live_samples)
         self._web = WebServer(config.host, config.port)
         self._stopping = threading.Event()
@@ -249,6 +251,7 @@ class Daemon:
             snapshot = self._sampler.sample(beat)
             self._exporter.publish(snapshot.samples())
             self._board.publish(snapshot)
+            self._inbox.tell(self._throttles.take(snapshot))
             self._keep_budget()
             self._heap.tick(self._clock.monotonic_ns())
 

@@ -2,7 +2,8 @@
 
 Any local process may connect and send anything.  So connections are bounded, each gets a bounded turn, a bad frame is
 counted and the connection lives on, and everything that goes wrong is logged once for each connection and reason.
-Nothing is ever sent back: a hook that waited for an answer would make the job wait for the daemon.
+A record is never answered: a hook that waited would make the job wait for the daemon.  What goes back are the requests
+of people (`requests`), and nobody waits for those either.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ import socket
 import struct
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.monitor.board import Board
 from pacecar.monitor.conversation import Conversation, Peer, own_pid
 from pacecar.monitor.meeting import Meeting
-from pacecar.records import JobHello
-from pacecar.wire import FRAME_BYTES_MAX, FrameError, Refusal
+from pacecar.monitor.requests import Requests, Target
+from pacecar.records import Answer, JobHello, Request, Throttling
+from pacecar.wire import FRAME_BYTES_MAX, FrameError, Message, Refusal, encode_frame
 
 __all__ = ["CONNECTIONS_MAX", "Inbox"]
 
@@ -54,6 +56,7 @@ class _Connection:
         self.conversation = conversation
         self.since_ns = since_ns
         self.logged: set[Refusal] = set()
+        self.told: Throttling | None = None
 
     def __str__(self) -> str:
         peer, hello = self.conversation.peer, self.conversation.hello
@@ -79,6 +82,7 @@ class Inbox:
         self._connections_max = connections_max
         self._own_pid = own_pid
         self._connections: dict[int, _Connection] = {}
+        self._requests = Requests(self._send)
         self._numbers = itertools.count(1)
         self._frames = 0
         self._refused: Counter[Refusal] = Counter()
@@ -101,6 +105,21 @@ class Inbox:
         """Return pid and hello of the connected ranks, the pid as this daemon sees it; without those it cannot see."""
         conversations = [connection.conversation for connection in list(self._connections.values())]
         return [(c.peer.pid, c.hello) for c in conversations if c.hello is not None and c.peer.pid != 0]
+
+    def tell(self, throttles: Mapping[str, Throttling]) -> None:
+        """Tell each connected rank what holds down its device's clocks, if that is news to it; from any thread.
+
+        A rank whose socket is full is told with the next tick.
+        """
+        for connection in list(self._connections.values()):
+            hello = connection.conversation.hello
+            if hello is None or hello.device_uuid is None:
+                continue
+            news = throttles.get(hello.device_uuid)
+            if news is None and connection.told is not None:
+                news = Throttling(device_uuid=hello.device_uuid, reasons=None)
+            if news is not None and news != connection.told and self._say(connection, news):
+                connection.told = news
 
     def refused(self) -> dict[Refusal, int]:
         """Return how many frames were refused, by reason; every reason is there."""
@@ -215,10 +234,40 @@ class Inbox:
 
     def _take(self, connection: _Connection, frame: bytes) -> None:
         record, hello = connection.conversation.take(frame)
-        self._board.take(record, hello=hello, uid=connection.conversation.peer.uid, owner=connection.number)
+        if isinstance(record, Request):
+            self._ask(connection, record)
+        elif isinstance(record, Answer):
+            self._requests.answered(record, connection=connection.number)
+        else:
+            assert hello is not None, "a record has a hello before it"
+            self._board.take(record, hello=hello, uid=connection.conversation.peer.uid, owner=connection.number)
         self._frames += 1
         if isinstance(record, JobHello):
             _log.info("%s: hello from %s on %s", connection, record.host, record.device)
+
+    def _ask(self, connection: _Connection, request: Request) -> None:
+        peer = connection.conversation.peer
+        _log.info("%s: asks job %s for %s", connection, request.job, request.action)
+        targets = [
+            Target(other.number, other.conversation.hello, other.conversation.peer.uid)
+            for other in self._connections.values()
+            if other.conversation.hello is not None
+        ]
+        self._requests.ask(request, asker=connection.number, uid=peer.uid, targets=targets, meet=self._board.rendezvous)
+
+    def _send(self, number: int, message: Message) -> bool:
+        for connection in self._connections.values():
+            if connection.number == number:
+                return self._say(connection, message)
+        return False
+
+    def _say(self, connection: _Connection, message: Message) -> bool:
+        try:
+            connection.sock.send(encode_frame(message), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+        except OSError as error:
+            _log.debug("%s: %s", connection, error)
+            return False
+        return True
 
     def _refuse(self, connection: _Connection, error: FrameError) -> None:
         self._refused[error.refusal] += 1
@@ -234,6 +283,7 @@ class Inbox:
         self._hang_up(connection)
 
     def _hang_up(self, connection: _Connection) -> None:
+        self._requests.left(connection.number)
         with suppress(KeyError, ValueError):
             self._selector.unregister(connection.sock)
         self._connections.pop(connection.sock.fileno(), None)

@@ -9,20 +9,30 @@ forgotten with all its series.  A finished job makes room for a new one; a runni
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 
 import msgspec
 
-from pacecar.clock import Clock
+from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.monitor.crews import Crew, CrewView
+from pacecar.monitor.requests import Rendezvous
 from pacecar.records import (
+    CollectiveWindow,
     Decision,
+    EstimateCheck,
     Goodbye,
+    HangSuspicion,
     JobHello,
+    JobLedger,
     JobRecord,
     KnobSwitch,
     StepRecord,
+    Straggler,
     TunerStatus,
     Verdict,
+    Vitals,
+    WhatIf,
 )
 from pacecar.wire import FrameError, Refusal
 
@@ -30,6 +40,12 @@ __all__ = ["JobView", "Jobs", "RankView", "Tally"]
 
 RECENT_MAX = 32
 """Decisions and verdicts of a job that are kept to show; their counts go on."""
+
+MEETING_SECONDS = 1.0
+"""Hooks look for commands four times a second; twice that, and as much again for a busy machine."""
+
+MEETING_STEPS_MAX = 10_000
+"""However short its steps are: a job of microseconds would never get there."""
 
 TALLIES_MAX = 256
 """Kinds of decision or verdict counted for one job; further kinds are not counted one by one."""
@@ -53,6 +69,10 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     switch: KnobSwitch | None
     switches: int
     goodbye: Goodbye | None
+    vitals: Vitals | None = None
+    check: EstimateCheck | None = None
+    collectives: CollectiveWindow | None = None
+    what_if: WhatIf | None = None
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +87,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     verdict_tallies: tuple[Tally, ...]
     expected_gain: dict[str, float]
     measured_gain: dict[str, float]
+    crew: CrewView = CrewView()
+    what_if: WhatIf | None = None
 
 
 class _Rank:
@@ -76,9 +98,14 @@ class _Rank:
         self.connected = True
         self.step: StepRecord | None = None
         self.step_ns: int | None = None
+        self.heard_ns: int | None = None
         self.switch: KnobSwitch | None = None
         self.switches = 0
         self.goodbye: Goodbye | None = None
+        self.vitals: Vitals | None = None
+        self.check: EstimateCheck | None = None
+        self.collectives: CollectiveWindow | None = None
+        self.what_if: WhatIf | None = None
 
     @property
     def is_over(self) -> bool:
@@ -93,6 +120,10 @@ class _Rank:
             switch=self.switch,
             switches=self.switches,
             goodbye=self.goodbye,
+            vitals=self.vitals,
+            check=self.check,
+            collectives=self.collectives,
+            what_if=self.what_if,
         )
 
 
@@ -102,6 +133,8 @@ class _Job:
         self.uid = uid
         self.heard_ns = now_ns
         self.ranks: dict[int, _Rank] = {}
+        self.crew = Crew()
+        self.what_if: WhatIf | None = None
         self.tuner: TunerStatus | None = None
         self.decisions: deque[Decision] = deque(maxlen=RECENT_MAX)
         self.verdicts: deque[Verdict] = deque(maxlen=RECENT_MAX)
@@ -133,6 +166,15 @@ class _Job:
             verdict_tallies=tuple(Tally(*key, count) for key, count in self.verdict_tallies.items()),
             expected_gain=dict(self.expected_gain),
             measured_gain=dict(self.measured_gain),
+            crew=self.crew.view(
+                {
+                    number: rank.heard_ns
+                    for number, rank in self.ranks.items()
+                    if rank.connected and rank.goodbye is None and rank.heard_ns is not None
+                },
+                now_ns,
+            ),
+            what_if=self.what_if,
         )
 
 
@@ -160,6 +202,25 @@ class Jobs:
         now = self._clock.monotonic_ns()
         return tuple(self._jobs[name].view(now) for name in sorted(self._jobs))
 
+    def rendezvous(self, name: str) -> Rendezvous:
+        """Return where the ranks of job `name` are, and a step that all will hear of in time.
+
+        It lies MEETING_SECONDS ahead of the rank that is furthest, at the fastest pace that was seen: of the last
+        step, and the mean of all, as one long step (a checkpoint) says nothing of the next.
+        """
+        job = self._jobs.get(name)
+        seen = [] if job is None else [rank for rank in job.ranks.values() if rank.connected]
+        told = [(rank.step, rank.step_ns) for rank in seen if rank.step is not None and rank.step_ns is not None]
+        if not told:
+            return Rendezvous()
+        now = self._clock.monotonic_ns()
+        means = [step.totals.wall_ns // max(1, step.total_steps) for step, _ in told]
+        pace = max(1, min([*means, *(step.wall_ns for step, _ in told)]))
+        margin = round(MEETING_SECONDS * NS_PER_SECOND)
+        ahead = max(step.step + (min(now - heard, margin) + margin) / pace for step, heard in told)
+        at = max(step.step for step, _ in told)
+        return Rendezvous(at, at + 2 + min(MEETING_STEPS_MAX, math.ceil(ahead - at)), max(means))
+
     def forget(self) -> list[str]:
         """Drop the jobs that said nothing for too long, and return their names."""
         now = self._clock.monotonic_ns()
@@ -181,10 +242,20 @@ class Jobs:
             rank = self._greet(job, rank, record, owner)
         elif rank.owner != owner:
             raise FrameError(Refusal.IDENTITY, f"rank {hello.rank} of job {hello.job!r} speaks on a newer connection")
-        job.heard_ns = now
+        job.heard_ns = rank.heard_ns = now
         match record:
             case StepRecord():
                 rank.step, rank.step_ns = record, now
+            case Vitals():
+                rank.vitals = record
+            case EstimateCheck():
+                rank.check = record
+            case CollectiveWindow():
+                rank.collectives = record
+            case WhatIf(of_rank=None):
+                job.what_if = record
+            case WhatIf():
+                rank.what_if = record
             case KnobSwitch():
                 rank.switch = record
                 rank.switches += 1
@@ -194,8 +265,11 @@ class Jobs:
                 job.judge(record)
             case TunerStatus():
                 job.tuner = record
+            case Straggler() | JobLedger() | HangSuspicion():
+                job.crew.take(record, now)
             case Goodbye():
                 rank.goodbye = record
+                job.crew.leave(hello.rank)
             case JobHello():
                 pass
 

@@ -13,8 +13,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pacecar.monitor.collectors.reading import sample
+from pacecar.monitor.crews import crew_samples
 from pacecar.monitor.jobs import JobView, RankView
-from pacecar.records import Absent, Failed, Knobs, Ok, Sample, Snapshot, StepRecord
+from pacecar.records import (
+    Absent,
+    CollectiveWindow,
+    EstimateCheck,
+    Failed,
+    Knobs,
+    Ok,
+    Sample,
+    Snapshot,
+    StepRecord,
+    Vitals,
+    WhatIf,
+)
 from pacecar.wire import Refusal
 
 __all__ = ["TUNER_STATES", "DaemonFigures", "daemon_samples", "job_samples"]
@@ -53,6 +66,9 @@ def job_samples(jobs: Sequence[JobView]) -> Iterator[Sample]:
         for rank in job.ranks:
             yield from _rank_samples(rank)
         yield from _tuner_samples(job)
+        yield from crew_samples(job.job, job.crew)
+        if job.what_if is not None:
+            yield from _what_if_samples(job.what_if)
 
 
 def _rank_samples(rank: RankView) -> Iterator[Sample]:
@@ -73,6 +89,12 @@ def _rank_samples(rank: RankView) -> Iterator[Sample]:
     )
     if rank.step is not None:
         yield from _step_samples(rank.step, labels)
+    if rank.vitals is not None:
+        yield from _vitals_samples(rank.vitals, labels)
+    if rank.check is not None:
+        yield from _check_samples(rank.check, labels)
+    if rank.collectives is not None:
+        yield from _collective_samples(rank.collectives, labels)
     if rank.step_age_ns is not None:
         yield sample("pacecar_job_last_record_age_seconds", rank.step_age_ns, *labels)
     knobs = _knobs_in_force(rank)
@@ -98,6 +120,7 @@ def _step_samples(step: StepRecord, labels: tuple[str, str]) -> Iterator[Sample]
         "pacecar_job_tokens_total": step.total_tokens,
         "pacecar_job_ledger_calibration_age_steps": step.calibration_age_steps,
         "pacecar_job_micro_batches": step.micro_batches,
+        "pacecar_job_measured_every_steps": step.measured_every,
     }
     always = {
         "pacecar_job_steps_total": step.total_steps,
@@ -108,6 +131,7 @@ def _step_samples(step: StepRecord, labels: tuple[str, str]) -> Iterator[Sample]
         "pacecar_job_overlapped_communication_seconds_total": step.totals.overlapped_communication_ns,
         "pacecar_job_windows_total": step.total_windows,
         "pacecar_job_overhead_seconds_total": step.total_overhead_ns,
+        "pacecar_job_hook_measuring": int(step.measured_every is not None),
         "pacecar_job_records_dropped_total": step.dropped_records,
     }
     for metric, value in (always | optional).items():
@@ -124,6 +148,67 @@ def _step_samples(step: StepRecord, labels: tuple[str, str]) -> Iterator[Sample]
             yield sample("pacecar_job_step_phase_duration_seconds", duration, *labels, phase)
     for heading, duration in step.totals.parts().items():
         yield sample("pacecar_job_ledger_seconds_total", duration, *labels, heading)
+
+
+def _vitals_samples(vitals: Vitals, labels: tuple[str, str]) -> Iterator[Sample]:
+    if vitals.flops_source is not None:
+        yield sample("pacecar_job_flops_info", 1, *labels, vitals.flops_source, vitals.arithmetic or "")
+    figures: dict[str, int | float | None] = {
+        "pacecar_job_step_flops": vitals.step_flops,
+        "pacecar_job_model_flops_per_second": vitals.flops_per_second,
+        "pacecar_job_device_peak_flops_per_second": vitals.peak_flops_per_second,
+        "pacecar_job_mfu_ratio": vitals.mfu_ratio,
+        "pacecar_job_checkpoints_total": vitals.total_checkpoints,
+        "pacecar_job_checkpoint_seconds_total": vitals.total_checkpoint_ns,
+    }
+    memory = vitals.memory
+    if memory is not None:
+        figures |= {
+            "pacecar_job_memory_allocated_bytes": memory.allocated_bytes,
+            "pacecar_job_memory_reserved_bytes": memory.reserved_bytes,
+            "pacecar_job_memory_allocated_peak_bytes": memory.allocated_peak_bytes,
+            "pacecar_job_memory_inactive_split_bytes": memory.inactive_split_bytes,
+            "pacecar_job_memory_fragmentation_ratio": memory.fragmentation_ratio,
+            "pacecar_job_memory_allocation_retries_total": memory.total_allocation_retries,
+            "pacecar_job_memory_out_of_memory_total": memory.total_out_of_memory,
+        }
+    for metric, value in figures.items():
+        if value is not None:
+            yield sample(metric, value, *labels)
+
+
+def _what_if_samples(ladder: WhatIf) -> Iterator[Sample]:
+    yield sample("pacecar_job_what_if_calibration_age_steps", ladder.calibration_age_steps, ladder.job)
+    for rung in ladder.rungs:
+        yield sample("pacecar_job_what_if_step_seconds", rung.step_ns, ladder.job, rung.name)
+        yield sample("pacecar_job_what_if_gain_ratio", rung.gain_ratio, ladder.job, rung.name)
+
+
+def _check_samples(check: EstimateCheck, labels: tuple[str, str]) -> Iterator[Sample]:
+    figures = {
+        "pacecar_job_estimate_error_ratio": check.error_ratio,
+        "pacecar_job_estimate_bias_limit_ratio": check.bias_limit_ratio,
+    }
+    for metric, value in figures.items():
+        if value is not None:
+            yield sample(metric, value, *labels)
+    if check.exact.wall_ns:
+        for heading, error_ns in check.heading_errors_ns.items():
+            ratio = error_ns / check.exact.wall_ns
+            yield sample("pacecar_job_estimate_heading_error_ratio", ratio, *labels, heading)
+
+
+def _collective_samples(window: CollectiveWindow, labels: tuple[str, str]) -> Iterator[Sample]:
+    for one in window.sums:
+        figures: dict[str, int | float | None] = {
+            "pacecar_job_collectives": one.count,
+            "pacecar_job_collective_duration_seconds": one.duration_ns,
+            "pacecar_job_collective_bytes": one.bytes,
+            "pacecar_job_collective_bus_bandwidth_bytes_per_second": one.bus_bandwidth,
+        }
+        for metric, value in figures.items():
+            if value is not None:
+                yield sample(metric, value, *labels, one.operation)
 
 
 def _tuner_samples(job: JobView) -> Iterator[Sample]:

@@ -20,7 +20,9 @@ import click
 from pacecar import __version__
 
 if TYPE_CHECKING:
+    from pacecar.asking import Reply
     from pacecar.config import Config
+    from pacecar.records import Answer
 
 __all__ = ["cli", "main"]
 
@@ -162,6 +164,60 @@ def _steps(text: str | None) -> tuple[int, int] | None:
     return low, high
 
 
+@cli.command()
+@config_option
+@click.argument("job")
+@click.option("--steps", type=click.IntRange(1, 100), default=5, show_default=True, help="How many steps to trace.")
+@click.option("--stacks", is_flag=True, help="Also record python stacks; the steps become much slower.")
+@click.option("--directory", type=click.Path(path_type=Path), help="Where the job writes.  [default: its run folder]")
+@click.option("--socket", help="The daemon's socket.  [default: as configured]")
+@click.option("--at-step", type=click.IntRange(min=1), metavar="N", help="Begin at step N, the same on several nodes.")
+@click.option("--timeout-seconds", type=click.FloatRange(min=1.0), help="Give up then.  [default: by the job's pace]")
+@click.option("--no-analysis", is_flag=True, help="Only print where the traces are.")
+def trace(
+    config_file: Path | None,
+    job: str,
+    steps: int,
+    stacks: bool,
+    directory: Path | None,
+    socket: str | None,
+    at_step: int | None,
+    timeout_seconds: float | None,
+    no_analysis: bool,
+) -> None:
+    """Trace the next steps of the running JOB, the same on all its ranks of this node, and analyse them."""
+    config = _load(config_file, {"socket": socket})
+    from pacecar.asking import AskError, Reply, ask
+
+    arguments: dict[str, int | str] = {"steps": steps, "stacks": int(stacks)}
+    if directory is not None:
+        arguments["directory"] = str(directory.absolute())
+    if at_step is not None:
+        arguments["at_step"] = at_step
+    replies: list[Reply] = []
+    try:
+        for said in ask(config.daemon.socket, job, "trace", arguments, timeout_seconds=timeout_seconds):
+            if isinstance(said, Reply):
+                replies.append(said)
+            click.echo(_spoken(said), err=True)
+    except AskError as error:
+        _fail(str(error))
+    files = [reply.detail for reply in sorted(replies, key=lambda reply: reply.rank) if reply.state == "done"]
+    if not files:
+        _fail(f"no rank of {job} wrote a trace")
+    if no_analysis:
+        click.echo("\n".join(files))
+    else:
+        click.echo(err=True)
+        _analyze(files)
+    sys.exit(0 if len(files) == len(replies) else 1)
+
+
+def _spoken(said: Answer | Reply) -> str:
+    who = "the daemon" if said.rank is None else f"rank {said.rank}"
+    return f"{who}: {said.state}: {said.detail}"
+
+
 @cli.group()
 def dashboards() -> None:
     """Grafana dashboards."""
@@ -210,6 +266,16 @@ def _load(file: Path | None, flags: dict[str, Any]) -> Config:
         return load_config(file, flags={"daemon": given})
     except ConfigError as error:
         _fail(str(error), code=2)
+
+
+def _analyze(files: list[str]) -> None:
+    _need("numpy", "the analysis calculates with numpy (--no-analysis only takes the traces)", "analyze")
+    _need("rich", "the tables are drawn with rich (--no-analysis only takes the traces)", "analyze")
+    from pacecar.profiler.analysis.command import AnalyzeOptions, run_analyze
+
+    code = run_analyze(AnalyzeOptions(paths=tuple(Path(file) for file in files)))
+    if code:
+        sys.exit(code)
 
 
 def _need(module: str, why: str, extra: str) -> None:

@@ -35,6 +35,7 @@ CONFIG_BYTES_MAX = 1024 * 1024
 
 Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
 PositiveInt = Annotated[int, Meta(ge=1)]
+PositiveFloat = Annotated[float, Meta(gt=0.0)]
 
 
 class ConfigError(ValueError):
@@ -84,8 +85,16 @@ class HookConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     windows: bool = True
     window_warmup_steps: Annotated[int, Meta(ge=1)] = 3
     window_interval_steps: PositiveInt = 50
+    vitals_interval_steps: PositiveInt = 20
+    count_flops: bool = True
+    flops_per_sample: PositiveFloat | None = None
+    flops_per_token: PositiveFloat | None = None
+    peak_flops_per_second: PositiveFloat | None = None
     job: str | None = None
     run_dir: str | None = None
+    crew: bool = True
+    crew_period_steps: Annotated[int, Meta(ge=1, le=1024)] = 4
+    hang_seconds: Annotated[float, Meta(ge=1.0)] = 120.0
 
 
 class TuneConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,6 +14,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -29,12 +30,19 @@ from pacecar.controller.microbatch import MicroBatchActuator, MicroBatcher
 from pacecar.controller.observation import Facts
 from pacecar.controller.policy import PacecarPolicy
 from pacecar.controller.tuner import Tuner
+from pacecar.profiler.books import FinishedStep
+from pacecar.profiler.courier import Courier
+from pacecar.profiler.crew.crew import Crew, sees_waits_in_forward
 from pacecar.profiler.hook import AlreadyAttachedError, Hook
-from pacecar.profiler.identity import make_hello
+from pacecar.profiler.identity import make_hello, model_device
+from pacecar.profiler.orders import Orders
 from pacecar.profiler.outbox import Outbox
 from pacecar.profiler.runlog import RunLog
 from pacecar.profiler.sink import RecordSink
-from pacecar.records import JobHello, JobRecord, Knobs, StepRecord
+from pacecar.profiler.throttling import ThrottleNews
+from pacecar.profiler.tracing import Tracing
+from pacecar.profiler.whatif import RankLadder
+from pacecar.records import Command, JobHello, JobRecord, Knobs
 
 __all__ = ["Pacer", "attach"]
 
@@ -59,13 +67,20 @@ class Pacer:
         hook: Hook | None = None,
         tuner: Tuner | None = None,
         sinks: Sequence[RecordSink] = (),
+        orders: Orders | None = None,
+        tracing: Tracing | None = None,
+        crew: Crew | None = None,
         inert_because: str | None = None,
     ) -> None:
         self._batcher = batcher
+        self._crew = crew
+        self._orders = orders
+        self._tracing = tracing
         self._sinks = tuple(sinks)
         self._hook = hook
         self._tuner = tuner
         self.inert_because = inert_because
+        self._pid = os.getpid()
 
     @property
     def is_active(self) -> bool:
@@ -106,10 +121,26 @@ class Pacer:
         if self._hook is not None:
             self._hook.count(samples=samples, tokens=tokens)
 
+    def checkpoint(self) -> AbstractContextManager[None]:
+        """Return a context whose time is charged to `checkpoint`: put the saving of a checkpoint into it.
+
+        It may stand anywhere in the loop, before the first step and after the last.  Of an asynchronous save it
+        holds what the loop waits for.
+        """
+        return self._hook.checkpoint() if self._hook is not None else nullcontext()
+
     def close(self, reason: str = "closed") -> None:
         """Detach: remove every hook, deliver what is queued (for at most two seconds).  Harmless when repeated."""
+        if os.getpid() != self._pid:  # a forked child: whatever there is belongs to the parent
+            return
         if self._tuner is not None:
             self._tuner.close()
+        if self._crew is not None:
+            self._crew.close()
+        if self._tracing is not None:
+            self._tracing.close()
+        if self._orders is not None:
+            self._orders.close()
         if self._hook is not None:
             self._hook.close(reason)
         deadline = time.monotonic() + CLOSE_SECONDS_MAX
@@ -227,14 +258,38 @@ def _inert(batcher: MicroBatcher, reason: str, *, level: int = logging.WARNING) 
 def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settings: Config) -> Pacer:
     clock = SystemClock()
     hello = make_hello(model, job=settings.hook.job)
-    sinks: list[RecordSink] = [Outbox(settings.hook.socket, hello)]
+    throttling = ThrottleNews(hello)
+    orders = Orders(hello.job, hello.rank, reply=lambda answer: outbox.put(answer))
+
+    def obey(command: Command) -> None:
+        orders.obey(command)
+        hook.wake()
+
+    outbox = Outbox(settings.hook.socket, hello, obey=obey, heed=throttling.heed)
+    couriers: list[Courier] = [outbox]
     if settings.hook.run_dir is not None:
-        sinks.append(RunLog(settings.hook.run_dir, hello))
+        couriers.append(RunLog(settings.hook.run_dir, hello))
+
+    def emit(record: JobRecord) -> None:
+        for courier in couriers:
+            courier.put(record)
+
+    sinks: list[RecordSink] = [*couriers, RankLadder(emit, is_job=hello.world_size == 1)]
     tuner: Tuner | None = None
 
-    def on_boundary(record: StepRecord | None) -> None:
+    def on_boundary(step: FinishedStep | None) -> None:
         if tuner is not None:
-            tuner.on_boundary(record)
+            tuner.on_boundary(step)
+        if tracing.is_tracing:
+            tracing.boundary()
+        if orders.waiting:
+            if hook.is_alive:
+                orders.boundary(hook.step)
+            else:  # it counts no steps any more, so theirs would never come
+                orders.close("pacecar's hook has turned itself off in this rank; its log says why")
+
+    def mark(is_traced: bool) -> None:
+        hook.is_traced = is_traced
 
     hook = Hook(
         model,
@@ -242,20 +297,60 @@ def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settin
         hello=hello,
         config=settings.hook,
         sinks=sinks,
-        on_boundary=None if settings.tune.mode == "off" else on_boundary,
+        on_boundary=on_boundary,
         clock=clock,
     )
+    tracing = Tracing(
+        hello.job,
+        hello.rank,
+        on_device=model_device(model).type == "cuda",
+        directory=settings.hook.run_dir,
+        step=lambda: hook.step,
+        mark=mark,
+        windows=hook.windows,
+    )
+    # At a plain boundary a call costs microseconds, also one that finds nothing to do.
+    hook.wants_boundary = lambda: tuner is not None or tracing.is_tracing or bool(orders.waiting)
+    hook.windows.is_held = lambda: bool(orders.waiting)
+    orders.register("trace", tracing.trace)
+    for courier in couriers:
+        courier.before_look, courier.charge = hook.look, hook.charge
     hook.start()
     try:
         if settings.tune.mode != "off":
             tuner = _make_tuner(model, hook, batcher, hello, settings.tune, sinks)
             tuner.start()
+        crew = _start_crew(hook, hello, settings.hook, sinks, throttling) if settings.hook.crew else None
     except BaseException:
         hook.close("could not start")
         raise
-    pacer = Pacer(batcher, hook=hook, tuner=tuner, sinks=sinks)
+    pacer = Pacer(batcher, hook=hook, tuner=tuner, sinks=sinks, crew=crew, orders=orders, tracing=tracing)
     atexit.register(pacer.close)
     return pacer
+
+
+def _start_crew(
+    hook: Hook, hello: JobHello, config: HookConfig, sinks: list[RecordSink], throttling: ThrottleNews
+) -> Crew:
+    def emit(record: JobRecord) -> None:
+        for sink in sinks:
+            sink.put(record)
+
+    def waits_in_forward() -> bool:
+        return sees_waits_in_forward(hook.calibrations.find(hook.knobs))
+
+    crew = Crew(
+        hello,
+        config,
+        hook,
+        emit=emit,
+        throttled=throttling.is_throttled,
+        charge=hook.charge,
+        waits_in_forward=waits_in_forward,
+    )
+    hook.on_timed = crew.note
+    crew.start()
+    return crew
 
 
 def _make_tuner(

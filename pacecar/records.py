@@ -12,13 +12,28 @@ from typing import Literal, Union
 
 import msgspec
 
+from pacecar.accuracy import EstimateCheck
+from pacecar.collectives import CollectiveSum, CollectiveWindow
+from pacecar.ledger import LEDGER_HEADINGS, Ledger
+from pacecar.vitals import DeviceMemory, Vitals
+from pacecar.whatif import Bound, Rung, WhatIf
+
 __all__ = [
     "LEDGER_HEADINGS",
     "Absent",
+    "Answer",
+    "Bound",
+    "CollectiveSum",
+    "CollectiveWindow",
+    "Command",
     "Decision",
+    "DeviceMemory",
+    "EstimateCheck",
     "Failed",
     "Goodbye",
+    "HangSuspicion",
     "JobHello",
+    "JobLedger",
     "JobRecord",
     "KnobSwitch",
     "KnobValue",
@@ -26,24 +41,18 @@ __all__ = [
     "Ledger",
     "Ok",
     "Outcome",
+    "Request",
+    "Rung",
     "Sample",
     "Snapshot",
     "StepRecord",
+    "Straggler",
+    "Throttling",
     "TunerStatus",
     "Verdict",
+    "Vitals",
+    "WhatIf",
 ]
-
-LEDGER_HEADINGS = (
-    "compute",
-    "exposed_communication",
-    "exposed_copy",
-    "data_wait",
-    "host_bound",
-    "optimizer_host",
-    "checkpoint",
-    "unknown",
-)
-"""The headings whose sum is the wall time of a step, in the order in which people read them."""
 
 KnobValue = Union[int, str]  # noqa: UP007  msgspec resolves it at run time on every Python we support
 
@@ -112,77 +121,6 @@ class Snapshot(msgspec.Struct, frozen=True):
 # --- the job road: hook to daemon and run folder ------------------------------------------------
 
 
-class Ledger(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Where a stretch of wall time went, in nanoseconds.  The headings sum to `wall_ns` exactly.
-
-    compute                a compute kernel ran (on CPU: an operator on a training thread)
-    exposed_communication  communication ran and no compute did
-    exposed_copy           only a copy ran
-    data_wait, host_bound, optimizer_host, checkpoint    nothing ran, by cause
-    unknown                what could not be told; never hidden in another heading
-
-    Beside the sum: `communication_ns` is all communication, `overlapped_communication_ns` the part under compute.
-    Raises ValueError when the parts do not add up, so that a wrong ledger cannot exist.
-    """
-
-    wall_ns: int
-    compute_ns: int = 0
-    exposed_communication_ns: int = 0
-    exposed_copy_ns: int = 0
-    data_wait_ns: int = 0
-    host_bound_ns: int = 0
-    optimizer_host_ns: int = 0
-    checkpoint_ns: int = 0
-    unknown_ns: int = 0
-    communication_ns: int = 0
-    overlapped_communication_ns: int = 0
-
-    def __post_init__(self) -> None:
-        # Written out: this runs twice a step inside the training process.
-        compute, exposed, copy, data = (
-            self.compute_ns, self.exposed_communication_ns, self.exposed_copy_ns, self.data_wait_ns,
-        )  # fmt: skip
-        host, optimizer, checkpoint, unknown = (
-            self.host_bound_ns, self.optimizer_host_ns, self.checkpoint_ns, self.unknown_ns,
-        )  # fmt: skip
-        total = compute + exposed + copy + data + host + optimizer + checkpoint + unknown
-        if total != self.wall_ns or min(compute, exposed, copy, data, host, optimizer, checkpoint, unknown) < 0:
-            raise ValueError(f"ledger parts sum to {total} ns, wall time is {self.wall_ns} ns: {self.parts()}")
-        if self.communication_ns != self.exposed_communication_ns + self.overlapped_communication_ns:
-            raise ValueError(
-                f"communication {self.communication_ns} ns is not exposed {self.exposed_communication_ns} ns"
-                f" plus overlapped {self.overlapped_communication_ns} ns"
-            )
-        if self.overlapped_communication_ns < 0:
-            raise ValueError(f"overlapped communication is {self.overlapped_communication_ns} ns")
-
-    def parts(self) -> dict[str, int]:
-        """Return heading -> nanoseconds, in `LEDGER_HEADINGS` order."""
-        return {heading: getattr(self, heading + "_ns") for heading in LEDGER_HEADINGS}
-
-    @property
-    def overlap_ratio(self) -> float | None:
-        """Overlapped communication over all communication (0..1); None when there was none."""
-        if self.communication_ns == 0:
-            return None
-        return self.overlapped_communication_ns / self.communication_ns
-
-    def __add__(self, other: Ledger) -> Ledger:
-        return Ledger(
-            wall_ns=self.wall_ns + other.wall_ns,
-            compute_ns=self.compute_ns + other.compute_ns,
-            exposed_communication_ns=self.exposed_communication_ns + other.exposed_communication_ns,
-            exposed_copy_ns=self.exposed_copy_ns + other.exposed_copy_ns,
-            data_wait_ns=self.data_wait_ns + other.data_wait_ns,
-            host_bound_ns=self.host_bound_ns + other.host_bound_ns,
-            optimizer_host_ns=self.optimizer_host_ns + other.optimizer_host_ns,
-            checkpoint_ns=self.checkpoint_ns + other.checkpoint_ns,
-            unknown_ns=self.unknown_ns + other.unknown_ns,
-            communication_ns=self.communication_ns + other.communication_ns,
-            overlapped_communication_ns=self.overlapped_communication_ns + other.overlapped_communication_ns,
-        )
-
-
 class Knobs(msgspec.Struct, frozen=True):
     """The settings in force.  `epoch` counts the switches since attach; ranks of one job must agree on it."""
 
@@ -217,7 +155,9 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     step since attach, so a reader that lost records still has right counters.  `overhead_ns` is pacecar's own
     time on the step path inside this step's wall time.  `disturbed` says that pacecar's window slowed this
     step on this rank: it was profiled, or the window of the step before was opened, ended or read inside it.  Such a
-    step's pace says nothing about the job's settings.
+    step's pace says nothing about the job's settings.  `measured_every` k: steps are so short that only every k-th is
+    measured and has a record; the others are in the totals, with their wall time and this one's proportions.  None:
+    the hook has turned itself off, and this is its last record.
     """
 
     job: str
@@ -245,6 +185,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     dropped_records: int
     knobs: Knobs
     disturbed: bool = False
+    measured_every: int | None = 1
 
 
 class KnobSwitch(msgspec.Struct, frozen=True, kw_only=True, tag="switch"):
@@ -316,6 +257,65 @@ class TunerStatus(msgspec.Struct, frozen=True, kw_only=True, tag="tuner"):
     trials: int
 
 
+class Straggler(msgspec.Struct, frozen=True, kw_only=True, tag="straggler"):
+    """A rank holds the others up, or does so no longer (`ended`); said by rank 0.
+
+    `late_rank` is None where only the cause is known (a link that sockets do not show).  `phase` holds the excess,
+    `excess_ns` is how much longer a step it takes than the other ranks' median: what the job would gain.
+    """
+
+    job: str
+    late_rank: int | None
+    cause: Literal["compute", "data_wait", "host", "optimizer", "checkpoint", "link", "throttled"]
+    phase: str
+    since_step: int
+    step: int
+    wall_ns: int
+    excess_ns: int
+    evidence: str
+    ended: bool = False
+
+
+class JobLedger(msgspec.Struct, frozen=True, kw_only=True, tag="job_ledger"):
+    """All ranks of a job together; said by rank 0.
+
+    `pace_ns` is the mean step of the slowest rank over the last steps up to `step`, `median_ns` that of the median
+    rank.  Totals add up all `ranks` and all steps since they met; `total_phases_ns`, by phases of the host's timers,
+    sum to `total_wall_ns`.  `total_measured_steps`, of all ranks, is what they rest on: with very short steps hooks
+    measure every k-th, and the others count like those.
+    """
+
+    job: str
+    ranks: int
+    step: int
+    pace_ns: int
+    median_ns: int
+    total_steps: int
+    total_wall_ns: int
+    total_phases_ns: dict[str, int]
+    total_measured_steps: int | None = None
+
+
+class HangSuspicion(msgspec.Struct, frozen=True, kw_only=True, tag="hang"):
+    """This rank has not ended step `step` for `silent_ns`, or has at last (`ended`).
+
+    `phase` is where the training thread is, `stack` its innermost python frames.  `last_collective` is the latest that
+    torch's flight recorder holds, `collectives` how many the default group has begun: ranks that differ do not wait for
+    the same one.  None where torch does not say.
+    """
+
+    job: str
+    rank: int
+    step: int
+    phase: str
+    wall_ns: int
+    silent_ns: int
+    last_collective: str | None
+    collectives: int | None
+    stack: str | None
+    ended: bool = False
+
+
 class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
     """The hook closes: the job ended or detached."""
 
@@ -325,5 +325,63 @@ class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
     wall_ns: int
 
 
-JobRecord = JobHello | StepRecord | KnobSwitch | Decision | Verdict | TunerStatus | Goodbye
+CrewRecord = Straggler | JobLedger | HangSuspicion | WhatIf
+
+MeasuredRecord = StepRecord | Vitals | EstimateCheck | CollectiveWindow
+
+TunedRecord = KnobSwitch | Decision | Verdict | TunerStatus
+
+JobRecord = JobHello | MeasuredRecord | TunedRecord | CrewRecord | Goodbye
 """What may cross the socket and what a run folder holds."""
+
+
+# --- the asking road: a person to the daemon, the daemon to its hooks, and back ------------------
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
+    """Somebody asks a running job for something; `serial` is the asker's own number and comes back in each answer."""
+
+    serial: int
+    job: str
+    action: str
+    arguments: dict[str, KnobValue] = {}
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True, tag="command"):
+    """The daemon passes a request on to one rank.
+
+    `at_step` is a step that every rank of the job on this node has still before it, so that all can begin together.
+    """
+
+    number: int
+    action: str
+    at_step: int
+    arguments: dict[str, KnobValue] = {}
+
+
+class Throttling(msgspec.Struct, frozen=True, kw_only=True, tag="throttling"):
+    """The daemon tells a rank what holds down the clocks of its device; said when it changes.
+
+    `reasons` are named as in the metric of clock events; empty: nothing does.  None: the daemon does not know any more.
+    """
+
+    device_uuid: str
+    reasons: tuple[str, ...] | None
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
+    """What became of a request: from one rank, or from the daemon itself (`rank` is None).
+
+    "accepted" is not the end, the others are.  `number` is the command's, towards the asker the request's serial.
+    `ranks` says whom the daemon reached; `expected_ns` when they begin, from now, and `pace_ns` how long a step takes,
+    as far as it knows.
+    """
+
+    job: str
+    rank: int | None
+    number: int
+    state: Literal["accepted", "done", "refused"]
+    detail: str
+    ranks: tuple[int, ...] = ()
+    expected_ns: int | None = None
+    pace_ns: int | None = None

@@ -5,7 +5,7 @@ message-preserving, so one frame is one message and a bad frame harms only itsel
 resynchronizing after a bad length; datagrams would not tell who is gone.
 
     frame  = "PC" version:u8 0:u8 length:u32be  payload
-    payload = length bytes of MessagePack, one tagged record of `pacecar.records.JobRecord`
+    payload = length bytes of MessagePack, one tagged record of `Message`
 
 Everything here is pure: bytes in, record out, or a FrameError that says what was wrong.
 """
@@ -17,9 +17,12 @@ from enum import StrEnum
 
 import msgspec
 
-from pacecar.records import JobRecord
+from pacecar.records import Answer, Command, JobRecord, Request, Throttling
 
-__all__ = ["FRAME_BYTES_MAX", "VERSION", "FrameError", "Refusal", "decode_frame", "encode_frame"]
+__all__ = ["FRAME_BYTES_MAX", "VERSION", "FrameError", "Message", "Refusal", "decode_frame", "encode_frame"]
+
+Message = JobRecord | Request | Command | Answer | Throttling
+"""What may cross the socket, in either direction."""
 
 VERSION = 1
 MAGIC = b"PC"
@@ -51,10 +54,10 @@ class FrameError(ValueError):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(JobRecord)
+_decoder = msgspec.msgpack.Decoder(Message)
 
 
-def encode_frame(record: JobRecord) -> bytes:
+def encode_frame(record: Message) -> bytes:
     """Return `record` as one frame.
 
     Raises:
@@ -69,7 +72,7 @@ def encode_frame(record: JobRecord) -> bytes:
     return _HEADER.pack(MAGIC, VERSION, len(payload)) + payload
 
 
-def decode_frame(frame: bytes) -> JobRecord:
+def decode_frame(frame: bytes) -> Message:
     """Return the record in `frame`.
 
     Raises:
@@ -93,7 +96,7 @@ def decode_frame(frame: bytes) -> JobRecord:
     if len(payload) > length:
         raise FrameError(Refusal.MALFORMED, f"header promises {length} bytes, {len(payload)} came")
     try:
-        record: JobRecord = _decoder.decode(payload)
+        record: Message = _decoder.decode(payload)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise FrameError(Refusal.MALFORMED, f"payload is not a record: {error}") from error
     return record

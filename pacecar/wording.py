@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pacecar.records import LEDGER_HEADINGS
 
-__all__ = ["HEADING_COLOURS", "HEADING_GLYPHS", "HEADING_WORDS", "percent", "plural"]
+__all__ = ["HEADING_COLOURS", "HEADING_GLYPHS", "HEADING_WORDS", "SCENARIO_WORDS", "percent", "plural"]
 
 HEADING_WORDS = {
     "compute": "compute",
@@ -19,6 +19,15 @@ HEADING_WORDS = {
     "checkpoint": "checkpoint",
     "unknown": "unknown",
 }
+
+SCENARIO_WORDS = {
+    "communication_hidden": "communication fully hidden",
+    "data_free": "data for free",
+    "straggler_median": "straggler as fast as the median",
+    "launch_gaps_gone": "launch gaps gone",
+    "all": "all of these",
+}
+"""The rungs of the what-if ladder."""
 
 HEADING_COLOURS = {
     "compute": "#009E73",

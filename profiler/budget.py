@@ -1,28 +1,33 @@
 """May the hook afford the next window?
 
 "Profiling is cheap" is a belief; the budget is a measurement.  Everything that pacecar costs the job is added up: its
-own code on the step path, a window's start, stop and reading, and how much slower the profiled step itself was than the
-recent steps that were not profiled (never counted as a gain: a step that was fast by luck pays nothing back).  A window
+own code on the step path, a window's start, stop and reading, how much slower the profiled step itself was than the
+recent steps that were not profiled (never counted as a gain: a step that was fast by luck pays nothing back), and on a
+device the `aftermath`.  A window
 opens only while all that, with the predicted price of the next window, stays within the ratio that the user gave.
 
 Credit.  Before the first calibration a ledger is mostly `unknown`, so the first window is taken right after the
-warm-up, before the budget has earned it; so is the first of a setting that was never calibrated, if the budget earns it
-back within CREDIT_STEPS.  Both are charged in full and everything waits until the running ratio is below the limit.
-The consequence: a run shorter than (price of a window / ratio) ends above the budget: 100 ms at 0.01 take ten seconds.
+warm-up, before the budget has earned it, if FIRST_CREDIT_STEPS earn back what a window usually costs; so is the first
+of a setting that was never calibrated, if CREDIT_STEPS do.  Both are charged in full and everything waits until the
+running ratio is below the limit.  The consequence: a run shorter than (price of a window / ratio) ends above the
+budget: 20 ms at 0.002 take ten seconds.  Where steps are so short that they would not earn it back, the first window
+waits as well.
 
-Ranks take turns: windows open on a grid of step numbers that is shifted by two steps from rank to rank (the profiled
-step and the one that pays for reading it), so that they do not slow each other's reading on a shared host.  The shift
-is less than SPREAD_STEPS, or the last rank would wait for ever.  Beyond SPREAD_STEPS / 2 ranks, some share a turn.
+Ranks take `turns`, or a tuner's request would open the windows of all of them at once.
 
 A ratio of 1 is no limit, of 0 no window.  Pure: numbers in, a yes or no out.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from statistics import median
 
-__all__ = ["Budget"]
+from pacecar.profiler.aftermath import Aftermath
+from pacecar.profiler.turns import turn_of
+
+__all__ = ["PRICE_MARGIN", "Budget"]
 
 RECENT_STEPS = 32
 """Steps whose median is "as usual": long enough to be steady, short enough to follow the job."""
@@ -30,28 +35,44 @@ RECENT_STEPS = 32
 FIRST_WINDOW_NS = 5_000_000
 """Predicted price when none was ever finished: start 0.5 ms, 1000 events at 4 us."""
 
+PRICES_MAX = 4
+"""Windows whose dearest says what the next may cost."""
+
+PRICE_MARGIN = 1.5
+"""Prices of windows differ by that, and a run may end right after one."""
+
+FIRST_CREDIT_STEPS = 1000
+"""The first window may be bought before it is earned if so many steps earn back what it should cost."""
+
 CREDIT_STEPS = 100
 """A calibration of a new setting may be bought before it is earned if so many steps earn it back."""
-
-SPREAD_STEPS = 16
-"""By how much a rank's windows may be later than those of rank 0."""
-
-GRID_PARTS = 10
-"""A window that could not be afforded is tried again after a tenth of the interval."""
 
 
 class Budget:
     """Adds up wall time and pacecar's cost, and says when a window may open."""
 
-    def __init__(self, ratio: float, *, warmup_steps: int, interval_steps: int, rank: int = 0) -> None:
+    def __init__(
+        self,
+        ratio: float,
+        *,
+        warmup_steps: int,
+        interval_steps: int,
+        rank: int = 0,
+        world_size: int = 1,
+        on_device: bool = False,
+    ) -> None:
         self._ratio = ratio
-        self._first_step = warmup_steps + 2 * rank % min(interval_steps, SPREAD_STEPS)
+        self._turn = turn_of(
+            rank, world_size, warmup_steps=warmup_steps, interval_steps=interval_steps, on_device=on_device
+        )
         self._interval_steps = interval_steps
-        self._grid_steps = max(1, interval_steps // GRID_PARTS)
+        self._aftermath = Aftermath() if on_device else None
         self._wall_ns = 0
         self._cost_ns = 0
+        self._charged_ns = 0
+        self._charging = threading.Lock()
         self._recent: deque[int] = deque(maxlen=RECENT_STEPS)
-        self._window_ns: deque[int] = deque(maxlen=2)
+        self._window_ns: deque[int] = deque(maxlen=PRICES_MAX)
         self._requested = False
         self._on_credit = True
         self._last_window: int | None = None
@@ -59,17 +80,18 @@ class Budget:
 
     @property
     def cost_ns(self) -> int:
-        """What pacecar cost the job so far, slowed steps included."""
-        return self._cost_ns
+        """What pacecar cost the job so far, slowed steps and its own threads included."""
+        return self._cost_ns + self._charged_ns
 
     @property
     def ratio(self) -> float | None:
         """Cost over wall time; None before the first step."""
-        return self._cost_ns / self._wall_ns if self._wall_ns else None
+        return self.cost_ns / self._wall_ns if self._wall_ns else None
 
     def charge(self, cost_ns: int) -> None:
-        """Add a cost that was measured outside any step (the attach itself)."""
-        self._cost_ns += cost_ns
+        """Add a cost that was measured outside any step: the attach itself, a thread of ours; from any thread."""
+        with self._charging:
+            self._charged_ns += cost_ns
 
     def step(self, wall_ns: int, overhead_ns: int, *, profiled: bool) -> int:
         """Take a finished step and pacecar's own time in it; return that with a profiled step's slow-down added."""
@@ -79,13 +101,23 @@ class Budget:
             usual = int(median(self._recent)) if self._recent else own
             overhead_ns = min(wall_ns, overhead_ns + max(0, own - usual))
         else:
-            self._recent.append(max(0, wall_ns - overhead_ns))
+            own = max(0, wall_ns - overhead_ns)
+            self._recent.append(own)
+            if self._aftermath is not None:
+                self._cost_ns += self._aftermath.step(own)
         self._cost_ns += overhead_ns
         return overhead_ns
+
+    def passed(self, wall_ns: int, cost_ns: int) -> None:
+        """Take steps that were counted and not measured."""
+        self._wall_ns += wall_ns
+        self._cost_ns += cost_ns
 
     def window_taken(self, step: int, price_ns: int) -> None:
         """Remember what the window of `step` cost in all, to predict the next."""
         self._window_ns.append(price_ns)
+        if self._aftermath is not None:
+            self._aftermath.window(int(median(self._recent)) if self._recent else None)
         self._last_window = step
         self._requested = self._on_credit = False
         self.windows += 1
@@ -95,20 +127,47 @@ class Budget:
         self._requested = True
         self._on_credit = self._on_credit or on_credit
 
+    def can_afford(self, price_ns: int, *, on_credit: bool = False) -> bool:
+        """Return whether something that will cost `price_ns` is within the ratio; `on_credit` before it is earned."""
+        if self._ratio >= 1.0 or self._ratio <= 0.0:
+            return self._ratio >= 1.0
+        return on_credit or self.cost_ns + price_ns <= self._ratio * self._wall_ns
+
     def wants_window(self, step: int) -> bool:
         """Return whether `step`, the next one, should be profiled."""
-        if step < self._first_step or (step - self._first_step) % self._grid_steps:
+        return self.is_due(step) and self._can_pay()
+
+    def is_due(self, step: int) -> bool:
+        """Return whether `step` should be profiled if it can be paid for."""
+        if not self._turn.is_now(step):
             return False
-        is_due = self._requested or self._last_window is None or step - self._last_window >= self._interval_steps
-        return is_due and self._can_pay()
+        return self._requested or self._last_window is None or step - self._last_window >= self._interval_steps
+
+    def next_look(self, step: int) -> int:
+        """Return the first step from `step` on that can be profiled at all, unless a window is requested before."""
+        if self._last_window is not None and not self._requested:
+            step = max(step, self._last_window + self._interval_steps)
+        return self._turn.next_from(step + self._steps_to_earn())
+
+    def _steps_to_earn(self) -> int:
+        """Return in how many steps at least, up to an interval, the next window can be paid for."""
+        if not self._recent or self._can_pay() or not 0.0 < self._ratio < 1.0:
+            return 0
+        credit_steps = CREDIT_STEPS if self._on_credit else 0
+        missing_ns = self.cost_ns + self._predicted_ns() - self._ratio * self._wall_ns
+        steps = int(missing_ns / (self._ratio * max(1, median(self._recent)))) - credit_steps
+        return min(max(0, steps), self._interval_steps)
 
     def _can_pay(self) -> bool:
         if self._ratio >= 1.0 or self._ratio <= 0.0:
             return self._ratio >= 1.0
-        if self._on_credit and not self.windows:
-            return True
-        predicted = max(self._window_ns, default=FIRST_WINDOW_NS)
         earned = self._ratio * self._wall_ns
         if self._on_credit and self._recent:
-            earned += self._ratio * CREDIT_STEPS * median(self._recent)
-        return self._cost_ns + predicted <= earned
+            step_ns = self._ratio * median(self._recent)
+            if not self.windows and self._predicted_ns() <= FIRST_CREDIT_STEPS * step_ns:
+                return True  # whatever the attach itself has cost
+            earned += CREDIT_STEPS * step_ns
+        return self.cost_ns + self._predicted_ns() <= earned
+
+    def _predicted_ns(self) -> int:
+        return int(PRICE_MARGIN * max(self._window_ns)) if self._window_ns else FIRST_WINDOW_NS

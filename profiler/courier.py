@@ -20,9 +20,10 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
-from pacecar.records import JobRecord
+from pacecar.records import Answer, JobRecord
 
 __all__ = ["BACKOFF_SECONDS_MAX", "LOOK_SECONDS", "QUEUE_LENGTH_MAX", "Carrier", "Courier", "Refused"]
 
@@ -51,13 +52,17 @@ class Carrier(Protocol):
         """Name the place for a log line."""
         ...
 
-    def deliver(self, record: JobRecord, timeout_seconds: float) -> None:
+    def deliver(self, record: JobRecord | Answer, timeout_seconds: float) -> None:
         """Bring `record` there, waiting at most `timeout_seconds`.
 
         Raises:
             OSError: not now; the same record will be tried again.
             Refused: never.
         """
+        ...
+
+    def listen(self) -> None:
+        """Take what the other side has to say, if it says anything; never waits, never raises."""
         ...
 
     def close(self) -> None:
@@ -70,21 +75,26 @@ class Courier:
 
     def __init__(self, carrier: Carrier, *, queue_length_max: int = QUEUE_LENGTH_MAX) -> None:
         self._carrier = carrier
-        self._queue: deque[JobRecord] = deque()
+        self._queue: deque[JobRecord | Answer] = deque()
         self._queue_length_max = queue_length_max
         self._dropped = 0
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
         self._closing = threading.Event()
         self._deadline = float("inf")
         self._is_complaining = False
+        self.before_look: Callable[[], None] | None = None
+        """Called by the courier's thread before it looks at its queue: whoever writes late writes now."""
+        self.charge: Callable[[int], None] | None = None
+        """Told after each look what delivering took of the processor; what `before_look` takes is its own affair."""
 
     @property
     def dropped(self) -> int:
         """How many records were dropped so far."""
         return self._dropped
 
-    def put(self, record: JobRecord) -> None:
+    def put(self, record: JobRecord | Answer) -> None:
         """Take `record`; when the queue is full the oldest one is dropped and counted."""
         if os.getpid() != self._pid:
             return
@@ -99,8 +109,8 @@ class Courier:
                 pass
         self._queue.append(record)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="pacecar-courier", daemon=True)
-            self._thread.start()
+            with self._starting:  # a thread of ours may put too
+                self._start()
 
     def close(self, timeout_seconds: float) -> None:
         """Deliver what is queued, for at most `timeout_seconds`, then let go; what is left is counted as dropped."""
@@ -111,11 +121,19 @@ class Courier:
         if self._thread is not None:
             self._thread.join(timeout_seconds + 0.5)
 
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="pacecar-courier", daemon=True)
+            self._thread.start()
+
     def _run(self) -> None:
         backoff = BACKOFF_SECONDS_MIN
         try:
             while True:
                 self._closing.wait(LOOK_SECONDS)
+                if self.before_look is not None:
+                    self.before_look()
+                begun = time.thread_time_ns()
                 while self._queue and time.monotonic() < self._deadline:
                     record = self._queue.popleft()
                     if self._deliver(record):
@@ -126,6 +144,9 @@ class Courier:
                     backoff = min(2 * backoff, BACKOFF_SECONDS_MAX)
                 if self._closing.is_set():
                     return
+                self._carrier.listen()
+                if self.charge is not None:
+                    self.charge(time.thread_time_ns() - begun)
         except Exception:  # noqa: BLE001  a thread's own outer boundary: the job must not see a traceback it cannot act on
             _log.warning("pacecar stops writing to %s after an error", self._carrier.destination, exc_info=True)
         finally:
@@ -134,7 +155,7 @@ class Courier:
             self._queue.clear()
             self._carrier.close()
 
-    def _deliver(self, record: JobRecord) -> bool:
+    def _deliver(self, record: JobRecord | Answer) -> bool:
         left = self._deadline - time.monotonic()
         try:
             self._carrier.deliver(record, min(BACKOFF_SECONDS_MAX, max(left, 0.0)))
@@ -150,7 +171,7 @@ class Courier:
             self._is_complaining = False
         return True
 
-    def _put_back(self, record: JobRecord) -> None:
+    def _put_back(self, record: JobRecord | Answer) -> None:
         if len(self._queue) >= self._queue_length_max:
             self._dropped += 1
         else:

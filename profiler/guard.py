@@ -48,7 +48,7 @@ class Guard:
 
         return guarded
 
-    def failed(self, function: Callable[..., None]) -> None:
+    def failed(self, function: Callable[..., object]) -> None:
         """Count an exception that is being handled; log the first, give up at the last."""
         self.failures += 1
         name = getattr(function, "__qualname__", repr(function))

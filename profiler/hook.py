@@ -1,14 +1,15 @@
 """Where did each step of this job go?  The hook: the one object of this room that lives in the training process.
 
 It ties the parts together and holds no rule of its own: `phases` says what happens when, `steptimer` adds it up,
-`measurement` looks exactly now and then within the `budget`, `estimate` does for the steps between, and a StepRecord
-goes to the sinks and to `on_boundary`.
+`measurement` looks exactly now and then within the `budget`, and the `books` write what comes of it: ledgers and
+StepRecords, for the sinks, a fraction of a second later and not on the step path.
 
-    boundary(N)   step N is over: its ledger, its record, on_boundary; then perhaps a window for step N+1
+    boundary(N)   step N is over: it is entered, on_boundary; then perhaps a window for step N+1
                   all of that lies inside step N+1's wall time, and is charged there as overhead
 
 `on_boundary` is called at every boundary until `close`, with None where the hook could not measure the step or has
-turned itself off: who listens may have promised other ranks to be there.
+turned itself off: who listens may have promised other ranks to be there.  Who asks a step for its record there pays
+for writing it.
 
 On a device job a window opens one step early: kernels that were launched before it are never seen, so the device must
 first run dry of them.  Left out: how records travel (sinks, which belong to the caller), what is tuned (on_boundary).
@@ -16,42 +17,42 @@ first run dry of them.  Left out: how records travel (sinks, which belong to the
 
 from __future__ import annotations
 
-import contextlib
-import threading
+import logging
+import sys
 import time
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from pacecar.clock import Clock, SystemClock
 from pacecar.config import HookConfig
+from pacecar.profiler import slot
+from pacecar.profiler.books import Books, FinishedStep
 from pacecar.profiler.budget import Budget
-from pacecar.profiler.estimate import Calibration, Calibrations, estimate
+from pacecar.profiler.cadence import Cadence
+from pacecar.profiler.compiling import keep_out
+from pacecar.profiler.counts import StepCounts
+from pacecar.profiler.estimate import Calibrations
 from pacecar.profiler.guard import Guard
 from pacecar.profiler.identity import make_hello, model_device
-from pacecar.profiler.loader import TimedLoader, guess_samples
+from pacecar.profiler.loop import Loop
 from pacecar.profiler.measurement import WindowMeter
+from pacecar.profiler.memory import cuda_stats
 from pacecar.profiler.phases import PhaseHooks
+from pacecar.profiler.pulse import UNUSUAL, Passed, Pulse, take_inputs
 from pacecar.profiler.sink import RecordSink
-from pacecar.profiler.steptimer import StepTimer, TimedStep
-from pacecar.records import Goodbye, JobHello, Knobs, Ledger, StepRecord
+from pacecar.profiler.slot import AlreadyAttachedError
+from pacecar.profiler.steptimer import StepTimer, TimedStep, time_step
+from pacecar.profiler.vitals import VitalsMeter
+from pacecar.records import Goodbye, JobHello, Knobs, StepRecord
 
 __all__ = ["AlreadyAttachedError", "Hook", "make_hello"]
 
-T = TypeVar("T")
-
-
-class AlreadyAttachedError(RuntimeError):
-    """Another hook is active in this process; the message says where it was started."""
-
-
-_slot = threading.Lock()
-_attached: list[tuple[object, str]] = []
-"""The process's one active hook and where it was started; guarded by `_slot`."""
+_log = logging.getLogger(__name__)
 
 
 class Hook:
@@ -59,7 +60,7 @@ class Hook:
 
     `optimizer` is a torch.optim.Optimizer: the end of its `step()` ends a step.  `batch_samples` and `batch_tokens`
     count a batch that `data()` yields; without them the samples are the first dimension of the first tensor and
-    tokens are unknown.  `on_boundary` gets every record on the training thread, None for a step that was not
+    tokens are unknown.  `on_boundary` gets every finished step on the training thread, None for one that was not
     measured; what it raises counts as a failure of the hook.
     The sinks are the caller's: `close()` puts a Goodbye into them and does not close them.
 
@@ -75,7 +76,7 @@ class Hook:
         hello: JobHello,
         config: HookConfig | None = None,
         sinks: Sequence[RecordSink] = (),
-        on_boundary: Callable[[StepRecord | None], None] | None = None,
+        on_boundary: Callable[[FinishedStep | None], None] | None = None,
         clock: Clock | None = None,
         batch_samples: Callable[[Any], int | None] | None = None,
         batch_tokens: Callable[[Any], int | None] | None = None,
@@ -86,42 +87,72 @@ class Hook:
         self._on_boundary = on_boundary
         self._clock = clock or SystemClock()
         # The method of the real clock is a second python frame around this very function, in every callback.
-        self._now_ns = time.monotonic_ns if isinstance(self._clock, SystemClock) else self._clock.monotonic_ns
-        self._batch_samples = batch_samples or guess_samples
-        self._batch_tokens = batch_tokens
-        self.knobs = Knobs()
-        """The settings in force; the tuner sets them at a boundary, for the steps that follow."""
+        is_real = isinstance(self._clock, SystemClock)
+        self._now_ns = time.monotonic_ns if is_real else self._clock.monotonic_ns
+        self._wall_ns = time.time_ns if is_real else self._clock.wall_ns
+        self.is_traced = False
+        """Somebody traces the steps that follow; their pace says nothing about the job.  Set at a boundary."""
+        self.wants_boundary: Callable[[], bool] = lambda: True
+        """Whether the listener need hear of the next boundary; `wake` when it changes its mind before that."""
 
         self._timer = StepTimer()
         self._guard = Guard(self._now_ns, self._charge)
+        device = model_device(model)
+        is_cuda = device.type == "cuda"
+        name = torch.cuda.get_device_name(device) if is_cuda else None
+        self._vitals = VitalsMeter(model, self._config, device=device, stats=cuda_stats(device), device_name=name)
         self._phases = PhaseHooks(
             model,
             optimizer,
             self._timer,
             self._guard,
             now_ns=self._now_ns,
-            boundary=self._boundary,
             retire=self._retire,
+            forward_begins=self._vitals.forward_begins,
         )
-        self._prepare = self._guard.wrap(self._prepare_next)
-        self._meter = WindowMeter(self._clock, on_device=model_device(model).type == "cuda")
+        self._meter = self.windows = WindowMeter(self._clock, on_device=is_cuda)
         self._budget = Budget(
             self._config.overhead_budget,
             warmup_steps=self._config.window_warmup_steps,
             interval_steps=self._config.window_interval_steps,
             rank=hello.rank,
+            world_size=hello.world_size,
+            on_device=is_cuda,
         )
-        self._calibrations = Calibrations()
-        self._totals = _Totals()
-        self._step = 0
-        self._counted_samples: int | None = None
-        self._counted_tokens: int | None = None
-        self._drawn_samples: int | None = None
-        self._drawn_tokens: int | None = None
-        self._window_price_ns = 0
+        self.calibrations = self._calibrations = Calibrations()
+        """What exact windows saw, by setting."""
+        self._cadence = Cadence(self._config.overhead_budget)
+        self._counts = StepCounts()
+        self._pulse = Pulse(
+            self._phases,
+            self._timer,
+            self._guard,
+            self._counts,
+            now_ns=self._now_ns,
+            wall_ns=self._wall_ns,
+            care=self._care,
+        )
+        self._loop = Loop(
+            self._timer,
+            self._guard,
+            self._counts,
+            self._phases,
+            self._vitals,
+            now_ns=self._now_ns,
+            batch_samples=batch_samples,
+            batch_tokens=batch_tokens,
+        )
+        self.data, self.count, self.checkpoint = self._loop.data, self._loop.count, self._loop.checkpoint
+        self._books = Books(
+            hello, self._sinks, self._budget, self._calibrations, self._vitals, self._guard, self._cadence, self._pulse
+        )
+        self.look, self.flush, self.charge = self._books.look, self._books.settle, self._budget.charge
+        """Let other threads write the records that wait; write them now, on the training thread; add a cost."""
+        self._listener_ns = 0
+        self._pulse.care_step = self._budget.next_look(0)
+        self._opening_ns = 0
+        self._may_be_open = False
         self._has_aftermath = False
-        self._fresh: StepRecord | None = None
-        self._boundary_ns: int | None = None
         self._beat_handle: RemovableHandle | None = None
         self._optimizer = optimizer
         self._in_boundary = False
@@ -138,12 +169,42 @@ class Hook:
     @property
     def step(self) -> int:
         """The number of the step under way: how many were finished."""
-        return self._step
+        return self._pulse.step
+
+    @property
+    def knobs(self) -> Knobs:
+        """The settings in force; the tuner sets them at a boundary, for the steps that follow."""
+        return self._pulse.knobs
+
+    @knobs.setter
+    def knobs(self, knobs: Knobs) -> None:
+        self._pulse.knobs = knobs
 
     @property
     def overhead_ratio(self) -> float | None:
         """What pacecar cost over the job's wall time so far (0..1); None before the first step."""
         return self._budget.ratio
+
+    @property
+    def on_timed(self) -> Callable[[TimedStep, StepRecord], None] | None:
+        """Gets every measured step with its timers, on whatever thread; must return in a microsecond."""
+        return self._books.on_timed
+
+    @on_timed.setter
+    def on_timed(self, listener: Callable[[TimedStep, StepRecord], None] | None) -> None:
+        self._books.on_timed = listener
+
+    @property
+    def phase(self) -> str:
+        """The phase that the training thread is in, "outside" of all; may be asked from any thread."""
+        if self._loop.checkpoint_depth:
+            return "checkpoint"
+        return self._phases.phase or "outside"
+
+    @property
+    def evaluated_ns(self) -> int | None:
+        """When a forward in evaluation was last seen, monotonic; None: never."""
+        return self._phases.evaluated_ns
 
     def start(self) -> None:
         """Attach to model and optimizer; the first step counts from the job's first sign of life after this.
@@ -151,18 +212,20 @@ class Hook:
         Raises:
             AlreadyAttachedError: another hook is active in this process.
         """
-        with _slot:
-            if _attached:
-                raise AlreadyAttachedError(f"pacecar is already attached in this process, at {_attached[0][1]}")
-            _attached.append((self, _caller()))
+        slot.take(self)
         self._is_started = True
+        self._phases.tells_inputs = self._vitals.tells_inputs
         self._phases.install()
-        # Registered after the phases' own hook, so that it runs after it, and apart from it, so that it outlives it.
-        self._beat_handle = self._optimizer.register_step_post_hook(self._beat)
+        keep_out(Pulse.beat)
+        # Apart from the phases' hooks, so that it outlives them.
+        self._beat_handle = self._optimizer.register_step_post_hook(self._pulse.beat)
         begun = self._now_ns()
+        if self._now_ns is time.monotonic_ns:  # prices are of the real time
+            self._guard.wrap(self._books.learn_prices)()
         if self._config.windows:
             self._guard.wrap(self._meter.install)()
         self._budget.charge(self._now_ns() - begun)
+        self._timer.overhead_ns = 0  # no part of the first step
 
     def close(self, reason: str = "detached") -> None:
         """Remove every hook, put a Goodbye with `reason` into the sinks, and free the process's slot.
@@ -175,213 +238,213 @@ class Hook:
         self._guard.is_alive = False
         if not self._in_boundary:  # else the next forward retires what is inert by then
             self._retire()
+        self._books.settle()
+        self._last_words()
         goodbye = Goodbye(job=self._hello.job, rank=self._hello.rank, reason=reason, wall_ns=self._clock.wall_ns())
         for sink in self._sinks:
             sink.put(goodbye)
-        with _slot:
-            _attached[:] = [entry for entry in _attached if entry[0] is not self]
+        slot.free(self)
 
-    # --- what the user's loop calls -------------------------------------------------------------
+    def wake(self) -> None:
+        """Let the listener hear of the next boundary; from any thread."""
+        self._pulse.wake()
 
-    def data(self, loader: Iterable[T]) -> Iterable[T]:
-        """Return `loader` with its waits timed and its batches counted; iterate it as often as the loader."""
-        return TimedLoader(
-            loader,
-            now_ns=self._now_ns,
-            waited=self._guard.wrap(self._waited),
-            drawn=self._guard.wrap(self._drawn),
-        )
-
-    def count(self, *, samples: int | None = None, tokens: int | None = None) -> None:
-        """Add to this step's samples and tokens; overrides what the hook would guess."""
-        self._counted_samples = _plus(self._counted_samples, samples)
-        self._counted_tokens = _plus(self._counted_tokens, tokens)
-
-    @contextlib.contextmanager
-    def checkpoint(self) -> Iterator[None]:
-        """Charge the time of the body, saving a checkpoint, to the ledger's `checkpoint`."""
-        start = self._now_ns()
-        try:
-            yield
-        finally:
-            self._guard.wrap(self._timer.add)("checkpoint", start, self._now_ns())
+    def forked(self) -> None:
+        """Be inert for good, without a word to anybody: this is a forked child of the measured process."""
+        self._is_closed, self._guard.is_alive = True, False
 
     def request_window(self) -> None:
         """Ask for an exact window soon, as a knob was switched; the budget decides when, a new setting has credit."""
         self._budget.request(on_credit=not self._calibrations.knows(self.knobs))
+        self._pulse.care_step = self._budget.next_look(self._pulse.step)
 
     # --- inside ---------------------------------------------------------------------------------
 
     def _charge(self, duration_ns: int) -> None:
         self._timer.overhead_ns += duration_ns
 
-    def _waited(self, start_ns: int, end_ns: int) -> None:
-        self._timer.begin(start_ns)
-        self._timer.add("data_wait", start_ns, end_ns)
-
-    def _drawn(self, batch: object) -> None:
-        samples = self._batch_samples(batch)
-        if samples is not None:
-            self._drawn_samples = (self._drawn_samples or 0) + samples
-            self._phases.guesses_samples = False
-        if self._batch_tokens is not None:
-            self._drawn_tokens = _plus(self._drawn_tokens, self._batch_tokens(batch))
-
-    def _boundary(self, now_ns: int) -> None:
-        """Step over: account for it and tell the sinks, in what is already the next step's time."""
-        self._boundary_ns = now_ns
-        self._fresh = self._account(self._timer.finish(now_ns))
-        for sink in self._sinks:
-            sink.put(self._fresh)
-
-    def _beat(self, *_: object) -> None:
-        """Tell the listener, whether or not there is a record, and prepare the next step."""
+    def _care(self, now_ns: int) -> None:
+        """End a step that is not plain: enter it, tell the listener, if only that it ended, prepare the next."""
         if self._is_closed:
             return
-        record, self._fresh = self._fresh, None
+        finished: FinishedStep | None = None
         self._in_boundary = True
         try:
+            if self._guard.is_alive:
+                try:
+                    if self._phases.is_resting:
+                        self._pulse.pass_over(now_ns)
+                    else:
+                        finished = self._finish(now_ns)
+                except Exception:  # noqa: BLE001  as in the guard, without its second frame
+                    self._guard.failed(self._finish)
             if self._on_boundary is not None:
-                self._tell(self._on_boundary, record)
-            self._prepare()
+                begun = self._now_ns()
+                self._tell(self._on_boundary, finished)
+                self._listener_ns += self._now_ns() - begun
+            if self._guard.is_alive:
+                try:
+                    self._prepare(now_ns)
+                except Exception:  # noqa: BLE001  as above
+                    self._guard.failed(self._prepare)
         finally:
             self._in_boundary = False
+        # First set and then looked at: another thread may find something at this moment.
+        self._pulse.is_plain = True
+        if self._is_pending():
+            self._pulse.is_plain = False
 
-    def _tell(self, listener: Callable[[StepRecord | None], None], record: StepRecord | None) -> None:
-        begun = self._now_ns()
+    def _is_pending(self) -> bool:
+        """Return whether the next boundary has more to do than to note that a step ended."""
+        is_heard = self._on_boundary is not None and self.wants_boundary()
+        is_looked_at = self._may_be_open or self._has_aftermath or self.is_traced
+        is_odd = self._cadence.every != 1 or self._pulse.passed is not None or self._pulse.step <= 1
+        is_counted = self._phases.tells_inputs or self._vitals.wants_count or self._vitals.is_due
+        return is_heard or is_looked_at or is_odd or is_counted
+
+    def _tell(self, listener: Callable[[FinishedStep | None], None], finished: FinishedStep | None) -> None:
         try:
-            listener(record)
+            listener(finished)
         except Exception:  # noqa: BLE001  as in the guard, which would not call a listener once it is dead
             self._guard.failed(listener)
             if not self._guard.is_alive:
                 self._on_boundary = None
-        self._charge(self._now_ns() - begun)
 
-    def _prepare_next(self) -> None:
-        if self._boundary_ns is None:
-            return
-        if self._config.windows:
-            self._open_window()
-        ended = self._now_ns()
-        self._timer.add("overhead", self._boundary_ns, ended)
-        self._meter.observed_from(ended)
-        self._boundary_ns = None
+    def _finish(self, now_ns: int) -> FinishedStep:
+        """Enter the step that is over, in what is already the next step's time."""
+        timer, phases, pulse = self._timer, self._phases, self._pulse
+        phases.optimizer_ended(now_ns)
+        timer.overhead_ns += phases.own_ns
+        phases.own_ns = 0
+        was_counted = False
+        if phases.inputs == pulse.usual.inputs and not phases.has_looked:
+            phases.inputs.clear()
+        else:
+            pulse.usual, was_counted = take_inputs(phases, self._vitals)
+        samples, tokens = pulse.usual.samples, None
+        if self._counts.has_news:
+            samples, tokens = self._counts.take(samples)
+        phases.guesses_samples = True
+        raw = timer.finish(now_ns)
+        now = self._wall_ns()
+        finished = FinishedStep(self._books, pulse.step, raw, now, pulse.knobs, samples, tokens, pulse.usual.flops)
+        if was_counted or self._has_aftermath or self.is_traced:
+            finished.was_counted, finished.disturbed = was_counted, True
+            self._has_aftermath = self.is_traced
+        finished.listener_ns, self._listener_ns = self._listener_ns, 0
+        if pulse.passed is not None:
+            finished.passed, pulse.passed = pulse.passed, None
+        if self._may_be_open and self._meter.is_open:
+            self._close_window(finished)
+        pulse.step += 1
+        self._books.enter(finished)
+        if self._vitals.is_due:
+            self._books.report_vitals()
+            pulse.usual = UNUSUAL  # it has looked at what is trained
+        return finished
 
-    def _account(self, step: TimedStep) -> StepRecord:
-        """Return the record of `step`, the ledger exact when a window saw it."""
-        is_profiled = self._meter.is_open
-        is_disturbed = is_profiled or self._has_aftermath
-        self._has_aftermath = is_profiled  # ending and reading the window falls into the next step
-        measurement = self._meter.close(step) if is_profiled else None
-        if measurement is not None:
-            self._calibrations.add(self.knobs, Calibration(self._step, measurement.phases))
-        own_ns = min(step.overhead_ns, step.wall_ns)
-        overhead_ns = self._budget.step(step.wall_ns, own_ns, profiled=is_profiled)
-        if is_profiled:
-            self._window_price_ns += overhead_ns - own_ns
-            if not self._meter.is_open:
-                self._budget.window_taken(self._step, self._window_price_ns + self._now_ns() - step.end_ns)
-        calibration = self._calibrations.find(self.knobs)
-        ledger = measurement.ledger if measurement else estimate(step.wall_ns, step.phases, calibration)
-        samples, tokens = self._take_counts()
-        self._totals.add(ledger, samples, tokens)
-        source: Literal["exact", "estimate"] = "exact" if measurement else "estimate"
-        record = self._record(step, ledger, source, calibration, overhead_ns, samples, tokens, is_disturbed)
-        self._step += 1
-        return record
-
-    def _record(
-        self,
-        step: TimedStep,
-        ledger: Ledger,
-        source: Literal["exact", "estimate"],
-        calibration: Calibration | None,
-        overhead_ns: int,
-        samples: int | None,
-        tokens: int | None,
-        is_disturbed: bool,
-    ) -> StepRecord:
-        return StepRecord(
-            job=self._hello.job,
-            rank=self._hello.rank,
-            step=self._step,
-            ended_wall_ns=self._clock.wall_ns(),
-            wall_ns=step.wall_ns,
-            data_wait_ns=step.phases.get("data_wait"),
-            forward_ns=step.phases.get("forward"),
-            backward_ns=step.backward_ns,
-            optimizer_ns=step.phases.get("optimizer"),
-            micro_batches=step.micro_batches or None,
-            samples=samples,
-            tokens=tokens,
-            ledger=ledger,
-            source=source,
-            calibration_age_steps=None if calibration is None else self._step - calibration.step,
-            totals=self._totals.ledger,
-            total_steps=self._totals.steps,
-            total_samples=self._totals.samples,
-            total_tokens=self._totals.tokens,
-            overhead_ns=overhead_ns,
-            total_overhead_ns=self._budget.cost_ns,
-            total_windows=self._budget.windows,
-            dropped_records=sum(sink.dropped for sink in self._sinks),
-            knobs=self.knobs,
-            disturbed=is_disturbed,
+    def _turn_off(self) -> None:
+        """Even counting steps costs more than the user allows."""
+        self._books.settle()
+        _log.warning(
+            "pacecar measures no more: its own time alone is over overhead_budget = %g of these short steps",
+            self._config.overhead_budget,
         )
+        if self._phases.is_resting:
+            self._phases.resume()  # the next forward retires them
+        self._guard.is_alive = False
 
-    def _take_counts(self) -> tuple[int | None, int | None]:
-        """Return this step's samples and tokens by the best source there is, and begin the next step's."""
-        samples = self._counted_samples
-        if samples is None:
-            samples = self._drawn_samples if self._drawn_samples is not None else self._phases.forward_samples
-        tokens = self._counted_tokens if self._counted_tokens is not None else self._drawn_tokens
-        self._counted_samples = self._counted_tokens = None
-        self._drawn_samples = self._drawn_tokens = self._phases.forward_samples = None
-        self._phases.guesses_samples = True
-        return samples, tokens
+    def _close_window(self, finished: FinishedStep) -> None:
+        """Read the window of the step that is over; ending and reading it falls into the next step."""
+        begun = self._now_ns()
+        finished.was_profiled = finished.disturbed = self._has_aftermath = True
+        finished.timed = time_step(finished.raw)
+        self._books.learn(finished, finished.timed, self._meter.close(finished.timed))
+        if not self._meter.is_open:
+            self._may_be_open = False
+            finished.price_ns = self._opening_ns + self._now_ns() - begun
+            self._opening_ns = 0
+
+    def _prepare(self, now_ns: int) -> None:
+        """Get ready for the step that began at `now_ns`, and charge it with all that was done since."""
+        every = self._cadence.every
+        if every is None:
+            self._turn_off()
+            return
+        step = self._pulse.step
+        is_turn = self._config.windows and step == self._pulse.care_step and self._budget.wants_window(step)
+        # A window's turn does not heed the cadence.
+        if every > 1 and step % every and not is_turn and not self._may_be_open:
+            passed = self._pulse.passed = self._pulse.passed or Passed()
+            # Boundaries that nobody else wants need not come here until one is measured or a window's turn.
+            if step >= self._pulse.care_step:
+                self._pulse.care_step = self._budget.next_look(step + 1) if self._config.windows else sys.maxsize
+            is_wanted = self.is_traced or (self._on_boundary is not None and self.wants_boundary())
+            self._pulse.rests_until = 0 if is_wanted else min(step + -step % every, self._pulse.care_step)
+            if self._phases.is_resting:
+                passed.cost_ns += self._now_ns() - now_ns
+            else:  # to begin to rest is paid once, so it is the next measured step's
+                self._phases.rest()
+                self._timer.overhead_ns += self._now_ns() - now_ns
+            return
+        if self._phases.is_resting:
+            self._phases.resume()
+        is_watched = self._may_be_open or self._has_aftermath or step == 1  # `install` has taken one too
+        if step >= self._pulse.care_step:
+            self._pulse.care_step = self._budget.next_look(step + 1) if self._config.windows else sys.maxsize
+            if self._config.windows:
+                self._open_window()
+            is_watched = True
+        elif self._may_be_open:
+            self._timer.keep_marks()
+        vitals = self._vitals
+        if vitals.wants_count and not (self._may_be_open or self.is_traced):  # they would see the dispatch mode's time
+            self._books.settle()
+            vitals.prepare(self._pulse.step, self._may_count)
+            self._phases.tells_inputs = vitals.tells_inputs
+        elif self._phases.tells_inputs:
+            self._phases.tells_inputs = vitals.tells_inputs
+        ended = self._now_ns()
+        self._timer.events.append(("overhead", now_ns, ended))
+        self._timer.overhead_ns += ended - now_ns
+        if is_watched:
+            self._meter.observed_from(ended)
+
+    def _may_count(self, price_ns: int) -> bool:
+        return self._budget.can_afford(price_ns, on_credit=not self._vitals.was_ever_counted)
 
     def _open_window(self) -> None:
         if not self._meter.is_open:
-            if not self._budget.wants_window(self._step) or not self._meter.may_open():
+            self._may_be_open = False
+            if not self._budget.is_due(self._pulse.step):
+                return
+            if not self._budget.wants_window(self._pulse.step) and self._books.is_fresh:
+                return
+            self._books.settle()  # the budget must know what was spent
+            if not self._budget.wants_window(self._pulse.step) or not self._meter.may_open():
                 return
             begun = self._now_ns()
             self._meter.open()
-            self._window_price_ns = self._now_ns() - begun
+            self._may_be_open = True
+            self._opening_ns = self._now_ns() - begun
         self._timer.keep_marks()
+
+    def _last_words(self) -> None:
+        """Put what the last steps and a checkpoint after them have to say into the sinks; never raises."""
+        try:
+            vitals = self._vitals.finish()
+        except Exception:  # noqa: BLE001  as in the guard, which is inert by now
+            self._guard.failed(self._last_words)
+            return
+        if vitals is not None:
+            for sink in self._sinks:
+                sink.put(vitals)
 
     def _retire(self) -> None:
         """Leave torch as it was; not from inside an optimizer hook."""
         self._meter.uninstall()
+        self._vitals.retire()
         self._phases.remove()
         if self._is_closed and self._beat_handle is not None:
             self._beat_handle.remove()
             self._beat_handle = None
-
-
-class _Totals:
-    """What all steps since attach add up to; counts are None until one was known."""
-
-    def __init__(self) -> None:
-        self.ledger = Ledger(wall_ns=0)
-        self.steps = 0
-        self.samples: int | None = None
-        self.tokens: int | None = None
-
-    def add(self, ledger: Ledger, samples: int | None, tokens: int | None) -> None:
-        self.ledger = self.ledger + ledger
-        self.steps += 1
-        self.samples = _plus(self.samples, samples)
-        self.tokens = _plus(self.tokens, tokens)
-
-
-def _plus(total: int | None, part: int | None) -> int | None:
-    """Add what is known; None is nothing known, not zero."""
-    return total if part is None else (total or 0) + part
-
-
-def _caller() -> str:
-    """Return file:line of the first frame outside pacecar's own hook and facade."""
-    for frame in reversed(traceback.extract_stack(limit=12)[:-2]):
-        if not frame.filename.endswith(("profiler/hook.py", "pacecar/pacer.py")):
-            return f"{frame.filename}:{frame.lineno}"
-    return "an unknown place"

@@ -46,11 +46,15 @@ def guess_samples(batch: object) -> int | None:
     return int(tensor.shape[0]) if tensor is not None else None
 
 
+def _nothing() -> None:
+    """Tell nobody."""
+
+
 class TimedLoader(Generic[T]):
     """`loader` with its waits reported; iterate it as often as the loader itself, `len()` and attributes pass through.
 
-    `waited(start_ns, end_ns)` is called after each `next()`, also the last one that finds no more; `drawn(batch)` for
-    each batch.  Neither may raise.
+    `waits()` is called before each `next()`, `waited(start_ns, end_ns)` after it, also after the last one that finds no
+    more; `drawn(batch)` for each batch.  None may raise.
     """
 
     def __init__(
@@ -59,14 +63,17 @@ class TimedLoader(Generic[T]):
         *,
         now_ns: Callable[[], int],
         waited: Callable[[int, int], None],
+        waits: Callable[[], None] = _nothing,
         drawn: Callable[[T], None],
     ) -> None:
         self._loader = loader
         self._now_ns = now_ns
+        self._waits = waits
         self._waited = waited
         self._drawn = drawn
 
     def __iter__(self) -> Iterator[T]:
+        self._waits()
         start = self._now_ns()
         iterator = iter(self._loader)  # starts worker processes, which is waiting for data too
         while True:
@@ -79,6 +86,7 @@ class TimedLoader(Generic[T]):
             self._drawn(batch)
             yield batch
             del batch  # or the generator holds it while the loader makes the next one
+            self._waits()
             start = self._now_ns()
 
     def __len__(self) -> int:

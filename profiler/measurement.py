@@ -9,23 +9,31 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pacecar.clock import Clock
 from pacecar.profiler.attribution import Cause, attribute_phases
-from pacecar.profiler.reading import Activity, read_rows
+from pacecar.profiler.collectivesums import sum_collectives
+from pacecar.profiler.devicephases import passed_stretches
+from pacecar.profiler.reading import Activity, Reading, read_rows
 from pacecar.profiler.spans import EMPTY, Intervals, intervals, union
 from pacecar.profiler.steptimer import PHASES, TimedStep
 from pacecar.profiler.window import WindowProfiler, WindowUnavailable
-from pacecar.records import Ledger
+from pacecar.records import CollectiveSum, Ledger
 
 __all__ = ["Measurement", "WindowMeter"]
 
 CLOCK_STEP_NS_MAX = 1_000_000
 """Slewing moves the clock by 0.5 ms a second at most; a step moves it at once."""
+
+SKEW_NS_MAX = 100_000
+"""A kernel cannot begin before its launch; clocks are converted with an error of microseconds."""
+
+BLIND_WINDOWS_MAX = 3
+"""So many windows in a row that told nothing are enough: they cost as much as others."""
 
 _log = logging.getLogger(__name__)
 
@@ -37,24 +45,49 @@ class Measurement:
     ledger: Ledger
     phases: Mapping[str, Ledger]
     row_count: int
+    collectives: tuple[CollectiveSum, ...] = ()
+    on_device: Mapping[str, Ledger] | None = None
+    """The ledger of each phase as the device ran it; None for a CPU job and where the rows do not tell."""
 
 
 class WindowMeter:
     """Takes exact windows; every call comes from the training thread."""
 
-    def __init__(self, clock: Clock, *, on_device: bool) -> None:
+    def __init__(self, clock: Clock, *, on_device: bool, profiler: WindowProfiler | None = None) -> None:
         self._clock = clock
         self._on_device = on_device
-        self._profiler = WindowProfiler(on_device=on_device)
+        self._profiler = profiler or WindowProfiler(on_device=on_device)
         self._is_installed = False
+        self._blind_windows = 0
         self._offset_ns = 0
         self._warm_steps_left = 0
         self._observed_from_ns: int | None = None
+        self.is_held: Callable[[], bool] = lambda: False
+        """Whether somebody is about to profile the job himself, so that no window may open."""
 
     @property
     def is_open(self) -> bool:
         """A window is under way."""
         return self._profiler.is_open
+
+    @property
+    def is_settled(self) -> bool:
+        """No window is open, and none was closed at this very boundary."""
+        return self._profiler.is_settled
+
+    def let_pass(self) -> None:
+        """Note that a boundary goes by while somebody waits for `is_settled`."""
+        self._profiler.step_passed()
+
+    def session_ended(self, profile: object) -> None:
+        """Note that a `torch.autograd.profiler.profile` has ended; windows that are installed notice by themselves."""
+        if not self._is_installed:
+            self._profiler.session_ended(profile)
+
+    @property
+    def outlived_by(self) -> str | None:
+        """The record that was open when a window was closed, if there was one."""
+        return self._profiler.outlived_by
 
     def install(self) -> None:
         """Make windows possible, and take a first empty one, because the first costs much more than the others."""
@@ -75,7 +108,7 @@ class WindowMeter:
 
     def may_open(self) -> bool:
         """Return whether a window can open: this torch has them, and no other profiler is on."""
-        return self._is_installed and self._profiler.may_open()
+        return self._is_installed and not self.is_held() and self._profiler.may_open()
 
     def open(self) -> None:
         """Open a window over the step that begins."""
@@ -93,8 +126,8 @@ class WindowMeter:
     def close(self, step: TimedStep) -> Measurement | None:
         """Close the window at the end of `step` and return what it saw.
 
-        None: the step only warmed the window, which stays open; or the clock was set; or no row came from the
-        device of a device job, so the window was blind and not the device idle.
+        None: the step only warmed the window, which stays open; or the clock was set; or the window was blind (see
+        `why_blind`) and not the device idle.
         """
         if self._warm_steps_left:
             self._warm_steps_left -= 1
@@ -123,10 +156,9 @@ class WindowMeter:
             backward_end_ns=int(tails[:, 1].max()) if len(tails) else None,
         )
         self._profiler.bar_if_outlived(reading.annotations)
-        if self._on_device and reading.device_rows == 0:
-            _log.info("a window is thrown away: the profiler saw nothing on the device")
-            return None
         start, end = step.start_ns + offset, step.end_ns + offset
+        if self._on_device and self._is_blind(why_blind(reading, start)):
+            return None
         observed = (step.start_ns if self._observed_from_ns is None else self._observed_from_ns) + offset
         causes: dict[Cause, Intervals] = {
             Cause.DATA_WAIT: np.concatenate((stretches["data_wait"], reading.data_wait)),
@@ -141,10 +173,46 @@ class WindowMeter:
         for ledger in phases.values():
             total = total + ledger
         phases.pop("overhead")
-        return Measurement(ledger=total, phases=phases, row_count=len(found))
+        on_device: dict[str, Ledger] | None = None
+        passed = passed_stretches(stretches, (start, end), reading.launches, reading.device_rows)
+        if passed is not None:
+            on_device = attribute_phases(reading.work, passed[1], passed[0], causes=causes)
+            on_device.pop("overhead")
+        return Measurement(
+            ledger=total,
+            phases=phases,
+            row_count=len(found),
+            collectives=sum_collectives(reading.collectives, (start, end)),
+            on_device=on_device,
+        )
+
+    def _is_blind(self, why: str | None) -> bool:
+        self._blind_windows = 0 if why is None else self._blind_windows + 1
+        if why is not None:
+            _log.info("a window is thrown away: %s", why)
+        if self._blind_windows == BLIND_WINDOWS_MAX:
+            self._is_installed = False
+            _log.warning("pacecar takes no more windows, the last %d told nothing: %s", BLIND_WINDOWS_MAX, why)
+        return why is not None
 
     def _clock_offset_ns(self) -> int:
         """Return wall minus monotonic time, read as close together as the host allows."""
         before = self._clock.monotonic_ns()
         wall = self._clock.wall_ns()
         return wall - (before + self._clock.monotonic_ns()) // 2
+
+
+def why_blind(reading: Reading, start_ns: int) -> str | None:
+    """Return why `reading` of a device job tells nothing of the step that began at `start_ns`; None: it does.
+
+    Kineto drops rows at the head of a session, the more the longer the process lives, as it compares the device's
+    clock with the host's (pytorch issue 192021).  Silent as that is, it shows: a device that was busy through the step
+    before has rows before this one began, and nothing begins before its launch.
+    """
+    if reading.first_device_ns is None:
+        return "the profiler saw nothing on the device"
+    if reading.skew_ns > SKEW_NS_MAX:
+        return f"kernels begin {reading.skew_ns / 1e6:.1f} ms before they are launched: the device's clock is off"
+    if reading.first_device_ns > start_ns:
+        return "the kernels of its head are lost"
+    return None

@@ -2,31 +2,61 @@
 
 Over its Unix socket, one frame a record, the hello first on every connection so that a restarted daemon knows at once
 who speaks.  The training thread only appends to a queue (`Courier`); the daemon may be full, gone or never there.
+
+Down the same connection come commands, which somebody asked the daemon to pass on, and news of the
+device.  The courier's thread takes them when it looks at its queue, so both may be a quarter of a second old.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import select
 import socket
+from collections.abc import Callable
 
 from pacecar.profiler.courier import QUEUE_LENGTH_MAX, Courier, Refused
-from pacecar.records import JobHello, JobRecord
-from pacecar.wire import FrameError, encode_frame
+from pacecar.records import Answer, Command, JobHello, JobRecord, Throttling
+from pacecar.wire import FRAME_BYTES_MAX, FrameError, decode_frame, encode_frame
 
 __all__ = ["Outbox"]
 
+COMMANDS_PER_LOOK = 16
+"""Frames taken at one look: a daemon that talks without end does not keep records from leaving."""
+
+_log = logging.getLogger(__name__)
+
 
 class Outbox(Courier):
-    """A `RecordSink` towards the daemon that listens at `path`."""
+    """A `RecordSink` towards the daemon that listens at `path`.
 
-    def __init__(self, path: str, hello: JobHello, *, queue_length_max: int = QUEUE_LENGTH_MAX) -> None:
-        super().__init__(_SocketCarrier(path, hello), queue_length_max=queue_length_max)
+    `obey` gets each command and `heed` what the daemon tells of the device, None when the connection broke; on the
+    courier's thread, and neither may wait.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        hello: JobHello,
+        *,
+        queue_length_max: int = QUEUE_LENGTH_MAX,
+        obey: Callable[[Command], None] | None = None,
+        heed: Callable[[Throttling | None], None] | None = None,
+    ) -> None:
+        super().__init__(_SocketCarrier(path, hello, obey, heed), queue_length_max=queue_length_max)
 
 
 class _SocketCarrier:
-    def __init__(self, path: str, hello: JobHello) -> None:
+    def __init__(
+        self,
+        path: str,
+        hello: JobHello,
+        obey: Callable[[Command], None] | None,
+        heed: Callable[[Throttling | None], None] | None,
+    ) -> None:
         self._path = path
+        self._obey = obey
+        self._heed = heed
         self._hello = encode_frame(hello)
         self._socket: socket.socket | None = None
 
@@ -34,7 +64,7 @@ class _SocketCarrier:
     def destination(self) -> str:
         return f"the daemon at {self._path}"
 
-    def deliver(self, record: JobRecord, timeout_seconds: float) -> None:
+    def deliver(self, record: JobRecord | Answer, timeout_seconds: float) -> None:
         try:
             frame = encode_frame(record)
         except FrameError as error:
@@ -49,8 +79,34 @@ class _SocketCarrier:
             self.close()
             raise
 
+    def listen(self) -> None:
+        for _ in range(COMMANDS_PER_LOOK):
+            if self._socket is None:
+                return
+            try:
+                frame = self._socket.recv(FRAME_BYTES_MAX)
+            except BlockingIOError:
+                return
+            except OSError:
+                self.close()
+                return
+            if not frame:  # the daemon went; the next record finds the new one
+                self.close()
+                return
+            try:
+                message = decode_frame(frame)
+            except FrameError as error:
+                _log.warning("pacecar does not understand what the daemon at %s says: %s", self._path, error)
+                return
+            if isinstance(message, Command) and self._obey is not None:
+                self._obey(message)
+            elif isinstance(message, Throttling) and self._heed is not None:
+                self._heed(message)
+
     def close(self) -> None:
         if self._socket is not None:
+            if self._heed is not None:
+                self._heed(None)
             with contextlib.suppress(OSError):
                 self._socket.close()
             self._socket = None

@@ -6,7 +6,7 @@ By hooks that return None, so nothing is replaced:
 - backward begins when the gradient of an output tensor arrives.  There it queues a callback of the autograd engine,
   which runs when no more is to be computed, *before* DDP's own callback waits for the all-reduces; that one queues
   a second, which runs *after* DDP's.  The stretch between the two is the exposed tail of communication;
-- optimizer: step pre-hook and post-hook; the post-hook is the step's boundary.
+- optimizer: step pre-hook, and post-hook, which is the step's boundary.
 
 Outputs may be a tensor, a tuple, a mapping or a dataclass (transformers' ModelOutput is a mapping).  No output with a
 gradient function, or a backward that never comes: the phase is absent.  No tensor is kept; a backward that fails
@@ -14,7 +14,8 @@ half way is forgotten at the next forward.
 
 Between two micro-batches the job has evicted all of this from the caches, so what a callback costs is the memory that
 it touches: register_hook, which is 2 us in a loop by itself, was 50 us in a real step.  Hence the callbacks of a
-micro-batch only note an instant in a list, meter and guard themselves in line, and `fold` adds up once a step.
+micro-batch only note instants and shapes, and meter and guard themselves in line.  The optimizer's post-hook is the
+hook's own, which asks here for what was noted.
 """
 
 from __future__ import annotations
@@ -29,21 +30,33 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from pacecar.profiler.attribution import REST
+from pacecar.profiler.compiling import is_tracing, keep_out, tell_while_tracing
+from pacecar.profiler.devicetimer import device_timer
 from pacecar.profiler.guard import Guard
+from pacecar.profiler.identity import model_device
 from pacecar.profiler.loader import guess_samples
-from pacecar.profiler.steptimer import StepTimer
+from pacecar.profiler.steptimer import EVENTS_MAX, StepTimer
 
 __all__ = ["OUTPUTS_MAX", "PhaseHooks"]
 
 OUTPUTS_MAX = 4
 """Output tensors that are watched: the loss may use any of them, and the first gradient to arrive begins backward."""
 
-EVENTS_MAX = 1024
-"""Stretches noted before they are added up in any case: a loop that never ends a step must not grow."""
+_INSIDE = (
+    "the model that was attached is compiled from outside, so its forward and backward are not told apart: attach what "
+    "the loop calls, pacecar.attach(torch.compile(model), ...)"
+)
+
+InputKey = tuple[torch.Size, bool]
+"""Shape and requires_grad of a forward's only input."""
 
 
 class PhaseHooks:
-    """The hooks on one model and one optimizer; `boundary(now_ns)` is called at the end of each step."""
+    """The hooks on one model and one optimizer.
+
+    Inputs that are one tensor are noted in `inputs`; all others, and all while `tells_inputs`, go to `forward_begins`.
+    """
 
     def __init__(
         self,
@@ -53,8 +66,8 @@ class PhaseHooks:
         guard: Guard,
         *,
         now_ns: Callable[[], int],
-        boundary: Callable[[int], None],
         retire: Callable[[], None],
+        forward_begins: Callable[[tuple[Any, ...], Mapping[str, Any]], None],
     ) -> None:
         for method in ("register_step_pre_hook", "register_step_post_hook"):
             if not hasattr(optimizer, method):
@@ -65,78 +78,147 @@ class PhaseHooks:
         self._model = model
         self._optimizer = optimizer
         self._timer = timer
+        self._device = timer.device = device_timer(model_device(model))
+        self._events = timer.events  # bound once, not at each use
         self._guard = guard
         self._now_ns = now_ns
-        self._boundary = boundary
         self._retire = retire
+        self._forward_begins = forward_begins
         self._handles: list[RemovableHandle] = []
-        self._events: list[tuple[str, int, int]] = []
-        self._own_ns = 0
+        self.own_ns = 0
+        """What the callbacks took since somebody set this to 0."""
+        self.inputs: list[InputKey] = []
+        self.tells_inputs = False
+        self.has_looked = False
+        """A forward since somebody set this to False is not in `inputs`."""
+        self.is_resting = False
+        """This step is only counted, and model and optimizer have none of our hooks but the one that ends it."""
         self._forward_start_ns: int | None = None
         self._backward_start_ns: int | None = None
         self._compute_end_ns: int | None = None
-        self._optimizer_start_ns: int | None = None
-        self._nested_from = 0
+        self.optimizer_start_ns: int | None = None
+        """When the optimizer's step under way began."""
         self._is_ddp = hasattr(model, "require_backward_grad_sync")
         self._has_tail = True
-        self._watch = _watch_directly if _can_watch_directly() else _watch_by_register
-        self._gradient_seen = self._on_gradient  # bound once, not at each use
+        self._is_direct = _can_watch_directly()
+        self._watch = _watch_directly if self._is_direct else _watch_by_register
+        self._gradient_seen = self._on_gradient
         self._compute_ended = self._on_compute_end
         self._backward_ended = self._on_backward_end
+        self.evaluated_ns: int | None = None
+        """When a forward in evaluation was last seen: no step, but a sign of life."""
         self.forward_samples: int | None = None
         self.guesses_samples = True
         """Whether nobody has counted this step's samples yet, so that forward's input must do."""
 
     def install(self) -> None:
         """Register all hooks."""
-        wrap = self._guard.wrap
+        kind = PhaseHooks
+        keep_out(kind._before_forward, kind._after_forward, kind._on_gradient, kind._before_optimizer)
+        self._register()
+
+    def _register(self) -> None:
         self._handles = [
-            self._model.register_forward_pre_hook(self._before_forward),
+            self._model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             self._model.register_forward_hook(self._after_forward),
             self._optimizer.register_step_pre_hook(self._before_optimizer),
-            self._optimizer.register_step_post_hook(wrap(self._after_optimizer)),
         ]
 
+    def rest(self) -> None:
+        """Take the hooks away for the steps that follow, at a boundary: they are only counted.
+
+        Torch takes longer to call hooks that return at once than we take to count a step.
+        """
+        self.is_resting = True
+        self._forward_start_ns = None
+        self.remove()
+
+    def resume(self) -> None:
+        """Put the hooks back, at a boundary."""
+        self.is_resting = False
+        self._register()
+
     def remove(self) -> None:
-        """Remove all hooks; not from inside an optimizer hook, whose table torch is iterating over."""
+        """Remove all hooks; not from inside one of them, as torch is iterating over its table."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
-    def fold(self) -> None:
-        """Add to the timer what was noted since the last call."""
-        timer = self._timer
-        timer.overhead_ns += self._own_ns
-        self._own_ns = 0
-        for phase, start_ns, end_ns in self._events:
-            timer.begin(start_ns)
-            timer.add(phase, start_ns, end_ns)
-            if phase == "forward":
-                timer.micro_batches += 1
-        self._events.clear()
+    @property
+    def phase(self) -> str | None:
+        """The phase under way, None between phases; may be asked from another thread."""
+        if self.optimizer_start_ns is not None:
+            return "optimizer"
+        if self._compute_end_ns is not None:
+            return "tail"
+        if self._backward_start_ns is not None:
+            return "backward"
+        return "forward" if self._forward_start_ns is not None else None
 
-    def _before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    @property
+    def _around(self) -> str:
+        """The phase that forward and backward are inside of: the optimizer's, when they are its closure."""
+        return REST if self.optimizer_start_ns is None else "optimizer"
+
+    def __deepcopy__(self, memo: object) -> PhaseHooks:
+        return _deaf()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _deaf, ()
+
+    def optimizer_ended(self, now_ns: int) -> None:
+        """Note the end of the optimizer's step."""
+        start, self.optimizer_start_ns = self.optimizer_start_ns, None
+        if start is not None:
+            self._events.append(("optimizer", start, now_ns))
+
+    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if is_tracing():
+            tell_while_tracing(_INSIDE)
+            return
         if not self._guard.is_alive:
             self._retire()  # torch has copied the table that it iterates over
             return
         now = self._now_ns()
         if not (module.training and _is_grad_enabled()):
             self._forward_start_ns = None
+            self.evaluated_ns = now
             return
         self._forward_start_ns = now
         self._backward_start_ns = None
+        if self._device is not None:
+            self._device.enter("forward")
         try:
-            if self.guesses_samples:
-                samples = guess_samples(args)
-                if samples is not None:
-                    self.forward_samples = (self.forward_samples or 0) + samples
-            if len(self._events) >= EVENTS_MAX:
-                self.fold()
+            if len(args) == 1 and type(args[0]) is torch.Tensor and not kwargs and not self.tells_inputs:
+                # Most models take one tensor; its shape says the samples too.
+                self.inputs.append((args[0].shape, args[0].requires_grad))
+                if len(self._events) >= EVENTS_MAX:
+                    self._absorb()
+            else:
+                self._look_at(args, kwargs)
         except Exception:  # noqa: BLE001  as in the guard, without its second frame
             self._guard.failed(self._before_forward)
-        self._own_ns += self._now_ns() - now
+        self.own_ns += self._now_ns() - now
+
+    def _look_at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.has_looked = True
+        if self.guesses_samples:
+            samples = guess_samples(args or kwargs)
+            if samples is not None:
+                self.forward_samples = (self.forward_samples or 0) + samples
+        self._forward_begins(args, kwargs)
+        if len(self._events) >= EVENTS_MAX:
+            self._absorb()
+
+    def _absorb(self) -> None:
+        """Keep what is noted bounded, in a loop that never ends a step."""
+        self.has_looked = True  # this step is not like the last one in any case
+        self._timer.absorb()
+        del self.inputs[:-EVENTS_MAX]
 
     def _after_forward(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+        if is_tracing():
+            return
         start = self._forward_start_ns
         if start is None or not self._guard.is_alive:
             return
@@ -144,31 +226,44 @@ class PhaseHooks:
         self._forward_start_ns = None
         try:
             self._events.append(("forward", start, now))
+            if self._device is not None:
+                self._device.enter(self._around)
             # Inside no_sync() DDP waits for nothing, so there is no tail to measure.
             self._has_tail = not self._is_ddp or bool(module.require_backward_grad_sync)
             if type(output) is torch.Tensor:
-                if output.requires_grad and not output.is_leaf:
-                    self._watch(output, self._gradient_seen)
+                node = output.grad_fn  # asked for once: each time torch makes a python object for it
+                if node is not None and self._is_direct and output._backward_hooks is None:
+                    # As `_watch_directly`, without its frame.
+                    hooks: Any = OrderedDict()
+                    hooks[_WATCH_KEY] = self._gradient_seen
+                    output._backward_hooks = hooks
+                    node._register_hook_dict(output)
+                elif node is not None:
+                    self._watch(output, node, self._gradient_seen)
             else:
                 for count, tensor in enumerate(_with_gradient(output), start=1):
-                    self._watch(tensor, self._gradient_seen)
+                    self._watch(tensor, tensor.grad_fn, self._gradient_seen)
                     if count == OUTPUTS_MAX:
                         break
         except Exception:  # noqa: BLE001  as in the guard, without its second frame
             self._guard.failed(self._after_forward)
-        self._own_ns += self._now_ns() - now
+        self.own_ns += self._now_ns() - now
 
     def _on_gradient(self, gradient: torch.Tensor) -> None:
+        if is_tracing():  # compiled autograd does
+            return
         if self._backward_start_ns is not None or not self._guard.is_alive:
             return
         now = self._now_ns()
         self._backward_start_ns = now
         self._compute_end_ns = None
+        if self._device is not None:
+            self._device.enter("backward")
         try:
             _queue_callback(self._compute_ended)
         except Exception:  # noqa: BLE001  as in the guard, without its second frame
             self._guard.failed(self._on_gradient)
-        self._own_ns += self._now_ns() - now
+        self.own_ns += self._now_ns() - now
 
     def _on_compute_end(self) -> None:
         now = self._now_ns()
@@ -177,6 +272,8 @@ class PhaseHooks:
             return
         try:
             self._events.append(("backward", start, now))
+            if self._device is not None:
+                self._device.enter("backward_tail" if self._has_tail else self._around)
             if self._has_tail:
                 self._compute_end_ns = now
                 _queue_callback(self._backward_ended)
@@ -184,7 +281,7 @@ class PhaseHooks:
                 self._backward_start_ns = None
         except Exception:  # noqa: BLE001  as in the guard, without its second frame
             self._guard.failed(self._on_compute_end)
-        self._own_ns += self._now_ns() - now
+        self.own_ns += self._now_ns() - now
 
     def _on_backward_end(self) -> None:
         start = self._compute_end_ns
@@ -192,28 +289,36 @@ class PhaseHooks:
             return
         now = self._now_ns()
         self._events.append(("backward_tail", start, now))
+        if self._device is not None:
+            self._device.enter(self._around)
         self._backward_start_ns = self._compute_end_ns = None
-        self._own_ns += self._now_ns() - now
+        self.own_ns += self._now_ns() - now
 
     def _before_optimizer(self, *_: object) -> None:
-        self._optimizer_start_ns = self._now_ns()
-        self._nested_from = len(self._events)
+        if is_tracing():
+            return
+        self.optimizer_start_ns = self._now_ns()
+        if self._device is not None:
+            self._device.enter("optimizer")
 
-    def _after_optimizer(self, *_: object) -> None:
-        now = self._now_ns()
-        start, self._optimizer_start_ns = self._optimizer_start_ns, None
-        if start is None:
-            self.fold()
-        else:
-            nested = self._events[self._nested_from :]  # of a closure
-            del self._events[self._nested_from :]
-            self.fold()
-            self._timer.begin(start)
-            self._timer.optimizer_started(start)
-            self._events.extend(nested)
-            self.fold()
-            self._timer.optimizer_ended(now)
-        self._boundary(now)
+
+def _deaf() -> PhaseHooks:
+    """Return hooks that do nothing: those of a copied or pickled model, which nobody asked to measure.
+
+    Copying the real ones would copy the hook behind them, whose threads and locks make `copy.deepcopy(model)` and
+    `torch.save(model)` raise.
+    """
+    hooks = PhaseHooks.__new__(PhaseHooks)
+    hooks._guard = Guard(int, lambda duration_ns: None)
+    hooks._guard.is_alive = False
+    hooks._retire = _nothing
+    hooks._forward_start_ns = None
+    hooks.is_resting = False
+    return hooks
+
+
+def _nothing() -> None:
+    """Do what is left to do for hooks that do nothing."""
 
 
 _is_grad_enabled = torch.is_grad_enabled
@@ -221,18 +326,17 @@ _queue_callback: Callable[[Callable[[], None]], None] = torch.autograd.Variable.
 _WATCH_KEY = "pacecar"
 
 
-def _watch_by_register(tensor: torch.Tensor, seen: Callable[[torch.Tensor], None]) -> None:
+def _watch_by_register(tensor: torch.Tensor, node: object, seen: Callable[[torch.Tensor], None]) -> None:
     tensor.register_hook(seen)  # type: ignore[no-untyped-call]
 
 
-def _watch_directly(tensor: torch.Tensor, seen: Callable[[torch.Tensor], None]) -> None:
-    """Do what register_hook does for a tensor without hooks, less the handle that nobody keeps."""
-    node: Any = tensor.grad_fn
-    if tensor._backward_hooks is None and node is not None:
+def _watch_directly(tensor: torch.Tensor, node: Any, seen: Callable[[torch.Tensor], None]) -> None:  # noqa: ANN401
+    """Do what register_hook does for a tensor without hooks, less the handle that nobody keeps; `node` made it."""
+    if tensor._backward_hooks is None:
         tensor._backward_hooks = OrderedDict(((_WATCH_KEY, seen),))
         node._register_hook_dict(tensor)
     else:
-        _watch_by_register(tensor, seen)
+        _watch_by_register(tensor, node, seen)
 
 
 def _can_watch_directly() -> bool:
@@ -241,7 +345,7 @@ def _can_watch_directly() -> bool:
     try:
         with torch.enable_grad():
             tensor = torch.ones(1, requires_grad=True) * 1
-            _watch_directly(tensor, lambda gradient: heard.append("direct"))
+            _watch_directly(tensor, tensor.grad_fn, lambda gradient: heard.append("direct"))
             tensor.register_hook(lambda gradient: heard.append("registered"))  # type: ignore[no-untyped-call]
             tensor.backward()  # type: ignore[no-untyped-call]
     except Exception:  # noqa: BLE001  private ground: whatever it raises, there is the public way

@@ -16,11 +16,13 @@ Left out: what a row means (classification), what the spans mean (attribution), 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pacecar.profiler.attribution import Work
 from pacecar.profiler.classification import HostRow, classify_device, classify_host, is_closed
+from pacecar.profiler.collectivesums import SeenCollective
+from pacecar.profiler.devicephases import Launch
 from pacecar.profiler.spans import EMPTY, Intervals, intervals, subtract, union
 
 __all__ = ["Activity", "Reading", "compute_on_host", "read_rows"]
@@ -50,13 +52,19 @@ class Activity(Protocol):
 class Reading:
     """What the rows said: work by kind, the time in data loading, and how many rows there were on a device.
 
-    `annotations` are the rows of records that somebody opened and had to close.
+    `annotations` are the rows of records that somebody opened and had to close; `launches` are those of kernels whose
+    launch is known.  `first_device_ns` is when the first row on a device began, `skew_ns` by how much any began before
+    the operator that launched it, which cannot be: the device's clock is off by at least that.
     """
 
     work: dict[Work, Intervals]
     data_wait: Intervals
     device_rows: int
     annotations: list[Activity]
+    launches: list[Launch] = field(default_factory=list)
+    first_device_ns: int | None = None
+    skew_ns: int = 0
+    collectives: list[SeenCollective] = field(default_factory=list)
 
 
 def read_rows(
@@ -78,8 +86,11 @@ def read_rows(
     operators: dict[int, list[tuple[int, int]]] = {}
     host: dict[HostRow, list[tuple[int, int]]] = {kind: [] for kind in HostRow}
     autograd: set[int] = set()
-    device_rows = 0
+    device_rows, skew_ns = 0, 0
+    first_device_ns: int | None = None
     annotations: list[Activity] = []
+    launches: list[Launch] = []
+    collectives: list[SeenCollective] = []
     closed_until, closed_thread = 0, -1
     for row in rows:
         start = row.timestamp()
@@ -99,15 +110,27 @@ def read_rows(
                 autograd.add(thread)
         elif host_row is HostRow.WORK and backward_end_ns is not None and start < backward_end_ns < span[1]:
             is_open = '"finished": false' in row.metadata_json()
-            host[host_row].append((start, backward_end_ns) if is_open else span)
+            span = (start, backward_end_ns) if is_open else span
+            host[host_row].append(span)
+            collectives.append(SeenCollective(name, *span))
         elif host_row is not None:
             host[host_row].append(span)
+            if host_row is HostRow.WORK:
+                collectives.append(SeenCollective(name, *span))
         else:
             linked = row.linked_activity() if row_type in _MAY_BE_LINKED else None
             kind = classify_device(row_type, name, linked.name() if linked is not None else None)
             if kind is not None:
                 device[kind].append(span)
                 device_rows += 1
+                if kind is Work.COMMUNICATION:
+                    says = linked is not None and linked.name() == "record_param_comms"
+                    collectives.append(SeenCollective(name, *span, linked.metadata_json() if linked and says else None))
+                first_device_ns = start if first_device_ns is None else min(first_device_ns, start)
+                if linked is not None:
+                    launched = linked.timestamp()
+                    skew_ns = max(skew_ns, launched - start)
+                    launches.append((launched, span[1], row.resource_id()))
     waits = union(intervals([*map(tuple, data_wait.tolist()), *host[HostRow.LOADER]]))
     work = {kind: intervals(spans) for kind, spans in device.items()}
     if not on_device:
@@ -120,6 +143,10 @@ def read_rows(
         data_wait=waits,
         device_rows=device_rows,
         annotations=annotations,
+        launches=launches,
+        first_device_ns=first_device_ns,
+        skew_ns=skew_ns,
+        collectives=collectives,
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from pacecar.profiler.courier import QUEUE_LENGTH_MAX, Courier
-from pacecar.records import JobHello, JobRecord
+from pacecar.records import Answer, JobHello, JobRecord
 
 __all__ = ["RunLog"]
 
@@ -39,7 +39,7 @@ class _FileCarrier:
     def destination(self) -> str:
         return str(self._path)
 
-    def deliver(self, record: JobRecord, timeout_seconds: float) -> None:
+    def deliver(self, record: JobRecord | Answer, timeout_seconds: float) -> None:
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -48,12 +48,15 @@ class _FileCarrier:
             self._has_hello = True
         self._write(record)
 
+    def listen(self) -> None:
+        """A file says nothing."""
+
     def close(self) -> None:
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
-    def _write(self, record: JobRecord) -> None:
+    def _write(self, record: JobRecord | Answer) -> None:
         assert self._file is not None, "opened before writing"
         line = self._encoder.encode(record) + b"\n"
         before = os.fstat(self._file).st_size

@@ -1,31 +1,40 @@
 """How long did each phase of this step take on the host?
 
 A step runs from one optimizer update to the next and may hold several forwards and backwards (accumulation), so a
-phase's time is a sum.  `StepTimer` adds the phases up and, while a window is open, also keeps *when* each stretch
-was, to cut the exact ledger along the phases.
+phase's time is a sum.  In the loop stretches are only noted: the job has evicted our code from the caches by the next
+one, and what is done there costs ten times what it costs in a row.  `time_step` adds them up, later and elsewhere.
 
     data_wait | forward | backward ........... backward_tail | optimizer | overhead | rest (what is left)
 
 backward ends when autograd has no more to compute; backward_tail is what DDP waits after that for its last all-reduces,
 the exposed communication of a CPU job.
 
-No torch here: callers say what happened and when.  No lock either: marks come from the training thread and, on CUDA,
-from autograd's thread while the training thread waits for it.
+Callers say what happened and when.  No lock: marks come from the training thread and, on CUDA, from autograd's thread
+while the training thread waits for it.  On CUDA each mark is made on the device, too (`devicetimer`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-__all__ = ["MARKS_MAX", "PHASES", "StepTimer", "Stretch", "TimedStep"]
+from pacecar.profiler.attribution import REST
+from pacecar.profiler.devicetimer import DeviceStep, DeviceTimer
+
+__all__ = ["EVENTS_MAX", "PHASES", "Event", "RawStep", "StepTimer", "Stretch", "TimedStep", "time_step"]
 
 PHASES = ("overhead", "data_wait", "checkpoint", "backward_tail", "backward", "forward", "optimizer")
 """In the order in which an instant claimed twice is given away: what nests inside another phase comes first."""
 
-MARKS_MAX = 4096
-"""Stretches kept of one profiled step: a thousand micro-batches; what is beyond belongs to `rest`."""
+EVENTS_MAX = 4096
+"""Stretches noted before they are added up in any case: a thousand micro-batches; what is beyond has no marks."""
 
 Stretch = tuple[int, int]
+Event = tuple[str, int, int]
+"""A phase, its start and its end."""
+Absorbed = tuple[dict[str, int], int] | None
+"""Phases and micro-batches of events that were added up already."""
 
 
 class TimedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,64 +60,114 @@ class TimedStep(msgspec.Struct, frozen=True, kw_only=True):
         return self.phases["backward"] + self.phases.get("backward_tail", 0)
 
 
+class RawStep(msgspec.Struct, eq=False):
+    """One finished step as it was noted, not yet added up; `was_marked` asks for the marks too.
+
+    A Struct, because its constructor is no python frame: one is made on the step path.
+    """
+
+    start_ns: int
+    end_ns: int
+    events: list[Event]
+    overhead_ns: int
+    was_marked: bool
+    absorbed: Absorbed
+    device: DeviceStep | None = None
+    """When the device passed its phases, which is known some steps later."""
+
+
 class StepTimer:
-    """The phases of the step under way; it has no start until something of the job has happened."""
+    """What happened in the step under way; it has no start until something of the job has happened."""
 
     def __init__(self) -> None:
-        self._start_ns: int | None = None
-        self._phases: dict[str, int] = {}
-        self._marks: dict[str, list[Stretch]] | None = None
-        self._mark_count = 0
-        self._optimizer_start_ns: int | None = None
-        self._nested_ns = 0
-        self.micro_batches = 0
+        self.start_ns: int | None = None
+        """When the step under way began; None before the job's first sign of life."""
+        self._is_marked = False
+        self._absorbed: Absorbed = None
+        self.device: DeviceTimer | None = None
+        """On a device job, who marks the phases there too."""
+        self.events: list[Event] = []
+        """The stretches of this step in the order in which they ended; whoever saw one appends it."""
         self.overhead_ns = 0
         """Pacecar's own time in this step so far; whoever spends it adds it."""
 
-    def begin(self, now_ns: int) -> None:
-        """Note the job's first sign of life, from which the first step counts."""
-        if self._start_ns is None:
-            self._start_ns = now_ns
-
-    def add(self, phase: str, start_ns: int, end_ns: int) -> None:
-        """Add one stretch of `phase`."""
-        self._phases[phase] = self._phases.get(phase, 0) + max(0, end_ns - start_ns)
-        if self._marks is not None and self._mark_count < MARKS_MAX:
-            self._mark_count += 1
-            self._marks.setdefault(phase, []).append((start_ns, end_ns))
-
-    def optimizer_started(self, now_ns: int) -> None:
-        """Begin the optimizer; a closure may run forward and backward inside it."""
-        self._optimizer_start_ns = now_ns
-        self._nested_ns = sum(self._phases.values())
-
-    def optimizer_ended(self, now_ns: int) -> None:
-        """End the optimizer; what its closure spent in other phases is theirs."""
-        if self._optimizer_start_ns is None:
-            return
-        nested = sum(self._phases.values()) - self._nested_ns
-        self.add("optimizer", self._optimizer_start_ns, now_ns)
-        self._phases["optimizer"] = max(0, self._phases["optimizer"] - nested)
-        self._optimizer_start_ns = None
-
-    def finish(self, now_ns: int) -> TimedStep:
+    def finish(self, now_ns: int) -> RawStep:
         """End the step at `now_ns`, begin the next one there, without marks until `keep_marks`."""
-        step = TimedStep(
-            start_ns=now_ns if self._start_ns is None else self._start_ns,
-            end_ns=now_ns,
-            phases=self._phases,
-            marks=self._marks or {},
-            micro_batches=self.micro_batches,
-            overhead_ns=self.overhead_ns,
-        )
-        self._start_ns = now_ns
-        self._phases = {}
-        self._marks = None
-        self._mark_count = 0
-        self.micro_batches = 0
+        events, start_ns = self.events[:], self.start_ns
+        if start_ns is None:  # the first step counts from the job's first sign of life
+            start_ns = min((start for _, start, _ in events), default=now_ns)
+        step = RawStep(start_ns, now_ns, events, self.overhead_ns, self._is_marked, self._absorbed)
+        if self.device is not None:
+            step.device = self.device.finish()
+        self.start_ns = now_ns
+        self._is_marked = False
+        self._absorbed = None
+        self.events.clear()  # the same list: others hold it
         self.overhead_ns = 0
         return step
 
+    def skip(self, now_ns: int) -> int:
+        """End a step that nobody wants to hear of; return its wall time."""
+        start_ns = now_ns if self.start_ns is None else self.start_ns
+        self.start_ns = now_ns
+        self._absorbed = None
+        self.events.clear()
+        if self.device is not None:
+            self.device.skip()
+        return now_ns - start_ns
+
+    def waits(self) -> None:
+        """Note that the loop begins to wait for data."""
+        if self.device is not None:
+            self.device.enter("data_wait")
+
+    def waited(self, start_ns: int, end_ns: int) -> None:
+        """Note that it has the data, or knows that there is no more."""
+        self.events.append(("data_wait", start_ns, end_ns))
+        if self.device is not None:
+            self.device.enter(REST)
+
     def keep_marks(self) -> None:
         """Keep when each stretch of this step is; to be called at its beginning."""
-        self._marks = {}
+        self._is_marked = True
+
+    def absorb(self) -> None:
+        """Add up what was noted so far: a loop that never ends a step must not grow."""
+        if self.start_ns is None:
+            self.start_ns = min((start for _, start, _ in self.events), default=None)
+        phases, micro_batches = self._absorbed or ({}, 0)
+        self._absorbed = _add_up(self.events, dict(phases)), micro_batches + _forwards(self.events)
+        self.events.clear()
+
+
+def time_step(raw: RawStep) -> TimedStep:
+    """Add up what was noted of a step.
+
+    An optimizer may run a closure, with forward and backward inside: what these spent is theirs.
+    """
+    phases, micro_batches = raw.absorbed or ({}, 0)
+    marks: dict[str, list[Stretch]] = {}
+    if raw.was_marked:
+        for phase, start, end in raw.events:
+            marks.setdefault(phase, []).append((start, end))
+    return TimedStep(
+        start_ns=raw.start_ns,
+        end_ns=raw.end_ns,
+        phases=_add_up(raw.events, dict(phases)),
+        marks=marks,
+        micro_batches=micro_batches + _forwards(raw.events),
+        overhead_ns=raw.overhead_ns,
+    )
+
+
+def _add_up(events: Sequence[Event], phases: dict[str, int]) -> dict[str, int]:
+    for index, (phase, start, end) in enumerate(events):
+        duration = end - start
+        if phase == "optimizer":
+            duration -= sum(e - s for _, s, e in events[:index] if s >= start)
+        phases[phase] = phases.get(phase, 0) + max(0, duration)
+    return phases
+
+
+def _forwards(events: Sequence[Event]) -> int:
+    return sum(phase == "forward" for phase, _, _ in events)

@@ -11,8 +11,8 @@ bars new ones until that profiler ends.
 
 A `record_function` that began in one session and ends in a later one writes into the first session's freed memory and
 ends the process (seen on torch 2.13: SIGSEGV in the second session's stop).  `Optimizer.step` is always open at a
-boundary, so two sessions have a whole step between them; and when a closed window shows any other record still open (a
-user's `record_function("epoch")`), no further window is opened in this process.
+boundary, so two sessions have a whole step between them; and when a closed window, or a profiler of the job's own,
+shows any other record still open (a user's `record_function("epoch")`), no further window is opened in this process.
 
 Kineto writes two lines ("USDT ... profiler_start") on stderr for each session since torch 2.13, and reads
 KINETO_LOG_LEVEL only once, when the first session of the process is prepared.  Level 6 is above the level of those
@@ -34,6 +34,7 @@ import torch
 import torch.autograd.profiler as torch_profiler
 from torch.profiler import ProfilerActivity
 
+from pacecar.profiler.forking import keep_exit_short
 from pacecar.profiler.reading import Activity
 
 __all__ = ["WindowProfiler", "WindowUnavailable"]
@@ -64,6 +65,8 @@ class WindowProfiler:
         self._is_foreign = False
         self._rest_steps = 0
         self._is_barred = False
+        self.outlived_by: str | None = None
+        """The record that was open when a window was closed; no further one is opened since."""
         self._patched: list[tuple[str, Any, Any]] = []
         self._is_trace_only = "trace_only" in (torch._C._profiler._ExperimentalConfig.__init__.__doc__ or "")
 
@@ -71,6 +74,11 @@ class WindowProfiler:
     def is_open(self) -> bool:
         """A session of ours is running."""
         return self._open
+
+    @property
+    def is_settled(self) -> bool:
+        """No session of ours is running, and none has ended at this very boundary."""
+        return not (self._open or self._rest_steps)
 
     def install(self) -> None:
         """Watch for other profilers.
@@ -83,6 +91,7 @@ class WindowProfiler:
         needed += [name for name in calls if not hasattr(torch._C._autograd, name)]
         if needed:
             raise WindowUnavailable(f"torch {torch.__version__} has no {', '.join(needed)}: no exact windows here")
+        keep_exit_short()
         self._patch("_prepare_trace", before=self._yield_to_foreign)
         self._patch("_start_trace", before=self._yield_to_foreign)
         self._patch("__exit__", after=self._foreign_ended)
@@ -136,11 +145,7 @@ class WindowProfiler:
             self._is_barred = True
             raise WindowUnavailable("the window was opened on another thread: the training loop changed threads")
         results: Any = torch._C._autograd._disable_profiler()  # its stubs lag behind
-        names_threads = hasattr(results, "trace_activities")
-        rows: Sequence[Activity] = (
-            results.trace_activities() if names_threads else [_KinetoEventRow(event) for event in results.events()]
-        )
-        return rows, names_threads
+        return _rows_of(results), hasattr(results, "trace_activities")
 
     def discard(self) -> None:
         """End an open session, if any, and drop what it saw."""
@@ -158,8 +163,8 @@ class WindowProfiler:
             if row.name().startswith(_MAY_BE_OPEN):
                 continue
             if '"finished": false' in row.metadata_json():
-                self._is_barred = True
-                _log.info("pacecar takes no more windows: the record %r outlives them", row.name())
+                self._is_barred, self.outlived_by = True, row.name()
+                _log.info("pacecar takes no more windows: the record %r outlives them", self.outlived_by)
                 return
 
     def _config(self) -> torch._C._profiler.ProfilerConfig:
@@ -173,7 +178,7 @@ class WindowProfiler:
         return config
 
     def _patch(
-        self, name: str, *, before: Callable[[], None] | None = None, after: Callable[[], None] | None = None
+        self, name: str, *, before: Callable[[], None] | None = None, after: Callable[[object], None] | None = None
     ) -> None:
         original = getattr(torch_profiler.profile, name)
 
@@ -185,7 +190,7 @@ class WindowProfiler:
                 return result
             finally:
                 if after is not None:
-                    after()
+                    after(profile)
 
         setattr(torch_profiler.profile, name, watched)
         self._patched.append((name, watched, original))
@@ -194,9 +199,24 @@ class WindowProfiler:
         self._is_foreign = True
         self.discard()
 
-    def _foreign_ended(self) -> None:
+    def _foreign_ended(self, profile: object) -> None:
         self._is_foreign = False
+        self.session_ended(profile)
+
+    def session_ended(self, profile: object) -> None:
+        """Note that a `torch.autograd.profiler.profile` that is not ours has ended; never raises.
+
+        A record of the job that is open now would end in our next session, as in that of anybody else.
+        """
         self._rest_steps = 1
+        results = getattr(profile, "kineto_results", None)
+        if self._is_barred or results is None:
+            return
+        try:
+            self.bar_if_outlived(_rows_of(results))
+        except Exception:  # noqa: BLE001  this runs where the job ends its own profiler
+            self._is_barred = True
+            _log.debug("what a profiler saw cannot be read: no further windows", exc_info=True)
 
 
 class _KinetoEventRow:
@@ -241,6 +261,13 @@ class _KinetoEventRow:
     def metadata_json(self) -> str:
         # These rows do not say whether they are finished; the one that is last of all probably is not.
         return '"finished": false'
+
+
+def _rows_of(results: Any) -> Sequence[Activity]:  # noqa: ANN401  as above
+    if hasattr(results, "trace_activities"):
+        rows: Sequence[Activity] = results.trace_activities()
+        return rows
+    return [_KinetoEventRow(event) for event in results.events()]
 
 
 def _has(name: str) -> bool:

@@ -1,5 +1,6 @@
 """The whole loop on real processes: a daemon, a two-rank DDP job, and what happens when one of them is shot."""
 
+import gzip
 import json
 import os
 import signal
@@ -184,3 +185,35 @@ def test_a_tuned_job_turns_its_knobs_on_both_ranks_at_the_same_steps_and_shows_i
     assert "pacecar_host_cpu_seconds_total" in text
     checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+
+
+def test_a_trace_on_demand_holds_the_same_steps_of_both_ranks_and_the_losses_stay_the_same_to_the_bit(
+    tmp_path: Path, processes: list[subprocess.Popen]
+) -> None:
+    path, port = tmp_path / "p.sock", free_port()
+    processes.append(start_daemon(path, port))
+    job = start_job("--steps", "150", "--pause", "0.03", "--options", json.dumps({"socket": str(path)}))
+    processes.append(job)
+    wait_for(lambda: len(steps_seen(port)) == 2 and min(steps_seen(port).values()) > 5, "both ranks report")
+    asked = subprocess.run(
+        [
+            *(sys.executable, "-m", "pacecar", "trace", "loop", "--socket", str(path), "--steps", "4"),
+            *("--directory", str(tmp_path / "traces"), "--no-analysis"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert asked.returncode == 0, asked.stderr
+    files = [Path(line) for line in asked.stdout.splitlines()]
+    marks = []
+    for file in files:
+        events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+        marks.append([event["name"] for event in events if event.get("name", "").startswith("ProfilerStep#")])
+    assert len(marks) == 2
+    assert marks[0] == marks[1]
+    assert len(marks[0]) == 4
+    traced = finish(job)
+    plain = start_job("--steps", "150", "--no-pacecar")
+    processes.append(plain)
+    assert traced["losses"] == finish(plain)["losses"]

@@ -16,9 +16,12 @@ from pacecar.demo.result import WINDOW_STEPS, DecisionOutcome, LedgerSum, Result
 from pacecar.demo.wording import knob_text
 from pacecar.ledgerbar import ledger_bar
 from pacecar.records import LEDGER_HEADINGS
-from pacecar.wording import HEADING_WORDS, percent, plural
+from pacecar.wording import HEADING_WORDS, SCENARIO_WORDS, percent, plural
 
 __all__ = ["closing"]
+
+GAIN_RATIO_MIN = 0.005
+"""What saves less of the step is not worth a line."""
 
 
 def closing(result: Result, places: dict[str, str], console: Console) -> Group:
@@ -30,6 +33,7 @@ def closing(result: Result, places: dict[str, str], console: Console) -> Group:
         _comparison(result),
         *_bars(result, console),
         *_decisions(result),
+        *_ladder(result),
         *_facts(result),
         _places(places),
     ]
@@ -150,6 +154,30 @@ def _decisions(result: Result) -> list[RenderableType]:
     return [Text(), table, *reasons]
 
 
+def _ladder(result: Result) -> list[RenderableType]:
+    """Return what would help most, the best first; rungs that win next to nothing are named in one line."""
+    ladder = result.what_if
+    if ladder is None:
+        return []
+    whose = "the job" if ladder.of_rank is None else f"rank {ladder.of_rank}"
+    worth = [rung for rung in ladder.rungs if rung.gain_ratio >= GAIN_RATIO_MIN]
+    if not worth:
+        return [Text(), Text(f"What would help: nothing on the ladder saves {percent(GAIN_RATIO_MIN)} of the step.")]
+    table = _table(f"What would help {whose}, at most")
+    table.add_column("if only this were gone", no_wrap=True)
+    for column in ("step", "saves", ""):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_row("as it is", f"{ladder.pace_ns / 1e6:.2f} ms", "", "")
+    for rung in sorted(worth, key=lambda rung: -rung.gain_ratio):
+        faster = f"{ladder.pace_ns / rung.step_ns:.2f} x" if rung.step_ns else "-"
+        words = SCENARIO_WORDS.get(rung.name, rung.name)
+        if rung.name == "all":
+            words = "communication, data and launch gaps"
+        table.add_row(words, f"{rung.step_ns / 1e6:.2f} ms", percent(rung.gain_ratio), faster)
+    note = f"mean of the last {plural(ladder.steps, 'step')}; bounds, not promises, and they do not add up"
+    return [Text(), table, Padding(Text(note, style="dim"), (0, 0, 0, 2))]
+
+
 def _facts(result: Result) -> list[RenderableType]:
     losses = result.losses
     lost = sum(count.dropped_records or 0 for count in result.ranks)
@@ -159,6 +187,7 @@ def _facts(result: Result) -> list[RenderableType]:
         ("trials", "-" if result.exploration_ns is None else f"cost {result.exploration_ns / 1e9:.1f} s"),
         ("loss", f"{_number(losses.first)} -> {_number(losses.last)} nats"),
         ("held out", f"{_number(losses.validation_first)} -> {_number(losses.validation_last)} bits per byte"),
+        ("estimate", _estimate(result)),
         ("records", f"{sum(count.records for count in result.ranks)} kept, {lost} dropped"),
     ]
     if result.tuner is not None:
@@ -166,6 +195,18 @@ def _facts(result: Result) -> list[RenderableType]:
     if result.throughput_before is not None and result.throughput_after is not None:
         lines.append(("spread", f"median and 10th .. 90th percentile over windows of {WINDOW_STEPS} unprofiled steps"))
     return [Text(), *(Text.assemble((f"{name:<9} ", "dim"), text) for name, text in lines)]
+
+
+def _estimate(result: Result) -> str:
+    error = result.estimate_error
+    if error is None:
+        return "not checked: fewer than two exact windows on each rank"
+    against = f"against {plural(error.windows, 'window')}"
+    said = f"{against}: median {percent(error.median_ratio)}, worst {percent(error.worst_ratio)} of the step"
+    if error.own_setting == error.windows:
+        return said
+    own = f"median {percent(error.own_setting_median_ratio)}" if error.own_setting else "none"
+    return f"{said}\n{' ' * 10}of settings that had a window before ({error.own_setting}): {own}"
 
 
 def _proven(result: Result) -> str:

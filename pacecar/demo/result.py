@@ -10,9 +10,21 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from pacecar.records import JobHello, KnobValue, Ledger
+import msgspec
 
-__all__ = ["METHOD", "DecisionOutcome", "LedgerSum", "Losses", "RankCount", "Result", "Throughput", "as_document"]
+from pacecar.records import JobHello, KnobValue, Ledger, WhatIf
+
+__all__ = [
+    "METHOD",
+    "DecisionOutcome",
+    "EstimateError",
+    "LedgerSum",
+    "Losses",
+    "RankCount",
+    "Result",
+    "Throughput",
+    "as_document",
+]
 
 WINDOW_STEPS = 8
 """Steps in one window of the spread: short enough to have many, long enough to smooth single steps."""
@@ -66,6 +78,21 @@ class DecisionOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class EstimateError:
+    """How far off the estimate was against `windows` exact windows of all ranks: shares of the step (0..1).
+
+    `own_setting` are those windows whose knobs had been calibrated before; None where there was none.
+    """
+
+    windows: int
+    median_ratio: float
+    worst_ratio: float
+    own_setting: int
+    own_setting_median_ratio: float | None
+    bias_limit_ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class RankCount:
     """What one rank left behind."""
 
@@ -109,6 +136,8 @@ class Result:
     ranks: tuple[RankCount, ...]
     steps_before: tuple[int, int] | None = None
     steps_after: tuple[int, int] | None = None
+    estimate_error: EstimateError | None = None
+    what_if: WhatIf | None = None
     hellos: tuple[JobHello, ...] = field(default=())
 
     @property
@@ -174,6 +203,8 @@ def as_document(result: Result) -> dict[str, Any]:
         "switches": result.switches,
         "overhead_ratio": result.overhead_ratio,
         "exploration_ns": result.exploration_ns,
+        "estimate_error": _error_document(result.estimate_error),
+        "what_if": None if result.what_if is None else msgspec.to_builtins(result.what_if),
         "tuner": result.tuner,
         "losses": {name: _finite(getattr(result.losses, name)) for name in Losses.__slots__},
         "ranks": [{name: getattr(count, name) for name in RankCount.__slots__} for count in result.ranks],
@@ -194,6 +225,10 @@ def _ledger_document(total: LedgerSum | None) -> dict[str, Any] | None:
         "source": {"estimate": total.estimate, "exact": total.exact},
         **{name: getattr(total.ledger, name) for name in Ledger.__struct_fields__},
     }
+
+
+def _error_document(error: EstimateError | None) -> dict[str, Any] | None:
+    return None if error is None else {name: getattr(error, name) for name in EstimateError.__slots__}
 
 
 def _throughput_document(throughput: Throughput | None) -> dict[str, Any] | None:

@@ -17,9 +17,19 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pacecar.demo.result import WINDOW_STEPS, DecisionOutcome, LedgerSum, Losses, RankCount, Result, Throughput
+from pacecar.demo.result import (
+    WINDOW_STEPS,
+    DecisionOutcome,
+    EstimateError,
+    LedgerSum,
+    Losses,
+    RankCount,
+    Result,
+    Throughput,
+)
 from pacecar.records import (
     Decision,
+    EstimateCheck,
     Goodbye,
     JobHello,
     JobRecord,
@@ -28,6 +38,7 @@ from pacecar.records import (
     StepRecord,
     TunerStatus,
     Verdict,
+    WhatIf,
 )
 
 __all__ = ["summarize"]
@@ -54,6 +65,8 @@ class _Run:
     statuses: list[TunerStatus]
     goodbyes: dict[int, Goodbye]
     counts: dict[int, int]
+    checks: list[EstimateCheck]
+    ladders: list[WhatIf]
 
 
 def summarize(records: Iterable[JobRecord], losses: Losses | None = None) -> Result:
@@ -90,12 +103,14 @@ def summarize(records: Iterable[JobRecord], losses: Losses | None = None) -> Res
         ranks=_ranks(run),
         steps_before=(before[0], before[-1]) if before else None,
         steps_after=(after[0], after[-1]) if after else None,
+        estimate_error=_estimate_error(run.checks),
+        what_if=_last_ladder(run.ladders),
         hellos=tuple(run.hellos[rank] for rank in sorted(run.hellos)),
     )
 
 
 def _sort_out(records: Iterable[JobRecord]) -> _Run:
-    run = _Run({}, {}, [], [], [], [], {}, {})
+    run = _Run({}, {}, [], [], [], [], {}, {}, [], [])
     for record in records:
         rank = getattr(record, "rank", None)
         if rank is not None:
@@ -113,6 +128,10 @@ def _sort_out(records: Iterable[JobRecord]) -> _Run:
                 run.verdicts.append(record)
             case TunerStatus():
                 run.statuses.append(record)
+            case EstimateCheck():
+                run.checks.append(record)
+            case WhatIf():
+                run.ladders.append(record)
             case Goodbye():
                 run.goodbyes[record.rank] = record
     return run
@@ -250,6 +269,31 @@ def _outcomes(run: _Run) -> tuple[DecisionOutcome, ...]:
             )
         )
     return tuple(outcomes)
+
+
+def _last_ladder(ladders: Sequence[WhatIf]) -> WhatIf | None:
+    """Return the job's last ladder; without one that of the first rank that has any."""
+    whole = [ladder for ladder in ladders if ladder.of_rank is None]
+    if whole:
+        return max(whole, key=lambda ladder: ladder.step)
+    return min(ladders, key=lambda ladder: (ladder.of_rank or 0, -ladder.step), default=None)
+
+
+def _estimate_error(checks: Iterable[EstimateCheck]) -> EstimateError | None:
+    asked = [(check, check.error_ratio) for check in checks]
+    errors = [error for _, error in asked if error is not None]
+    if not errors:
+        return None
+    own = [error for check, error in asked if error is not None and check.is_own_setting]
+    limits = [check.bias_limit_ratio for check, _ in asked if check.bias_limit_ratio is not None]
+    return EstimateError(
+        windows=len(errors),
+        median_ratio=statistics.median(errors),
+        worst_ratio=max(errors),
+        own_setting=len(own),
+        own_setting_median_ratio=statistics.median(own) if own else None,
+        bias_limit_ratio=statistics.median(limits) if limits else None,
+    )
 
 
 def _ranks(run: _Run) -> tuple[RankCount, ...]:

@@ -14,37 +14,19 @@ Left out: whose fault the waiting was.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
 from pacecar.profiler.analysis.report import CollectiveTotal
+from pacecar.profiler.bandwidth import bus_bandwidth_factor
 from pacecar.profiler.classification import collective_operation
 from pacecar.profiler.spans import Intervals, length, total, union
 from pacecar.profiler.trace.table import NONE, Collective, Trace
 
-__all__ = ["UNNAMED", "bus_bandwidth_factor", "collective_totals", "coverage"]
+__all__ = ["UNNAMED", "collective_totals", "coverage"]
 
 UNNAMED = "unknown"
 """The operation of communication that says nothing about itself."""
-
-_RING: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    **dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"), lambda n: (n - 1) / n),
-    **dict.fromkeys(("broadcast", "reduce", "send", "recv", "send_recv"), lambda n: 1.0),
-}
-
-
-def bus_bandwidth_factor(operation: str, ranks: int | None) -> float | None:
-    """Return bus over algorithm bandwidth as nccl-tests has it; None when it or the number of ranks is not known.
-
-    One rank alone uses no link: its factor is 0 where the operation depends on the number of ranks.
-    """
-    factor = _RING.get(operation)
-    if factor is None or ranks is None or ranks < 1:
-        return None
-    return factor(ranks)
 
 
 def coverage(merged: Intervals, instants: NDArray[np.int64]) -> NDArray[np.int64]:

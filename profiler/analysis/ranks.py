@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from pacecar.profiler.analysis.arrivals import Arrivals, arrivals_of
 from pacecar.profiler.analysis.clocks import Clocks, lay_clocks, together
-from pacecar.profiler.analysis.collectives import bus_bandwidth_factor, coverage
+from pacecar.profiler.analysis.collectives import coverage
 from pacecar.profiler.analysis.ladder import Runner, of_job
 from pacecar.profiler.analysis.matching import Matched, Matching, match
 from pacecar.profiler.analysis.report import (
@@ -35,6 +35,7 @@ from pacecar.profiler.analysis.report import (
 from pacecar.profiler.analysis.single import Charges, charges_of
 from pacecar.profiler.analysis.stragglers import Blame, find_stragglers
 from pacecar.profiler.attribution import Work
+from pacecar.profiler.bandwidth import bus_bandwidth_factor
 from pacecar.profiler.spans import EMPTY, Intervals, clip, length, subtract, union
 from pacecar.profiler.trace.table import Trace, TraceWarning
 from pacecar.records import Ledger

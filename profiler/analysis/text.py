@@ -24,7 +24,7 @@ from pacecar.profiler.analysis.quantities import amount, bandwidth, clean, kerne
 from pacecar.profiler.analysis.report import CollectiveTotal, Document, Family, Gap, Scenario, StepReport, TraceReport
 from pacecar.profiler.trace.table import TraceWarning
 from pacecar.records import LEDGER_HEADINGS
-from pacecar.wording import HEADING_WORDS, percent, plural
+from pacecar.wording import HEADING_WORDS, SCENARIO_WORDS, percent, plural
 
 __all__ = ["document_text", "ladder_table", "plain_table", "sum_rows", "warning_lines"]
 
@@ -47,14 +47,6 @@ GAP_WORDS = {
     "launch_latency": "launched in time, began late",
     "sync": "host waited for the device",
     "unknown": "cannot be told",
-}
-
-SCENARIO_WORDS = {
-    "communication_hidden": "communication fully hidden",
-    "data_free": "data for free",
-    "straggler_median": "straggler as fast as the median",
-    "launch_gaps_gone": "launch gaps gone",
-    "all": "all of these",
 }
 
 

@@ -22,8 +22,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pacecar.config import HookConfig
+from pacecar.profiler.books import FinishedStep
 from pacecar.profiler.hook import Hook, make_hello
-from pacecar.records import StepRecord
 
 BLOCKS = 5
 BLOCK_STEPS = 25
@@ -34,11 +34,11 @@ def train(model: nn.Module, batch: torch.Tensor, *, micro_batches: int, windows:
     """Train in blocks, every second one with a hook; return a line of figures."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     paces: dict[bool, list[float]] = {False: [], True: []}
-    records: list[StepRecord] = []
+    steps: list[FinishedStep] = []
 
-    def note(record: StepRecord | None) -> None:
-        if record is not None:
-            records.append(record)
+    def note(step: FinishedStep | None) -> None:
+        if step is not None:
+            steps.append(step)
 
     for block in range(2 * BLOCKS + 1):  # the first block warms up and is not counted
         is_hooked = block % 2 == 1
@@ -57,6 +57,7 @@ def train(model: nn.Module, batch: torch.Tensor, *, micro_batches: int, windows:
         hook.close()
     plain, hooked = statistics.median(paces[False]), statistics.median(paces[True])
     low, _, high = statistics.quantiles(paces[False], n=4)
+    records = [step.settled() for step in steps]
     own = [r.overhead_ns / 1000 for r in records if not r.disturbed and r.step > 0]
     line = (
         f"plain {plain:8.0f} us (quartiles {low:.0f} to {high:.0f})  hooked {hooked:8.0f} us"

@@ -76,6 +76,18 @@ class Brittle(BucketActuator):
         super().apply(value)
 
 
+class Finished:
+    """A step as the hook tells it."""
+
+    def __init__(self, record: StepRecord) -> None:
+        self.record = record
+        self.step, self.wall_ns, self.disturbed = record.step, record.wall_ns, record.disturbed
+        self.source = record.source
+
+    def settled(self) -> StepRecord:
+        return self.record
+
+
 def step_record(step: int, wall_ns: int, knobs: Knobs, samples: int) -> StepRecord:
     ledger = Ledger(wall_ns=wall_ns, unknown_ns=wall_ns)
     return StepRecord(
@@ -138,7 +150,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         if options.get("absent") == RANK:
             continue
         begin = time.perf_counter_ns()
-        tuner.on_boundary(None if step % 50 == 0 and options.get("holes") else record)
+        tuner.on_boundary(None if step % 50 == 0 and options.get("holes") else Finished(record))
         costs[{3: "vote", 0: "read"}.get(step % 4, "other")].append(time.perf_counter_ns() - begin)
         if options.get("crash") == step and RANK == WORLD - 1:
             raise SystemExit(7)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacecar.controller.offers import KnobOffer, Offer, decode_offer, encode_offer, live_knobs
-from pacecar.controller.protocol import PERIOD, QUEUE_MAX, REPORT_WORDS, Member, Proposal
+from pacecar.controller.protocol import CALM_PERIOD, PERIOD, QUEUE_MAX, REPORT_WORDS, Member, Proposal
 
 RANKS = 3
 DOMAIN = tuple(range(8))
@@ -22,10 +22,13 @@ def offer(value: int = 0, domain: tuple[int, ...] = DOMAIN, refusal: str | None 
 class Job:
     """Ranks that step together; gathers arrive on each rank whenever the dice say, votes are a rendezvous."""
 
-    def __init__(self, seed: int, *, late: float = 0.5, apply_fails: float = 0.0) -> None:
+    def __init__(self, seed: int, *, late: float = 0.5, apply_fails: float = 0.0, calm: float = 0.0) -> None:
         self.dice = random.Random(seed)
         self.late = late
         self.apply_fails = apply_fails
+        self.calm = calm
+        self.closed = PERIOD  # the boundary of the range closed last
+        self.meets_at = [PERIOD] * RANKS
         self.members = [Member(rank, RANKS) for rank in range(RANKS)]
         self.values = [[0] for _ in range(RANKS)]
         self.posted: list[list[list[int] | None]] = []  # by gather, by rank
@@ -40,17 +43,23 @@ class Job:
         self.boundary += 1
         b = self.boundary
         for rank, member in enumerate(self.members):
+            member.is_calm = self.dice.random() < self.calm
             if b == PERIOD:
                 member.offer(offer())
-            elif b > PERIOD and b % PERIOD == 0:
-                member.close_range(b - PERIOD + 1, [100 * rank + i + 1 for i in range(PERIOD)], [False] * PERIOD)
+            elif b == self.meets_at[rank]:
+                steps = range(self.closed + 1, b + 1)
+                member.close_range(steps[0], [1000 * rank + step for step in steps], [False] * len(steps))
             self.listen(rank)
-        if b % PERIOD == PERIOD - 1:
+        assert len(set(self.meets_at)) == 1, "all ranks meet at the same boundary"
+        if b == self.meets_at[0] - 1:
             self.launched = [m.ballot() for m in self.members if not m.has_retired]
             assert len(self.launched) in (0, RANKS), "a vote is launched by all ranks or by none"
             self.votes += bool(self.launched)
-        elif b % PERIOD == 0 and self.launched:
-            self.read()
+        elif b == self.meets_at[0]:
+            self.closed = b
+            if self.launched:
+                self.read()
+            self.meets_at = [b + member.period for member in self.members]
         assert len({tuple(v) for v in self.values}) == 1, "two ranks run different values"
         assert len({m.epoch for m in self.members}) == 1
 
@@ -68,9 +77,7 @@ class Job:
                     member.hear_offers(heard)
                 else:
                     for pace in member.hear(heard):
-                        assert pace.pace_ns == 200 + (pace.step - 1) % PERIOD + 1, (
-                            "the slowest rank's pace of that step"
-                        )
+                        assert pace.pace_ns == 1000 * (RANKS - 1) + pace.step, "the slowest rank's pace of that step"
         if not self.out[rank]:
             vector = member.next_vector()
             if vector is not None:
@@ -110,6 +117,33 @@ def test_ranks_never_run_different_values_and_nothing_is_applied_twice(seed: int
     serials = [serial for _, serial, _ in job.switches]
     assert serials == sorted(set(serials))
     assert all(boundary % PERIOD == 0 for boundary, _, _ in job.switches)
+
+
+@given(st.integers(0, 10**9), st.floats(0.0, 0.9), st.floats(0.5, 1.0))
+@settings(max_examples=120, deadline=None)
+def test_ranks_that_are_calm_now_and_then_meet_at_the_same_boundaries_and_never_part(
+    seed: int, late: float, calm: float
+) -> None:
+    job = Job(seed, late=late, apply_fails=0.1, calm=calm)
+    for step in range(240):
+        if job.members[0].spaces and job.dice.random() < 0.03:
+            job.members[0].propose(job.boundary, [job.dice.choice(DOMAIN)])
+        if step == 200:
+            job.members[job.dice.randrange(RANKS)].freeze("planted")
+        job.step()
+    assert all(m.has_retired for m in job.members)
+
+
+def test_ranks_that_are_calm_vote_every_16_steps_and_a_wish_is_applied_within_three_of_these() -> None:
+    job = Job(1, late=0.0, calm=1.0)
+    for _ in range(10 * CALM_PERIOD):
+        job.step()
+    assert job.votes <= 3 + 10
+    wished = job.boundary
+    job.members[0].propose(1, [5])
+    while not job.switches:
+        job.step()
+    assert job.boundary - wished <= 3 * CALM_PERIOD
 
 
 @given(st.integers(0, 10**9), st.integers(0, RANKS - 1), st.integers(0, 100), st.booleans(), st.floats(0.0, 0.9))

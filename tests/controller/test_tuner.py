@@ -75,6 +75,18 @@ class Wisher:
         return []
 
 
+class Finished:
+    """A step as the hook tells it."""
+
+    def __init__(self, record: StepRecord) -> None:
+        self.record = record
+        self.step, self.wall_ns, self.disturbed = record.step, record.wall_ns, record.disturbed
+        self.source = record.source
+
+    def settled(self) -> StepRecord:
+        return self.record
+
+
 class Bench:
     """A tuner and everything around it."""
 
@@ -106,32 +118,34 @@ class Bench:
             self.step += 1
             ledger = Ledger(wall_ns=self.step, unknown_ns=self.step)
             self.tuner.on_boundary(
-                StepRecord(
-                    job="j",
-                    rank=0,
-                    step=self.step,
-                    ended_wall_ns=1,
-                    wall_ns=self.step,
-                    data_wait_ns=None,
-                    forward_ns=None,
-                    backward_ns=None,
-                    optimizer_ns=None,
-                    micro_batches=None,
-                    samples=None,
-                    tokens=None,
-                    ledger=ledger,
-                    source="exact" if self.step == self.exact_step else "estimate",
-                    disturbed=self.step in (9, 10),
-                    calibration_age_steps=None,
-                    totals=ledger,
-                    total_steps=self.step,
-                    total_samples=None,
-                    total_tokens=None,
-                    overhead_ns=0,
-                    total_overhead_ns=0,
-                    total_windows=0,
-                    dropped_records=0,
-                    knobs=self.in_force,
+                Finished(
+                    StepRecord(
+                        job="j",
+                        rank=0,
+                        step=self.step,
+                        ended_wall_ns=1,
+                        wall_ns=self.step,
+                        data_wait_ns=None,
+                        forward_ns=None,
+                        backward_ns=None,
+                        optimizer_ns=None,
+                        micro_batches=None,
+                        samples=None,
+                        tokens=None,
+                        ledger=ledger,
+                        source="exact" if self.step == self.exact_step else "estimate",
+                        disturbed=self.step in (9, 10),
+                        calibration_age_steps=None,
+                        totals=ledger,
+                        total_steps=self.step,
+                        total_samples=None,
+                        total_tokens=None,
+                        overhead_ns=0,
+                        total_overhead_ns=0,
+                        total_windows=0,
+                        dropped_records=0,
+                        knobs=self.in_force,
+                    )
                 )
             )
 

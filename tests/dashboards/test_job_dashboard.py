@@ -92,7 +92,7 @@ def test_every_grouping_and_legend_label_exists(panels):
         for target in panel["targets"]:
             known = {NODE, *(label for metric in metrics_in([target["expr"]]) for label in metric.labels)}
             groups = re.findall(r"(?:by|on) \(([^)]*)\)", target["expr"])
-            named = {label.strip() for group in groups for label in group.split(",")}
+            named = {label.strip() for group in groups for label in group.split(",") if label.strip()}
             named |= set(re.findall(r"\{\{(\w+)\}\}", target.get("legendFormat", "")))
             assert named <= known, f"{panel['title']}: {named - known}"
 
@@ -119,7 +119,7 @@ def test_counters_are_never_drawn_raw(panels):
 def test_each_heading_keeps_its_colour_and_its_place_on_every_panel(panels):
     stacks = [p for p in panels if {"byName"} == {o["matcher"]["id"] for o in p["fieldConfig"].get("overrides", [])}]
     stacks = [p for p in stacks if p["fieldConfig"]["overrides"][0]["matcher"]["options"] == "compute"]
-    assert len(stacks) == 3
+    assert len(stacks) == 4
     for panel in stacks:
         colours = {
             o["matcher"]["options"]: o["properties"][0]["value"]["fixedColor"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console, RenderableType
@@ -13,7 +14,19 @@ from pacecar.demo.progress import RECENT_STEPS, Progress, Surroundings, plain_li
 from pacecar.demo.result import DecisionOutcome, LedgerSum, Losses, RankCount, Result, Throughput
 from pacecar.demo.wording import knob_text
 from pacecar.ledgerbar import ledger_bar
-from pacecar.records import Decision, Goodbye, JobHello, Knobs, Ledger, StepRecord, TunerStatus, Verdict
+from pacecar.records import (
+    Bound,
+    Decision,
+    Goodbye,
+    JobHello,
+    Knobs,
+    Ledger,
+    Rung,
+    StepRecord,
+    TunerStatus,
+    Verdict,
+    WhatIf,
+)
 from pacecar.wording import percent
 
 AROUND = Surroundings("20261121T000000Z-abcd", "http://127.0.0.1:9850/metrics", "runs/20261121T000000Z-abcd", "200 s")
@@ -190,3 +203,35 @@ def test_a_trial_without_a_verdict_is_open_and_its_gain_a_dash() -> None:
     text = closed(a_result(outcome(None)))
     assert "still open" in text
     assert "Kept" not in text
+
+
+MS = 1_000_000
+
+
+def ladder(*rungs: Rung, of_rank: int | None = None) -> WhatIf:
+    return WhatIf(
+        job="j", of_rank=of_rank, step=9, wall_ns=1, steps=120, pace_ns=80 * MS, source="estimate",
+        calibration_age_steps=4, rungs=rungs,
+    )  # fmt: skip
+
+
+def test_the_closing_says_what_would_help_most_the_best_first_and_that_it_is_no_promise() -> None:
+    rungs = (
+        Rung("communication_hidden", 64 * MS, 0.2, Bound.REST),
+        Rung("data_free", 80 * MS, 0.0, Bound.REST),
+        Rung("all", 40 * MS, 0.5, Bound.COMPUTE),
+    )
+    text = closed(replace(a_result(), what_if=ladder(*rungs)))
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert "bounds, not promises" in text
+    lines = [line.split() for line in text.splitlines()]
+    at = next(n for n, words in enumerate(lines) if words[:3] == ["as", "it", "is"])
+    assert lines[at + 1][-6:] == ["40.00", "ms", "50.0", "%", "2.00", "x"]
+    assert lines[at + 2][-6:] == ["64.00", "ms", "20.0", "%", "1.25", "x"]
+    assert "data for free" not in text
+
+
+def test_a_ladder_of_nothing_is_one_line_and_no_ladder_none() -> None:
+    flat = ladder(Rung("data_free", 80 * MS, 0.0, Bound.REST), of_rank=3)
+    assert "nothing on the ladder saves 0.5 %" in closed(replace(a_result(), what_if=flat))
+    assert "What would help" not in closed(a_result())

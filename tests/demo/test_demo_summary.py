@@ -15,6 +15,7 @@ from pacecar.demo.summary import WARMUP_STEPS, summarize
 from pacecar.records import (
     LEDGER_HEADINGS,
     Decision,
+    EstimateCheck,
     Goodbye,
     JobHello,
     JobRecord,
@@ -24,6 +25,7 @@ from pacecar.records import (
     StepRecord,
     TunerStatus,
     Verdict,
+    WhatIf,
 )
 
 MS = 1_000_000
@@ -281,3 +283,39 @@ def test_whatever_was_recorded_there_is_a_result_and_its_claims_hold(
     if result.steps_before is not None and switches:
         assert result.steps_before[1] <= min(n for _, n, _ in switches)
     json.dumps(as_document(result), allow_nan=False)
+
+
+def check(rank: int, number: int, error: int, *, own: bool = True) -> EstimateCheck:
+    exact = Ledger(wall_ns=100, compute_ns=100)
+    return EstimateCheck(
+        job="j", rank=rank, step=number, ended_wall_ns=0, exact=exact, calibration_age_steps=1, is_own_setting=own,
+        estimate=Ledger(wall_ns=100, compute_ns=100 - error, host_bound_ns=error), windows=1, slowdown_ns=error,
+    )  # fmt: skip
+
+
+def test_the_estimates_error_is_over_the_windows_of_all_ranks() -> None:
+    records = [check(0, 5, 2), check(1, 7, 9, own=False), check(0, 30, 0)]
+    error = summarize([hello(0), *records]).estimate_error
+    assert error is not None
+    assert (error.windows, error.median_ratio, error.worst_ratio) == (3, 0.02, 0.09)
+    assert (error.own_setting, error.own_setting_median_ratio, error.bias_limit_ratio) == (2, 0.01, 0.02)
+    assert as_document(summarize(records))["estimate_error"]["worst_ratio"] == 0.09
+
+
+def test_an_estimate_that_was_never_checked_has_no_error() -> None:
+    assert summarize([hello(0), step(0, 1)]).estimate_error is None
+
+
+def test_the_ladder_that_closes_is_the_jobs_last_or_that_of_the_first_rank() -> None:
+    def ladder(of_rank: int | None, step: int) -> WhatIf:
+        return WhatIf(
+            job="j", of_rank=of_rank, step=step, wall_ns=1, steps=10, pace_ns=1, source="estimate",
+            calibration_age_steps=1, rungs=(),
+        )  # fmt: skip
+
+    of_ranks = [ladder(1, 90), ladder(0, 40), ladder(0, 80)]
+    assert summarize(of_ranks).what_if == ladder(0, 80)
+    result = summarize([*of_ranks, ladder(None, 20), ladder(None, 10)])
+    assert result.what_if == ladder(None, 20)
+    assert as_document(result)["what_if"]["step"] == 20
+    assert summarize([]).what_if is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -234,4 +235,7 @@ def test_the_readmes_script_trains_on_two_ranks_with_the_hook_active(tmp_path):
     assert ran.returncode == 0, ran.stderr[-3000:]
     for rank in (0, 1):
         steps = [r for r in (tmp_path / f"run/rank{rank}.jsonl").read_text().splitlines() if '"type":"step"' in r]
-        assert len(steps) == 100
+        # All of them, or every k-th where these steps are too short for the budget; the others are counted.
+        last = json.loads(steps[-1])
+        assert last["total_steps"] == last["step"] + 1 > 100 - 64
+        assert len(steps) == 100 or last["measured_every"] > 1

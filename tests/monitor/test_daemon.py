@@ -29,7 +29,13 @@ from pacecar.monitor.exporter import outside
 from pacecar.monitor.sampler import Sampler
 from pacecar.monitor.tick import Beat
 from pacecar.monitor.web import REQUESTS_MAX
-from pacecar.records import Decision, Failed, Knobs, KnobSwitch, Ok, Sample, Snapshot, TunerStatus, Verdict
+from pacecar.records import (
+    Failed,
+    Ok,
+    Sample,
+    Snapshot,
+)
+from tests.monitor.testimony import everything
 from tests.tools import find_tool
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -94,27 +100,8 @@ def job(hooks, make_hello, make_step):
         for rank in (0, 1):
             hook = hooks(daemon.socket)
             hook.say(make_hello(rank=rank, pid=os.getpid()), make_step(rank=rank))
-            hook.say(
-                KnobSwitch(job="run-7", rank=rank, decision=1, epoch=7, step=5, knobs=Knobs(7, {"k": 1}), duration_ns=3)
-            )
-        common = {"job": "run-7", "decision": 1, "knob": "k", "step": 5, "wall_ns": 1, "reason": 'a "quoted"\nreason'}
-        hook.say(
-            Decision(kind="trial", from_value=1, to_value=2, expected_gain_ratio=0.1, **common),
-            Verdict(
-                outcome="kept",
-                measured_gain_ratio=0.2,
-                gain_low=0.1,
-                gain_high=float("inf"),
-                evidence=2.0,
-                trial_steps=1,
-                exploration_ns=5,
-                **common,
-            ),
-            TunerStatus(
-                job="run-7", rank=1, state="watching", detail="", step=5, wall_ns=1, exploration_ns=5, trials=1
-            ),
-        )
-        until(lambda: "pacecar_tuner_state" in families(daemon.port), "the job's last record")
+        hook.say(*everything(1))
+        until(lambda: "pacecar_job_hangs_total" in families(daemon.port), "the job's last record")
 
     return speak
 
@@ -279,8 +266,12 @@ def test_over_its_budget_the_daemon_glances_less_and_says_so(start, caplog):
 def test_scrapes_do_not_change_the_window(start):
     """Two scrapers read the same extremes: nobody's reading resets them."""
     daemon = start([CpuCollector(Files())], glances_per_second=0.0)
-    until(lambda: "pacecar_host_cpu_utilization_window_max_ratio" in families(daemon.port), "a window")
-    highest = [families(daemon.port)["pacecar_host_cpu_utilization_window_max_ratio"][0].value for _ in range(20)]
+    name = "pacecar_host_cpu_utilization_window_max_ratio"
+    until(lambda: name in families(daemon.port), "a window")
+    # On a busy machine two ticks may be so close that no processor time has passed: there is no utilization then.
+    seen = [families(daemon.port).get(name, []) for _ in range(20)]
+    highest = [samples[0].value for samples in seen if samples]
+    assert len(highest) >= 10
     assert highest == sorted(highest)  # ticks may raise it, scrapes never lower it
 
 

@@ -30,7 +30,8 @@ from pacecar.monitor.collectors.rdma import RdmaCollector
 from pacecar.monitor.collectors.reading import sample
 from pacecar.monitor.collectors.tcp import TcpCollector
 from pacecar.monitor.daemon import Daemon
-from pacecar.records import Decision, Knobs, KnobSwitch, Ok, TunerStatus, Verdict
+from pacecar.records import Ok
+from tests.monitor.testimony import everything
 
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
 
@@ -92,16 +93,7 @@ def collectors(files, machine):
 
 def speak(hook, make_hello, make_step):
     """One rank of a tuned job says one of everything."""
-    common = {"job": "run-7", "decision": 1, "knob": "bucket_bytes", "step": 5, "wall_ns": 1, "reason": "because"}
-    hook.say(
-        make_hello(pid=os.getpid()),
-        make_step(),
-        KnobSwitch(job="run-7", rank=0, decision=1, epoch=7, step=5, knobs=Knobs(7, {"k": 1}), duration_ns=3),
-        Decision(kind="trial", from_value=1, to_value=2, expected_gain_ratio=0.125, **common),
-        Verdict(outcome="kept", measured_gain_ratio=0.25, gain_low=0.1, gain_high=0.3, evidence=2.0, trial_steps=1,
-                exploration_ns=5, **common),
-        TunerStatus(job="run-7", rank=0, state="watching", detail="", step=5, wall_ns=1, exploration_ns=6, trials=1),
-    )  # fmt: skip
+    hook.say(make_hello(pid=os.getpid()), make_step(), *everything(0))
 
 
 def steady(page):
@@ -130,7 +122,7 @@ def test_the_page_is_the_golden_one(collectors, tmp_path, hooks, make_hello, mak
         speak(hooks(daemon.socket), make_hello, make_step)
         limit = time.monotonic() + 10
         page = ""
-        while "pacecar_tuner_state" not in page or "pacecar_cgroup" not in page:
+        while "pacecar_job_hangs_total" not in page or "pacecar_cgroup" not in page:
             assert time.monotonic() < limit, "the tick and the job's last record"
             with urllib.request.urlopen(f"http://127.0.0.1:{daemon.port}/metrics", timeout=5) as answer:
                 page = steady(answer.read().decode())

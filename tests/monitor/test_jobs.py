@@ -2,12 +2,24 @@
 
 from typing import get_args, get_type_hints
 
+import msgspec
 import pytest
 
 from pacecar.monitor.board import Board
 from pacecar.monitor.jobs import RECENT_MAX, TALLIES_MAX
 from pacecar.monitor.series import TUNER_STATES, job_samples
-from pacecar.records import Decision, Goodbye, Knobs, KnobSwitch, TunerStatus, Verdict
+from pacecar.records import (
+    Decision,
+    DeviceMemory,
+    EstimateCheck,
+    Goodbye,
+    Knobs,
+    KnobSwitch,
+    Ledger,
+    TunerStatus,
+    Verdict,
+    Vitals,
+)
 from pacecar.wire import FrameError, Refusal
 
 SECOND = 1_000_000_000
@@ -86,6 +98,68 @@ def test_what_the_hook_could_not_measure_is_absent_and_zero_is_not(board, make_h
     assert read[("job_steps_total", "run-7", "0")] == 0
     assert read[("job_step_phase_duration_seconds", "run-7", "0", "optimizer")] == 0
     assert ("job_step_phase_duration_seconds", "run-7", "0", "forward") not in read
+
+
+def vitals(**changes):
+    given = {
+        "job": "run-7", "rank": 0, "step": 41, "ended_wall_ns": 1, "steps": 20, "wall_ns": 4_000_000_000,
+        "samples": None, "tokens": None,
+    }  # fmt: skip
+    return Vitals(**(given | changes))
+
+
+def vitals_series(board, make_hello, record):
+    hello = make_hello()
+    board.take(record, hello=hello, uid=1, owner=1)
+    return {name: value for (name, *_), value in series(board).items() if name.startswith(VITAL)}
+
+
+VITAL = ("job_flops", "job_step_flops", "job_model", "job_device", "job_mfu", "job_memory", "job_checkpoint")
+
+
+def test_vitals_are_on_the_page_and_their_quotients_with_them(board, make_hello):
+    memory = DeviceMemory(
+        allocated_bytes=30, reserved_bytes=40, allocated_peak_bytes=35, inactive_split_bytes=5,
+        total_allocation_retries=2, total_out_of_memory=1,
+    )  # fmt: skip
+    record = vitals(
+        flops_source="counted", step_flops=7, flops=600, flops_steps=3, flops_wall_ns=2_000_000_000,
+        arithmetic="bfloat16", peak_flops_per_second=1200, memory=memory, total_checkpoints=4, total_checkpoint_ns=6,
+    )  # fmt: skip
+    read = vitals_series(board, make_hello, record)
+    assert read == {
+        "job_flops_info": 1,
+        "job_step_flops": 7,
+        "job_model_flops_per_second": 300.0,
+        "job_device_peak_flops_per_second": 1200,
+        "job_mfu_ratio": 0.25,
+        "job_memory_allocated_bytes": 30,
+        "job_memory_reserved_bytes": 40,
+        "job_memory_allocated_peak_bytes": 35,
+        "job_memory_inactive_split_bytes": 5,
+        "job_memory_fragmentation_ratio": 0.25,
+        "job_memory_allocation_retries_total": 2,
+        "job_memory_out_of_memory_total": 1,
+        "job_checkpoints_total": 4,
+        "job_checkpoint_seconds_total": 6,
+    }
+    assert ("job_flops_info", "run-7", "0", "counted", "bfloat16") in series(board)
+
+
+def test_vitals_that_are_unknown_are_absent_and_zero_is_not(board, make_hello):
+    assert vitals_series(board, make_hello, vitals(flops_reason="a custom operator")) == {
+        "job_checkpoints_total": 0,
+        "job_checkpoint_seconds_total": 0,
+    }
+    zero = vitals(
+        flops_source="given", step_flops=0, flops=0, flops_steps=1, flops_wall_ns=5, peak_flops_per_second=9,
+        memory=DeviceMemory(allocated_bytes=0, reserved_bytes=8, total_allocation_retries=0),
+    )  # fmt: skip
+    read = vitals_series(board, make_hello, zero)
+    assert (read["job_step_flops"], read["job_model_flops_per_second"], read["job_mfu_ratio"]) == (0, 0.0, 0.0)
+    assert (read["job_memory_allocated_bytes"], read["job_memory_fragmentation_ratio"]) == (0, 1.0)
+    assert read["job_memory_allocation_retries_total"] == 0
+    assert "job_memory_out_of_memory_total" not in read
 
 
 def test_tuner_series(board, make_hello):
@@ -195,3 +269,49 @@ def test_decisions_and_their_kinds_are_bounded(board, make_hello):
     assert job.decisions[-1].decision == TALLIES_MAX + 49
     assert len(job.decision_tallies) == TALLIES_MAX
     assert len(job.expected_gain) == TALLIES_MAX
+
+
+def test_the_estimates_error_is_on_the_page_and_exactly_right_is_zero(board, make_hello):
+    exact = Ledger(wall_ns=100, compute_ns=60, host_bound_ns=40)
+    check = EstimateCheck(
+        job="run-7", rank=0, step=41, ended_wall_ns=1, exact=exact, calibration_age_steps=9, is_own_setting=True,
+        estimate=Ledger(wall_ns=100, compute_ns=50, host_bound_ns=50), windows=1, slowdown_ns=0,
+    )  # fmt: skip
+    hello = make_hello()
+    board.take(check, hello=hello, uid=1, owner=1)
+    read = series(board)
+    assert read[("job_estimate_error_ratio", "run-7", "0")] == 0.1
+    assert read[("job_estimate_bias_limit_ratio", "run-7", "0")] == 0.0
+    assert read[("job_estimate_heading_error_ratio", "run-7", "0", "compute")] == -0.1
+    assert read[("job_estimate_heading_error_ratio", "run-7", "0", "data_wait")] == 0.0
+    perfect = msgspec.structs.replace(check, estimate=exact, slowdown_ns=None)
+    board.take(perfect, hello=hello, uid=1, owner=1)
+    read = series(board)
+    assert read[("job_estimate_error_ratio", "run-7", "0")] == 0.0
+    assert ("job_estimate_bias_limit_ratio", "run-7", "0") not in read
+
+
+def ran(seconds, steps):
+    wall = round(seconds * SECOND)
+    return {"totals": Ledger(wall_ns=wall, unknown_ns=wall), "total_steps": steps, "step": steps - 1}
+
+
+def test_the_ranks_meet_a_second_ahead_of_the_furthest_at_the_fastest_pace_seen(board, clock, make_hello, make_step):
+    hellos = [make_hello(rank=rank) for rank in (0, 1)]
+    for owner, (hello, steps) in enumerate(zip(hellos, (98, 101), strict=True)):
+        board.take(hello, hello=hello, uid=1, owner=owner)
+        step = make_step(rank=hello.rank, wall_ns=5 * SECOND, **ran(steps / 20, steps))  # a checkpoint of 5 s was last
+        board.take(step, hello=hello, uid=1, owner=owner)
+    assert board.rendezvous("run-7") == (100, 122, 50_000_000)
+    clock.advance(SECOND // 2)
+    assert board.rendezvous("run-7").ahead == 132, "half a second of steps have gone by since"
+    clock.advance(3600 * SECOND)
+    assert board.rendezvous("run-7").ahead == 142, "a job that rests for an hour does not meet an hour later"
+    board.leave(hellos[1], 1)
+    assert board.rendezvous("run-7").at == 97, "who is gone meets nobody"
+
+
+def test_of_a_job_without_steps_no_meeting_is_known(board, make_hello):
+    hello = make_hello()
+    board.take(hello, hello=hello, uid=1, owner=1)
+    assert board.rendezvous("run-7") == board.rendezvous("nobody") == (None, 0, None)

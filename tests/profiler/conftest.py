@@ -5,19 +5,26 @@ import torch
 from torch import nn
 
 from pacecar.config import HookConfig
-from pacecar.profiler import hook as hook_module
+from pacecar.profiler import slot
 from pacecar.profiler.hook import Hook, make_hello
 
 
 class Sink:
-    """Keeps what it is given."""
+    """Keeps what it is given; who looks sees all steps that are over."""
 
     def __init__(self):
-        self.records = []
+        self.hooks = []
         self.dropped = 0
+        self._records = []
+
+    @property
+    def records(self):
+        for hook in self.hooks:
+            hook.flush()
+        return self._records
 
     def put(self, record):
-        self.records.append(record)
+        self._records.append(record)
 
     def close(self, timeout_seconds):
         pass
@@ -78,10 +85,11 @@ def attach(sink):
             job.model, job.optimizer, hello=make_hello(job.model, environ={}), config=config, sinks=[sink], **arguments
         )
         started.append(hook)
+        sink.hooks.append(hook)
         hook.start()
         return hook
 
     yield start
     for hook in started:
         hook.close()
-    assert not hook_module._attached
+    assert not slot.attached

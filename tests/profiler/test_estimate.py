@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacecar.profiler.estimate import CALIBRATIONS_MAX, Calibration, Calibrations, estimate, split
+from pacecar.profiler.estimate import CALIBRATIONS_MAX, WINDOWS_MAX, Calibration, Calibrations, estimate, split
 from pacecar.records import Knobs, Ledger
 
 
@@ -70,3 +70,62 @@ def test_calibrations_are_bounded_and_the_oldest_goes():
         table.add(Knobs(0, {"k": value}), Calibration(value, {}))
     assert table.find(Knobs(0, {"k": 0})).step == CALIBRATIONS_MAX + 2, "forgotten: the latest stands in"
     assert table.find(Knobs(0, {"k": 3})).step == 3
+
+
+def window(step, compute, host, wall=100):
+    return Calibration(step, {"forward": Ledger(wall_ns=wall, compute_ns=compute, host_bound_ns=host,
+                                                unknown_ns=wall - compute - host)})  # fmt: skip
+
+
+def compute_of(table, knobs=Knobs()):  # noqa: B008  frozen
+    return estimate(1000, {"forward": 1000}, table.find(knobs)).compute_ns
+
+
+def test_one_odd_window_among_several_does_not_move_the_estimate():
+    table = Calibrations()
+    for step, compute in enumerate((90, 90, 20, 90)):
+        table.add(Knobs(), window(step, compute, 100 - compute), 0.7 if compute == 20 else 0.0)
+    assert compute_of(table) == 900
+
+
+def test_windows_count_alike_whatever_their_length():
+    table = Calibrations()
+    for step, (compute, wall) in enumerate(((90, 100), (9_000, 10_000), (80, 100))):
+        table.add(Knobs(), window(step, compute, wall - compute, wall))
+    assert compute_of(table) == 900
+
+
+def test_two_windows_in_a_row_that_were_far_off_begin_anew():
+    table = Calibrations()
+    for step in range(WINDOWS_MAX):
+        table.add(Knobs(), window(step, 90, 10), 0.0)
+    table.add(Knobs(), window(8, 40, 60), 0.5)
+    assert compute_of(table) == 900, "one is an oddity"
+    table.add(Knobs(), window(9, 44, 56), 0.5)
+    assert compute_of(table) == 420, "two are another job"
+    assert table.find(Knobs()).windows == 2
+
+
+def test_a_setting_remembers_so_many_windows_and_no_more():
+    table = Calibrations()
+    for step in range(3 * WINDOWS_MAX):
+        table.add(Knobs(), window(step, 90 if step < 2 * WINDOWS_MAX else 50, 10), 0.0)
+    assert table.find(Knobs()).windows == WINDOWS_MAX
+    assert compute_of(table) == 500
+
+
+def test_windows_without_a_common_heading_leave_the_newest_to_speak():
+    table = Calibrations()
+    for step, part in enumerate(({"compute_ns": 9}, {"host_bound_ns": 9}, {"data_wait_ns": 9})):
+        table.add(Knobs(), Calibration(step, {"forward": Ledger(wall_ns=9, **part)}))
+    assert estimate(5, {"forward": 5}, table.find(Knobs())) == Ledger(wall_ns=5, data_wait_ns=5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(part, st.dictionaries(names, part), st.lists(st.dictionaries(names, ledgers), min_size=1, max_size=7))
+def test_an_estimate_from_several_windows_sums_to_the_wall_time(wall, phases, windows):
+    table = Calibrations()
+    for step, mixes in enumerate(windows):
+        table.add(Knobs(), Calibration(step, mixes))
+    ledger = estimate(wall, phases, table.find(Knobs()))
+    assert sum(ledger.parts().values()) == ledger.wall_ns == wall

@@ -56,7 +56,13 @@ def train(kind, hooked, steps=200):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     records = []
     config = HookConfig(overhead_budget=1.0, window_interval_steps=10)
-    hook = Hook(model, optimizer, hello=make_hello(model), config=config, on_boundary=records.append)
+    hook = Hook(
+        model,
+        optimizer,
+        hello=make_hello(model),
+        config=config,
+        on_boundary=lambda step: records.append(step.settled()),
+    )
     if hooked:
         hook.start()
     losses = []
@@ -136,7 +142,9 @@ def test_a_hook_that_turned_itself_off_still_tells_its_listener_of_every_boundar
 
     sink.put = fail
     hook = attach(job, on_boundary=heard.append)
-    job.run(12)
+    for _ in range(12):
+        job.run(1)
+        hook.flush()
     assert not hook.is_alive
     assert len(heard) == 12
     assert heard[-1] is None
@@ -157,7 +165,9 @@ def test_exceptions_elsewhere_leave_the_loop_alive(job, attach, sink, place, cap
     else:
         arguments["batch_samples"] = fail
     hook = attach(job, **arguments)
-    assert len(job.run(12, hook.data(job.batches))) == 12
+    for _ in range(12):
+        assert len(job.run(1, hook.data(job.batches))) == 1
+        hook.flush()
     assert not hook.is_alive
     sink.put = lambda record: None
 
@@ -273,6 +283,89 @@ def test_a_record_that_outlives_a_window_ends_windows_and_not_the_process(job, a
     job.run(4)
     epoch.__exit__(None, None, None)
     job.run(8)
-    assert [r.step for r in sink.records if r.source == "exact"] == [3]
+    assert [r.step for r in sink.records if isinstance(r, StepRecord) and r.source == "exact"] == [3]
     assert "'epoch' outlives" in caplog.text
     assert not torch.autograd._profiler_enabled()
+
+
+LONG_JOB = """
+import json, sys, torch, torch.distributed as dist
+from pathlib import Path
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+import pacecar
+from pacecar.records import Command
+rank, store, hooked, kind = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "hooked", sys.argv[4]
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
+torch.manual_seed(7)
+if kind == "mlp":
+    net = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+    inputs = torch.randn(8, 16, 32, generator=torch.Generator().manual_seed(rank))
+else:
+    layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.1, batch_first=True)
+    layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    net = nn.Sequential(nn.Embedding(64, 32), layers, nn.Linear(32, 8))
+    inputs = torch.randint(64, (8, 4, 12), generator=torch.Generator().manual_seed(rank))
+model = DistributedDataParallel(net, bucket_cap_mb=0.02)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+pacer = None
+if hooked:
+    pacer = pacecar.attach(model, optimizer, tune="off", overhead_budget=1.0, window_interval_steps=10,
+                           run_dir=sys.argv[5], socket=sys.argv[5] + "/none")
+losses = []
+for step in range(500):
+    optimizer.zero_grad()
+    loss = (model(inputs[step % 8]) - 0.5).square().mean()
+    loss.backward()
+    optimizer.step()
+    losses.append(loss.detach())
+    if pacer is not None and step == 250:  # as the daemon passes it on
+        pacer._orders.obey(Command(number=1, action="trace", at_step=300, arguments={"steps": 4}))
+if pacer is not None:
+    crew, windows, gathers = pacer._crew, pacer._hook._budget.windows, pacer._crew.gathers
+    assert pacer.is_active and crew.off_because is None, crew.off_because
+    assert pacer._hook._guard.failures == 0
+    pacer.close()
+    folder = Path(sys.argv[5])
+    records = [json.loads(line) for line in (folder / f"rank{rank}.jsonl").read_text().splitlines()]
+    vitals = [record for record in records if record["type"] == "vitals"]
+    exact = sum(record.get("source") == "exact" for record in records)
+    traces = list(folder.glob(f"trace-*-step300-rank{rank}.json.gz"))
+    found = dict(windows=windows, exact=exact, gathers=gathers, vitals=len(vitals), traces=len(traces),
+                 flops=sum(record["flops_steps"] for record in vitals))
+    assert windows >= 20 and exact >= 20 and gathers >= 3 and len(traces) == 1, found
+    assert vitals and found["flops"] > 0, found
+    print(found, file=sys.stderr)
+parameters = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+open(f"{sys.argv[5]}/result-{hooked}-{rank}", "wb").write(torch.stack(losses).numpy().tobytes() + parameters)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("kind", ["mlp", "transformer"])
+def test_500_steps_on_two_ranks_are_the_same_to_the_last_bit_with_windows_gathers_vitals_and_a_trace(tmp_path, kind):
+    results = {}
+    for mode in ("hooked", "plain"):
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-c", LONG_JOB, str(rank), str(tmp_path / mode), mode, kind, str(tmp_path)],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        try:
+            errors = [process.communicate(timeout=100)[1] for process in ranks]
+        finally:
+            for process in ranks:
+                process.kill()
+        assert [process.returncode for process in ranks] == [0, 0], errors
+        sys.stdout.write("".join(errors))
+        results[mode] = [(tmp_path / f"result-{mode == 'hooked'}-{rank}").read_bytes() for rank in range(2)]
+    assert results["hooked"] == results["plain"]
+    assert len(results["plain"][0]) > 500 * 4

@@ -166,6 +166,9 @@ def test_the_thread_wakes_by_its_own_timer_and_not_for_each_record():
         def deliver(self, record, timeout_seconds):
             self.delivered += 1
 
+        def listen(self):
+            pass
+
         def close(self):
             pass
 

@@ -1,0 +1,42 @@
+"""What did the collectives of one step cost?  The record of them, by operation, as an exact window saw them.
+
+Part of `pacecar.records`, which is where the rooms import it from.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+__all__ = ["CollectiveSum", "CollectiveWindow"]
+
+
+class CollectiveSum(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """All collectives of one operation in a step, waiting for late ranks included.
+
+    `bytes` are nccl-tests' size (what a rank ends up with, or began with, whichever is more), `bus_bytes` that times
+    the operation's factor of bus bandwidth; None where not every one of them said how large it is, and between how
+    many ranks.  Durations of collectives that ran at the same time are added, too.
+    """
+
+    operation: str
+    count: int
+    duration_ns: int
+    bytes: int | None = None
+    bus_bytes: int | None = None
+
+    @property
+    def bus_bandwidth(self) -> float | None:
+        """Bytes per second; a lower bound, as the duration contains waiting.  None when it is not known."""
+        if self.bus_bytes is None or self.duration_ns == 0:
+            return None
+        return self.bus_bytes * 1_000_000_000 / self.duration_ns
+
+
+class CollectiveWindow(msgspec.Struct, frozen=True, kw_only=True, tag="collectives"):
+    """The collectives of one rank in the profiled step `step`; no `sums`: there were none."""
+
+    job: str
+    rank: int
+    step: int
+    ended_wall_ns: int
+    sums: tuple[CollectiveSum, ...]

@@ -1,0 +1,82 @@
+"""How well does a rank use its device?  The record of FLOPs, memory and checkpoints, and the quotients of its figures.
+
+Here the integers are kept and the ratios are properties, so that what travels is what was measured.  Part of
+`pacecar.records`, which is where the rooms import it from.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+__all__ = ["DeviceMemory", "Vitals"]
+
+
+class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What torch's caching allocator says of one device; None what this allocator does not count.
+
+    `allocated_bytes` are in tensors, `reserved_bytes` taken from the driver.  `allocated_peak_bytes` is since the
+    script last reset it, `interval_peak_bytes` since the reading before: None when the peak is older than that.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+    allocated_peak_bytes: int | None = None
+    interval_peak_bytes: int | None = None
+    inactive_split_bytes: int | None = None
+    total_allocation_retries: int | None = None
+    total_out_of_memory: int | None = None
+
+    @property
+    def fragmentation_ratio(self) -> float | None:
+        """Reserved memory that no tensor uses, over all reserved (0..1); None when nothing is reserved."""
+        if self.reserved_bytes == 0:
+            return None
+        return (self.reserved_bytes - self.allocated_bytes) / self.reserved_bytes
+
+
+class Vitals(msgspec.Struct, frozen=True, kw_only=True, tag="vitals"):
+    """How well one rank used its device over the last `steps` steps, of `wall_ns` together; `step` is the last of them.
+
+    FLOPs are model FLOPs (forward and backward, nothing computed twice): `step_flops` those of the last step, `flops`
+    those of `flops_steps` steps whose FLOPs are known and which took `flops_wall_ns`.  `flops_source` says whether
+    they were counted or the user gave them, `flops_reason` why there are none.  `arithmetic` is the dtype, or tf32,
+    that most of them are done in, `peak_flops_per_second` what the device could do in it; None: unknown, then there
+    is no MFU.  Checkpoints are all since attach, those outside any step too.
+    """
+
+    job: str
+    rank: int
+    step: int
+    ended_wall_ns: int
+    steps: int
+    wall_ns: int
+    samples: int | None
+    tokens: int | None
+    flops_source: Literal["counted", "given"] | None = None
+    flops_reason: str | None = None
+    step_flops: int | None = None
+    flops: int | None = None
+    flops_steps: int = 0
+    flops_wall_ns: int = 0
+    arithmetic: str | None = None
+    peak_flops_per_second: int | None = None
+    memory: DeviceMemory | None = None
+    total_checkpoints: int = 0
+    total_checkpoint_ns: int = 0
+
+    @property
+    def flops_per_second(self) -> float | None:
+        """Model FLOPs per second of wall time; None when no step's FLOPs are known."""
+        if self.flops is None or self.flops_wall_ns == 0:
+            return None
+        return self.flops * 1_000_000_000 / self.flops_wall_ns
+
+    @property
+    def mfu_ratio(self) -> float | None:
+        """Model FLOPs utilization (PaLM, Chowdhery et al. 2022, appendix B); None when FLOPs or peak are unknown."""
+        rate = self.flops_per_second
+        if rate is None or self.peak_flops_per_second is None:
+            return None
+        return rate / self.peak_flops_per_second

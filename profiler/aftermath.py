@@ -1,0 +1,73 @@
+"""How much slower is a device job after a window than before it?  Paid for by the job, so charged to pacecar.
+
+The obvious price of a window is the profiled step.  On CUDA it is not all: CUPTI stays attached after the session
+(torch does not tear it down unless TEARDOWN_CUPTI=1), and steps were seen to stay 10 to 20 % slower (pytorch issue
+144455).  So the steps after each window are held against the median of those before it.
+
+One difference is mostly noise; signed differences of many windows are not.  They are added up with their signs, and
+charged is the most that the sum has reached: a cost is never taken back, as it is a counter for those who read it.
+
+What lasts beyond AFTERMATH_STEPS cannot be told from a job that became slower by itself; it is not charged.  After the
+first window, before which CUPTI was not there, it is said once.  Pure.
+"""
+
+from __future__ import annotations
+
+import logging
+from statistics import median
+
+__all__ = ["AFTERMATH_STEPS", "Aftermath"]
+
+AFTERMATH_STEPS = 16
+"""Steps after a window that are compared: as many as fit between the windows of the shortest sensible interval."""
+
+OUTLIER_RATIO = 1.5
+"""A longer step saved a checkpoint or waited for something else: of it counts so much, times the usual."""
+
+LASTING_RATIO = 0.03
+"""A slow-down of the median that is worth a line."""
+
+_log = logging.getLogger(__name__)
+
+
+class Aftermath:
+    """The steps after the windows of one rank."""
+
+    def __init__(self) -> None:
+        self._usual_ns: int | None = None
+        self._after: list[int] = []
+        self._sum_ns = 0
+        self._charged_ns = 0
+        self._windows = 0
+
+    def window(self, usual_ns: int | None) -> None:
+        """Begin: a window was taken; steps before it took `usual_ns`, None where that is not known."""
+        self._usual_ns = usual_ns
+        self._after = []
+        self._windows += 1
+
+    def step(self, own_ns: int) -> int:
+        """Take a step that was not profiled, without pacecar's own time in it; return what is to be charged now."""
+        usual = self._usual_ns
+        if usual is None:
+            return 0
+        self._after.append(own_ns)
+        if len(self._after) < AFTERMATH_STEPS:
+            return 0
+        limit = round(usual * OUTLIER_RATIO)
+        self._sum_ns += sum(min(own, limit) - usual for own in self._after)
+        if self._windows == 1:
+            self._say_what_lasts(usual)
+        self._usual_ns = None
+        charge, self._charged_ns = max(0, self._sum_ns - self._charged_ns), max(self._charged_ns, self._sum_ns)
+        return charge
+
+    def _say_what_lasts(self, usual: int) -> None:
+        ratio = median(self._after[AFTERMATH_STEPS // 2 :]) / max(1, usual) - 1.0
+        if ratio > LASTING_RATIO:
+            _log.warning(
+                "pacecar: steps are %.0f %% slower after the first profiled one. If that lasts, CUPTI is still"
+                " attached: TEARDOWN_CUPTI=1 in the job's environment takes it away (CUDA 12.6 or newer), and"
+                " windows = false in [hook] does without",
+                100 * ratio,
+            )

@@ -1,0 +1,68 @@
+"""How many samples and tokens is this step, and what do all steps add up to?
+
+Three may know the samples of a step: the user who says so, the wrapped loader that drew the batches, and the first
+input of forward.  The best source of each step wins; they are never added to each other.  None is nothing known, and
+zero is zero.
+"""
+
+from __future__ import annotations
+
+from pacecar.records import Ledger
+
+__all__ = ["StepCounts", "Totals", "plus"]
+
+
+class StepCounts:
+    """The samples and tokens of the step under way, as said by the user and as drawn from the loader."""
+
+    def __init__(self) -> None:
+        self._said_samples: int | None = None
+        self._said_tokens: int | None = None
+        self._drawn_samples: int | None = None
+        self._drawn_tokens: int | None = None
+        self.has_news = False
+        """Whether anything was said or drawn in this step."""
+
+    def say(self, samples: int | None, tokens: int | None) -> None:
+        """Add what the user counted."""
+        self.has_news = True
+        self._said_samples = plus(self._said_samples, samples)
+        self._said_tokens = plus(self._said_tokens, tokens)
+
+    def draw(self, samples: int | None, tokens: int | None) -> None:
+        """Add a batch that the loader gave."""
+        self.has_news = True
+        self._drawn_samples = plus(self._drawn_samples, samples)
+        self._drawn_tokens = plus(self._drawn_tokens, tokens)
+
+    def take(self, forward_samples: int | None) -> tuple[int | None, int | None]:
+        """Return the step's samples and tokens, `forward_samples` where nobody knows better; begin the next step."""
+        samples = self._said_samples
+        if samples is None:
+            samples = self._drawn_samples if self._drawn_samples is not None else forward_samples
+        tokens = self._said_tokens if self._said_tokens is not None else self._drawn_tokens
+        self._said_samples = self._said_tokens = self._drawn_samples = self._drawn_tokens = None
+        self.has_news = False
+        return samples, tokens
+
+
+class Totals:
+    """What all steps since attach add up to; counts are None until one was known."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger(wall_ns=0)
+        self.steps = 0
+        self.samples: int | None = None
+        self.tokens: int | None = None
+
+    def add(self, ledger: Ledger, samples: int | None, tokens: int | None, *, steps: int = 1) -> None:
+        """Add one step, or `steps` together."""
+        self.ledger = self.ledger + ledger
+        self.steps += steps
+        self.samples = plus(self.samples, samples)
+        self.tokens = plus(self.tokens, tokens)
+
+
+def plus(total: int | None, part: int | None) -> int | None:
+    """Add what is known."""
+    return total if part is None else (total or 0) + part

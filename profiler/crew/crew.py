@@ -1,0 +1,358 @@
+"""How does one rank take part in the crew?  A thread beside the training, fed by one append a step.
+
+    training thread   note(step): an append to a bounded queue, a microsecond
+    crew's thread     cuts ranges of steps, posts their rows, takes what came, judges it on rank 0, watches for hangs
+
+Nothing waits for anything: a gather that is not complete is looked at again later.  The thread sleeps until a range
+should be over by the pace of the last steps, posts, and looks for the others' rows a moment later; so it wakes twice a
+gather, and a gather brings all ranges since the last one.
+
+Where there is no side road (one process, ranks that attach otherwise, a rank that does not come, a failure, a hook that
+turned itself off) the crew says so in one line and is off; hangs are watched for all the same, while there is a hook.
+
+Left out: what is done about a straggler.  The records go to the caller's sinks, and to the log for a person.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+import torch.distributed as dist
+
+from pacecar.clock import Clock, SystemClock
+from pacecar.config import HookConfig
+from pacecar.profiler.crew.collectives import last_collective, sequence
+from pacecar.profiler.crew.diagnosis import Diagnosis
+from pacecar.profiler.crew.exchange import Exchange
+from pacecar.profiler.crew.ranges import Cut, Ranges, RangesError, gather_seconds
+from pacecar.profiler.crew.report import Report
+from pacecar.profiler.crew.road import GlooRoad, Road
+from pacecar.profiler.crew.surroundings import SurroundingsReader
+from pacecar.profiler.crew.totals import totals_of
+from pacecar.profiler.crew.watch import HangWatch, is_in_loader, where
+from pacecar.profiler.crew.words import ROWS_MAX, VERSION, RankRange, StepNote, gather_range
+from pacecar.profiler.estimate import Calibration
+from pacecar.profiler.steptimer import TimedStep
+from pacecar.records import JobHello, JobRecord, StepRecord
+
+__all__ = ["FORWARD_WAITS_RATIO", "Crew", "Watched", "sees_waits_in_forward"]
+
+FORWARD_WAITS_RATIO = 0.1
+"""A forward of which so much was exposed communication may hide any rank's wait; buffers of BatchNorm take less."""
+
+NOTES_MAX = 4096
+"""Steps that wait for the thread."""
+
+TICK_SECONDS_MAX = 1.0
+"""With nothing to gather the thread looks for hangs; more often where `hang_seconds` is short."""
+
+FIRST_LOOK_SECONDS = 0.1
+"""Before the first step, or while other ranks have not been heard."""
+
+HANG_LOOKS = 8
+"""Looks in `hang_seconds`."""
+
+RANGE_OVER_SECONDS = 0.002
+"""After the moment in which a range should be over; a step later is soon enough for one that is not."""
+
+FAREWELL_SECONDS = 3.0
+"""How much later than another rank this one may close without a word about it."""
+
+LAST_SECONDS = 0.1
+LAST_POLL_SECONDS = 0.005
+"""Closing waits so long for what the others say last."""
+
+JOIN_SECONDS = 1.0
+"""Closing waits so long for the thread, which needs a tick and half a second at most; then it leaves it behind."""
+
+_log = logging.getLogger(__name__)
+_crews = itertools.count()
+"""Crews of this process so far: ranks that attach equally often meet under the same name."""
+
+
+class Watched(Protocol):
+    """What the crew asks the hook, from its own thread."""
+
+    @property
+    def phase(self) -> str:
+        """The phase that the training thread is in."""
+        ...
+
+    @property
+    def evaluated_ns(self) -> int | None:
+        """When a forward in evaluation was last seen, monotonic."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """The number of the step under way, measured or not."""
+        ...
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it measures at all."""
+        ...
+
+    def look(self, after_seconds: float) -> None:
+        """Tell of the steps that were finished, by `note`, unless somebody made it do so `after_seconds` ago."""
+        ...
+
+
+class Crew:
+    """One rank's part.  `emit` takes records; `throttled` says whether the device's clocks are held down.
+
+    `charge` gets the ns of processor that the thread took; `waits_in_forward` says whether windows saw the rank wait
+    for others in its forward.  `road` None: as the process group offers.  Make and start it on the training thread.
+    """
+
+    def __init__(
+        self,
+        hello: JobHello,
+        config: HookConfig,
+        watched: Watched,
+        *,
+        emit: Callable[[JobRecord], None],
+        clock: Clock | None = None,
+        road: Road | None = None,
+        throttled: Callable[[], bool | None] = lambda: None,
+        charge: Callable[[int], None] = lambda duration_ns: None,
+        waits_in_forward: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._hello = hello
+        self._period = config.crew_period_steps
+        self._watched = watched
+        self._clock = clock or SystemClock()
+        self._road = road
+        self._throttled = throttled
+        self._charge = charge
+        self._waits_in_forward = waits_in_forward
+        self._report = Report(hello, emit, self._clock)
+        self._diagnosis = Diagnosis(hello.world_size)
+        self._tick_seconds_max = min(TICK_SECONDS_MAX, config.hang_seconds / HANG_LOOKS)
+        self._watch = HangWatch(round(config.hang_seconds * 1e9), self._clock.monotonic_ns())
+        self._surroundings = SurroundingsReader(self._clock.monotonic_ns)
+        self._notes: deque[tuple[StepNote, int]] = deque(maxlen=NOTES_MAX)
+        self._gather_seconds = gather_seconds(config.overhead_budget)
+        self._ranges = Ranges(self._period, self._gather_seconds / ROWS_MAX)
+        self._exchange: Exchange | None = None
+        self._newest: StepRecord | None = None
+        self._noted = (0, self._clock.monotonic_ns())
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._training = (0, 0)
+        self.off_because: str | None = None
+        """Why nothing is gathered; None while it is."""
+        self.cpu_ns = 0
+        """Processor time of the crew's thread so far, without that of the hook's books."""
+
+    @property
+    def gathers(self) -> int:
+        """How many gathers were complete so far."""
+        return 0 if self._exchange is None else self._exchange.gathers
+
+    # --- the training thread --------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread; returns at once, the ranks meet behind the training's back."""
+        self._training = (threading.get_ident(), threading.get_native_id())
+        if self._road is None and self._hello.world_size > 1 and dist.is_available() and dist.is_initialized():
+            self._road = GlooRoad(self._hello.rank, self._hello.world_size)
+        self._name = f"crew/{next(_crews)}"
+        self._thread = threading.Thread(target=self._run, name="pacecar-crew", daemon=True)
+        self._thread.start()
+
+    def note(self, step: TimedStep, record: StepRecord) -> None:
+        """Take a finished step; on whatever thread, in order."""
+        every = record.measured_every or 1
+        note = StepNote(record.step, step.wall_ns, step.phases, record.knobs.epoch, record.disturbed, every)
+        self._notes.append((note, step.end_ns))
+        self._newest = record
+
+    def close(self) -> None:
+        """End the thread; waits JOIN_SECONDS at most.  Harmless when repeated."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join(JOIN_SECONDS)
+            self._thread = None
+
+    # --- the crew's thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._open()
+            while self._watched.is_alive and not self._closing.wait(self._tick_seconds()):
+                self._turn()
+            self._turn()
+            self._take_last()
+        except Exception:  # noqa: BLE001  a thread's own outer boundary: the job must not see a traceback it cannot act on
+            _log.warning("pacecar no longer watches this rank after an error", exc_info=True)
+        finally:
+            self._surroundings.close()
+            if self._road is not None:
+                self._road.close()
+
+    def _take_last(self) -> None:
+        """Hear the gather that all ranks post when they close, if they do so together."""
+        deadline = time.monotonic() + LAST_SECONDS
+        while self._exchange is not None and self._exchange.is_out and time.monotonic() < deadline:
+            time.sleep(LAST_POLL_SECONDS)
+            self._hear(self._exchange)
+        self._report.finish()
+
+    def _open(self) -> None:
+        if self._road is None:
+            self.off_because = "there is one process, or no process group"
+            _log.debug("pacecar does not compare ranks: %s", self.off_because)
+            return
+        try:
+            self._road.open(
+                f"crew {VERSION}, period {self._period}, {self._gather_seconds:.3f} s apart", self._name, self._rest
+            )
+        except Exception as error:  # noqa: BLE001  whatever store and gloo raise: the job goes on without a crew
+            if not self._closing.is_set():
+                self._off(str(error))
+            return
+        self._surroundings.open(self._training[1])
+        self._exchange = Exchange(
+            self._road, self._hello.world_size, self._clock.monotonic_ns, gather_seconds=self._gather_seconds
+        )
+
+    def _rest(self, seconds: float) -> None:
+        if self._closing.wait(seconds):
+            raise RuntimeError("closed before the ranks met")
+        self._look()
+
+    def _off(self, reason: str) -> None:
+        road, self._road, self._exchange = self._road, None, None
+        self.off_because = reason
+        _log.warning("pacecar does not compare the ranks of this job: %s", reason)
+        if road is not None:
+            road.close()
+
+    def _tick_seconds(self) -> float:
+        """Return when there is something to do: rows may have come, or a range should be over."""
+        longest = self._tick_seconds_max
+        if self._exchange is None:
+            return longest
+        poll_seconds = self._exchange.poll_seconds
+        if poll_seconds is not None:
+            return min(longest, poll_seconds)
+        median, over_ns = self._watch.median_ns, self._range_over_ns
+        if median is None or over_ns is None:
+            return min(longest, FIRST_LOOK_SECONDS)
+        seconds = (over_ns - self._clock.monotonic_ns()) / 1e9 + RANGE_OVER_SECONDS
+        return min(longest, max(median / 1e9, self._exchange.pause_seconds, seconds))
+
+    @property
+    def _range_over_ns(self) -> int | None:
+        """When the range under way should be over, by the pace of the last steps; None when that is not known."""
+        median, end = self._watch.median_ns, self._ranges.end
+        if self._exchange is None or median is None or end is None:
+            return None
+        step, ended_ns = self._noted
+        return ended_ns + max(1, end - step) * median
+
+    def _turn(self) -> None:
+        begun = time.thread_time_ns()
+        try:
+            # Not when only the others' rows are looked for: steps settled one by one cost three times as much.
+            over_ns = self._range_over_ns
+            if over_ns is None or self._closing.is_set() or self._clock.monotonic_ns() >= over_ns:
+                self._watched.look(0.0)
+            begun = time.thread_time_ns()  # what the books take they charge themselves
+            self._take_notes()
+            self._gather()
+        except Exception as error:  # noqa: BLE001  as in _open
+            # At a job's end another rank closes first now and then, and that looks like a failure for a moment.
+            if not self._closing.wait(FAREWELL_SECONDS):
+                self._off(_words(error))
+        self._look()
+        spent = time.thread_time_ns() - begun
+        self.cpu_ns += spent
+        self._charge(spent)
+
+    def _take_notes(self) -> None:
+        while self._notes:
+            note, ended_ns = self._notes.popleft()
+            self._watch.stepped(note.step, note.wall_ns, ended_ns)
+            self._noted = note.step + 1, ended_ns
+            if self._exchange is not None:
+                self._ranges.add(note)
+        self._watch.seen(self._watched.step, self._clock.monotonic_ns())
+
+    def _gather(self) -> None:
+        """Take what came, cut what may be cut, post it."""
+        exchange = self._exchange
+        if exchange is None:
+            return
+        self._hear(exchange)
+        for cut in self._ranges.cut():
+            exchange.add(self._row(cut))
+        if exchange.left:
+            raise RangesError(f"rank {exchange.left[0]} measures no more")
+        is_last = self._closing.is_set() and exchange.has_pending
+        leaves = not self._watched.is_alive and not self._closing.is_set()
+        if exchange.is_due or ((is_last or leaves) and not exchange.is_out):
+            exchange.post(
+                self._surroundings.latest(),
+                totals=totals_of(self._newest),
+                is_throttled=self._throttled(),
+                leaves=leaves,
+            )
+
+    def _hear(self, exchange: Exchange) -> None:
+        for rows in exchange.take():
+            self._ranges.hear(rows)
+            if self._hello.rank == 0 and len(rows) > 1:
+                self._report.ledger(rows)
+                for finding in self._diagnosis.hear(rows):
+                    self._report.straggler(finding)
+                self._report.ladder(exchange.totals)
+
+    def _row(self, cut: Cut) -> RankRange:
+        return gather_range(
+            cut.notes,
+            number=cut.number,
+            first_step=cut.first_step,
+            steps=cut.steps,
+            epoch=cut.latest.epoch,
+            every=cut.latest.every,
+            on_device=self._hello.device.startswith("cuda"),
+            waits_in_forward=self._waits_in_forward(),
+        )
+
+    # --- hangs --------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        if not self._watched.is_alive:
+            return  # nobody counts steps any more
+        now = self._clock.monotonic_ns()
+        suspicion = self._watch.check(now, self._watched.phase, self._watched.evaluated_ns)
+        if suspicion is None:
+            return
+        # Only now: to read another thread's stack is a thing to be done once a hang, not at every tick.
+        if suspicion.phase == "outside" and is_in_loader(self._training[0]):
+            suspicion = replace(suspicion, phase="data_wait")
+        if suspicion.has_ended:
+            self._report.hang(suspicion)
+        else:
+            self._report.hang(
+                suspicion, collective=last_collective(), sequence=sequence(), stack=where(self._training[0])
+            )
+
+
+def _words(error: Exception) -> str:
+    return str(error) if isinstance(error, RangesError) else f"{type(error).__name__}: {str(error)[:200]}"
+
+
+def sees_waits_in_forward(calibration: Calibration | None) -> bool:
+    """Return whether exact windows saw so much exposed communication in forward that a rank may wait there."""
+    ratio = calibration.exposed_ratio("forward") if calibration is not None else None
+    return ratio is not None and ratio >= FORWARD_WAITS_RATIO

@@ -1,0 +1,282 @@
+"""Who is late, at what, and since when?  Rows of all ranks in, findings out.
+
+The slowest rank cannot be read off the step times: under synchronous training all ranks take equally long.  What
+differs is how a rank fills the step.  Its *own* time is what it does not spend waiting for others, and a rank is late
+in one range of steps when
+
+    its own time exceeds the median of the others' by more than a bound, and
+    the others wait longer than it does, by at least AGREEMENT of that excess
+
+The bound is the largest of ABSOLUTE_NS, RELATIVE of the step, and NOISE_FACTOR times what 95 of 100 differences
+between ranks of this job stayed under lately, waits for a processor left out.  The last makes a noisy machine ask for
+more, and being late by chance rare: EXCEEDS_QUIET is the rate that it is designed for.  `sequence` adds up evidence
+over ranges.  A finding names the rank and the phase in which the excess lies; that lateness ended is decided by the
+same test the other way round.
+
+Where windows saw communication in the forward (SyncBatchNorm, sharded parameters, pipelines), waiting hides there too:
+then forward may be the others' wait like the tail, and is nobody's own time in that comparison.  What such a rank
+computes in its forward cannot be told from what it waits there, so slow compute in it is not named; nobody else is.
+
+A slow link makes everybody wait alike, so no rank's own time shows it: see `link`.
+
+Pure; left out: the words of a log line, and what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pacecar.profiler.crew.link import LinkJudge, Slow
+from pacecar.profiler.crew.noise import median, upper
+from pacecar.profiler.crew.sequence import Evidence
+from pacecar.profiler.crew.words import RankRange
+
+__all__ = ["Cause", "Diagnosis", "Finding"]
+
+Cause = Literal["compute", "data_wait", "host", "optimizer", "checkpoint", "link", "throttled"]
+
+ABSOLUTE_NS = 1_000_000
+"""Nobody cares about less in a step."""
+
+RELATIVE = 0.10
+"""Of the step; under it a rank is not worth a line in the log."""
+
+AGREEMENT = 0.5
+"""Of the excess that the others must show as waiting: measured apart, so that an error of one clock is not enough."""
+
+NOISE_FACTOR = 2.0
+NOISE_QUANTILE = 0.95
+HISTORY = 64
+"""Ranges from which the noise is learnt: about 256 steps."""
+
+WARMUP_RANGES = 4
+"""Ranges before anybody can be named: the first steps allocate, compile and fill caches."""
+
+CPU_WAIT_SHARE = 0.5
+"""Of the excess: a rank that waits so much longer for a processor does not compute slowly, it is on a busy host."""
+
+STARVED_WEIGHT = 0.5
+STARVED_SECONDS = 5.0
+"""Another program takes a rank's processor for seconds every now and then: that must last twice as many ranges as
+anything else, and that long."""
+
+_PARTS: Mapping[Cause, tuple[str, ...]] = {
+    "compute": ("forward", "backward"),
+    "data_wait": ("data_wait",),
+    "host": ("overhead", "rest"),
+    "optimizer": ("optimizer",),
+    "checkpoint": ("checkpoint",),
+}
+_OWN = tuple(phase for parts in _PARTS.values() for phase in parts)
+_HOST_TIMED: tuple[Cause, ...] = ("data_wait", "checkpoint")
+"""What host timers know of a device job; its forward ends when the kernels are launched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A rank that was found late, or is so no longer.
+
+    `phase` holds the excess, `excess_ns` is its mean per step over the ranges in evidence, and the job's cost.
+    """
+
+    rank: int
+    cause: Cause
+    phase: str
+    since_step: int
+    step: int
+    excess_ns: int
+    evidence: str
+    has_ended: bool = False
+
+
+@dataclass(slots=True)
+class _Late:
+    """One range in which a rank was late; `weight` is what it counts for (0..1)."""
+
+    phase: str
+    excess_ns: int
+    text: str
+    said: Cause
+    weight: float = 1.0
+
+
+@dataclass(slots=True)
+class _Suspect:
+    """What is held against one rank for one cause."""
+
+    evidence: Evidence = field(default_factory=Evidence)
+    since_step: int = 0
+    excesses: list[int] = field(default_factory=list)
+    last: _Late | None = None
+    named: Finding | None = None
+
+
+class Diagnosis:
+    """Judges the ranges of one job, one after the other."""
+
+    def __init__(self, world_size: int) -> None:
+        self._noise: deque[int] = deque(maxlen=HISTORY * world_size)
+        self._held: list[list[int]] = [[] for _ in range(world_size)]
+        self._link = LinkJudge(world_size)
+        self._suspects: dict[tuple[int, Cause], _Suspect] = {}
+        self._epoch: int | None = None
+        self._ranges = 0
+
+    def hear(self, rows: Sequence[RankRange]) -> list[Finding]:
+        """Take the rows of one range, in order of rank, of at least two, and return what is new.
+
+        A range of which some rank has no undisturbed step says nothing.
+        """
+        medians = [row.medians for row in rows if row.medians is not None]
+        if len(medians) < len(rows):
+            return []
+        if self._epoch != rows[0].epoch:  # other knobs: what waiting is usual must be learnt anew
+            self._link.forget()
+            self._epoch = rows[0].epoch
+        self._ranges += 1
+        wall = median([m["wall"] for m in medians])
+        bound = max(
+            ABSOLUTE_NS, round(RELATIVE * wall), round(NOISE_FACTOR * (upper(self._noise, NOISE_QUANTILE) or 0))
+        )
+        late: dict[tuple[int, Cause], _Late] = {}
+        for rank in range(len(rows)):
+            found = _lateness(rows, medians, rank, bound)
+            if found is not None:
+                cause, late[rank, cause] = found
+        slow = self._link.judge(rows, medians, is_anybody_late=bool(late))
+        if slow is not None:
+            late[slow.rank, "link"] = _of_link(slow)
+        findings = self._judge(late, rows[0].first_step, rows[0].last_step)
+        if not any(cause == "link" for _, cause in self._suspects):
+            self._link.learn()
+        self._learn([_difference(rows, medians, rank) for rank in range(len(rows))])
+        return findings
+
+    def _judge(self, late: Mapping[tuple[int, Cause], _Late], first: int, last: int) -> list[Finding]:
+        if self._ranges <= WARMUP_RANGES:
+            return []
+        findings = []
+        for key in late:
+            self._suspects.setdefault(key, _Suspect())
+        for key, suspect in list(self._suspects.items()):
+            finding = _weigh(suspect, *key, late.get(key), first, last)
+            if finding is not None:
+                findings.append(finding)
+            if suspect.evidence.is_clear:
+                del self._suspects[key]
+        return findings
+
+    def _learn(self, differences: Sequence[int]) -> None:
+        """Remember by how much ranks exceed each other when nobody is named.
+
+        What is under suspicion waits: with the verdict it is noise, or no noise and forgotten.
+        """
+        open_cases = {rank: suspect for (rank, cause), suspect in self._suspects.items() if cause != "link"}
+        for rank, difference in enumerate(differences):
+            held = self._held[rank]
+            held.append(max(0, difference))
+            if rank not in open_cases:
+                self._noise.extend(held)
+            if rank not in open_cases or open_cases[rank].named is not None:
+                held.clear()
+
+
+def _weigh(suspect: _Suspect, rank: int, cause: Cause, now: _Late | None, first: int, last: int) -> Finding | None:
+    if now is not None:
+        if suspect.evidence.is_clear:
+            suspect.since_step = first
+            suspect.excesses.clear()
+        suspect.last = now
+        suspect.excesses.append(now.excess_ns)
+        del suspect.excesses[:-HISTORY]
+    change = suspect.evidence.add(now is not None, weight=now.weight if now is not None else 1.0)
+    if change is None or suspect.last is None:
+        return None
+    mean = sum(suspect.excesses) // len(suspect.excesses)
+    if change == "raised":
+        said, phase, text = suspect.last.said, suspect.last.phase, suspect.last.text
+        suspect.named = Finding(rank, said, phase, suspect.since_step, last, mean, text)
+        return suspect.named
+    ended, suspect.named = suspect.named, None
+    if ended is None:
+        return None
+    return Finding(rank, ended.cause, ended.phase, ended.since_step, last, mean, ended.evidence, has_ended=True)
+
+
+def _lateness(
+    rows: Sequence[RankRange], medians: Sequence[Mapping[str, int]], rank: int, bound: int
+) -> tuple[Cause, _Late] | None:
+    """Return in what `rank` was late, or None."""
+    row, mine, others = rows[rank], medians[rank], [m for r, m in enumerate(medians) if r != rank]
+    causes = _HOST_TIMED if row.on_device else tuple(_PARTS)
+    for waits in _waits(rows):
+        own = [phase for phase in _OWN if phase not in waits]
+        excess = _excess(mine, others, own)
+        is_agreed = row.on_device or -_excess(mine, others, waits) >= AGREEMENT * excess
+        by_cause = {cause: _excess(mine, others, [p for p in _PARTS[cause] if p in own]) for cause in causes}
+        cause = max(by_cause, key=lambda name: by_cause[name])
+        if row.on_device:
+            excess = by_cause[cause]
+        if excess > bound and is_agreed and by_cause[cause] > bound / 2:
+            phase = max(_PARTS[cause], key=lambda name: _excess(mine, others, (name,)))
+            return cause, _describe(rows, rank, cause, phase, excess, bound)
+    return None
+
+
+def _waits(rows: Sequence[RankRange]) -> list[tuple[str, ...]]:
+    """Return the phases in which others may wait, most likely first.
+
+    `rest` may be the rank's own work, or a wait that the job does by itself (a barrier, a loss summed over ranks).
+    """
+    if any(row.waits_in_forward for row in rows):
+        return [("tail", "forward"), ("tail", "forward", "rest")]
+    return [("tail",), ("tail", "rest")]
+
+
+def _describe(rows: Sequence[RankRange], rank: int, cause: Cause, phase: str, excess: int, bound: int) -> _Late:
+    """Say what `rank` is late in, and whether that is its own doing."""
+    row, text = rows[rank], f"{phase} {_ms(excess)} over the other ranks' median, bound {_ms(bound)}"
+    waited = _cpu_wait(rows, rank)
+    others = [other.is_throttled for other in rows if other is not row]
+    # At the limit of their power all devices hold their clocks down: that is not why this one is slower.
+    if cause == "compute" and row.is_throttled and 2 * others.count(True) <= len(others):
+        return _Late(phase, excess, text + "; its device holds its clocks down", "throttled")
+    if waited is None or waited < CPU_WAIT_SHARE * excess:
+        return _Late(phase, excess, text, cause)
+    seconds = (row.medians or {})["wall"] * row.steps / 1e9
+    text += f"; it waited {_ms(waited)} a step longer for a processor"
+    return _Late(phase, excess, text, "host", weight=min(STARVED_WEIGHT, 3 * seconds / STARVED_SECONDS))
+
+
+def _of_link(slow: Slow) -> _Late:
+    text = f"all ranks wait {_ms(slow.excess_ns)} more a step and none does more by itself"
+    text += f"; only rank {slow.rank}'s sockets are busy"
+    return _Late("tail", slow.excess_ns, text, "link", weight=slow.weight)
+
+
+def _cpu_wait(rows: Sequence[RankRange], rank: int) -> int | None:
+    """Return how much longer a step `rank` waited for a processor than the others' median did."""
+    waits = [
+        round(row.around.cpu_wait_ratio * (row.wall_ns or 0)) for row in rows if row.around.cpu_wait_ratio is not None
+    ]
+    if len(waits) < len(rows):
+        return None
+    return waits[rank] - median(waits[:rank] + waits[rank + 1 :])
+
+
+def _difference(rows: Sequence[RankRange], medians: Sequence[Mapping[str, int]], rank: int) -> int:
+    """Return by how much `rank` exceeds the others, less what is known to be a wait for a processor."""
+    own = [phase for phase in _OWN if phase not in _waits(rows)[0]]
+    excess = _excess(medians[rank], [m for r, m in enumerate(medians) if r != rank], own)
+    return excess - max(0, _cpu_wait(rows, rank) or 0)
+
+
+def _excess(mine: Mapping[str, int], others: Sequence[Mapping[str, int]], phases: Sequence[str]) -> int:
+    return sum(mine[p] for p in phases) - median([sum(other[p] for p in phases) for other in others])
+
+
+def _ms(duration_ns: int) -> str:
+    return f"{duration_ns / 1e6:.1f} ms"

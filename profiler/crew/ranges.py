@@ -1,0 +1,153 @@
+"""Which steps belong to which range?  An answer that is the same on all ranks without a word about it.
+
+Ranges are stretches of step numbers, not of measured steps: hooks measure every k-th step where steps are short, and k
+differs between ranks and changes.  A range holds the measured steps that fall into it, on some rank perhaps none.
+
+    step      0   4   8  12      20      28 ...
+    range     | 0 | 1 | 2 |   3   |   4   | ...      lengths are the period times a power of two
+
+A range is `period` steps long, or longer so that it lasts RANGE_SECONDS_MIN (more where the overhead budget is small)
+and that each rank measures `period` steps in it.  Both are read off the rows of the range LAG + 1 before, which every
+rank must have heard from all ranks before it may cut this one.  So all ranks compute the same from the same numbers,
+whatever each knows by then.
+
+Pure: notes and rows in, cuts out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pacecar.profiler.crew.words import ROWS_MAX, RankRange, StepNote
+
+__all__ = [
+    "LAG",
+    "RANGE_SECONDS_MIN",
+    "RANGE_STEPS_MAX",
+    "WAITING_MAX",
+    "Cut",
+    "Ranges",
+    "RangesError",
+    "gather_seconds",
+]
+
+LAG = 16
+"""Ranges that a rank may be ahead of what it heard from all; ranks in lockstep are seldom more than two."""
+
+RANGE_SECONDS_MIN = 0.05
+"""Four rows go out at a time, while nothing changes, so that gathers are four times as rare."""
+
+GATHER_COST_SECONDS = 0.0007
+"""What a gather costs a rank of processor time, wake-ups included: 0.5 to 0.9 ms on the machines that we saw."""
+
+BUDGET_SHARE = 0.25
+"""Of the overhead budget that gathers may take when nothing happens."""
+
+RANGE_STEPS_MAX = 256
+"""Four measured steps where every 64-th is; more would hide a change from a person."""
+
+WAITING_MAX = 4096
+"""Notes that wait to be cut.  With more, some rank has not answered for thousands of steps."""
+
+
+class RangesError(RuntimeError):
+    """Ranks cannot go on together; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A range that is over, with the measured steps in it, and the latest step that is known."""
+
+    number: int
+    first_step: int
+    steps: int
+    notes: tuple[StepNote, ...]
+    latest: StepNote
+
+
+class Ranges:
+    """Cuts one rank's notes."""
+
+    def __init__(self, period: int, seconds_min: float = RANGE_SECONDS_MIN) -> None:
+        self._period = period
+        self._ns_min = round(seconds_min * 1e9)
+        self._steps_max = max(period, RANGE_STEPS_MAX)
+        self._waiting: deque[StepNote] = deque()
+        self._inside: list[StepNote] = []
+        self._number = 0
+        self._first = 0
+        self._heard = 0
+        self._lengths: dict[int, int] = {}
+
+    @property
+    def end(self) -> int | None:
+        """The first step after the range under way; None while others have not been heard."""
+        length = self._length()
+        return None if length is None else self._first + length
+
+    def add(self, note: StepNote) -> None:
+        """Take the next measured step.
+
+        Raises:
+            RangesError: WAITING_MAX steps wait.
+        """
+        if len(self._waiting) >= WAITING_MAX:
+            raise RangesError(f"{WAITING_MAX} steps went by and some rank did not answer")
+        self._waiting.append(note)
+
+    def cut(self) -> Iterator[Cut]:
+        """Yield the ranges that are over and may be cut."""
+        while True:
+            end = self.end
+            if end is None:
+                return
+            while self._waiting and self._waiting[0].step < end:
+                self._inside.append(self._waiting.popleft())
+            latest = self._waiting[0] if self._waiting else self._inside[-1] if self._inside else None
+            if latest is None or latest.step + 1 < end:
+                return
+            made = Cut(self._number, self._first, end - self._first, tuple(self._inside), latest)
+            self._number, self._first, self._inside = self._number + 1, end, []
+            yield made
+
+    def hear(self, rows: Sequence[RankRange]) -> None:
+        """Take all ranks' rows of the next range.
+
+        Raises:
+            RangesError: the rows are not of that range.
+        """
+        if any((row.number, row.first_step, row.steps) != (self._heard, *_place(rows[0])) for row in rows):
+            places = sorted({(row.number, *_place(row)) for row in rows})
+            raise RangesError(f"ranks speak of different steps where range {self._heard} was due: {places[:4]}")
+        self._heard += 1
+        walls = sorted(row.wall_ns for row in rows if row.wall_ns is not None)
+        wall = walls[len(walls) // 2] if walls else None
+        needed = self._period * max(1, *(row.every for row in rows))
+        if wall is not None:
+            needed = max(needed, -(-self._ns_min // max(1, wall)))
+        length = self._period
+        while length < min(needed, self._steps_max):
+            length *= 2
+        self._lengths[rows[0].number + LAG + 1] = min(length, self._steps_max)
+
+    def _length(self) -> int | None:
+        if self._number <= LAG:
+            return self._period
+        length = self._lengths.get(self._number)
+        for number in [number for number in self._lengths if number < self._number]:
+            del self._lengths[number]
+        return length
+
+
+def gather_seconds(budget_ratio: float) -> float:
+    """Return how long two gathers must be apart on average to stay within BUDGET_SHARE of `budget_ratio`."""
+    shortest = ROWS_MAX * RANGE_SECONDS_MIN
+    if not 0.0 < budget_ratio < 1.0:
+        return shortest
+    return max(shortest, GATHER_COST_SECONDS / (BUDGET_SHARE * budget_ratio))
+
+
+def _place(row: RankRange) -> tuple[int, int]:
+    return row.first_step, row.steps

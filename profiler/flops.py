@@ -1,0 +1,237 @@
+"""How many FLOPs does one forward, and the backward that follows it, ask of the device?
+
+torch's FlopCounterMode answers for a script that wraps a step in `with`.  A running job cannot be wrapped like that:
+FlopCounterMode also tracks modules, by global hooks and by hooks in the autograd graph, which has broken jobs
+(pytorch#134242, #131753), raises on higher-order operators that it does not know, and keeps a function that is compiled
+under it slow for good (pytorch#123800).  So this is a dispatch mode of its own that only looks on, around one forward,
+with torch's own formulas (`torch.utils.flop_counter.flop_registry`).
+
+Backward is *stated* by the same formulas and not watched.  It cannot be watched from where we stand: autograd restores
+the thread-local state that `backward()` was called with around every node, modes included, so a mode that is entered in
+a gradient hook is gone after that one node (tried on torch 2.13; the thread of a device restores the same state, at
+`ThreadLocalStateGuard` in autograd/engine.cpp).  A mode would have to be on before the user's loss, and stay on when
+that raises.  What requires a gradient is known at each operator, and the formulas give what watching gives, to the
+FLOP (`tests/profiler/test_flops.py` compares the two on real models).
+
+These are therefore *model* FLOPs in the sense of PaLM (Chowdhery et al. 2022, appendix B): matrix work of forward and
+backward as the mathematics asks for it.  What is computed again, by activation checkpointing or inside a fused
+attention's backward, is no part of it ("hardware FLOPs" would hold it; torch's counter holds the latter).  As in
+torch's counter one multiply-add is two, and causal attention counts as full attention.
+
+Never a wrong figure: operators that do matrix work without a formula, custom operators, autograd functions whose
+backward is their own, tensor subclasses and compiled functions leave a `doubt`, and then there is no figure.
+
+Left out: the loss, when it is computed outside the module; double backward; outputs whose gradient nobody asks for
+count as if somebody did; kernels that bypass the dispatcher (a raw Triton or CUDA launch) cannot be seen at all.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+    _push_mode,
+    is_traceable_wrapper_subclass,
+)
+from torch.utils.flop_counter import flop_registry
+
+__all__ = ["Arithmetic", "ForwardCount", "ForwardCounter", "leave", "modes_on"]
+
+FRAMES_MAX = 1000
+"""Python's own recursion limit: no stack that is searched is deeper."""
+
+_aten = torch.ops.aten
+
+TRANSPARENT = frozenset({"aten", "prim", "prims", "c10d", "_c10d_functional", "fsdp", "profiler", "symm_mem"})
+"""Namespaces of torch itself: what has no formula there does no matrix work, but for the operators named next."""
+
+MATRIX_WORK = frozenset({
+    "_addmm_activation", "_cudnn_rnn", "_grouped_mm", "_int_mm", "_linalg_solve_ex", "_mixed_dtypes_linear",
+    "_native_multi_head_attention", "_scaled_dot_product_attention_math_for_mps",
+    "_scaled_dot_product_fused_attention_overrideable", "_scaled_grouped_mm", "_scaled_grouped_mm_v2",
+    "_scaled_mm_v2", "_sparse_mm", "_sparse_semi_structured_addmm", "_sparse_semi_structured_mm",
+    "_transformer_encoder_layer_fwd", "_trilinear", "_weight_int4pack_mm", "_weight_int8pack_mm", "addbmm", "addmv",
+    "addr", "cholesky", "linear", "miopen_rnn", "mkldnn_linear", "mkldnn_rnn_layer", "mv", "sparse_sampled_addmm",
+})  # fmt: skip
+"""Operators of torch 2.13 that multiply matrices and that its counter has no formula for."""
+
+_SHAPE_QUESTIONS = frozenset({
+    "dim", "is_contiguous", "is_non_overlapping_and_dense", "is_strides_like_format", "layout", "numel", "size",
+    "storage_offset", "stride", "sym_is_contiguous", "sym_numel", "sym_size", "sym_storage_offset", "sym_stride",
+})  # fmt: skip
+"""A subclass with sizes of its own (nested tensors) must answer these itself, as under torch's own counter."""
+
+_MATRICES = {_aten.mm: (0, 1), _aten.bmm: (0, 1), _aten.addmm: (1, 2), _aten.baddbmm: (1, 2)}
+"""Where the two factors stand: the gradient of each is one product with as many FLOPs as the forward's."""
+
+_ATTENTION = {
+    getattr(_aten, name)
+    for name in (
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+    )
+    if hasattr(_aten, name)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """In which units of the device most of the FLOPs are done: what to compare them with."""
+
+    dtype: torch.dtype
+    is_convolution: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardCount:
+    """The model FLOPs of one forward and of its backward."""
+
+    forward: int
+    backward: int
+    arithmetic: Arithmetic
+
+    @property
+    def total(self) -> int:
+        """Forward and backward together."""
+        return self.forward + self.backward
+
+
+class ForwardCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
+    """Looks on while one forward runs on this thread; enter it, run, and `leave` it."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.doubt: str | None = None
+        """Why there is no count."""
+        self._forward = 0
+        self._backward = 0
+        self._by_arithmetic: Counter[Arithmetic] = Counter()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile do as if this mode were not there: a first call must not be compiled for it."""
+        return True
+
+    def count(self) -> ForwardCount | None:
+        """Return what was counted; None with a `doubt`."""
+        if self.doubt is None and not self._forward:
+            self.doubt = "no operator with a formula ran in the module's forward"
+        if self.doubt is not None:
+            return None
+        arithmetic, _ = self._by_arithmetic.most_common(1)[0]
+        return ForwardCount(self._forward, self._backward, arithmetic)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401  an operator of any kind
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401  whatever the operator returns
+        if any(kind is not torch.Tensor for kind in types) and func.__name__.split(".")[0] in _SHAPE_QUESTIONS:
+            return NotImplemented
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if self.doubt is None:
+            try:
+                self._see(func, args, kwargs, out)
+            except Exception as error:  # noqa: BLE001  the operator has run; only our count is lost
+                self.doubt = f"{func}: {type(error).__name__}: {error}"
+        return out
+
+    def _see(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: object) -> None:  # noqa: ANN401
+        if not isinstance(func, torch._ops.OpOverload):
+            self.doubt = f"the higher-order operator {func} has no formula here"
+            return
+        packet: Any = func._overloadpacket
+        formula = _formula(packet)
+        if formula is None:
+            name = packet.__name__
+            if func.namespace not in TRANSPARENT or name in MATRIX_WORK:
+                self.doubt = f"the operator {func.namespace}::{name} has no formula"
+            return
+        if any(is_traceable_wrapper_subclass(part) for part in args):
+            self.doubt = f"{packet} ran on a tensor subclass, whose work on this rank its shape does not tell"
+            return
+        flops = formula(*args, **kwargs, out_val=out)
+        backward = self._backward_of(packet, args, out, flops)
+        self._forward += flops
+        self._backward += backward
+        first = next(part for part in args if isinstance(part, torch.Tensor))
+        self._by_arithmetic[Arithmetic(first.dtype, is_convolution=packet is _aten.convolution)] += flops + backward
+
+    def _backward_of(self, packet: Any, args: tuple[Any, ...], out: Any, flops: int) -> int:  # noqa: ANN401
+        if not torch.is_grad_enabled():
+            if _is_inside_function():
+                self.doubt = (
+                    f"{packet} ran inside a torch.autograd.Function, whose backward is its own (checkpointing with"
+                    " use_reentrant=True is one)"
+                )
+            return 0
+        if packet in _MATRICES:
+            return flops * sum(bool(args[place].requires_grad) for place in _MATRICES[packet])
+        if packet in _ATTENTION:
+            # The gradients of q, k, v and of the scores: four products of the forward's two sizes.  torch counts a
+            # fifth, the scores again, which the fused kernel computes for want of memory: no work of the model's.
+            return 2 * flops if any(part.requires_grad for part in args[:3]) else 0
+        wanted = [isinstance(part, torch.Tensor) and part.requires_grad for part in args]
+        if not any(wanted):
+            return 0
+        if packet is _aten.convolution:
+            shapes = tuple(part if is_wanted else None for part, is_wanted in zip(args[:2], wanted, strict=False))
+            mask = [*wanted[:2], False]
+            formula: Callable[..., int] = flop_registry[_aten.convolution_backward]
+            return formula(out, *args[:2], None, *args[3:9], mask, out_val=(*shapes, None))
+        self.doubt = f"the backward of {packet} has no formula here"
+        return 0
+
+
+def modes_on() -> int:
+    """Return how many dispatch modes are on in this thread."""
+    return int(torch._C._len_torch_dispatch_stack())
+
+
+def leave(counter: ForwardCounter) -> None:
+    """Take `counter` off this thread's stack of modes, and nothing else, wherever in it forward left it."""
+    above = []
+    while counter in _get_current_dispatch_mode_stack():
+        if _get_current_dispatch_mode_stack()[-1] is counter:
+            counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        else:
+            above.append(_pop_mode())
+    for mode in reversed(above):
+        _push_mode(mode)
+
+
+def _formula(packet: Any) -> Callable[..., int] | None:  # noqa: ANN401  an OpOverloadPacket
+    if packet in _ATTENTION:  # the one of CPUs is the same mathematics, and not in torch's list
+        packet = _aten._scaled_dot_product_flash_attention
+    formula: Callable[..., int] | None = flop_registry.get(packet)
+    return formula
+
+
+def _is_inside_function() -> bool:
+    """Return whether a torch.autograd.Function's own forward is running in this thread."""
+    frame = sys._getframe(1)
+    for _ in range(FRAMES_MAX):
+        if frame.f_code is _APPLY:
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return True
+
+
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]

@@ -1,0 +1,86 @@
+"""What does the user's loop say of its steps?  When it waits for data, what a batch holds, and when it saves.
+
+None of that can be seen from hooks.  All of it is optional: what is not said is guessed from forward's input or charged
+to `unknown`.
+
+Left out: what becomes of it (`counts`, `steptimer`, `vitals`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from pacecar.profiler.counts import StepCounts
+from pacecar.profiler.guard import Guard
+from pacecar.profiler.loader import TimedLoader, guess_samples
+from pacecar.profiler.phases import PhaseHooks
+from pacecar.profiler.steptimer import StepTimer
+from pacecar.profiler.vitals import VitalsMeter
+
+__all__ = ["Loop"]
+
+T = TypeVar("T")
+
+
+class Loop:
+    """What the hook hands to the user's loop; on the training thread."""
+
+    def __init__(
+        self,
+        timer: StepTimer,
+        guard: Guard,
+        counts: StepCounts,
+        phases: PhaseHooks,
+        vitals: VitalsMeter,
+        *,
+        now_ns: Callable[[], int],
+        batch_samples: Callable[[Any], int | None] | None,
+        batch_tokens: Callable[[Any], int | None] | None,
+    ) -> None:
+        self._timer = timer
+        self._guard = guard
+        self._counts = counts
+        self._phases = phases
+        self._vitals = vitals
+        self._now_ns = now_ns
+        self._batch_samples = batch_samples or guess_samples
+        self._batch_tokens = batch_tokens
+        self.checkpoint_depth = 0
+        """How many `checkpoint` bodies are under way, one inside another."""
+
+    def data(self, loader: Iterable[T]) -> Iterable[T]:
+        """Return `loader` with its waits timed and its batches counted; iterate it as often as the loader."""
+        return TimedLoader(
+            loader,
+            now_ns=self._now_ns,
+            waits=self._timer.waits,
+            waited=self._guard.wrap(self._timer.waited),
+            drawn=self._guard.wrap(self._drawn),
+        )
+
+    def count(self, *, samples: int | None = None, tokens: int | None = None) -> None:
+        """Add to this step's samples and tokens; overrides what the hook would guess."""
+        self._counts.say(samples, tokens)
+
+    @contextlib.contextmanager
+    def checkpoint(self) -> Iterator[None]:
+        """Charge the time of the body, saving a checkpoint, to the ledger's `checkpoint`; one inside another is its."""
+        start, self.checkpoint_depth = self._now_ns(), self.checkpoint_depth + 1
+        try:
+            yield
+        finally:
+            self.checkpoint_depth -= 1
+            if not self.checkpoint_depth:
+                self._guard.wrap(self._checkpointed)(start, self._now_ns())
+
+    def _checkpointed(self, start_ns: int, end_ns: int) -> None:
+        self._timer.events.append(("checkpoint", start_ns, end_ns))
+        self._vitals.checkpointed(end_ns - start_ns)
+
+    def _drawn(self, batch: object) -> None:
+        samples = self._batch_samples(batch)
+        if samples is not None:
+            self._phases.guesses_samples = False
+        self._counts.draw(samples, None if self._batch_tokens is None else self._batch_tokens(batch))

@@ -1,0 +1,94 @@
+"""What was this rank told to do, and when may it?  Commands wait here from the courier's thread to a step boundary.
+
+A command comes at any moment, on a thread on which nothing of torch may be touched.  It is carried out by the training
+thread, at the boundary before the step that the daemon named, so that the ranks of a node begin together.  A step that
+has gone by is no excuse: then it begins at once, and the answer says where.
+
+Left out: what the actions do; `register` brings them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Literal
+
+from pacecar.records import Answer, Command
+
+__all__ = ["ORDERS_MAX", "Action", "NotYet", "Orders", "Refusal"]
+
+ORDERS_MAX = 16
+"""Commands that wait at one time; a further one is refused."""
+
+Action = Callable[[Command, Callable[[Literal["accepted", "done", "refused"], str], None]], None]
+"""Carries out a command on the training thread; calls its second argument with a state and a detail, now or later."""
+
+_log = logging.getLogger(__name__)
+
+
+class Refusal(ValueError):  # noqa: N818  what an action raises to say no
+    """The command cannot be carried out; the message goes to whoever asked."""
+
+
+class NotYet(Exception):  # noqa: N818  not a failure
+    """What an action raises to be called again at the next boundary."""
+
+
+class Orders:
+    """The commands of one rank.  `obey` may be called from any thread, all else from the training thread."""
+
+    def __init__(self, job: str, rank: int, *, reply: Callable[[Answer], None]) -> None:
+        self._job = job
+        self._rank = rank
+        self._reply = reply
+        self._actions: dict[str, Action] = {}
+        self.waiting: deque[Command] = deque()
+        """What `boundary` would look at."""
+
+    def register(self, name: str, action: Action) -> None:
+        """Let `action` carry out the commands called `name`."""
+        self._actions[name] = action
+
+    def obey(self, command: Command) -> None:
+        """Keep `command` for the boundary before its step."""
+        if command.action not in self._actions:
+            known = ", ".join(sorted(self._actions)) or "nothing"
+            self._answer(command, "refused", f"this job's hook cannot {command.action!r}, it can: {known}")
+        elif len(self.waiting) >= ORDERS_MAX:
+            self._answer(command, "refused", f"{ORDERS_MAX} commands are waiting already")
+        else:
+            self.waiting.append(command)
+
+    def boundary(self, step: int) -> None:
+        """Carry out what waits for `step`, the step that begins now."""
+        if not self.waiting:
+            return
+        for _ in range(len(self.waiting)):
+            command = self.waiting.popleft()
+            if command.at_step > step:
+                self.waiting.append(command)
+            else:
+                self._carry_out(command)
+
+    def close(self, reason: str = "the job ended first") -> None:
+        """Refuse what still waits."""
+        while self.waiting:
+            self._answer(self.waiting.popleft(), "refused", reason)
+
+    def _carry_out(self, command: Command) -> None:
+        def answer(state: Literal["accepted", "done", "refused"], detail: str) -> None:
+            self._answer(command, state, detail)
+
+        try:
+            self._actions[command.action](command, answer)
+        except NotYet:
+            self.waiting.append(command)
+        except Refusal as refusal:
+            answer("refused", str(refusal))
+        except Exception as error:  # noqa: BLE001  somebody's wish must not end the job
+            _log.warning("pacecar could not carry out %r", command.action, exc_info=True)
+            answer("refused", f"{type(error).__name__}: {error}")
+
+    def _answer(self, command: Command, state: Literal["accepted", "done", "refused"], detail: str) -> None:
+        self._reply(Answer(job=self._job, rank=self._rank, number=command.number, state=state, detail=detail))

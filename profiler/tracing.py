@@ -1,0 +1,251 @@
+"""How does a running job give a full trace of its next steps?  With torch's own profiler, from boundary to boundary.
+
+The hook's windows see just enough for a ledger and are gone when it is made.  When a person wants to look for himself,
+all of it is needed: shapes, launches, annotations, in the file that every viewer reads.  That costs what it costs:
+the traced steps are slower, and ending and writing hold the loop up for a moment; only compressing does not, it has a
+thread of its own.  The steps are marked as disturbed, so that nothing is concluded from their pace.
+
+Traces of several ranks are worth more than their sum only if they hold the same steps.  So a rank that hears of it late
+ends with the others and not later, and one that is too late says so and traces nothing.
+
+A job that is being profiled by its own script is left alone: two sessions would empty each other.  Between a window of
+the hook's own and a trace lies a whole step (see `window`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from torch.profiler import ProfilerAction, ProfilerActivity, profile
+
+from pacecar.profiler.orders import NotYet, Refusal
+from pacecar.records import Command
+
+__all__ = ["STEPS_MAX", "Tracing", "Windows"]
+
+STEPS_MAX = 100
+"""A trace of a large model has 10 MB and 50 000 events a step."""
+
+COPY_BYTES = 1024 * 1024
+COMPRESSION = 1
+"""Of 60 MB of JSON level 1 makes 4 % in 0.13 s, level 9 makes 3.7 % in 1.3 s."""
+
+CLOSE_SECONDS = 10.0
+"""The end of a job waits so long for a trace that is being compressed: 1 GB of JSON takes a few seconds."""
+
+Answer = Callable[[Literal["accepted", "done", "refused"], str], None]
+
+
+class Windows(Protocol):
+    """What a trace must know of the hook's own windows."""
+
+    @property
+    def is_settled(self) -> bool:
+        """No window is open, and no profiler was ended at this very boundary."""
+        ...
+
+    def let_pass(self) -> None:
+        """Note that a boundary goes by while somebody waits for `is_settled`."""
+        ...
+
+    @property
+    def outlived_by(self) -> str | None:
+        """The record that began in a session and may be open still: its end in a later session ends the process."""
+        ...
+
+    def session_ended(self, profile: object) -> None:
+        """Note that a profiler has ended, and what was open then."""
+        ...
+
+
+class Tracing:
+    """The action "trace": `steps` steps (default 5) into a file in `directory` (default the run folder).
+
+    `step` is the number of the step that begins; `mark` is told when steps begin and cease to be traced.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        rank: int,
+        *,
+        on_device: bool,
+        directory: str | None,
+        step: Callable[[], int],
+        mark: Callable[[bool], None],
+        windows: Windows,
+    ) -> None:
+        self._name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in job)[:80]
+        self._rank = rank
+        self._activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_device else [])]
+        self._directory = directory
+        self._step = step
+        self._mark = mark
+        self._windows = windows
+        self._profile: Any = None
+        self._answer: Answer | None = None
+        self._end = 0
+        self._path = Path()
+        self._writer: threading.Thread | None = None
+
+    def trace(self, command: Command, answer: Answer) -> None:
+        """Begin; `boundary` ends it.
+
+        Raises:
+            NotYet: a window of ours has only just been closed.
+            Refusal: a trace is being taken, the job profiles itself, it is too late, or an argument is wrong.
+        """
+        arguments, now = command.arguments, self._step()
+        steps = arguments.get("steps", 5)
+        if not isinstance(steps, int) or not 1 <= steps <= STEPS_MAX:
+            raise Refusal(f"steps must be 1 to {STEPS_MAX}, not {steps!r}")
+        first = command.at_step or now
+        end = first + steps
+        if now >= end:
+            raise Refusal(f"too late: steps {first} to {end - 1} were asked for, and this rank is at {now} already")
+        if self._profile is not None:
+            raise Refusal(f"another trace is being taken, until step {self._end - 1}")
+        if not self._windows.is_settled:
+            self._windows.let_pass()
+            raise NotYet
+        if self._writer is not None and self._writer.is_alive():
+            raise Refusal("the trace before is being compressed")
+        if torch._C._autograd._profiler_enabled():
+            raise Refusal("the job is being profiled by its own script")
+        if self._windows.outlived_by is not None:
+            raise Refusal(
+                f"the record {self._windows.outlived_by!r} of the job is open across steps; torch would crash"
+            )
+        self._end = end
+        self._path = self._place(arguments.get("directory"), first)
+        self._profile = profile(
+            activities=self._activities,
+            record_shapes=bool(arguments.get("shapes", 1)),
+            with_stack=bool(arguments.get("stacks", 0)),
+            schedule=_record,  # with a schedule torch marks the steps
+        )
+        self._profile.step_num = now  # the marks in the file bear the job's own numbers
+        self._answer = answer
+        self._mark(True)
+        try:
+            self._profile.start()
+        except BaseException:
+            self._profile = self._answer = None
+            self._mark(False)
+            raise
+        late = f" of {first} to {end - 1}: the order came late" if now > first else ""
+        answer("accepted", f"tracing steps {now} to {end - 1}{late}, into {self._path}")
+
+    @property
+    def is_tracing(self) -> bool:
+        """Whether `boundary` has something to do."""
+        return self._profile is not None
+
+    def boundary(self) -> None:
+        """Note the end of a step; ends the trace when it was the last."""
+        if self._profile is None:
+            return
+        if self._step() < self._end:
+            try:
+                self._profile.step()
+            except Exception as error:  # noqa: BLE001  CUPTI's own trouble: the job goes on, without a trace
+                self._give_up(error)
+        else:
+            self._finish()
+
+    def close(self) -> None:
+        """Write what there is, and wait for the writing: the job ends."""
+        if self._profile is not None:
+            self._finish()
+        if self._writer is not None:
+            self._writer.join(CLOSE_SECONDS)
+
+    def _give_up(self, error: Exception) -> None:
+        taken, self._profile = self._profile, None
+        answer, self._answer = self._answer, None
+        assert answer is not None, "set with the profile"
+        with contextlib.suppress(Exception):
+            taken.stop()
+        self._mark(False)
+        answer("refused", f"the profiler failed: {type(error).__name__}: {error}")
+
+    def _finish(self) -> None:
+        taken, self._profile = self._profile, None
+        answer, self._answer = self._answer, None
+        assert answer is not None, "set with the profile"
+        plain = self._path.with_suffix(".partial")  # torch compresses by itself, on this thread and through /tmp
+        try:
+            taken.stop()
+            self._windows.session_ended(taken.profiler)
+            taken.export_chrome_trace(str(plain))
+            _check_whole(plain)
+        except Exception as error:  # noqa: BLE001  a full disk, a directory that went away: the job goes on
+            _remove(plain)
+            _remove(plain.with_suffix(".partial.tmp"))  # where kineto writes at first
+            answer("refused", f"{self._path}: {error}")
+        else:
+            self._writer = threading.Thread(
+                target=_compress, args=(plain, self._path, answer), name="pacecar-trace", daemon=True
+            )
+            self._writer.start()
+        finally:
+            self._mark(False)
+
+    def _place(self, wanted: object, first: int) -> Path:
+        directory = str(wanted) if wanted else self._directory
+        folder = Path(directory) if directory else Path(tempfile.gettempdir()) / f"pacecar-traces-{os.getuid()}"
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # In a directory that all may write to, somebody else may have made it first, or a link in its place.
+            if not directory and (folder.is_symlink() or folder.stat().st_uid != os.getuid()):
+                raise Refusal(f"{folder} belongs to somebody else: name a directory")
+        except OSError as error:
+            raise Refusal(f"{folder}: {error.strerror}") from error
+        if not os.access(folder, os.W_OK):
+            raise Refusal(f"{folder}: the job may not write there")
+        return folder.absolute() / f"trace-{self._name}-step{first}-rank{self._rank}.json.gz"
+
+
+def _record(step: int) -> ProfilerAction:
+    return ProfilerAction.RECORD
+
+
+def _check_whole(path: Path) -> None:
+    """Raise OSError unless `path` ends like a trace: kineto does not say when the disk was full."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(-1, os.SEEK_END)
+            if stream.read(1) == b"}":
+                return
+    except OSError as error:
+        raise OSError("nothing could be written: is the disk full, or the directory gone?") from error
+    raise OSError("only a part could be written: is the disk full?")
+
+
+def _compress(plain: Path, path: Path, answer: Answer) -> None:
+    half = path.with_suffix(".gz.partial")
+    try:
+        with plain.open("rb") as source, gzip.open(half, "wb", compresslevel=COMPRESSION) as target:
+            shutil.copyfileobj(source, target, COPY_BYTES)
+        half.replace(path)
+    except OSError as error:
+        _remove(half)
+        answer("refused", f"{path}: {error.strerror or error}")
+    else:
+        answer("done", str(path))
+    finally:
+        _remove(plain)
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()

@@ -1,0 +1,53 @@
+"""Whose turn is it?  The steps at which a rank may open a window, so that ranks never do so all at once.
+
+A shift from rank to rank is not enough: windows that the budget puts off lose the shift one by one, until those of two
+ranks meet, and a step in which all ranks are profiled is a step that the job pays for twice: everybody is slow, and
+what the ranks see of each other is the profiler.  So the steps are dealt out for good, round after round, and a window
+that cannot be afforded in its turn waits for the next.
+
+    step    | 3 4 | 5 6 | 7 8 | 9 10 | 11 12 | 13 ...       warm-up 3, four ranks on a CPU
+    rank    |  0  |  1  |  2  |  3   |   0   |  1 ...
+
+A turn is as long as a window disturbs its rank: the profiled step and the one that pays for reading it, and on a device
+job the step before, in which it runs dry.  Beyond TURNS_MAX ranks some share a turn, never all.
+
+A window that somebody asks for on all ranks (`tracing`) takes no turns.  Pure.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["TURNS_MAX", "Turn", "turn_of"]
+
+TURNS_MAX = 8
+"""A round must end soon, or the last rank has no calibration; a node has eight devices, and shares its processors."""
+
+TRIES = 10
+"""A window that could not be afforded is tried again after a tenth of the interval."""
+
+
+class Turn(NamedTuple):
+    """The steps `first`, `first + every`, `first + 2 * every` ..."""
+
+    first: int
+    every: int
+
+    def is_now(self, step: int) -> bool:
+        """Return whether `step` is one of them."""
+        return step >= self.first and (step - self.first) % self.every == 0
+
+    def next_from(self, step: int) -> int:
+        """Return the first of them from `step` on."""
+        return self.first if step <= self.first else step + (self.first - step) % self.every
+
+
+def turn_of(rank: int, world_size: int, *, warmup_steps: int, interval_steps: int, on_device: bool) -> Turn:
+    """Return the turn of `rank`; the same arguments but for `rank` must be given on all ranks."""
+    turns = min(world_size, TURNS_MAX)
+    retry = max(1, interval_steps // TRIES)
+    if turns < 2:
+        return Turn(warmup_steps, retry)
+    turn_steps = 3 if on_device else 2
+    round_steps = turn_steps * turns
+    return Turn(warmup_steps + turn_steps * (rank % turns), -(-retry // round_steps) * round_steps)

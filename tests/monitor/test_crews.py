@@ -1,0 +1,60 @@
+"""Who says nothing while others suspect a hang."""
+
+import pytest
+
+from pacecar.monitor.crews import SILENT_SECONDS, Crew, crew_samples
+from pacecar.records import HangSuspicion
+
+S = 1_000_000_000
+LONG = round(SILENT_SECONDS * S)
+
+
+def suspicion(rank, *, ended=False):
+    return HangSuspicion(
+        job="j", rank=rank, step=7, phase="tail", wall_ns=0, silent_ns=1, last_collective=None, collectives=None,
+        stack=None, ended=ended,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def crew():
+    made = Crew()
+    for rank in (0, 2):
+        made.take(suspicion(rank), 10 * S)
+    return made
+
+
+def silent(crew, now_ns, **heard):
+    return crew.view({int(rank[1:]): ns for rank, ns in heard.items()}, now_ns).silent
+
+
+def test_the_rank_that_says_nothing_while_others_suspect_a_hang_is_told(crew):
+    assert silent(crew, 10 * S + LONG - 1, r0=10 * S, r1=9 * S, r2=10 * S) == {0: False, 1: False, 2: False}
+    assert silent(crew, 10 * S + LONG, r0=10 * S, r1=9 * S, r2=10 * S) == {0: False, 1: True, 2: False}
+
+
+def test_who_suspects_a_hang_has_spoken_however_long_ago(crew):
+    assert silent(crew, 500 * S, r0=10 * S, r2=10 * S) == {0: False, 2: False}
+
+
+def test_who_still_reports_is_not_silent(crew):
+    assert silent(crew, 500 * S, r1=500 * S - LONG + 1) == {1: False}
+
+
+@pytest.mark.parametrize("how", ["it steps again", "it says goodbye"])
+def test_nobody_is_silent_when_nobody_suspects_a_hang_any_more(crew, how):
+    assert silent(Crew(), 500 * S, r1=0) == {}
+    for rank in (0, 2):
+        if how == "it steps again":
+            crew.take(suspicion(rank, ended=True), 20 * S)
+        else:
+            crew.leave(rank)
+    assert silent(crew, 500 * S, r1=0) == {}
+    crew.take(suspicion(0), 600 * S)
+    assert silent(crew, 601 * S, r1=0) == {1: False}, "a later hang is a new one"
+
+
+def test_the_series_name_each_rank(crew):
+    view = crew.view({0: 10 * S, 1: 9 * S}, 500 * S)
+    found = {s.labels: s.value for s in crew_samples("j", view) if s.metric == "pacecar_job_hang_silent"}
+    assert found == {("j", "0"): 0, ("j", "1"): 1}

@@ -1,0 +1,233 @@
+"""Requests: who may ask, whom a command reaches, and where the answers go."""
+
+import os
+import socket
+import time
+
+import pytest
+
+from pacecar.clock import SystemClock
+from pacecar.monitor.board import Board
+from pacecar.monitor.inbox import Inbox
+from pacecar.monitor.meeting import Meeting
+from pacecar.monitor.requests import REQUESTS_MAX, Rendezvous, Requests, Target
+from pacecar.records import Answer, Command, Ledger, Request
+from pacecar.wire import Refusal, decode_frame, encode_frame
+
+
+class Post:
+    """What was sent to whom; connections in `deaf` take nothing."""
+
+    def __init__(self):
+        self.sent = []
+        self.deaf = set()
+
+    def __call__(self, connection, message):
+        if connection in self.deaf:
+            return False
+        self.sent.append((connection, message))
+        return True
+
+    def to(self, connection):
+        return [message for number, message in self.sent if number == connection]
+
+
+@pytest.fixture
+def post():
+    return Post()
+
+
+@pytest.fixture
+def targets(make_hello):
+    ranks = [Target(10 + rank, make_hello(rank=rank), 1000) for rank in (0, 1)]
+    return [*ranks, Target(20, make_hello(job="other"), 1000)]
+
+
+def request(**changes):
+    return Request(**{"serial": 7, "job": "job-a", "action": "trace", "arguments": {"steps": 3}} | changes)
+
+
+def meet(ahead):
+    """All ranks at one place, whatever the job."""
+    return lambda job: Rendezvous(ahead - 10, ahead, 50_000_000) if ahead else Rendezvous()
+
+
+@pytest.fixture
+def job(targets):
+    return targets[0].hello.job
+
+
+def test_a_request_reaches_the_ranks_of_its_job_only_and_the_asker_hears_whom(post, targets, job):
+    Requests(post).ask(request(job=job), asker=1, uid=1000, targets=targets, meet=meet(44))
+    (command,) = post.to(10)
+    assert (command.action, command.at_step, command.arguments) == ("trace", 44, {"steps": 3})
+    assert post.to(11) == [command]
+    assert post.to(20) == []
+    (accepted,) = post.to(1)
+    assert (accepted.state, accepted.ranks, accepted.number, accepted.rank) == ("accepted", (0, 1), 7, None)
+
+
+@pytest.mark.parametrize(("uid", "state"), [(1000, "accepted"), (0, "accepted"), (1001, "refused")])
+def test_only_the_jobs_user_and_root_may_ask(post, targets, job, uid, state):
+    Requests(post).ask(request(job=job), asker=1, uid=uid, targets=targets, meet=meet(0))
+    assert post.to(1)[0].state == state
+    assert bool(post.to(10)) == (state == "accepted")
+
+
+def test_a_job_that_is_not_there_and_a_rank_that_does_not_read_are_said(post, targets, job):
+    requests = Requests(post)
+    requests.ask(request(job="nobody"), asker=1, uid=0, targets=targets, meet=meet(0))
+    assert "no rank of a job 'nobody'" in post.to(1)[0].detail
+    post.deaf = {10}
+    requests.ask(request(job=job), asker=2, uid=0, targets=targets, meet=meet(0))
+    assert post.to(2)[0].ranks == (1,)
+    post.deaf = {10, 11}
+    requests.ask(request(job=job), asker=3, uid=0, targets=targets, meet=meet(0))
+    assert post.to(3)[0].state == "refused"
+
+
+def answer_to(command, job, rank=0):
+    return Answer(job=job, rank=rank, number=command.number, state="done", detail="here")
+
+
+def test_an_answer_goes_to_whoever_asked_with_his_own_number(post, targets, job):
+    requests = Requests(post)
+    requests.ask(request(job=job, serial=7), asker=1, uid=0, targets=targets, meet=meet(0))
+    requests.ask(request(job=job, serial=9), asker=2, uid=0, targets=targets, meet=meet(0))
+    first, second = post.to(10)
+    requests.answered(answer_to(second, job), connection=10)
+    assert [a.number for a in post.to(2)] == [9, 9]
+    assert [a.number for a in post.to(1)] == [7]
+    requests.answered(answer_to(first, "other"), connection=10)  # a rank of another job that guesses numbers
+    assert len(post.to(1)) == 1
+
+
+def test_what_an_asker_wanted_is_forgotten_when_he_hangs_up_or_too_many_ask(post, targets, job):
+    requests = Requests(post)
+    requests.ask(request(job=job), asker=1, uid=0, targets=targets, meet=meet(0))
+    requests.left(1)
+    requests.answered(answer_to(post.to(10)[0], job), connection=10)
+    assert len(post.to(1)) == 1
+    for asker in range(100, 100 + REQUESTS_MAX + 1):
+        requests.ask(request(job=job), asker=asker, uid=0, targets=targets, meet=meet(0))
+    oldest, *_, newest = post.to(10)[1:]
+    requests.answered(answer_to(oldest, job), connection=10)
+    requests.answered(answer_to(newest, job), connection=10)
+    assert len(post.to(100)) == 1
+    assert len(post.to(100 + REQUESTS_MAX)) == 2
+
+
+def test_a_rank_that_goes_away_is_answered_for_and_one_that_had_answered_is_not(post, targets, job):
+    requests = Requests(post)
+    requests.ask(request(job=job), asker=1, uid=0, targets=targets, meet=meet(44))
+    requests.answered(answer_to(post.to(10)[0], job), connection=10)
+    requests.left(10)
+    requests.left(11)
+    _, done, gone = post.to(1)
+    assert (done.rank, done.state) == (0, "done")
+    assert (gone.rank, gone.state, gone.number) == (1, "refused", 7)
+    assert "went away" in gone.detail
+
+
+def test_two_jobs_of_one_name_are_told_apart_by_nobody(post, make_hello, job):
+    twins = [Target(10, make_hello(pid=111), 1000), Target(11, make_hello(pid=222), 1000)]
+    Requests(post).ask(request(job=job), asker=1, uid=1000, targets=twins, meet=meet(44))
+    (answer,) = post.to(1)
+    assert answer.state == "refused"
+    assert "several jobs are called" in answer.detail
+    assert "pid 111, 222" in answer.detail
+    assert post.to(10) == []
+
+
+def test_a_wrong_name_is_answered_with_the_names_that_the_asker_may_know(post, targets, make_hello):
+    targets = [*targets, Target(30, make_hello(job="theirs"), 2000)]
+    requests = Requests(post)
+    requests.ask(request(job="runn-7"), asker=1, uid=1000, targets=targets, meet=meet(0))
+    requests.ask(request(job="runn-7"), asker=2, uid=0, targets=targets, meet=meet(0))
+    requests.ask(request(job="runn-7"), asker=3, uid=3000, targets=targets, meet=meet(0))
+    assert post.to(1)[0].detail.endswith("there are 'other', 'run-7'")
+    assert post.to(2)[0].detail.endswith("there are 'other', 'run-7', 'theirs'")
+    assert post.to(3)[0].detail.endswith("no job of yours is")
+
+
+def test_the_ranks_that_the_daemon_does_not_hear_are_named_and_when_it_begins(post, make_hello, job):
+    here = [Target(10 + rank, make_hello(rank=rank, world_size=4), 1000) for rank in (0, 2)]
+    Requests(post).ask(request(job=job), asker=1, uid=1000, targets=here, meet=meet(44))
+    (accepted,) = post.to(1)
+    assert accepted.detail == (
+        "trace from step 44, in about 0.5 s, on 2 of 4 ranks: not on 1, 3, of which this daemon does not hear"
+        " (another node's?)"
+    )
+    assert (accepted.expected_ns, accepted.pace_ns) == (500_000_000, 50_000_000)
+
+
+def test_the_asker_may_name_a_step_that_lies_far_enough_ahead(post, targets, job):
+    """So that the daemons of several nodes can be asked for the same steps."""
+    requests = Requests(post)
+    for asker, at_step in ((1, 44), (2, 1000), (3, 43), (4, -1), (5, "soon")):
+        requests.ask(
+            request(job=job, arguments={"at_step": at_step}), asker=asker, uid=0, targets=targets, meet=meet(44)
+        )
+    assert [post.to(asker)[0].state for asker in (1, 2, 3, 4, 5)] == ["accepted"] * 2 + ["refused"] * 3
+    assert [command.at_step for command in post.to(10)] == [44, 1000]
+    assert "step 43 is too near: job 'run-7' is at 34" in post.to(3)[0].detail
+
+
+def test_a_job_of_which_nothing_is_known_begins_when_it_hears(post, targets, job):
+    Requests(post).ask(request(job=job), asker=1, uid=0, targets=targets, meet=meet(0))
+    assert post.to(10)[0].at_step == 0
+    assert "perhaps not at the same step" in post.to(1)[0].detail
+
+
+@pytest.fixture
+def inbox(tmp_path):
+    board = Board(SystemClock(), jobs_max=3, ranks_max=4, job_forget_seconds=900)
+    inbox = Inbox(Meeting(tmp_path / "pacecar.sock"), board, SystemClock())
+    inbox.start()
+    yield inbox
+    inbox.close()
+
+
+def connect(tmp_path):
+    peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    peer.settimeout(10)
+    peer.connect(str(tmp_path / "pacecar.sock"))
+    return peer
+
+
+def test_a_command_lies_ahead_of_the_furthest_rank_and_the_answer_comes_back(inbox, tmp_path, make_hello, make_step):
+    rank, asker = connect(tmp_path), connect(tmp_path)
+    hello = make_hello(pid=os.getpid())
+    rank.send(encode_frame(hello))
+    ran = Ledger(wall_ns=50_100_000_000, unknown_ns=50_100_000_000)
+    rank.send(encode_frame(make_step(step=500, wall_ns=100_000_000, totals=ran, total_steps=501)))
+    deadline = time.monotonic() + 10
+    while inbox.frames < 2 and time.monotonic() < deadline:
+        time.sleep(0.002)
+    asker.send(encode_frame(Request(serial=3, job=hello.job, action="trace")))
+    command = decode_frame(rank.recv(65536))
+    assert isinstance(command, Command)
+    assert 512 <= command.at_step <= 522  # a second of steps of 100 ms, as many as went by since, and two
+    assert decode_frame(asker.recv(65536)).ranks == (hello.rank,)
+    rank.send(encode_frame(Answer(job=hello.job, rank=0, number=command.number, state="done", detail="x")))
+    assert decode_frame(asker.recv(65536)).state == "done"
+    rank.send(encode_frame(Request(serial=3, job=hello.job, action="trace")))  # a hook asks for nothing
+    rank.send(encode_frame(Answer(job="else", rank=0, number=command.number, state="done", detail="x")))
+    while sum(inbox.refused().values()) < 2 and time.monotonic() < deadline:
+        time.sleep(0.002)
+    refused = {reason: count for reason, count in inbox.refused().items() if count}
+    assert refused == {Refusal.MALFORMED: 1, Refusal.IDENTITY: 1}
+    for peer in (rank, asker):
+        peer.close()
+
+
+def test_an_asker_that_never_reads_holds_up_nobody(inbox, tmp_path):
+    flood, patient = connect(tmp_path), connect(tmp_path)
+    flood.settimeout(5)
+    frame = encode_frame(Request(serial=1, job="nobody", action="trace"))
+    for _ in range(2000):  # its answers fill the socket's buffer and are dropped
+        flood.send(frame)
+    patient.send(frame)
+    assert decode_frame(patient.recv(65536)).state == "refused"
+    flood.close()
+    patient.close()

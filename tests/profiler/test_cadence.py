@@ -1,0 +1,179 @@
+"""Short steps are measured more seldom, so that the budget holds; counts stay whole; and at the end the hook is off."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pacecar.config import HookConfig
+from pacecar.profiler.cadence import EVERY_MAX, REVIEW_STEPS, Cadence
+from pacecar.records import Ledger, StepRecord
+
+US = 1000
+
+
+def review(cadence, wall, cost, *, passing=2 * US, rounds=1):
+    for _ in range(rounds * REVIEW_STEPS):
+        passed = (cadence.every or 1) - 1
+        cadence.measured(wall, cost, passed=passed, passed_cost_ns=passed * passing)
+    return cadence.every
+
+
+def test_a_long_step_is_always_measured_and_a_short_one_as_often_as_half_the_budget_allows():
+    assert review(Cadence(0.01), 100_000 * US, 80 * US, rounds=3) == 1
+    assert review(Cadence(0.01), 16_000 * US, 80 * US, rounds=3) == 1
+    assert review(Cadence(0.01), 2_000 * US, 60 * US, rounds=3) == 8
+    every = review(Cadence(0.01), 1_000 * US, 60 * US, passing=1 * US, rounds=3)
+    assert (60 + (every - 1)) / every <= 5
+    assert 16 <= every <= 32
+
+
+def test_it_grows_at_once_and_shrinks_when_there_is_room():
+    cadence = Cadence(0.01)
+    assert review(cadence, 2_000 * US, 60 * US) == 8
+    assert review(cadence, 2_100 * US, 55 * US, rounds=4) == 8, "a little better is not enough"
+    assert review(cadence, 100_000 * US, 60 * US, rounds=2) == 1
+
+
+def test_where_even_counting_is_too_much_it_is_none():
+    assert review(Cadence(0.001), 1_000 * US, 60 * US, passing=3 * US, rounds=2) is None
+    cadence = Cadence(0.01)
+    assert review(cadence, 300 * US, 60 * US, passing=1 * US, rounds=4) <= EVERY_MAX
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1.0])
+def test_no_limit_and_no_windows_measure_every_step(ratio):
+    assert review(Cadence(ratio), 100 * US, 90 * US, rounds=3) == 1
+
+
+def test_somebody_elses_program_on_the_processor_is_no_cost_of_ours():
+    cadence = Cadence(0.01)
+    for number in range(REVIEW_STEPS):
+        cadence.measured(20_000 * US, 5_000 * US if number % 16 == 0 else 50 * US)
+    assert cadence.every == 1
+
+
+# --- in the hook --------------------------------------------------------------------------------
+
+
+class Slow:
+    """A clock that tells the hook it is expensive: each reading moves it on, and steps last what the test says."""
+
+    def __init__(self):
+        self.now = 0
+
+    def monotonic_ns(self):
+        self.now += 2 * US
+        return self.now
+
+    def wall_ns(self):
+        return self.now
+
+
+def steps_of(sink):
+    return [record for record in sink.records if isinstance(record, StepRecord)]
+
+
+def test_totals_and_wall_time_stay_right_when_steps_are_only_counted(job, attach, sink):
+    clock = Slow()
+    hook = attach(job, config=HookConfig(overhead_budget=0.01, windows=False, count_flops=False), clock=clock)
+    begun = ended = 0
+    for step in range(400):
+        clock.now += 1_000 * US
+        job.run(1)
+        hook.flush()
+        if step == 0:
+            begun = clock.now
+        ended = clock.now
+    records = steps_of(sink)
+    assert hook.is_alive
+    assert records[0].measured_every == 1
+    every = records[-1].measured_every
+    assert every > 1
+    assert all(r.step % r.measured_every in (0, r.step) or r.step % every == 0 for r in records[-10:])
+    last = records[-1]
+    assert last.total_steps == last.step + 1
+    assert last.total_samples == 16 * last.total_steps
+    assert last.totals.wall_ns == pytest.approx(ended - begun, rel=0.02)
+    assert all(sum(r.ledger.parts().values()) == r.wall_ns for r in records)
+    measured = sum((r.ledger for r in records), Ledger(wall_ns=0))
+    assert measured.wall_ns < last.totals.wall_ns / 2, "most were only counted"
+    assert hook.overhead_ratio <= 0.01
+
+
+def test_a_hook_that_cannot_afford_even_counting_turns_itself_off_with_one_line(job, attach, sink, caplog):
+    heard = []
+    clock = Slow()
+    hook = attach(job, config=HookConfig(overhead_budget=0.001, windows=False), clock=clock, on_boundary=heard.append)
+    for _ in range(300):
+        clock.now += 500 * US
+        job.run(1)
+        hook.flush()
+    assert not hook.is_alive
+    assert [r.getMessage() for r in caplog.records if "measures no more" in r.getMessage()] != []
+    assert sum("measures no more" in r.getMessage() for r in caplog.records) == 1
+    assert steps_of(sink)[-1].measured_every is None
+    assert len(heard) == 300, "who listens is still told of every boundary"
+    hook.close()
+    assert len(job.model._forward_hooks) == 0
+
+
+@pytest.mark.slow
+def test_the_ratio_is_kept_on_a_job_of_one_millisecond_steps(job, attach, sink):
+    config = HookConfig(overhead_budget=0.01, windows=True, count_flops=False)
+    hook = attach(job, config=config)
+    limit = time.monotonic() + 12.0
+    while time.monotonic() < limit:
+        job.run(50)
+    hook.flush()
+    records = steps_of(sink)
+    assert hook.is_alive
+    assert records[-1].total_windows > 0
+    assert records[-1].measured_every > 1
+    assert hook.overhead_ratio <= 0.0105, "what the user allowed, and one window more at the most"
+    assert records[-1].total_steps == records[-1].step + 1
+
+
+OFF = """
+import sys, time, torch
+from torch import nn
+import pacecar
+torch.set_num_threads(1)
+torch.manual_seed(3)
+model, x = nn.Linear(8, 4), torch.randn(16, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+pacer = None
+if sys.argv[1] == "hooked":
+    pacer = pacecar.attach(model, optimizer, tune="off", overhead_budget=0.001, socket="/nowhere/pacecar.sock")
+    assert pacer.is_active, pacer.inert_because
+losses, begun = [], time.monotonic()
+for step in range(6000):
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    losses.append(float(loss))
+print((time.monotonic() - begun) / 6000 * 1e6)
+print(pacer.is_active if pacer else None)
+print(hash(tuple(losses)))
+if pacer:
+    pacer.close()
+"""
+
+
+@pytest.mark.slow
+def test_steps_of_100_us_with_a_budget_of_a_thousandth_turn_the_hook_off_with_one_word_and_the_loss_is_the_same():
+    env = {**os.environ, "PYTHONHASHSEED": "0"}
+    plain, hooked = (
+        subprocess.run(
+            [sys.executable, "-c", OFF, kind], capture_output=True, text=True, timeout=120, env=env, check=True
+        )
+        for kind in ("plain", "hooked")
+    )
+    step_us, is_active, losses = hooked.stdout.split()
+    assert float(step_us) < 3000
+    assert is_active == "False"
+    assert hooked.stderr.count("pacecar measures no more") == 1
+    assert losses == plain.stdout.split()[2]

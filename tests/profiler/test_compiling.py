@@ -1,0 +1,138 @@
+"""torch.compile sees nothing of the hooks: no graph break, no error, no compiled hook, the same numbers."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = """
+import json, logging, sys, warnings, torch
+from torch import nn
+import pacecar
+from pacecar.profiler import compiling
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 4)
+    def forward(self, x):
+        return self.second(self.first(x).relu())
+
+class Plain(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+    def step(self):
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.add_(parameter.grad, alpha=-0.1)
+
+class Heard(logging.Handler):
+    def emit(self, record):
+        said.append(record.getMessage())
+
+def train(what, is_full, hooked):
+    torch._dynamo.reset()
+    counted = torch._dynamo.utils.counters
+    counted.clear()
+    compiling._told.clear()
+    said.clear()
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = Plain(model.parameters()) if what == "own_optimizer" else torch.optim.SGD(model.parameters(), lr=0.1)
+    if hooked:
+        settings = dict(tune="off", socket="/nowhere/socket", overhead_budget=1.0, window_interval_steps=4)
+        pacer = pacecar.attach(model, optimizer, **settings)
+    call, update = model, optimizer.step
+    compiled = torch.compile(backend="aot_eager", fullgraph=is_full)
+    if what == "model":
+        call = compiled(model)
+    elif what == "function":
+        call = compiled(lambda x: model(x))
+    elif what == "in_place":
+        model.compile(backend="aot_eager", fullgraph=is_full)
+    else:
+        update = compiled(lambda: optimizer.step())
+    x = torch.randn(8, 16, generator=torch.Generator().manual_seed(1))
+    losses = []
+    with warnings.catch_warnings(record=True) as warned:
+        for _ in range(12):
+            optimizer.zero_grad()
+            loss = call(x).square().mean()
+            loss.backward()
+            update()
+            losses.append(float(loss.detach()).hex())
+    result = {
+        "losses": losses,
+        "breaks": sum(counted["graph_break"].values()),
+        "graphs": counted["stats"]["unique_graphs"],
+        "warned": [str(each.message) for each in warned],
+        "said": [line for line in said if not line.startswith("pacecar cannot write")],
+    }
+    if hooked:
+        pacer._hook.flush()
+        assert pacer.is_active and pacer._hook._guard.failures == 0
+        last = pacer._hook._vitals._last
+        result["has_forward"] = last is not None and last.forward_ns is not None and last.backward_ns is not None
+        result |= {"steps": pacer._hook.step, "windows": pacer._hook._budget.windows}
+        pacer.close()
+    return result
+
+said = []
+logging.getLogger("pacecar").addHandler(Heard())
+logging.getLogger("torch._dynamo").addHandler(Heard())
+train("optimizer", False, False)  # dynamo's own warnings, which it says once
+print(json.dumps([[train(*case, hooked) for hooked in (True, False)] for case in json.loads(sys.argv[1])]))
+"""
+
+MODELS = [("model", True), ("function", True), ("in_place", False), ("model", False)]
+OPTIMIZERS = [("optimizer", False), ("own_optimizer", False)]
+ONE_GRAPH = ("own_optimizer", True)
+
+
+@pytest.fixture(scope="module")
+def results():
+    cases = [*MODELS, *OPTIMIZERS, ONE_GRAPH]
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(cases)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(zip(cases, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_a_model_compiled_after_attach_has_the_same_graphs_and_losses_and_what_is_lost_is_said_once(results, case):
+    hooked, plain = results[case]
+    assert hooked["losses"] == plain["losses"]
+    assert (hooked["breaks"], hooked["graphs"]) == (plain["breaks"], plain["graphs"]) == (0, 1)
+    assert (hooked["steps"], hooked["warned"]) == (12, plain["warned"])
+    if hooked["has_forward"]:  # dynamo compiles the forward of one's own module apart: the hooks are around it
+        assert hooked["said"] == []
+    else:
+        assert sum("compiled from outside" in line for line in hooked["said"]) == len(hooked["said"]) == 1
+
+
+def test_hooks_inlined_into_a_graph_are_not_in_it_and_those_around_it_see_their_phases(results):
+    assert not results["function", True][0]["has_forward"]
+    assert results["in_place", False][0]["has_forward"]
+
+
+@pytest.mark.parametrize("case", OPTIMIZERS)
+def test_a_compiled_optimizer_still_ends_steps_and_none_of_the_hook_is_compiled(results, case):
+    hooked, plain = results[case]
+    assert hooked["losses"] == plain["losses"]
+    assert hooked["steps"] == 12
+    assert hooked["windows"] >= 2
+    assert hooked["graphs"] == plain["graphs"]
+    assert (hooked["warned"], hooked["said"]) == (plain["warned"], plain["said"])
+
+
+def test_an_optimizer_compiled_in_one_graph_is_not_seen_and_not_harmed(results):
+    hooked, plain = results[ONE_GRAPH]
+    assert hooked["losses"] == plain["losses"]
+    assert (hooked["breaks"], hooked["graphs"]) == (plain["breaks"], plain["graphs"])
+    assert hooked["steps"] == 0
+    assert sum("steps are not seen" in line for line in hooked["said"]) == 1

@@ -1,0 +1,231 @@
+"""Windows of a device job, the profiler a stand-in: what CUDA does to them costs a window and makes no wrong ledger."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+
+import pytest
+
+from pacecar.clock import FakeClock
+from pacecar.profiler.aftermath import AFTERMATH_STEPS, Aftermath
+from pacecar.profiler.budget import Budget
+from pacecar.profiler.measurement import BLIND_WINDOWS_MAX, WindowMeter
+from pacecar.profiler.steptimer import TimedStep
+from pacecar.profiler.window import WindowProfiler, WindowUnavailable
+from tests.profiler.test_reading import Row
+
+MS = 1_000_000
+STEP_NS = 10 * MS
+
+
+class Session:
+    """What the hook's window sees of torch: says which rows it saw when it is closed."""
+
+    def __init__(self):
+        self.is_open = False
+        self.is_settled = True
+        self.outlived_by = None
+        self.rows = []
+        self.log = []
+
+    def install(self):
+        pass
+
+    def uninstall(self):
+        self.discard()
+
+    def may_open(self):
+        return not self.is_open
+
+    def open(self):
+        self.is_open = True
+        self.log.append("open")
+
+    def close(self):
+        self.is_open = False
+        self.log.append("close")
+        return self.rows, True
+
+    def discard(self):
+        self.is_open = False
+
+    def step_passed(self):
+        pass
+
+    def bar_if_outlived(self, rows):
+        pass
+
+
+@pytest.fixture
+def clock():
+    return FakeClock(monotonic_ns=1000 * MS, wall_ns=1000 * MS)
+
+
+@pytest.fixture
+def session():
+    return Session()
+
+
+@pytest.fixture
+def meter(clock, session):
+    meter = WindowMeter(clock, on_device=True, profiler=session)
+    meter.install()
+    session.log.clear()
+    return meter
+
+
+def kernel(start, end, launched=None):
+    link = None if launched is None else Row("cpu_op", "aten::mm", launched, launched + 1000)
+    return Row("kernel", "gemm", start, end, thread=7, link=link)
+
+
+def timed(start, end, marks):
+    phases = {name: sum(b - a for a, b in stretches) for name, stretches in marks.items()}
+    return TimedStep(start_ns=start, end_ns=end, phases=phases, marks=marks, micro_batches=1, overhead_ns=0)
+
+
+def window(meter, clock, session, kernels_from):
+    """Take a window over two steps; the device is busy for half of each ms, as far as rows are seen."""
+    meter.open()
+    meter.observed_from(clock.monotonic_ns())
+    begun = clock.monotonic_ns()
+    session.rows = [kernel(at, at + MS // 2, launched=at - MS // 10) for at in range(begun, begun + 2 * STEP_NS, MS)][
+        kernels_from:
+    ]
+    measurement = None
+    for _ in range(2):
+        start = clock.monotonic_ns()
+        clock.advance(STEP_NS)
+        step = timed(start, clock.monotonic_ns(), {"forward": [(start, start + STEP_NS)]})
+        assert measurement is None
+        measurement = meter.close(step)
+    return measurement
+
+
+def test_a_window_is_warmed_for_one_step_and_measures_the_next(meter, clock, session):
+    measurement = window(meter, clock, session, kernels_from=0)
+    assert session.log == ["open", "close"], "closed once, at the end of the second step"
+    assert measurement.ledger.wall_ns == STEP_NS
+    assert measurement.ledger.compute_ns == STEP_NS // 2
+
+
+@pytest.mark.parametrize("lost", [1, 5, 9, 10])
+def test_kernels_that_are_lost_while_it_warms_cost_nothing(meter, clock, session, lost):
+    measurement = window(meter, clock, session, kernels_from=lost)
+    if lost < 10:
+        assert measurement.ledger.compute_ns == STEP_NS // 2
+    else:  # the first that is left begins with the step itself: it may or may not be the first
+        assert measurement is not None
+
+
+@pytest.mark.parametrize("lost", [11, 15, 20])
+def test_a_window_that_lost_its_head_is_thrown_away_and_is_not_idle_time(meter, clock, session, lost):
+    assert window(meter, clock, session, kernels_from=lost) is None
+    assert meter.may_open(), "one more is tried"
+
+
+def test_kernels_before_their_launch_are_a_clock_that_is_off(meter, clock, session, caplog):
+    meter.open()
+    start = clock.monotonic_ns()
+    session.rows = [kernel(start - 3 * MS, start - 2 * MS, launched=start)]
+    caplog.set_level(logging.INFO)
+    for _ in range(2):
+        clock.advance(STEP_NS)
+        now = clock.monotonic_ns()
+        said = meter.close(timed(now - STEP_NS, now, {}))
+    assert said is None
+    assert "3.0 ms before they are launched" in caplog.text
+
+
+def test_windows_that_tell_nothing_again_and_again_are_no_longer_paid_for(meter, clock, session, caplog):
+    for number in range(BLIND_WINDOWS_MAX):
+        assert meter.may_open()
+        assert window(meter, clock, session, kernels_from=20 if number % 2 else 15) is None
+    assert not meter.may_open()
+    assert sum("no more windows" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_one_good_window_in_between_forgives(meter, clock, session):
+    for lost in (20, 20, 0, 20, 20, 0):
+        window(meter, clock, session, kernels_from=lost)
+    assert meter.may_open()
+
+
+def test_a_session_cannot_be_ended_on_another_thread_and_is_the_last(caplog):
+    profiler = WindowProfiler(on_device=False)
+    profiler.open()
+    raised = []
+
+    def elsewhere():
+        try:
+            profiler.close()
+        except WindowUnavailable as reason:
+            raised.append(str(reason))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert "changed threads" in raised[0]
+    assert not profiler.may_open()
+    profiler._open = True
+    profiler._thread = threading.get_ident()
+    profiler.close()  # here it can be ended, so that the next test finds none
+
+
+def run(aftermath, before, after, *, windows=1, noise=0.0, seed=0):
+    rng, charged = random.Random(seed), 0
+    for _ in range(windows):
+        aftermath.window(before)
+        for _ in range(3 * AFTERMATH_STEPS):
+            charge = aftermath.step(round(after * (1 + rng.gauss(0, noise))))
+            assert charge >= 0, "a counter"
+            charged += charge
+    return charged
+
+
+def test_a_slow_down_after_a_window_is_charged_for_as_long_as_it_is_compared():
+    assert run(Aftermath(), 100 * MS, 115 * MS) == AFTERMATH_STEPS * 15 * MS
+    assert run(Aftermath(), 100 * MS, 115 * MS, windows=4) == 4 * AFTERMATH_STEPS * 15 * MS
+
+
+def test_a_job_that_becomes_faster_pays_nothing_back_and_unknown_is_not_compared():
+    assert run(Aftermath(), 100 * MS, 90 * MS, windows=3) == 0
+    assert run(Aftermath(), None, 900 * MS, windows=3) == 0
+
+
+def test_noise_is_hardly_charged_over_many_windows():
+    steps = 100 * 3 * AFTERMATH_STEPS
+    for seed in range(5):
+        charged = run(Aftermath(), 100 * MS, 100 * MS, windows=100, noise=0.05, seed=seed)
+        assert charged < 0.001 * steps * 100 * MS
+
+
+def test_a_checkpoint_in_the_aftermath_counts_for_half_a_step():
+    aftermath = Aftermath()
+    aftermath.window(100 * MS)
+    steps = [100 * MS] * (AFTERMATH_STEPS - 1) + [9000 * MS]
+    assert sum(aftermath.step(own) for own in steps) == 50 * MS
+
+
+def test_what_lasts_after_the_first_window_is_said_once_with_a_way_out(caplog):
+    aftermath = Aftermath()
+    run(aftermath, 100 * MS, 112 * MS, windows=3)
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert "12 % slower" in line
+    assert "TEARDOWN_CUPTI=1" in line
+
+
+def test_the_budget_charges_the_aftermath_of_a_device_job_only():
+    costs = {}
+    for on_device in (False, True):
+        budget = Budget(0.5, warmup_steps=1, interval_steps=100, on_device=on_device)
+        for _ in range(20):
+            budget.step(100 * MS, 0, profiled=False)
+        budget.step(100 * MS, 0, profiled=True)
+        budget.window_taken(20, 0)
+        for _ in range(AFTERMATH_STEPS + 5):
+            budget.step(110 * MS, 0, profiled=False)
+        costs[on_device] = budget.cost_ns
+    assert costs == {False: 0, True: AFTERMATH_STEPS * 10 * MS}

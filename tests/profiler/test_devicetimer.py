@@ -1,0 +1,340 @@
+"""A simulated device, which does one thing after another and never before the host asked for it, is timed right."""
+
+import logging
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pacecar.config import HookConfig
+from pacecar.profiler.devicephases import passed_stretches
+from pacecar.profiler.devicetimer import EVENTS_MAX, STEPS_MAX, DeviceTimer
+from pacecar.profiler.estimate import Calibration, estimate_step
+from pacecar.profiler.spans import intervals
+from pacecar.records import Ledger
+
+
+class Event:
+    def __init__(self, device):
+        self.device = device
+        self.passed_ns = None
+
+    def query(self):
+        self.device.ask()
+        return self.passed_ns is not None and self.passed_ns <= self.device.now_ns
+
+    def elapsed_time(self, end):
+        assert self.query(), "who asks too early would wait, or raise"
+        assert end.query()
+        return (end.passed_ns - self.passed_ns) / 1e6
+
+
+class Device:
+    """A clock of the host and a queue of kernels."""
+
+    def __init__(self):
+        self.now_ns = 0
+        self.free_ns = 0
+        self.made = 0
+        self.capturing = False
+        self.broken_after = None
+        self.launches = []
+
+    def ask(self):
+        if self.broken_after is not None:
+            self.broken_after -= 1
+            if self.broken_after < 0:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def host(self, duration_ns):
+        self.now_ns += duration_ns
+
+    def launch(self, duration_ns):
+        assert not self.capturing
+        launched = self.now_ns
+        self.free_ns = max(self.free_ns, self.now_ns) + duration_ns
+        self.launches.append((launched, self.free_ns, 7))
+        self.now_ns += 1
+
+    def make(self):
+        self.ask()
+        self.made += 1
+        return Event(self)
+
+    def record(self, event):
+        self.ask()
+        assert not self.capturing, "it would become part of the graph"
+        event.passed_ns = max(self.now_ns, self.free_ns)
+
+    def is_capturing(self):
+        return self.capturing
+
+
+@pytest.fixture
+def device():
+    return Device()
+
+
+@pytest.fixture
+def timer(device):
+    timer = DeviceTimer(device)
+    timer.finish()
+    return timer
+
+
+PHASES = ("forward", "rest", "backward", "backward_tail", "rest", "optimizer")
+
+
+def a_step(device, timer, launch_ns, work_ns, wait_ns=0):
+    timer.enter("data_wait")
+    device.host(wait_ns)
+    timer.enter("rest")
+    for phase in PHASES:
+        timer.enter(phase)
+        device.host(launch_ns)
+        device.launch(work_ns)
+    return timer.finish()
+
+
+lengths = st.integers(0, 10_000)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(lengths, lengths, lengths), min_size=3, max_size=25))
+def test_phases_sum_to_the_devices_step_and_steps_to_the_devices_time(steps):
+    device = Device()
+    timer = DeviceTimer(device)
+    timer.finish()
+    begun = max(device.now_ns, device.free_ns)
+    made = [a_step(device, timer, *step) for step in steps]
+    ended = max(device.now_ns, device.free_ns)
+    for _ in range(len(steps)):
+        device.host(10**9)
+        timer.finish()
+    told = [step.phases for step in made if step.phases is not None]
+    assert len(told) + timer.untimed_steps == len(steps)
+    if not timer.untimed_steps:
+        assert sum(sum(phases.values()) for phases in told) == ended - begun
+    assert all(step.is_settled for step in made)
+    assert device.made <= EVENTS_MAX
+
+
+def test_a_busy_device_shows_its_work_and_not_the_hosts_launches(device, timer):
+    steps = [a_step(device, timer, launch_ns=1, work_ns=1000) for _ in range(3)]
+    device.host(10**6)
+    timer.finish()
+    timer.finish()
+    assert steps[2].phases["forward"] == 1000
+    assert steps[2].phases["backward_tail"] == 1000
+    assert steps[2].phases["rest"] == 2000
+
+
+def test_a_device_that_waits_for_data_shows_the_wait_less_what_was_still_to_do(device, timer):
+    a_step(device, timer, launch_ns=1, work_ns=100)
+    behind = device.free_ns - device.now_ns
+    step = a_step(device, timer, launch_ns=1, work_ns=100, wait_ns=5000)
+    device.host(10**6)
+    timer.finish()
+    timer.finish()
+    assert step.phases["data_wait"] == 5000 - behind
+
+
+def test_nothing_is_read_before_the_device_is_through(device, timer):
+    step = a_step(device, timer, launch_ns=1, work_ns=10**6)
+    a_step(device, timer, launch_ns=1, work_ns=10**6)
+    assert step.phases is None
+    assert not step.is_settled
+    device.host(10**9)
+    timer.finish()
+    assert step.is_settled
+    assert sum(step.phases.values()) > 0
+
+
+def test_a_device_that_never_comes_through_costs_a_bounded_number_of_events(device, timer):
+    steps = [a_step(device, timer, launch_ns=1, work_ns=10**12) for _ in range(40)]
+    assert sum(not step.is_settled for step in steps) == STEPS_MAX
+    assert timer.untimed_steps == 40 - STEPS_MAX
+    assert device.made <= (STEPS_MAX + 2) * 10
+    assert all(step.phases is None for step in steps)
+
+
+def test_a_step_of_more_marks_than_the_pool_has_is_counted_and_the_next_one_is_timed_again(device, timer):
+    for _ in range(2 * EVENTS_MAX):
+        timer.enter("forward")
+    assert timer.finish() is None
+    assert (device.made, timer.untimed_steps) == (EVENTS_MAX, 1)
+    timer.finish()
+    step = a_step(device, timer, 1, 10)
+    device.host(10**6)
+    timer.finish()
+    timer.finish()
+    assert step.phases is not None
+
+
+def test_events_are_used_again_and_never_while_a_step_still_needs_them(device, timer):
+    for number in range(300):
+        step = a_step(device, timer, launch_ns=10, work_ns=100 + number)
+        if number % 7 == 0:
+            timer.skip()
+            timer.finish()
+        in_use = [event for waiting in timer._waiting for _, event in waiting.marks] + [e for _, e in timer._marks]
+        shared = len(in_use) - len(set(map(id, in_use)))
+        assert shared <= len(timer._waiting)
+        assert not set(map(id, in_use)) & set(map(id, timer._free))
+        device.host(1000)
+    assert step is not None
+    assert device.made <= EVENTS_MAX
+    assert len(timer._free) + len({id(e) for e in in_use}) == device.made, "no event is lost"
+
+
+def test_a_step_that_is_captured_into_a_graph_is_not_marked_and_nothing_is_asked_meanwhile(device, timer):
+    a_step(device, timer, 1, 10)
+    timer.enter("forward")
+    device.capturing = True
+    device.broken_after = 0
+    timer.enter("backward")
+    assert timer.finish() is None
+    device.capturing, device.broken_after = False, None
+    assert timer.is_alive
+    timer.finish()
+    assert a_step(device, timer, 1, 10) is not None
+
+
+def test_marks_that_were_passed_out_of_order_add_nothing_and_take_nothing_away(device, timer):
+    timer.enter("forward")
+    device.launch(500)
+    timer.enter("backward")
+    timer._marks[-1][1].passed_ns = 0  # on another stream, which had nothing to do
+    device.launch(500)
+    step = timer.finish()
+    device.host(10**6)
+    timer.finish()
+    assert min(step.phases.values()) >= 0
+    assert sum(step.phases.values()) == 1000
+
+
+@pytest.mark.parametrize("calls", range(60))
+def test_whatever_the_driver_raises_and_whenever_the_timer_ends_and_the_job_does_not(device, timer, calls, caplog):
+    device.broken_after = calls
+    with caplog.at_level(logging.WARNING, "pacecar.profiler.devicetimer"):
+        for _ in range(12):
+            a_step(device, timer, 10, 5)
+    assert not timer.is_alive
+    assert len(caplog.records) == 1
+    assert not timer._waiting
+    assert timer.finish() is None
+
+
+def test_a_window_tells_from_its_rows_what_the_events_of_the_step_measured(device, timer):
+    """The two ways to a phase on the device agree, to the nanosecond, on a device that is behind and one that waits."""
+    for launch_ns, work_ns in ((1, 1000), (900, 100), (50, 60)):
+        marks, start = {}, device.now_ns
+        timer.skip()
+        timer.finish()
+        for phase in ("forward", "backward", "optimizer"):
+            timer.enter(phase)
+            begun = device.now_ns
+            for _ in range(4):
+                device.host(launch_ns)
+                device.launch(work_ns)
+            marks[phase] = intervals([(begun, device.now_ns)])
+        end = device.now_ns
+        step = timer.finish()
+        told = passed_stretches(marks, (start, end), device.launches, len(device.launches))
+        device.host(10**7)
+        timer.finish()
+        stretches, window = told
+        assert {name: int((rows[:, 1] - rows[:, 0]).sum()) for name, rows in stretches.items()} == {
+            name: step.phases[name] for name in marks
+        }
+        assert window[1] - window[0] == sum(step.phases.values())
+
+
+def test_rows_that_do_not_say_when_they_were_launched_tell_nothing():
+    assert passed_stretches({}, (0, 9), [], 0) is None
+    assert passed_stretches({}, (0, 9), [(0, 1, 7)] * 8, 10) is None
+
+
+def test_empty_stretches_stay_empty_and_order_is_kept():
+    marks = {"forward": intervals([(0, 10), (30, 40)]), "checkpoint": intervals([])}
+    stretches, _ = passed_stretches(marks, (0, 50), [(5, 35, 7), (32, 60, 7), (1, 99, 8)], 3)
+    assert stretches["forward"].tolist() == [[0, 35], [35, 60]]
+    assert len(stretches["checkpoint"]) == 0
+    assert stretches["checkpoint"].dtype == np.int64
+
+
+def test_an_estimate_lays_the_devices_phases_on_the_hosts_step_and_sums_exactly():
+    mixes = {
+        "forward": Ledger(wall_ns=10, compute_ns=10),
+        "data_wait": Ledger(wall_ns=10, data_wait_ns=10),
+    }
+    host = {"forward": Ledger(wall_ns=10, host_bound_ns=10)}
+    calibration = Calibration(3, host, on_device=Calibration(3, mixes))
+    device = {"forward": 3000, "data_wait": 1000}
+    ledger = estimate_step(101, {"forward": 2}, device, calibration)
+    assert (ledger.wall_ns, ledger.compute_ns, ledger.data_wait_ns) == (101, 76, 25)
+    assert estimate_step(100, {"forward": 100}, None, calibration).host_bound_ns == 100, "not read in time"
+    assert estimate_step(100, {"forward": 100}, device, Calibration(3, host)).host_bound_ns == 100
+    assert estimate_step(100, {"forward": 60, "checkpoint": 40}, device, calibration).checkpoint_ns == 40
+
+
+class Now:
+    """A device that does everything at once."""
+
+    def __init__(self):
+        self.passed_ns = None
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, end):
+        return (end.passed_ns - self.passed_ns) / 1e6
+
+    make = classmethod(lambda cls: cls())
+
+    @staticmethod
+    def record(event):
+        event.passed_ns = time.monotonic_ns()
+
+    @staticmethod
+    def is_capturing():
+        return False
+
+
+def test_the_hook_marks_every_phase_of_a_step_on_the_device(job, attach, sink):
+    hook = attach(job, config=HookConfig(windows=False))
+    timer = hook._phases._device = hook._timer.device = DeviceTimer(Now)
+    told = []
+    hook.on_timed = lambda timed, record: told.append((timed, record.ledger))
+    steps = []
+    finish = timer.finish
+    timer.finish = lambda: steps.append(finish()) or steps[-1]
+    job.run(12, data=hook.data(job.batches))
+    hook.close()
+    timed = [step for step in steps if step is not None and step.phases is not None]
+    assert len(timed) >= 9, "all but the first and those at the end"
+    for step in timed:
+        assert set(step.phases) == {"data_wait", "forward", "backward", "backward_tail", "optimizer", "rest"}
+        assert min(step.phases.values()) >= 0
+    assert len(told) == 12
+
+
+def test_a_record_waits_for_the_device_and_not_for_ever(job, attach, sink):
+    hook = attach(job, config=HookConfig(windows=False))
+    device = Device()
+    hook._phases._device = hook._timer.device = DeviceTimer(device)
+    job.run(3)
+    books = hook._books
+    books.settle()
+    job.run(STEPS_MAX - 2)
+    device.launch(10**15)
+    job.run(1)
+    books._looked = 0.0
+    books.look()
+    assert len(books._waiting) > 0, "a step that the device has not passed waits"
+    job.run(STEPS_MAX + 2)
+    books._looked = 0.0
+    books.look()
+    assert len(books._waiting) <= STEPS_MAX

@@ -1,0 +1,97 @@
+"""A process group is destroyed under the hook, the crew and the tuner; the job goes on alone, and meets again."""
+
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
+
+SCRIPT = """
+import logging, os, sys, time, torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+import pacecar
+rank, folder, tune = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="LOG %(name)s %(message)s")
+torch.set_num_threads(1)
+
+def meet(name):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/{name}", rank=rank, world_size=2)
+
+meet("first")
+torch.manual_seed(7)
+net = nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)])
+model = DistributedDataParallel(net, bucket_cap_mb=0.02)
+optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+if tune != "none":
+    pacer = pacecar.attach(
+        model, optimizer, tune=tune, run_dir=folder, socket=folder + "/none", overhead_budget=1.0,
+        window_interval_steps=8, bucket_bytes_min=4096, warmup_steps=4,
+    )
+draw = torch.Generator().manual_seed(rank)
+
+def run(model, steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.randn(16, 64, generator=draw)).square().mean()
+        loss.backward()
+        optimizer.step()
+        print(float(loss.detach()).hex())
+
+run(model, 60)
+dist.barrier()
+dist.destroy_process_group()
+begun = time.monotonic()
+run(net, 40)
+assert time.monotonic() - begun < 20.0
+meet("second")
+again = DistributedDataParallel(net)
+run(again, 40)
+if tune != "none":
+    assert pacer._hook.step == 140, pacer._hook.step
+    assert pacer._hook._guard.failures == 0
+    begun = time.monotonic()
+    pacer.close()
+    assert time.monotonic() - begun < 8.0
+dist.barrier()
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(0)
+"""
+
+
+def run(folder, tune):
+    folder.mkdir()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(rank), folder, tune],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        heard = [process.communicate(timeout=150) for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert [process.returncode for process in ranks] == [0, 0], heard
+    return heard
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return [output for output, _ in run(tmp_path_factory.mktemp("groups") / "none", "none")]
+
+
+@pytest.mark.parametrize("tune", ["off", "advise", "exact"])
+def test_a_group_destroyed_and_made_anew_costs_the_crew_and_the_tuner_and_not_the_job(tmp_path, plain, tune):
+    heard = run(tmp_path / tune, tune)
+    assert [output for output, _ in heard] == plain, "the same losses, to the last bit"
+    for _, errors in heard:
+        said = [line for line in errors.splitlines() if line.startswith("LOG pacecar")]
+        assert errors.count("Traceback") <= 1, "the tuner's, once"
+        assert len(said) == len(set(said)), "each thing is said once"
+        assert len(said) <= 4, said

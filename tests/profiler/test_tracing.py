@@ -1,0 +1,297 @@
+"""A trace on demand: the steps that were asked for and no others, and never a second profiler beside the job's own."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from pacecar.profiler.orders import NotYet, Refusal
+from pacecar.profiler.tracing import STEPS_MAX, Tracing
+from pacecar.records import Command
+
+
+class Rested:
+    """No windows of the hook's own; `unrest` boundaries after one was closed."""
+
+    def __init__(self):
+        self.unrest, self.outlived_by = 0, None
+
+    @property
+    def is_settled(self):
+        return self.unrest == 0
+
+    def let_pass(self):
+        self.unrest -= 1
+
+    def session_ended(self, profile):
+        assert profile.kineto_results is not None
+
+
+class Job:
+    """A loop whose steps are a matrix product, and what was answered and marked."""
+
+    def __init__(self, directory):
+        self.step, self.said, self.marks, self.windows = 40, [], [], Rested()
+        self.tracing = Tracing(
+            "a job/1",
+            2,
+            on_device=False,
+            directory=None if directory is None else str(directory),
+            step=lambda: self.step,
+            mark=lambda is_traced: self.marks.append((self.step, is_traced)),
+            windows=self.windows,
+        )
+
+    def ask(self, at_step=0, **arguments):
+        command = Command(number=1, action="trace", at_step=at_step, arguments=arguments)
+        self.tracing.trace(command, lambda state, detail: self.said.append((state, detail)))
+
+    def run(self, steps):
+        for _ in range(steps):
+            torch.ones(64, 64) @ torch.ones(64, 64)
+            self.step += 1
+            self.tracing.boundary()
+
+    def written(self):
+        """Wait until what was traced is compressed."""
+        self.tracing.close()
+        return self.said[-1]
+
+
+@pytest.fixture
+def job(tmp_path):
+    return Job(tmp_path)
+
+
+def marks_of(path):
+    events = json.loads(gzip.decompress(Path(path).read_bytes()))["traceEvents"]
+    return [event["name"] for event in events if event.get("name", "").startswith("ProfilerStep")]
+
+
+def test_the_trace_holds_the_steps_that_follow_under_the_jobs_own_numbers(job, tmp_path):
+    job.run(1)
+    job.ask(steps=3)
+    job.run(5)
+    _, path = job.written()
+    assert [state for state, _ in job.said] == ["accepted", "done"]
+    assert job.said[0][1] == f"tracing steps 41 to 43, into {path}"
+    assert path == str(tmp_path / "trace-a_job_1-step41-rank2.json.gz")
+    assert marks_of(path) == ["ProfilerStep#41", "ProfilerStep#42", "ProfilerStep#43"]
+    assert job.marks == [(41, True), (44, False)]
+
+
+def test_a_job_that_ends_first_leaves_what_there_is(job):
+    job.ask(steps=50)
+    job.run(2)
+    job.tracing.close()
+    assert job.said[-1][0] == "done"
+    assert len(marks_of(job.said[-1][1])) == 3  # the last one was begun
+
+
+def test_what_cannot_be_traced_is_refused(job):
+    for steps in (0, -3, STEPS_MAX + 1, 10**12, "many"):
+        with pytest.raises(Refusal, match="steps must be"):
+            job.ask(steps=steps)
+    with pytest.raises(Refusal, match="/proc/self/nowhere"):
+        job.ask(directory="/proc/self/nowhere")
+    with torch.profiler.profile(), pytest.raises(Refusal, match="its own script"):
+        job.ask()
+    job.ask(steps=2)
+    with pytest.raises(Refusal, match="is being taken"):
+        job.ask()
+    job.run(2)
+    assert not torch._C._autograd._profiler_enabled()
+    assert job.marks == [(40, True), (42, False)]
+
+
+def test_a_file_that_cannot_be_written_is_said_and_the_job_goes_on(job, tmp_path):
+    job.ask(steps=1, directory=str(tmp_path / "gone"))
+    os.rmdir(tmp_path / "gone")
+    job.run(2)
+    state, detail = job.said[-1]
+    assert state == "refused"
+    assert "gone" in detail
+    assert job.marks[-1][1] is False
+
+
+def test_a_folder_that_all_may_make_is_used_only_if_it_is_ours(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    job = Job(None)
+    (tmp_path / f"pacecar-traces-{os.getuid()}").symlink_to(tmp_path)
+    with pytest.raises(Refusal, match="somebody else"):
+        job.ask()
+    (tmp_path / f"pacecar-traces-{os.getuid()}").unlink()
+    job.ask(steps=1)
+    job.run(1)
+    assert job.written()[0] == "done"
+    assert (tmp_path / f"pacecar-traces-{os.getuid()}").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_rank_that_hears_late_ends_with_the_others_under_their_name_and_says_so(job, tmp_path):
+    job.ask(at_step=38, steps=5)
+    assert "steps 40 to 42 of 38 to 42: the order came late" in job.said[0][1]
+    job.run(3)
+    state, path = job.written()
+    assert (state, path) == ("done", str(tmp_path / "trace-a_job_1-step38-rank2.json.gz"))
+    assert marks_of(path) == ["ProfilerStep#40", "ProfilerStep#41", "ProfilerStep#42"]
+
+
+def test_a_rank_that_is_too_late_traces_nothing(job):
+    with pytest.raises(Refusal, match="steps 35 to 39 were asked for, and this rank is at 40 already"):
+        job.ask(at_step=35, steps=5)
+    assert not job.tracing.is_tracing
+    assert job.marks == []
+
+
+def test_a_whole_step_lies_between_a_window_of_ours_and_a_trace(job):
+    job.windows.unrest = 1
+    with pytest.raises(NotYet):
+        job.ask(at_step=40, steps=2)
+    job.run(1)
+    job.ask(at_step=40, steps=2)
+    assert "steps 41 to 41" in job.said[0][1]
+    job.run(1)
+    assert job.written()[0] == "done"
+
+
+def test_a_record_that_outlived_a_window_would_end_in_the_trace_so_there_is_none(job):
+    job.windows.outlived_by = "epoch"
+    with pytest.raises(Refusal, match="'epoch' of the job is open"):
+        job.ask()
+    assert not torch._C._autograd._profiler_enabled()
+
+
+class Broken:
+    """What torch.profiler raises where CUPTI is in trouble."""
+
+    def step(self):
+        raise RuntimeError("CUPTI_ERROR_INVALID_OPERATION")
+
+    def stop(self):
+        raise RuntimeError("CUPTI_ERROR_INVALID_OPERATION")
+
+
+@pytest.mark.parametrize("after_steps", [1, 2])
+def test_a_profiler_that_fails_is_given_up_and_said(job, after_steps):
+    job.ask(steps=2)
+    job.tracing._profile.stop()
+    job.tracing._profile = Broken()
+    job.run(after_steps)
+    assert job.said[-1][0] == "refused"
+    assert "CUPTI_ERROR" in job.said[-1][1]
+    assert job.marks[-1][1] is False
+    assert not job.tracing.is_tracing
+
+
+FULL = """
+import sys
+sys.path.insert(0, {tests!r})
+from test_tracing import Job
+job = Job({folder!r})
+job.ask(steps=90)
+job.run(90)
+print(job.written())
+import os
+print(os.listdir({folder!r}))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+@pytest.mark.slow
+def test_a_full_disk_is_said_and_leaves_no_half_file(tmp_path):
+    script = FULL.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    mount = (
+        f"mount -t tmpfs -o size=64k tmpfs {tmp_path} && exec {sys.executable} -c '{script.replace(chr(39), chr(34))}'"
+    )
+    done = subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True, text=True, timeout=60, check=True)
+    said, listed = done.stdout.strip().splitlines()
+    assert "refused" in said
+    assert "is the disk full" in said
+    assert listed == "[]"
+
+
+CROWDED = """
+import torch, pacecar
+from pacecar.records import Command
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+pacer = pacecar.attach(
+    model, optimizer, tune="off", job="crowded", overhead_budget=1.0, window_interval_steps=1, run_dir={folder!r},
+    socket={folder!r} + "/none",
+)
+said = []
+pacer._orders._reply = lambda answer: said.append(answer)
+for step in range(120):
+    if step % 6 == 5:
+        pacer._orders.obey(Command(number=step, action="trace", at_step=step, arguments={{"steps": 3}}))
+    optimizer.zero_grad()
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+pacer.close()
+windows = pacer._hook._budget.windows
+print([(a.number, a.state) for a in said if a.state != "accepted"], windows)
+"""
+
+
+@pytest.mark.slow
+def test_traces_and_windows_in_turn_crash_nothing_and_all_are_taken(tmp_path):
+    """A record that begins in one session and ends in the next ends the process: `Optimizer.step` is always open."""
+    script = CROWDED.format(folder=str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    states, _, windows = done.stdout.strip().splitlines()[-1].rpartition("] ")
+    assert states.count("'done'") >= 15, states
+    assert int(windows) > 15
+    assert len(list(tmp_path.glob("trace-*.json.gz"))) == states.count("'done'")
+
+
+OUTLIVES = """
+import time, torch, pacecar
+from pacecar.records import Command
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+pacer = pacecar.attach(
+    model, optimizer, tune="off", job="outlives", overhead_budget=1.0, window_interval_steps=1, window_warmup_steps=14,
+    run_dir={folder!r}, socket={folder!r} + "/none", windows={windows},
+)
+said, record = [], None
+pacer._orders._reply = lambda answer: said.append(answer)
+for step in range(24):
+    if step in (2, 12):
+        time.sleep(0.5)  # the trace before is compressed
+        pacer._orders.obey(Command(number=step, action="trace", at_step=step + 3, arguments={{"steps": 3}}))
+    if step == 6 and {how!r} == "trace" or step == 10 and {how!r} == "own":
+        if {how!r} == "own":
+            own = torch.profiler.profile()
+            own.start()
+        record = torch.profiler.record_function("epoch")
+        record.__enter__()
+        if {how!r} == "own":
+            own.stop()
+    if step == 16:
+        record.__exit__(None, None, None)
+    optimizer.zero_grad()
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+pacer.close()
+print({{a.number: a.detail for a in said}}[12], pacer._hook._budget.windows)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "windows"), [("trace", True), ("trace", False), ("own", True)])
+def test_a_record_that_is_open_when_a_profiler_ends_ends_in_no_later_session(tmp_path, how, windows):
+    """It would end the process in half of the runs, by writing into the first session's freed memory."""
+    script = OUTLIVES.format(folder=str(tmp_path), how=how, windows=windows)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    line = done.stdout.strip().splitlines()[-1]
+    assert line.startswith("the record 'epoch' of the job is open")
+    assert line.endswith(" 0"), "no window"
