@@ -172,7 +172,9 @@ class PhaseHooks:
         if start is not None:
             self._events.append(("optimizer", start, now_ns))
 
-    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    # Without the default, whoever copies torch's tables of hooks but not the one that says which take keywords would
+    # get a TypeError in the user's forward.
+    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
         if is_tracing():
             tell_while_tracing(_INSIDE)
             return
@@ -195,7 +197,7 @@ class PhaseHooks:
                 if len(self._events) >= EVENTS_MAX:
                     self._absorb()
             else:
-                self._look_at(args, kwargs)
+                self._look_at(args, kwargs or {})
         except Exception:  # noqa: BLE001  as in the guard, without its second frame
             self._guard.failed(self._before_forward)
         self.own_ns += self._now_ns() - now

@@ -172,7 +172,9 @@ class Tables:
         ]
 
     def put(self, is_on: bool) -> None:
-        if self._is_on and not is_on:
+        if is_on == self._is_on:
+            return  # what was remembered may have been replaced since
+        if not is_on:
             self.remember()  # the hook itself takes some away and puts them back, on short steps
         for table, ours in zip(self._tables, self._ours, strict=True):
             for key in ours:

@@ -107,7 +107,8 @@ def test_measuring_the_price_of_calls_leaves_the_jobs_random_numbers_alone_and_i
     price = call_price()
     assert time.thread_time() - begun < 0.2
     assert torch.equal(state, torch.get_rng_state())
-    assert 0 < price.measured_ns(1) < 3 * PRICE_NS_MAX
+    # Nothing, where other programs make the loops without hooks the slower ones.
+    assert 0 <= price.measured_ns(1) < 3 * PRICE_NS_MAX
     assert price.measured_ns(4) == price.optimizer_ns + 4 * (price.forward_ns + price.backward_ns)
     assert call_price() is price, "once per process"
 
