@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib import metadata, resources
@@ -68,7 +68,7 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> int:
                 console.print(f"port {options.port} is taken (another daemon?): serving on {children.port} instead")
             children.start_job()
             point_latest(folder)
-            ending, message = _follow(children, console, started)
+            ending, message = _follow(children, console, started, caught)
         except KeyboardInterrupt:
             ending = "interrupted"
             code = 128 + (caught[0] if caught else signal.SIGINT)
@@ -76,7 +76,7 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> int:
         except LaunchError as error:
             return _complain(str(error))
         finally:
-            # From here on the end is near and bounded; a second Ctrl-C would only leave something behind.
+            # From here on the end is near and bounded; another Ctrl-C would only leave something behind.
             _ignore_signals()
         children.stop_job()
         _keep_last_metrics(children)
@@ -84,8 +84,14 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> int:
     return code if message is None else _complain(message)
 
 
-def _follow(children: Children, console: Console, started: float) -> tuple[Ending, str | None]:
-    """Show the job until it ends; return how, and what to tell the user if it failed."""
+def _follow(
+    children: Children, console: Console, started: float, caught: Sequence[int]
+) -> tuple[Ending, str | None]:
+    """Show the job until it ends; return how, and what to tell the user if it failed.
+
+    Raises KeyboardInterrupt when a signal is in `caught`: one that came where nothing can be raised (in a callback of
+    the garbage collector) is seen here.
+    """
     options = children.options
     limit = f"{options.steps} steps" if options.steps is not None else f"{options.seconds:.0f} s of training"
     around = Surroundings(children.job, children.metrics_url, str(children.folder), limit)
@@ -97,6 +103,8 @@ def _follow(children: Children, console: Console, started: float) -> tuple[Endin
     is_daemon_missed = False
     deadline = None if options.seconds is None else started + options.seconds + OVERTIME_SECONDS_MAX
     for elapsed in _display(progress, around, console, started):
+        if caught:
+            raise KeyboardInterrupt
         for tail in tails:
             progress.take(tail.read())
         daemon_code = children.daemon_exit_code()
@@ -199,12 +207,16 @@ def _version(distribution: str) -> str | None:
 
 @contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Turn SIGINT, SIGTERM and SIGHUP into KeyboardInterrupt; yield the list in which the first one is noted."""
+    """Turn the first SIGINT, SIGTERM or SIGHUP into KeyboardInterrupt; yield the list in which they are noted.
+
+    Only the first: an impatient user's second one would come while the first is dealt with, and lose the result.
+    """
     caught: list[int] = []
 
     def interrupt(number: int, _: FrameType | None) -> None:
         caught.append(number)
-        raise KeyboardInterrupt
+        if len(caught) == 1:
+            raise KeyboardInterrupt
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, interrupt) for number in numbers}
