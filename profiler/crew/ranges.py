@@ -31,19 +31,26 @@ __all__ = [
     "Ranges",
     "RangesError",
     "gather_seconds",
+    "glance_seconds",
 ]
 
-LAG = 16
-"""Ranges that a rank may be ahead of what it heard from all; ranks in lockstep are seldom more than two."""
+LAG = 3 * ROWS_MAX
+"""Ranges that a rank may be ahead of what it heard from all: a batch that waits, one that is out, and one to spare."""
 
 RANGE_SECONDS_MIN = 0.05
-"""Four rows go out at a time, while nothing changes, so that gathers are four times as rare."""
+"""ROWS_MAX rows go out at a time, while nothing changes, so that gathers are as much rarer."""
 
-GATHER_COST_SECONDS = 0.0007
-"""What a gather costs a rank of processor time, wake-ups included: 0.5 to 0.9 ms on the machines that we saw."""
+GATHER_COST_SECONDS = 0.0015
+GATHER_COST_SECONDS_A_RANK = 0.000125
+"""What a gather of ROWS_MAX rows costs a rank of processor time, all that leads to it included, on rank 0 the most."""
 
-BUDGET_SHARE = 0.25
+BUDGET_SHARE = 0.15
 """Of the overhead budget that gathers may take when nothing happens."""
+
+GLANCE_SECONDS_MIN = 0.15
+GLANCE_COST_SECONDS = 0.00015
+GLANCE_SHARE = 0.1
+"""The same of a look at the pace alone; the thread that wakes and the one that waits for it both lose."""
 
 RANGE_STEPS_MAX = 256
 """Four measured steps where every 64-th is; more would hide a change from a person."""
@@ -86,6 +93,15 @@ class Ranges:
         """The first step after the range under way; None while others have not been heard."""
         length = self._length()
         return None if length is None else self._first + length
+
+    @property
+    def batch_end(self) -> int | None:
+        """The first step after the batch under way, of ranges that are told together; a guess beyond what is heard."""
+        length = self._length()
+        if length is None:
+            return None
+        last = self._number - self._number % ROWS_MAX + ROWS_MAX
+        return self._first + sum(self._lengths.get(number, length) for number in range(self._number, last))
 
     def add(self, note: StepNote) -> None:
         """Take the next measured step.
@@ -141,12 +157,20 @@ class Ranges:
         return length
 
 
-def gather_seconds(budget_ratio: float) -> float:
+def gather_seconds(budget_ratio: float, world_size: int) -> float:
     """Return how long two gathers must be apart on average to stay within BUDGET_SHARE of `budget_ratio`."""
     shortest = ROWS_MAX * RANGE_SECONDS_MIN
     if not 0.0 < budget_ratio < 1.0:
         return shortest
-    return max(shortest, GATHER_COST_SECONDS / (BUDGET_SHARE * budget_ratio))
+    cost_seconds = GATHER_COST_SECONDS + GATHER_COST_SECONDS_A_RANK * world_size
+    return max(shortest, cost_seconds / (BUDGET_SHARE * budget_ratio))
+
+
+def glance_seconds(budget_ratio: float) -> float:
+    """Return how long two looks at the pace must be apart to stay within GLANCE_SHARE of `budget_ratio`."""
+    if not 0.0 < budget_ratio < 1.0:
+        return GLANCE_SECONDS_MIN
+    return max(GLANCE_SECONDS_MIN, GLANCE_COST_SECONDS / (GLANCE_SHARE * budget_ratio))
 
 
 def _place(row: RankRange) -> tuple[int, int]:

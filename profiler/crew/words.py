@@ -43,9 +43,9 @@ __all__ = [
 PHASES = ("wall", "data_wait", "forward", "backward", "tail", "optimizer", "checkpoint", "overhead", "rest")
 """The columns of a row; `tail` is the hook's `backward_tail`, `rest` what no phase claims."""
 
-VERSION = 2
+VERSION = 3
 
-ROWS_MAX = 4
+ROWS_MAX = 16
 """Ranges in one message."""
 
 _HEAD = 10
@@ -53,7 +53,7 @@ _ROW_WORDS = _HEAD + 2 * len(PHASES)
 _MESSAGE_HEAD = 4
 _ROWS_END = _MESSAGE_HEAD + ROWS_MAX * _ROW_WORDS
 MESSAGE_WORDS = _ROWS_END + TOTALS_WORDS
-"""Words of 64 bits in a message: 1032 bytes a rank."""
+"""Words of 64 bits in a message: 3720 bytes a rank."""
 
 _PARTS = 1_000_000
 """Ratios travel in millionths."""
