@@ -40,7 +40,7 @@ from pacecar.profiler.crew.road import GlooRoad, Road
 from pacecar.profiler.crew.surroundings import SurroundingsReader
 from pacecar.profiler.crew.totals import totals_of
 from pacecar.profiler.crew.watch import HangWatch, is_in_loader, where
-from pacecar.profiler.crew.words import ROWS_MAX, VERSION, RankRange, StepNote, gather_range
+from pacecar.profiler.crew.words import VERSION, RankRange, StepNote, gather_range
 from pacecar.profiler.estimate import Calibration
 from pacecar.profiler.steptimer import TimedStep
 from pacecar.records import JobHello, JobRecord, StepRecord
@@ -151,7 +151,7 @@ class Crew:
         self._notes: deque[tuple[StepNote, int]] = deque(maxlen=NOTES_MAX)
         self._gather_seconds = gather_seconds(config.overhead_budget, hello.world_size)
         self._glance_seconds = glance_seconds(config.overhead_budget)
-        self._ranges = Ranges(self._period, self._gather_seconds / ROWS_MAX)
+        self._ranges = Ranges(self._period, self._gather_seconds)
         self._exchange: Exchange | None = None
         self._newest: StepRecord | None = None
         self._every = 1
@@ -327,7 +327,7 @@ class Crew:
         self._hear(exchange)
         self._surroundings.latest(SURROUNDINGS_SECONDS)
         for cut in self._ranges.cut():
-            exchange.add(self._row(cut))
+            exchange.add(self._row(cut), ends_batch=cut.ends_batch)
         if exchange.left:
             raise RangesError(f"rank {exchange.left[0]} measures no more")
         is_last = self._closing.is_set() and exchange.has_pending

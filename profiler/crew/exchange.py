@@ -3,8 +3,8 @@
 Gathers are collectives: each needs a message of every rank.  But ranks do not wake at the same moment, so one may have
 cut a range that another has not.  So a message holds whatever ranges are over since the last one, perhaps none, and a
 range is complete once it came from all.  A gather costs each rank a millisecond of processor, so rows wait for each
-other: a rank posts when a *batch* is over, whose last range has a number that is the same for all (one less than a
-multiple of ROWS_MAX), or at once when its steps take longer or shorter than they used to.  Who holds up others makes
+other: a rank posts when a *batch* is over, whose last range is the same for all (see `ranges`), or at once when its
+steps take longer or shorter than they used to.  Who holds up others makes
 the steps of all ranks longer, so then all ranks hurry.  A rank also posts when others owe it ranges, which they can
 send only together with a message of its own.
 
@@ -31,7 +31,7 @@ __all__ = ["GATHER_SECONDS_MIN", "POLLS_SECONDS", "Exchange"]
 GATHER_SECONDS_MIN = 0.1
 """Between two gathers, unless a batch waits: a person sees a straggler no sooner."""
 
-TOKENS_MAX = 12
+TOKENS_MAX = 24
 """Gathers in a hurry after a quiet time: three late ranges make a finding, and one may have been told as usual."""
 
 ALARM_TOKENS = 0.25
@@ -105,10 +105,10 @@ class Exchange:
             return 0.0
         return max(0.0, GATHER_SECONDS_MIN - (self._now_ns() - self._posted_ns) / 1e9)
 
-    def add(self, row: RankRange) -> None:
-        """Tell `row` with the next messages."""
+    def add(self, row: RankRange, *, ends_batch: bool = False) -> None:
+        """Tell `row` with the next messages, and soon if it `ends_batch`."""
         self._pending.append(row)
-        self._is_batch = self._is_batch or row.number % ROWS_MAX == ROWS_MAX - 1
+        self._is_batch = self._is_batch or ends_batch
         if row.medians is None:
             return
         self._hurry = HURRY_RANGES if self._walls.add(row.medians["wall"]) else max(0, self._hurry - 1)
@@ -169,7 +169,7 @@ class Exchange:
             for _ in range(min(ROWS_MAX, len(self._pending)))
         ]
         self._sent += len(rows)
-        self._is_batch = any(row.number % ROWS_MAX == ROWS_MAX - 1 for row in self._pending)
+        self._is_batch = self._is_batch and bool(self._pending)
         self._tokens = max(0.0, self._count_tokens() - 1.0)
         self._road.post(encode(self.gathers, rows, leaves=leaves, totals=totals))
         self.is_out, self._posted_ns, self._polls = True, self._now_ns(), 0
