@@ -32,7 +32,9 @@ GATHER_SECONDS_MIN = 0.1
 """Between two gathers, unless a batch waits: a person sees a straggler no sooner."""
 
 TOKENS_MAX = 24
-"""Gathers in a hurry after a quiet time: three late ranges make a finding, and one may have been told as usual."""
+TOKENS_MIN = 6
+TOKENS_SECONDS = 28.0
+"""Gathers in a hurry after a quiet time, as many as are due in so many seconds: a finding and its end take ten."""
 
 ALARM_TOKENS = 0.25
 """To look at steps at once, because they may be unusual, costs so much of a gather."""
@@ -51,7 +53,7 @@ class Exchange:
         self, road: Road, world_size: int, now_ns: Callable[[], int], *, gather_seconds: float = GATHER_SECONDS_MIN
     ) -> None:
         self._gather_ns = round(gather_seconds * 1e9)
-        self._tokens = float(TOKENS_MAX)
+        self._tokens = self._tokens_max = min(TOKENS_MAX, max(TOKENS_MIN, TOKENS_SECONDS / gather_seconds))
         self._tokens_ns = now_ns()
         self._road = road
         self._now_ns = now_ns
@@ -148,7 +150,7 @@ class Exchange:
 
     def _count_tokens(self) -> float:
         now_ns = self._now_ns()
-        self._tokens = min(TOKENS_MAX, self._tokens + (now_ns - self._tokens_ns) / self._gather_ns)
+        self._tokens = min(self._tokens_max, self._tokens + (now_ns - self._tokens_ns) / self._gather_ns)
         self._tokens_ns = now_ns
         return self._tokens
 

@@ -196,12 +196,12 @@ def test_ranges_are_told_together_for_about_as_long_as_gathers_should_be_apart(w
     while len(ends) < 6:
         for made in cut(ranges, [note(step, wall=wall, every=every)]):
             ranges.hear([row_of(made)] * 2)
-            if made.ends_batch and made.number > LAG:
+            if made.ends_batch and made.number > 2 * LAG:
                 ends.append(made.first_step + made.steps)
         step = next_measured(step + 1, every)
     (steps,) = {after - before for before, after in pairwise(ends[-3:])}
     one = 4 * every
-    assert steps == max(one, min(steps, ROWS_MAX * RANGE_STEPS_MAX))
+    assert one <= steps <= ROWS_MAX * RANGE_STEPS_MAX
     assert 2 * S <= steps * wall < 4 * S or steps == ROWS_MAX * RANGE_STEPS_MAX or (steps == one and one * wall > 2 * S)
     assert ranges.batch_end is None or ranges.batch_end > ends[-1]
 
@@ -319,7 +319,7 @@ def test_hurrying_for_ever_is_not_within_the_budget():
         if exchange.is_due:
             posted.append(number)
             exchange.post(Surroundings())
-    assert posted[:20] == list(range(4, 24))
+    assert posted[:6] == list(range(4, 10))
     late = [number for number in posted if number >= 4 * ROWS_MAX]
     batches = [number for number in late if number % ROWS_MAX == ROWS_MAX - 1]
     assert len(batches) == 8
