@@ -152,13 +152,10 @@ class Hook:
         self._listener_ns = 0
         self._pulse.care_step = self._budget.next_look(0)
         self._opening_ns = 0
-        self._may_be_open = False
-        self._has_aftermath = False
         self._beat_handle: RemovableHandle | None = None
         self._optimizer = optimizer
-        self._in_boundary = False
-        self._is_started = False
-        self._is_closed = False
+        self._may_be_open = self._has_aftermath = False
+        self._in_boundary = self._is_started = self._is_closed = False
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -218,7 +215,6 @@ class Hook:
         self._phases.tells_inputs = self._vitals.tells_inputs
         self._phases.install()
         keep_out(Pulse.beat)
-        # Apart from the phases' hooks, so that it outlives them.
         self._beat_handle = self._optimizer.register_step_post_hook(self._pulse.beat)
         begun = self._now_ns()
         if self._now_ns is time.monotonic_ns:  # prices are of the real time

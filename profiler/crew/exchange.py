@@ -36,6 +36,9 @@ TOKENS_MIN = 6
 TOKENS_SECONDS = 28.0
 """Gathers in a hurry after a quiet time, as many as are due in so many seconds: a finding and its end take ten."""
 
+FIRST_TOKENS_RATIO = 0.7
+"""A job begins with fewer: its first steps are all unusual, and nothing has been earned yet."""
+
 ALARM_TOKENS = 0.25
 """To look at steps at once, because they may be unusual, costs so much of a gather."""
 
@@ -53,7 +56,8 @@ class Exchange:
         self, road: Road, world_size: int, now_ns: Callable[[], int], *, gather_seconds: float = GATHER_SECONDS_MIN
     ) -> None:
         self._gather_ns = round(gather_seconds * 1e9)
-        self._tokens = self._tokens_max = min(TOKENS_MAX, max(TOKENS_MIN, TOKENS_SECONDS / gather_seconds))
+        self._tokens_max = min(TOKENS_MAX, max(TOKENS_MIN, TOKENS_SECONDS / gather_seconds))
+        self._tokens = FIRST_TOKENS_RATIO * self._tokens_max
         self._tokens_ns = now_ns()
         self._road = road
         self._now_ns = now_ns

@@ -1,6 +1,6 @@
 """Which steps belong to which range?  An answer that is the same on all ranks without a word about it.
 
-Ranges are stretches of step numbers, not of measured steps: hooks measure every k-th step where steps are short, and k
+Ranges are stretches of step numbers, not of measured steps: hooks measure one step in k where steps are short, and k
 differs between ranks and changes.  A range holds the measured steps that fall into it, on some rank perhaps none.
 
     step      0   4   8  12      20      28 ...

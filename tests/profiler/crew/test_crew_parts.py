@@ -319,7 +319,7 @@ def test_hurrying_for_ever_is_not_within_the_budget():
         if exchange.is_due:
             posted.append(number)
             exchange.post(Surroundings())
-    assert posted[:6] == list(range(4, 10))
+    assert posted[:4] == list(range(4, 8))
     late = [number for number in posted if number >= 4 * ROWS_MAX]
     batches = [number for number in late if number % ROWS_MAX == ROWS_MAX - 1]
     assert len(batches) == 8
