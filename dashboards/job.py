@@ -322,10 +322,10 @@ def _itself() -> Section:
             "included. The line is the default budget.", [Query(overhead, f"rank {{{{{RANK}}}}}")],
             unit="percentunit", empty=NO_JOB, thresholds=[(_BUDGET, BAD)])),
         (8, 7, time_series("Windows and drops", "Exact windows taken, and records that the hook dropped: drops "
-            "lose detail, never totals. Where steps are too short for the budget only every k-th is measured.", [
+            "lose detail, never totals. Where steps are too short for the budget only one in k is measured.", [
                 Query(combine("sum", increase("pacecar_job_windows_total")), "windows"),
                 Query(combine("sum", increase("pacecar_job_records_dropped_total")), "dropped records"),
-                Query(combine("max", select("pacecar_job_measured_every_steps")), "every k-th step is measured"),
+                Query(combine("max", select("pacecar_job_measured_every_steps")), "one step in so many is measured"),
                 Query(combine("min", select("pacecar_job_hook_measuring")), "measuring (0: a hook is off)"),
             ], unit="none", empty=NO_JOB)),
         (8, 7, time_series("Inbox", "Frames taken in and refused by the daemons, by reason.", [

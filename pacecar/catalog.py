@@ -352,7 +352,7 @@ CATALOG: tuple[Metric, ...] = (
         ("job_windows_total", _C, _N, "training_job rank", "Exact (profiled) windows taken."),
         ("job_overhead_seconds_total", _C, _NS, "training_job rank", "Pacecar's own time inside the steps."),
         ("job_hook_measuring", _G, _N, "training_job rank", "1 while the hook measures steps, 0 when it turned itself off because that alone was over the budget."),
-        ("job_measured_every_steps", _G, _N, "training_job rank", "Every k-th step is measured, the others are counted: 1 but where steps are too short for the budget; absent when off."),
+        ("job_measured_every_steps", _G, _N, "training_job rank", "One step in k is measured (four in a row), the others are counted: 1 but where steps are too short for the budget; absent when off."),
         ("job_records_dropped_total", _C, _N, "training_job rank", "Records that the hook dropped because the daemon was full, gone or slow."),
         ("job_last_record_age_seconds", _G, _NS, "training_job rank", "Time since the last step record arrived."),
         ("job_pace_seconds", _G, _NS, "training_job", "Mean step of the slowest rank over the last steps that all ranks compared."),

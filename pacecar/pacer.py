@@ -314,7 +314,7 @@ def _start(model: nn.Module, optimizer: Optimizer, batcher: MicroBatcher, settin
     hook.windows.is_held = lambda: bool(orders.waiting)
     orders.register("trace", tracing.trace)
     for courier in couriers:
-        courier.before_look, courier.charge = hook.look, hook.charge
+        courier.before_look, courier.charge = hook.look, hook.charge_records
     hook.start()
     try:
         if settings.tune.mode != "off":

@@ -155,7 +155,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     step since attach, so a reader that lost records still has right counters.  `overhead_ns` is pacecar's own
     time on the step path inside this step's wall time.  `disturbed` says that pacecar's window slowed this
     step on this rank: it was profiled, or the window of the step before was opened, ended or read inside it.  Such a
-    step's pace says nothing about the job's settings.  `measured_every` k: steps are so short that only every k-th is
+    step's pace says nothing about the job's settings.  `measured_every` k: steps are so short that only one in k is
     measured and has a record; the others are in the totals, with their wall time and this one's proportions.  None:
     the hook has turned itself off, and this is its last record.
     """
@@ -282,7 +282,7 @@ class JobLedger(msgspec.Struct, frozen=True, kw_only=True, tag="job_ledger"):
     `pace_ns` is the mean step of the slowest rank over the last steps up to `step`, `median_ns` that of the median
     rank.  Totals add up all `ranks` and all steps since they met; `total_phases_ns`, by phases of the host's timers,
     sum to `total_wall_ns`.  `total_measured_steps`, of all ranks, is what they rest on: with very short steps hooks
-    measure every k-th, and the others count like those.
+    measure one step in k, and the others count like those.
     """
 
     job: str

@@ -40,7 +40,7 @@ from pacecar.records import CollectiveWindow, EstimateCheck, JobHello, Knobs, St
 
 __all__ = ["LOOK_SECONDS", "WAITING_MAX", "Books", "FinishedStep"]
 
-LOOK_SECONDS = 0.2
+LOOK_SECONDS = 1.0
 """Steps settled together: few enough to be seen at once by a person, enough to be cheap."""
 
 DEVICE_WAIT_NS = 10_000_000_000
@@ -49,7 +49,7 @@ DEVICE_WAIT_NS = 10_000_000_000
 CHUNK_STEPS = 16
 """Steps settled by another thread before it lets the training thread have the GIL and the lock."""
 
-FRESH_STEPS = 16
+FRESH_STEPS = 128
 """So few steps more can make the budget afford a window only if it nearly can: the next turn is soon enough."""
 
 LOCK_SECONDS = 1.0
@@ -191,10 +191,15 @@ class Books:
                     if self._waits_for_device():
                         break
                     self._settle_next()
-                self._budget.charge(time.thread_time_ns() - begun)
+                self.charge(time.thread_time_ns() - begun)
             finally:
                 self._lock.release()
             time.sleep(0)
+
+    def charge(self, cost_ns: int) -> None:
+        """Add what a thread spent on records; whoever brings them away charges it here, too."""
+        self._budget.charge(cost_ns)
+        self._cadence.charged(cost_ns)
 
     def report_vitals(self) -> None:
         """Put the record of vitals that is due into the sinks; on the training thread, as it looks at the model."""
@@ -236,7 +241,7 @@ class Books:
         timed = step.timed or time_step(step.raw)
         price = self.call_price
         own_ns = min(timed.overhead_ns + price.measured_ns(timed.micro_batches), step.wall_ns)
-        passed = step.passed
+        passed, every = step.passed, self._cadence.every
         if passed is not None and passed.steps:
             passed.cost_ns += passed.steps * price.passed_ns
             self._budget.passed(passed.wall_ns, passed.cost_ns)
@@ -257,7 +262,7 @@ class Books:
         if self.on_timed is not None:
             self.on_timed(timed, record)
         self._vitals.add(record, step.flops)
-        if self._cadence.every != 1 or self._vitals.is_due:
+        if self._cadence.every != every or self._vitals.is_due:
             self._pulse.is_plain = False
         for sink in self._sinks:
             sink.put(record)

@@ -1,10 +1,16 @@
-"""How many steps can the hook afford to measure?  All of them, every k-th, or none.
+"""How many steps can the hook afford to measure?  All of them, one in k, or none.
 
 Measuring a step costs the same whether it takes 100 ms or 1: of the latter it is more than the user allowed.  So once
-the always-on part alone would take more than SHARE of the budget (the rest is for windows), only every k-th step is
+the always-on part alone would take more than SHARE of the budget (the rest is for windows), only one step in k is
 measured and the others are counted: they end, their wall time is added, and their ledger is that of the next measured
-one, stretched.  k is a power of two, so that ranks that chose differently still have steps in common.  Where even
-counting is too much the hook turns itself off.
+one, stretched.  Where even counting is too much the hook turns itself off.
+
+To put torch's hooks on and to take them off costs more than to measure a step.  So BURST steps are measured in a row
+and then none until k times as many have passed.  k is a power of two, so that ranks that chose differently still have
+steps in common.
+
+    k = 4    mmmm............mmmm............mmmm............
+    k = 1    mmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm
 
 k grows at once and shrinks with a margin, or it would swing.  A ratio of 0 means no windows and of 1 no limit; then
 every step is measured.
@@ -17,7 +23,10 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-__all__ = ["EVERY_MAX", "REVIEW_STEPS", "Cadence"]
+__all__ = ["BURST", "EVERY_MAX", "REVIEW_STEPS", "Cadence", "burst_end", "next_measured"]
+
+BURST = 4
+"""Steps measured in a row; as many as the ranges have by which ranks are compared."""
 
 REVIEW_STEPS = 32
 """Measured steps between two looks at k: their median is steady."""
@@ -31,15 +40,18 @@ SHARE = 0.5
 SHRINK = 0.7
 """k is halved only when that would cost less than this part of its share."""
 
-OUTLIERS = 3
-"""Costs of REVIEW_STEPS that are left out."""
+REVIEWS = 8
+"""Reviews over which the cost of records is averaged: they are written many at once."""
+
+OUTLIERS_RATIO = 0.1
+"""Of the costs, the highest, that are left out."""
 
 PASS_NS = 2_000
 """What a counted step costs before one was seen."""
 
 
 class Cadence:
-    """Takes what measured steps cost; `every` says which steps to measure: those that it divides, none when None."""
+    """Takes what measured steps cost; `every` is k (see `next_measured`), and None when no step is measured."""
 
     def __init__(self, ratio: float) -> None:
         self._is_limited = 0.0 < ratio < 1.0
@@ -49,7 +61,13 @@ class Cadence:
         self._costs: deque[int] = deque(maxlen=REVIEW_STEPS)
         self._passes: deque[float] = deque(maxlen=REVIEW_STEPS)
         self._since = 0
+        self._records_ns = 0
+        self._records: deque[int] = deque(maxlen=REVIEWS)
         self.every: int | None = 1
+
+    def charged(self, cost_ns: int) -> None:
+        """Take what a thread of ours spent on writing and bringing away the records of measured steps."""
+        self._records_ns += cost_ns
 
     def measured(self, wall_ns: int, cost_ns: int, *, passed: int = 0, passed_cost_ns: int = 0) -> None:
         """Take a measured step, its cost, and the steps that were only counted before it."""
@@ -67,8 +85,11 @@ class Cadence:
     def _review(self, every: int) -> int | None:
         # What was paid, but for the few highest: another program had the processor then.  Of walls the median: one
         # long wait is no slower job.
-        costs = sorted(self._costs)[:-OUTLIERS]
-        wall, cost = median(self._walls), sum(costs) / len(costs)
+        costs = self._usual_costs(every)
+        self._records.append(self._records_ns)
+        self._records_ns = 0
+        of_records = sum(self._records) / (REVIEW_STEPS * len(self._records))
+        wall, cost = median(self._walls), sum(costs) / len(costs) + of_records
         passing = median(self._passes) if self._passes else PASS_NS
         allowed = self._share * wall
 
@@ -82,3 +103,20 @@ class Cadence:
         while every > 1 and price(every // 2) < SHRINK * allowed:
             every //= 2
         return every
+
+    def _usual_costs(self, every: int) -> list[float]:
+        costs: list[float] = list(self._costs)
+        if every > 1:  # the first of a burst pays for all of it
+            costs = [sum(costs[start : start + BURST]) / BURST for start in range(0, len(costs) - BURST + 1, BURST)]
+        return sorted(costs)[: len(costs) - max(1, round(OUTLIERS_RATIO * len(costs)))]
+
+
+def next_measured(step: int, every: int) -> int:
+    """Return the first step from `step` on that is measured when one in `every` is."""
+    into = step % (BURST * every)
+    return step if into < BURST else step - into + BURST * every
+
+
+def burst_end(step: int, every: int) -> int:
+    """Return the first step after measured `step` that is not measured; `every` > 1."""
+    return step - step % (BURST * every) + BURST

@@ -30,8 +30,8 @@ __all__ = ["BACKOFF_SECONDS_MAX", "LOOK_SECONDS", "QUEUE_LENGTH_MAX", "Carrier",
 QUEUE_LENGTH_MAX = 1024
 """About 1 MiB of records: minutes of a usual job, so that a daemon can be restarted without loss."""
 
-LOOK_SECONDS = 0.25
-"""Between two looks at the queue: fast enough for a person who watches, and four wake-ups a second at any pace."""
+LOOK_SECONDS = 0.5
+"""Between two looks at the queue: fast enough for a person who watches, and two wake-ups a second at any pace."""
 
 BACKOFF_SECONDS_MIN = 0.05
 BACKOFF_SECONDS_MAX = 2.0

@@ -33,7 +33,7 @@ from pacecar.config import HookConfig
 from pacecar.profiler import slot
 from pacecar.profiler.books import Books, FinishedStep
 from pacecar.profiler.budget import Budget
-from pacecar.profiler.cadence import Cadence
+from pacecar.profiler.cadence import Cadence, burst_end, next_measured
 from pacecar.profiler.compiling import keep_out
 from pacecar.profiler.counts import StepCounts
 from pacecar.profiler.estimate import Calibrations
@@ -148,16 +148,14 @@ class Hook:
         )
         self.look, self.flush, self.charge = self._books.look, self._books.settle, self._budget.charge
         """Let other threads write the records that wait; write them now, on the training thread; add a cost."""
+        self.begun, self.charge_records = self._pulse.begun, self._books.charge
         self._listener_ns = 0
         self._pulse.care_step = self._budget.next_look(0)
         self._opening_ns = 0
-        self._may_be_open = False
-        self._has_aftermath = False
         self._beat_handle: RemovableHandle | None = None
         self._optimizer = optimizer
-        self._in_boundary = False
-        self._is_started = False
-        self._is_closed = False
+        self._may_be_open = self._has_aftermath = False
+        self._in_boundary = self._is_started = self._is_closed = False
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -217,7 +215,6 @@ class Hook:
         self._phases.tells_inputs = self._vitals.tells_inputs
         self._phases.install()
         keep_out(Pulse.beat)
-        # Apart from the phases' hooks, so that it outlives them.
         self._beat_handle = self._optimizer.register_step_post_hook(self._pulse.beat)
         begun = self._now_ns()
         if self._now_ns is time.monotonic_ns:  # prices are of the real time
@@ -298,7 +295,7 @@ class Hook:
         """Return whether the next boundary has more to do than to note that a step ended."""
         is_heard = self._on_boundary is not None and self.wants_boundary()
         is_looked_at = self._may_be_open or self._has_aftermath or self.is_traced
-        is_odd = self._cadence.every != 1 or self._pulse.passed is not None or self._pulse.step <= 1
+        is_odd = self._cadence.every is None or self._pulse.passed is not None or self._pulse.step <= 1
         is_counted = self._phases.tells_inputs or self._vitals.wants_count or self._vitals.is_due
         return is_heard or is_looked_at or is_odd or is_counted
 
@@ -374,13 +371,14 @@ class Hook:
         step = self._pulse.step
         is_turn = self._config.windows and step == self._pulse.care_step and self._budget.wants_window(step)
         # A window's turn does not heed the cadence.
-        if every > 1 and step % every and not is_turn and not self._may_be_open:
+        measured = next_measured(step, every)
+        if step < measured and not is_turn and not self._may_be_open:
             passed = self._pulse.passed = self._pulse.passed or Passed()
             # Boundaries that nobody else wants need not come here until one is measured or a window's turn.
             if step >= self._pulse.care_step:
                 self._pulse.care_step = self._budget.next_look(step + 1) if self._config.windows else sys.maxsize
             is_wanted = self.is_traced or (self._on_boundary is not None and self.wants_boundary())
-            self._pulse.rests_until = 0 if is_wanted else min(step + -step % every, self._pulse.care_step)
+            self._pulse.rests_until = 0 if is_wanted else min(measured, self._pulse.care_step)
             if self._phases.is_resting:
                 passed.cost_ns += self._now_ns() - now_ns
             else:  # to begin to rest is paid once, so it is the next measured step's
@@ -397,6 +395,8 @@ class Hook:
             is_watched = True
         elif self._may_be_open:
             self._timer.keep_marks()
+        if every > 1:
+            self._pulse.care_step = min(self._pulse.care_step, burst_end(step, every))
         vitals = self._vitals
         if vitals.wants_count and not (self._may_be_open or self.is_traced):  # they would see the dispatch mode's time
             self._books.settle()

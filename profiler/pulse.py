@@ -31,7 +31,7 @@ from pacecar.records import Knobs
 
 __all__ = ["UNUSUAL", "WAITING_MAX", "Passed", "PlainStep", "Pulse", "StepInputs", "raw_step", "take_inputs"]
 
-WAITING_MAX = 256
+WAITING_MAX = 512
 """Steps that wait for their records at one time; with more, the training thread settles them itself."""
 
 PlainStep = tuple[int, int, int, int, list[Event], int, Knobs, "StepInputs", DeviceStep | None]
@@ -181,6 +181,10 @@ class Pulse:
             self._phases.guesses_samples = True
         self.step += 1
         return passed
+
+    def begun(self) -> tuple[int, int | None]:
+        """Return the number of the step under way, and when it began (monotonic ns; None before the first)."""
+        return self.step, self._timer.start_ns
 
     def wake(self) -> None:
         """Let `care` have the next boundary; from any thread."""

@@ -3,9 +3,10 @@
     training thread   note(step): an append to a bounded queue, a microsecond
     crew's thread     cuts ranges of steps, posts their rows, takes what came, judges it on rank 0, watches for hangs
 
-Nothing waits for anything: a gather that is not complete is looked at again later.  The thread sleeps until a range
-should be over by the pace of the last steps, posts, and looks for the others' rows a moment later; so it wakes twice a
-gather, and a gather brings all ranges since the last one.
+Nothing waits for anything: a gather that is not complete is looked at again later.  While the thread runs the training
+thread may wait for the GIL, and for its caches afterwards; so it mostly sleeps.  A few times a second it wakes for a
+*glance*, which only compares the pace of the last steps with the usual one.  Rows are cut, told and judged when a batch
+of ranges should be over (a second or two), or at once when the pace is another than it was.
 
 Where there is no side road (one process, ranks that attach otherwise, a rank that does not come, a failure, a hook that
 turned itself off) the crew says so in one line and is off; hangs are watched for all the same, while there is a hook.
@@ -28,16 +29,18 @@ import torch.distributed as dist
 
 from pacecar.clock import Clock, SystemClock
 from pacecar.config import HookConfig
+from pacecar.profiler.cadence import next_measured
 from pacecar.profiler.crew.collectives import last_collective, sequence
 from pacecar.profiler.crew.diagnosis import Diagnosis
 from pacecar.profiler.crew.exchange import Exchange
-from pacecar.profiler.crew.ranges import Cut, Ranges, RangesError, gather_seconds
+from pacecar.profiler.crew.noise import Usual
+from pacecar.profiler.crew.ranges import Cut, Ranges, RangesError, gather_seconds, glance_seconds
 from pacecar.profiler.crew.report import Report
 from pacecar.profiler.crew.road import GlooRoad, Road
 from pacecar.profiler.crew.surroundings import SurroundingsReader
 from pacecar.profiler.crew.totals import totals_of
 from pacecar.profiler.crew.watch import HangWatch, is_in_loader, where
-from pacecar.profiler.crew.words import ROWS_MAX, VERSION, RankRange, StepNote, gather_range
+from pacecar.profiler.crew.words import VERSION, RankRange, StepNote, gather_range
 from pacecar.profiler.estimate import Calibration
 from pacecar.profiler.steptimer import TimedStep
 from pacecar.records import JobHello, JobRecord, StepRecord
@@ -58,6 +61,9 @@ FIRST_LOOK_SECONDS = 0.1
 
 HANG_LOOKS = 8
 """Looks in `hang_seconds`."""
+
+SURROUNDINGS_SECONDS = 0.5
+"""What the kernel says is read no less often, so that what is told first of a change is mostly about the change."""
 
 RANGE_OVER_SECONDS = 0.002
 """After the moment in which a range should be over; a step later is soon enough for one that is not."""
@@ -93,6 +99,10 @@ class Watched(Protocol):
     @property
     def step(self) -> int:
         """The number of the step under way, measured or not."""
+        ...
+
+    def begun(self) -> tuple[int, int | None]:
+        """Return that number, and when the step began, monotonic ns; None before the first."""
         ...
 
     @property
@@ -139,11 +149,14 @@ class Crew:
         self._watch = HangWatch(round(config.hang_seconds * 1e9), self._clock.monotonic_ns())
         self._surroundings = SurroundingsReader(self._clock.monotonic_ns)
         self._notes: deque[tuple[StepNote, int]] = deque(maxlen=NOTES_MAX)
-        self._gather_seconds = gather_seconds(config.overhead_budget)
-        self._ranges = Ranges(self._period, self._gather_seconds / ROWS_MAX)
+        self._gather_seconds = gather_seconds(config.overhead_budget, hello.world_size)
+        self._glance_seconds = glance_seconds(config.overhead_budget)
+        self._ranges = Ranges(self._period, self._gather_seconds)
         self._exchange: Exchange | None = None
         self._newest: StepRecord | None = None
-        self._noted = (0, self._clock.monotonic_ns())
+        self._every = 1
+        self._begun: tuple[int, int | None] = (0, None)
+        self._paces = Usual()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._training = (0, 0)
@@ -174,6 +187,7 @@ class Crew:
         note = StepNote(record.step, step.wall_ns, step.phases, record.knobs.epoch, record.disturbed, every)
         self._notes.append((note, step.end_ns))
         self._newest = record
+        self._every = every
 
     def close(self) -> None:
         """End the thread; waits JOIN_SECONDS at most.  Harmless when repeated."""
@@ -244,29 +258,40 @@ class Crew:
         poll_seconds = self._exchange.poll_seconds
         if poll_seconds is not None:
             return min(longest, poll_seconds)
-        median, over_ns = self._watch.median_ns, self._range_over_ns
-        if median is None or over_ns is None:
+        median, end = self._watch.median_ns, self._told_after
+        step, begun_ns = self._watched.begun()
+        if median is None or end is None or begun_ns is None:
             return min(longest, FIRST_LOOK_SECONDS)
+        over_ns = begun_ns + max(1, end - step) * median
         seconds = (over_ns - self._clock.monotonic_ns()) / 1e9 + RANGE_OVER_SECONDS
-        return min(longest, max(median / 1e9, self._exchange.pause_seconds, seconds))
+        glance_seconds = max(self._glance_seconds, self._period * median / 1e9)
+        return min(longest, max(median / 1e9, self._exchange.pause_seconds, min(seconds, glance_seconds)))
 
     @property
-    def _range_over_ns(self) -> int | None:
-        """When the range under way should be over, by the pace of the last steps; None when that is not known."""
-        median, end = self._watch.median_ns, self._ranges.end
-        if self._exchange is None or median is None or end is None:
-            return None
-        step, ended_ns = self._noted
-        return ended_ns + max(1, end - step) * median
+    def _told_after(self) -> int | None:
+        """The step at whose beginning there is something to tell; None when that is not known."""
+        is_hurried = self._exchange is not None and self._exchange.hurries
+        end = self._ranges.end if is_hurried else self._ranges.batch_end
+        # A range is known to be over once a measured step has ended that is its last one or a later one.
+        return None if end is None else next_measured(end - 1, self._every) + 1
+
+    def _is_pace_unusual(self) -> bool:
+        """Return whether the steps since the last glance took longer or shorter than steps usually take."""
+        begun = self._watched.begun()
+        (before, before_ns), (step, begun_ns) = self._begun, begun
+        if begun_ns is None or before_ns is None or step <= before:
+            self._begun = begun if before_ns is None else self._begun
+            return False
+        self._begun = begun
+        return self._paces.add((begun_ns - before_ns) // (step - before))
 
     def _turn(self) -> None:
         begun = time.thread_time_ns()
         try:
-            # Not when only the others' rows are looked for: steps settled one by one cost three times as much.
-            over_ns = self._range_over_ns
-            if over_ns is None or self._closing.is_set() or self._clock.monotonic_ns() >= over_ns:
+            if self._has_news():
+                spent = time.thread_time_ns() - begun
                 self._watched.look(0.0)
-            begun = time.thread_time_ns()  # what the books take they charge themselves
+                begun = time.thread_time_ns() - spent  # what the books take they charge themselves
             self._take_notes()
             self._gather()
         except Exception as error:  # noqa: BLE001  as in _open
@@ -278,11 +303,18 @@ class Crew:
         self.cpu_ns += spent
         self._charge(spent)
 
+    def _has_news(self) -> bool:
+        """Return whether steps should be settled now: one by one that costs three times as much as many at once."""
+        is_unusual = self._is_pace_unusual()
+        if self._exchange is None or self._closing.is_set():
+            return self._closing.is_set()
+        end = self._told_after
+        return end is None or self._watched.begun()[0] >= end or (is_unusual and self._exchange.alarm())
+
     def _take_notes(self) -> None:
         while self._notes:
             note, ended_ns = self._notes.popleft()
             self._watch.stepped(note.step, note.wall_ns, ended_ns)
-            self._noted = note.step + 1, ended_ns
             if self._exchange is not None:
                 self._ranges.add(note)
         self._watch.seen(self._watched.step, self._clock.monotonic_ns())
@@ -293,8 +325,9 @@ class Crew:
         if exchange is None:
             return
         self._hear(exchange)
+        self._surroundings.latest(SURROUNDINGS_SECONDS)
         for cut in self._ranges.cut():
-            exchange.add(self._row(cut))
+            exchange.add(self._row(cut), ends_batch=cut.ends_batch)
         if exchange.left:
             raise RangesError(f"rank {exchange.left[0]} measures no more")
         is_last = self._closing.is_set() and exchange.has_pending

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pacecar.profiler.crew.link import LinkJudge, Slow
-from pacecar.profiler.crew.noise import median, upper
+from pacecar.profiler.crew.noise import excesses, median, upper
 from pacecar.profiler.crew.sequence import Evidence
 from pacecar.profiler.crew.words import RankRange
 
@@ -141,9 +141,10 @@ class Diagnosis:
         bound = max(
             ABSOLUTE_NS, round(RELATIVE * wall), round(NOISE_FACTOR * (upper(self._noise, NOISE_QUANTILE) or 0))
         )
+        of = _Range(rows, medians)
         late: dict[tuple[int, Cause], _Late] = {}
         for rank in range(len(rows)):
-            found = _lateness(rows, medians, rank, bound)
+            found = _lateness(of, rank, bound)
             if found is not None:
                 cause, late[rank, cause] = found
         slow = self._link.judge(rows, medians, is_anybody_late=bool(late))
@@ -152,7 +153,7 @@ class Diagnosis:
         findings = self._judge(late, rows[0].first_step, rows[0].last_step)
         if not any(cause == "link" for _, cause in self._suspects):
             self._link.learn()
-        self._learn([_difference(rows, medians, rank) for rank in range(len(rows))])
+        self._learn(of.differences())
         return findings
 
     def _judge(self, late: Mapping[tuple[int, Cause], _Late], first: int, last: int) -> list[Finding]:
@@ -206,23 +207,64 @@ def _weigh(suspect: _Suspect, rank: int, cause: Cause, now: _Late | None, first:
     return Finding(rank, ended.cause, ended.phase, ended.since_step, last, mean, ended.evidence, has_ended=True)
 
 
-def _lateness(
-    rows: Sequence[RankRange], medians: Sequence[Mapping[str, int]], rank: int, bound: int
-) -> tuple[Cause, _Late] | None:
+class _Range:
+    """One range: by how much each rank exceeds the median of the others, in sums of phases; each worked out once."""
+
+    def __init__(self, rows: Sequence[RankRange], medians: Sequence[Mapping[str, int]]) -> None:
+        self.rows = rows
+        self.waits = _waits(rows)
+        self._medians = medians
+        self._excesses: dict[tuple[str, ...], list[int]] = {}
+        self._cpu_waits: list[int] | None = None
+
+    def excesses(self, phases: tuple[str, ...]) -> list[int]:
+        """Return the excess of each rank's sum of `phases`."""
+        found = self._excesses.get(phases)
+        if found is None:
+            found = self._excesses[phases] = excesses([sum(map(m.__getitem__, phases)) for m in self._medians])
+        return found
+
+    def cpu_waits(self) -> list[int] | None:
+        """Return how much longer a step each rank waited for a processor; None where somebody does not know."""
+        if self._cpu_waits is None:
+            ratios = [row.around.cpu_wait_ratio for row in self.rows]
+            waits = [
+                round(ratio * (row.wall_ns or 0))
+                for ratio, row in zip(ratios, self.rows, strict=True)
+                if ratio is not None
+            ]
+            self._cpu_waits = excesses(waits) if len(waits) == len(self.rows) else []
+        return self._cpu_waits or None
+
+    def differences(self) -> list[int]:
+        """Return by how much each rank exceeds the others, less what is known to be a wait for a processor."""
+        own = self.excesses(_own(self.waits[0]))
+        waits = self.cpu_waits()
+        return own if waits is None else [excess - max(0, wait) for excess, wait in zip(own, waits, strict=True)]
+
+
+def _own(waits: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(phase for phase in _OWN if phase not in waits)
+
+
+def _lateness(of: _Range, rank: int, bound: int) -> tuple[Cause, _Late] | None:
     """Return in what `rank` was late, or None."""
-    row, mine, others = rows[rank], medians[rank], [m for r, m in enumerate(medians) if r != rank]
-    causes = _HOST_TIMED if row.on_device else tuple(_PARTS)
-    for waits in _waits(rows):
-        own = [phase for phase in _OWN if phase not in waits]
-        excess = _excess(mine, others, own)
-        is_agreed = row.on_device or -_excess(mine, others, waits) >= AGREEMENT * excess
-        by_cause = {cause: _excess(mine, others, [p for p in _PARTS[cause] if p in own]) for cause in causes}
+    is_on_device = of.rows[rank].on_device
+    for waits in of.waits:
+        own = _own(waits)
+        excess = of.excesses(own)[rank]
+        if not is_on_device and (excess <= bound or -of.excesses(waits)[rank] < AGREEMENT * excess):
+            continue
+        by_cause = {
+            cause: of.excesses(tuple(phase for phase in _PARTS[cause] if phase in own))[rank]
+            for cause in (_HOST_TIMED if is_on_device else _PARTS)
+        }
         cause = max(by_cause, key=lambda name: by_cause[name])
-        if row.on_device:
+        if is_on_device:
             excess = by_cause[cause]
-        if excess > bound and is_agreed and by_cause[cause] > bound / 2:
-            phase = max(_PARTS[cause], key=lambda name: _excess(mine, others, (name,)))
-            return cause, _describe(rows, rank, cause, phase, excess, bound)
+        if excess > bound and by_cause[cause] > bound / 2:
+            phase = max(_PARTS[cause], key=lambda name: of.excesses((name,))[rank])
+            return cause, _describe(of, rank, cause, phase, excess, bound)
     return None
 
 
@@ -236,11 +278,12 @@ def _waits(rows: Sequence[RankRange]) -> list[tuple[str, ...]]:
     return [("tail",), ("tail", "rest")]
 
 
-def _describe(rows: Sequence[RankRange], rank: int, cause: Cause, phase: str, excess: int, bound: int) -> _Late:
+def _describe(of: _Range, rank: int, cause: Cause, phase: str, excess: int, bound: int) -> _Late:
     """Say what `rank` is late in, and whether that is its own doing."""
-    row, text = rows[rank], f"{phase} {_ms(excess)} over the other ranks' median, bound {_ms(bound)}"
-    waited = _cpu_wait(rows, rank)
-    others = [other.is_throttled for other in rows if other is not row]
+    row, text = of.rows[rank], f"{phase} {_ms(excess)} over the other ranks' median, bound {_ms(bound)}"
+    waits = of.cpu_waits()
+    waited = None if waits is None else waits[rank]
+    others = [other.is_throttled for other in of.rows if other is not row]
     # At the limit of their power all devices hold their clocks down: that is not why this one is slower.
     if cause == "compute" and row.is_throttled and 2 * others.count(True) <= len(others):
         return _Late(phase, excess, text + "; its device holds its clocks down", "throttled")
@@ -255,27 +298,6 @@ def _of_link(slow: Slow) -> _Late:
     text = f"all ranks wait {_ms(slow.excess_ns)} more a step and none does more by itself"
     text += f"; only rank {slow.rank}'s sockets are busy"
     return _Late("tail", slow.excess_ns, text, "link", weight=slow.weight)
-
-
-def _cpu_wait(rows: Sequence[RankRange], rank: int) -> int | None:
-    """Return how much longer a step `rank` waited for a processor than the others' median did."""
-    waits = [
-        round(row.around.cpu_wait_ratio * (row.wall_ns or 0)) for row in rows if row.around.cpu_wait_ratio is not None
-    ]
-    if len(waits) < len(rows):
-        return None
-    return waits[rank] - median(waits[:rank] + waits[rank + 1 :])
-
-
-def _difference(rows: Sequence[RankRange], medians: Sequence[Mapping[str, int]], rank: int) -> int:
-    """Return by how much `rank` exceeds the others, less what is known to be a wait for a processor."""
-    own = [phase for phase in _OWN if phase not in _waits(rows)[0]]
-    excess = _excess(medians[rank], [m for r, m in enumerate(medians) if r != rank], own)
-    return excess - max(0, _cpu_wait(rows, rank) or 0)
-
-
-def _excess(mine: Mapping[str, int], others: Sequence[Mapping[str, int]], phases: Sequence[str]) -> int:
-    return sum(mine[p] for p in phases) - median([sum(other[p] for p in phases) for other in others])
 
 
 def _ms(duration_ns: int) -> str:

@@ -2,10 +2,11 @@
 
 Gathers are collectives: each needs a message of every rank.  But ranks do not wake at the same moment, so one may have
 cut a range that another has not.  So a message holds whatever ranges are over since the last one, perhaps none, and a
-range is complete once it came from all.  A gather costs each rank half a millisecond of processor, so rows wait for
-each other: a rank posts when it has ROWS_MAX, or at once when its steps take longer or shorter than they used to.  Who
-holds up others makes the steps of all ranks longer, so then all ranks hurry.  A rank also posts when others owe it
-ranges, which they can send only together with a message of its own.
+range is complete once it came from all.  A gather costs each rank a millisecond of processor, so rows wait for each
+other: a rank posts when a *batch* is over, whose last range is the same for all (see `ranges`), or at once when its
+steps take longer or shorter than they used to.  Who holds up others makes
+the steps of all ranks longer, so then all ranks hurry.  A rank also posts when others owe it ranges, which they can
+send only together with a message of its own.
 
 On a noisy machine every range is unusual, and hurrying for ever is not within the overhead budget.  So each gather
 takes a token, one comes back every `gather_seconds`, and without one there is no hurry.
@@ -20,7 +21,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from pacecar.profiler.crew.noise import median
+from pacecar.profiler.crew.noise import Usual
 from pacecar.profiler.crew.road import Road
 from pacecar.profiler.crew.totals import LedgerTotals
 from pacecar.profiler.crew.words import ROWS_MAX, RankRange, Surroundings, decode, encode
@@ -28,15 +29,19 @@ from pacecar.profiler.crew.words import ROWS_MAX, RankRange, Surroundings, decod
 __all__ = ["GATHER_SECONDS_MIN", "POLLS_SECONDS", "Exchange"]
 
 GATHER_SECONDS_MIN = 0.1
-"""Between two gathers, unless ROWS_MAX rows wait: a person sees a straggler no sooner."""
+"""Between two gathers, unless a batch waits: a person sees a straggler no sooner."""
 
-UNUSUAL_RATIO = 0.05
-"""By how much a range's steps differ from the usual before it is told at once; who costs less is not named anyway."""
+TOKENS_MAX = 24
+TOKENS_MIN = 6
+TOKENS_SECONDS = 28.0
+"""Gathers in a hurry after a quiet time, as many as are due in so many seconds: a finding and its end take ten."""
 
-TOKENS_MAX = 16
-"""Gathers in a hurry after a quiet time: three late ranges make a finding, and one may have been told as usual."""
+FIRST_TOKENS_RATIO = 0.7
+"""A job begins with fewer: its first steps are all unusual, and nothing has been earned yet."""
 
-USUAL_RANGES = 16
+ALARM_TOKENS = 0.25
+"""To look at steps at once, because they may be unusual, costs so much of a gather."""
+
 HURRY_RANGES = 4
 """Ranges told at once after the last unusual one: three late ranges make a finding."""
 
@@ -51,7 +56,8 @@ class Exchange:
         self, road: Road, world_size: int, now_ns: Callable[[], int], *, gather_seconds: float = GATHER_SECONDS_MIN
     ) -> None:
         self._gather_ns = round(gather_seconds * 1e9)
-        self._tokens = float(TOKENS_MAX)
+        self._tokens_max = min(TOKENS_MAX, max(TOKENS_MIN, TOKENS_SECONDS / gather_seconds))
+        self._tokens = FIRST_TOKENS_RATIO * self._tokens_max
         self._tokens_ns = now_ns()
         self._road = road
         self._now_ns = now_ns
@@ -59,8 +65,9 @@ class Exchange:
         self._heard: list[deque[RankRange]] = [deque() for _ in range(world_size)]  # of each rank at most as many
         self.gathers = 0
         """How many are complete."""
-        self._walls: deque[int] = deque(maxlen=USUAL_RANGES)
+        self._walls = Usual()
         self._hurry = 0
+        self._is_batch = False
         self._posted_ns: int | None = None
         self._polls = 0
         self._sent = 0
@@ -81,6 +88,18 @@ class Exchange:
         return POLLS_SECONDS[self._polls - 1]
 
     @property
+    def hurries(self) -> bool:
+        """Whether every range is told as soon as it is over."""
+        return self._hurry > 0 and self._count_tokens() >= 1.0
+
+    def alarm(self) -> bool:
+        """Return whether steps that may be unusual should be looked at now, and pay for it."""
+        if self._count_tokens() < 1.0:
+            return False
+        self._tokens -= ALARM_TOKENS
+        return True
+
+    @property
     def has_pending(self) -> bool:
         """Whether rows wait."""
         return bool(self._pending)
@@ -92,15 +111,13 @@ class Exchange:
             return 0.0
         return max(0.0, GATHER_SECONDS_MIN - (self._now_ns() - self._posted_ns) / 1e9)
 
-    def add(self, row: RankRange) -> None:
-        """Tell `row` with the next messages."""
+    def add(self, row: RankRange, *, ends_batch: bool = False) -> None:
+        """Tell `row` with the next messages, and soon if it `ends_batch`."""
         self._pending.append(row)
+        self._is_batch = self._is_batch or ends_batch
         if row.medians is None:
             return
-        wall = row.medians["wall"]
-        usual = median(self._walls) if self._walls else wall
-        self._hurry = HURRY_RANGES if abs(wall - usual) > UNUSUAL_RATIO * usual else max(0, self._hurry - 1)
-        self._walls.append(wall)
+        self._hurry = HURRY_RANGES if self._walls.add(row.medians["wall"]) else max(0, self._hurry - 1)
 
     def take(self) -> Iterator[list[RankRange]]:
         """Yield the rows of each range that is complete now, in order of rank.
@@ -129,15 +146,15 @@ class Exchange:
         """Whether there is something to be told now."""
         if self.is_out:
             return False
-        if len(self._pending) >= ROWS_MAX:
+        if self._is_batch:
             return True
         if self.pause_seconds:
             return False
-        return self._sent > self._complete or bool(self._pending and self._hurry and self._count_tokens() >= 1.0)
+        return self._sent > self._complete or bool(self._pending and self.hurries)
 
     def _count_tokens(self) -> float:
         now_ns = self._now_ns()
-        self._tokens = min(TOKENS_MAX, self._tokens + (now_ns - self._tokens_ns) / self._gather_ns)
+        self._tokens = min(self._tokens_max, self._tokens + (now_ns - self._tokens_ns) / self._gather_ns)
         self._tokens_ns = now_ns
         return self._tokens
 
@@ -158,6 +175,7 @@ class Exchange:
             for _ in range(min(ROWS_MAX, len(self._pending)))
         ]
         self._sent += len(rows)
+        self._is_batch = self._is_batch and bool(self._pending)
         self._tokens = max(0.0, self._count_tokens() - 1.0)
         self._road.post(encode(self.gathers, rows, leaves=leaves, totals=totals))
         self.is_out, self._posted_ns, self._polls = True, self._now_ns(), 0

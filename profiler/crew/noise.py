@@ -11,10 +11,39 @@ Pure.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Collection, Sequence
 from math import ceil
 
-__all__ = ["median", "upper"]
+__all__ = ["Usual", "excesses", "median", "upper"]
+
+UNUSUAL_RATIO = 0.05
+"""By how much a value differs from the median of the last ones before it is unusual, if it is not usual to differ."""
+
+UNUSUAL_QUANTILE = 0.9
+
+RECENT = 16
+RECENT_MIN = 4
+
+
+class Usual:
+    """The last RECENT values of something; tells which new one is another than they were."""
+
+    def __init__(self) -> None:
+        self._values: deque[int] = deque(maxlen=RECENT)
+        self._differences: deque[int] = deque(maxlen=RECENT)
+
+    def add(self, value: int) -> bool:
+        """Take the next value and return whether it is unusual; none of the first RECENT_MIN is."""
+        is_unusual = False
+        if len(self._values) >= RECENT_MIN:
+            usual = median(self._values)
+            difference = abs(value - usual)
+            is_unusual = difference > max(UNUSUAL_RATIO * usual, upper(self._differences, UNUSUAL_QUANTILE) or 0)
+            self._differences.append(difference)
+        self._values.append(value)
+        return is_unusual
 
 
 def upper(values: Collection[int], quantile: float) -> int | None:
@@ -23,6 +52,17 @@ def upper(values: Collection[int], quantile: float) -> int | None:
         return None
     ordered = sorted(values)
     return ordered[min(len(ordered), ceil(quantile * (len(ordered) + 1))) - 1]
+
+
+def excesses(values: Sequence[int]) -> list[int]:
+    """Return by how much each of at least two values exceeds the median of the others; n log n, as jobs are large."""
+    ordered, half = sorted(values), (len(values) - 1) // 2
+
+    def without(place: int) -> int:
+        upper_middle = ordered[half + (place <= half)]
+        return upper_middle if len(ordered) % 2 == 0 else (ordered[half - 1 + (place < half)] + upper_middle) // 2
+
+    return [value - without(bisect_left(ordered, value)) for value in values]
 
 
 def median(values: Collection[int] | Sequence[int]) -> int:

@@ -1,6 +1,6 @@
 """Which steps belong to which range?  An answer that is the same on all ranks without a word about it.
 
-Ranges are stretches of step numbers, not of measured steps: hooks measure every k-th step where steps are short, and k
+Ranges are stretches of step numbers, not of measured steps: hooks measure one step in k where steps are short, and k
 differs between ranks and changes.  A range holds the measured steps that fall into it, on some rank perhaps none.
 
     step      0   4   8  12      20      28 ...
@@ -11,6 +11,9 @@ and that each rank measures `period` steps in it.  Both are read off the rows of
 rank must have heard from all ranks before it may cut this one.  So all ranks compute the same from the same numbers,
 whatever each knows by then.
 
+Ranges are told in *batches* of a power of two, ROWS_MAX at most, as many as last `gather_seconds`: of short steps many
+at once, as telling costs more than cutting, and of steps of a second each range by itself.  The same rows say how many.
+
 Pure: notes and rows in, cuts out.
 """
 
@@ -19,6 +22,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pacecar.profiler.crew.words import ROWS_MAX, RankRange, StepNote
 
@@ -31,19 +35,29 @@ __all__ = [
     "Ranges",
     "RangesError",
     "gather_seconds",
+    "glance_seconds",
 ]
 
-LAG = 16
-"""Ranges that a rank may be ahead of what it heard from all; ranks in lockstep are seldom more than two."""
+LAG = 3 * ROWS_MAX
+"""Ranges that a rank may be ahead of what it heard from all: a batch that waits, one that is out, and one to spare."""
 
 RANGE_SECONDS_MIN = 0.05
-"""Four rows go out at a time, while nothing changes, so that gathers are four times as rare."""
+"""ROWS_MAX rows go out at a time, while nothing changes, so that gathers are as much rarer."""
 
-GATHER_COST_SECONDS = 0.0007
-"""What a gather costs a rank of processor time, wake-ups included: 0.5 to 0.9 ms on the machines that we saw."""
+FIRST_ROWS = 4
+"""Ranges in a batch before it is known how long they last."""
 
-BUDGET_SHARE = 0.25
+GATHER_COST_SECONDS = 0.0015
+GATHER_COST_SECONDS_A_RANK = 0.000125
+"""What a gather of ROWS_MAX rows costs a rank of processor time, all that leads to it included, on rank 0 the most."""
+
+BUDGET_SHARE = 0.15
 """Of the overhead budget that gathers may take when nothing happens."""
+
+GLANCE_SECONDS_MIN = 0.15
+GLANCE_COST_SECONDS = 0.00015
+GLANCE_SHARE = 0.1
+"""The same of a look at the pace alone; the thread that wakes and the one that waits for it both lose."""
 
 RANGE_STEPS_MAX = 256
 """Four measured steps where every 64-th is; more would hide a change from a person."""
@@ -58,34 +72,56 @@ class RangesError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A range that is over, with the measured steps in it, and the latest step that is known."""
+    """A range that is over, the measured steps in it, and the latest step that is known; perhaps a batch's last."""
 
     number: int
     first_step: int
     steps: int
     notes: tuple[StepNote, ...]
     latest: StepNote
+    ends_batch: bool = False
+
+
+class _Plan(NamedTuple):
+    """How many steps a range has, and how many ranges its batch."""
+
+    steps: int
+    rows: int
 
 
 class Ranges:
     """Cuts one rank's notes."""
 
-    def __init__(self, period: int, seconds_min: float = RANGE_SECONDS_MIN) -> None:
+    def __init__(self, period: int, gather_seconds: float = ROWS_MAX * RANGE_SECONDS_MIN) -> None:
         self._period = period
-        self._ns_min = round(seconds_min * 1e9)
+        self._gather_ns = round(gather_seconds * 1e9)
         self._steps_max = max(period, RANGE_STEPS_MAX)
         self._waiting: deque[StepNote] = deque()
         self._inside: list[StepNote] = []
         self._number = 0
         self._first = 0
         self._heard = 0
-        self._lengths: dict[int, int] = {}
+        self._first_plan = _Plan(period, FIRST_ROWS)
+        self._plans: dict[int, _Plan] = {}
 
     @property
     def end(self) -> int | None:
         """The first step after the range under way; None while others have not been heard."""
-        length = self._length()
-        return None if length is None else self._first + length
+        plan = self._plan()
+        return None if plan is None else self._first + plan.steps
+
+    @property
+    def batch_end(self) -> int | None:
+        """The first step after the batch under way, of ranges that are told together; a guess beyond what is heard."""
+        plan = self._plan()
+        if plan is None:
+            return None
+        number, end = self._number, self._first + plan.steps
+        while not _ends_batch(number, plan):
+            number += 1
+            plan = self._plans.get(number, plan)
+            end += plan.steps
+        return end
 
     def add(self, note: StepNote) -> None:
         """Take the next measured step.
@@ -108,7 +144,9 @@ class Ranges:
             latest = self._waiting[0] if self._waiting else self._inside[-1] if self._inside else None
             if latest is None or latest.step + 1 < end:
                 return
-            made = Cut(self._number, self._first, end - self._first, tuple(self._inside), latest)
+            plan = self._plan() or self._first_plan
+            ends_batch = _ends_batch(self._number, plan)
+            made = Cut(self._number, self._first, plan.steps, tuple(self._inside), latest, ends_batch)
             self._number, self._first, self._inside = self._number + 1, end, []
             yield made
 
@@ -126,27 +164,42 @@ class Ranges:
         wall = walls[len(walls) // 2] if walls else None
         needed = self._period * max(1, *(row.every for row in rows))
         if wall is not None:
-            needed = max(needed, -(-self._ns_min // max(1, wall)))
+            needed = max(needed, -(-self._gather_ns // (ROWS_MAX * max(1, wall))))
         length = self._period
         while length < min(needed, self._steps_max):
             length *= 2
-        self._lengths[rows[0].number + LAG + 1] = min(length, self._steps_max)
+        length = min(length, self._steps_max)
+        batch = 1
+        while batch < ROWS_MAX and wall is not None and batch * length * wall < self._gather_ns:
+            batch *= 2
+        self._plans[rows[0].number + LAG + 1] = _Plan(length, batch)
 
-    def _length(self) -> int | None:
+    def _plan(self) -> _Plan | None:
         if self._number <= LAG:
-            return self._period
-        length = self._lengths.get(self._number)
-        for number in [number for number in self._lengths if number < self._number]:
-            del self._lengths[number]
-        return length
+            return self._first_plan
+        for number in [number for number in self._plans if number < self._number]:
+            del self._plans[number]
+        return self._plans.get(self._number)
 
 
-def gather_seconds(budget_ratio: float) -> float:
+def _ends_batch(number: int, plan: _Plan) -> bool:
+    return number % plan.rows == plan.rows - 1
+
+
+def gather_seconds(budget_ratio: float, world_size: int) -> float:
     """Return how long two gathers must be apart on average to stay within BUDGET_SHARE of `budget_ratio`."""
     shortest = ROWS_MAX * RANGE_SECONDS_MIN
     if not 0.0 < budget_ratio < 1.0:
         return shortest
-    return max(shortest, GATHER_COST_SECONDS / (BUDGET_SHARE * budget_ratio))
+    cost_seconds = GATHER_COST_SECONDS + GATHER_COST_SECONDS_A_RANK * world_size
+    return max(shortest, cost_seconds / (BUDGET_SHARE * budget_ratio))
+
+
+def glance_seconds(budget_ratio: float) -> float:
+    """Return how long two looks at the pace must be apart to stay within GLANCE_SHARE of `budget_ratio`."""
+    if not 0.0 < budget_ratio < 1.0:
+        return GLANCE_SECONDS_MIN
+    return max(GLANCE_SECONDS_MIN, GLANCE_COST_SECONDS / (GLANCE_SHARE * budget_ratio))
 
 
 def _place(row: RankRange) -> tuple[int, int]:

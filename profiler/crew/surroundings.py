@@ -70,10 +70,10 @@ class SurroundingsReader:
         self._pressure = _open(f"{self._proc}/pressure/cpu")
         self.latest()
 
-    def latest(self) -> Surroundings:
-        """Return what the last READ_SECONDS or more were like."""
+    def latest(self, seconds: float = READ_SECONDS) -> Surroundings:
+        """Return what the last `seconds` or more were like, or what the last answer was."""
         now = self._now_ns()
-        if self._last is not None and now - self._last_ns < READ_SECONDS * NS_PER_SECOND:
+        if self._last is not None and now - self._last_ns < seconds * NS_PER_SECOND:
             return self._latest
         totals = self._sockets.total_ns(), _read(self._turn, parse_schedstat), _read(self._pressure, parse_pressure)
         if self._last is not None:

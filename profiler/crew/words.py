@@ -5,7 +5,7 @@ median of the same steps does not see it.  So sums go into the job's ledger and 
 leaves out the steps that a window of ours disturbed on this rank.
 
     range     steps that are told in one row; all ranks cut them alike, by the number of the step (see `ranges`)
-    measured  those of them that this rank's hook measured: all, or every k-th, or by chance none
+    measured  those of them that this rank's hook measured: all, one in k, or by chance none
     wall      = data_wait + forward + backward + tail + optimizer + checkpoint + overhead + rest, of each step
 
 `tail` is the wait after autograd is done, for the last all-reduces: the one phase in which a rank waits for others.
@@ -43,9 +43,9 @@ __all__ = [
 PHASES = ("wall", "data_wait", "forward", "backward", "tail", "optimizer", "checkpoint", "overhead", "rest")
 """The columns of a row; `tail` is the hook's `backward_tail`, `rest` what no phase claims."""
 
-VERSION = 2
+VERSION = 3
 
-ROWS_MAX = 4
+ROWS_MAX = 16
 """Ranges in one message."""
 
 _HEAD = 10
@@ -53,7 +53,7 @@ _ROW_WORDS = _HEAD + 2 * len(PHASES)
 _MESSAGE_HEAD = 4
 _ROWS_END = _MESSAGE_HEAD + ROWS_MAX * _ROW_WORDS
 MESSAGE_WORDS = _ROWS_END + TOTALS_WORDS
-"""Words of 64 bits in a message: 1032 bytes a rank."""
+"""Words of 64 bits in a message: 3720 bytes a rank."""
 
 _PARTS = 1_000_000
 """Ratios travel in millionths."""
@@ -70,7 +70,7 @@ class WordsError(ValueError):
 class StepNote(msgspec.Struct, frozen=True):
     """One finished step, as the hook noted it; nanoseconds by the phases of `StepTimer`.
 
-    `every` k: the hook measures every k-th step at present.
+    `every` k: the hook measures one step in k at present.
     """
 
     step: int
@@ -101,7 +101,7 @@ class RankRange(msgspec.Struct, frozen=True):
     """One rank's row.
 
     `steps` belong to the range and `measured` of them are in `sums`; `medians` is None when every measured step was
-    disturbed, or none was measured.  `every` k: the hook measures every k-th step.  `is_throttled`: its device
+    disturbed, or none was measured.  `every` k: the hook measures one step in k.  `is_throttled`: its device
     holds its clocks down; None where nobody can tell.
     """
 

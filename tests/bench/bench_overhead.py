@@ -51,16 +51,16 @@ JOBS = {"short": 0.0, "long": 0.09}
 """Seconds that the device of the job works on: steps of about 10 and 100 ms."""
 SHARES = {
     "short": {
-        "hook": 1.5,
+        "hook": 4.0,
         "tuner": 1.0,
-        "windows 0.01": 1.0,
-        "windows 0.002": 3.5,
+        "windows 0.01": 2.0,
+        "windows 0.002": 8.0,
         "torch.profiler": 0.3,
         "TraceML": 0.5,
     },
-    "long": {"hook": 1.5, "tuner": 0.5, "TraceML": 0.3},
+    "long": {"hook": 6.0, "tuner": 0.5, "TraceML": 0.3},
 }
-"""How long an arm is, in --seconds; a window that was lent at 0.002 is paid back in most of a minute."""
+"""How long an arm is, in --seconds; a window lent at 0.002 is paid back in a minute or more."""
 WIDTH, LAYERS, BATCH = 384, 6, 64
 TRACEML = Path(__file__).resolve().parents[2] / ".tools" / "traceml" / "bin" / "python"
 

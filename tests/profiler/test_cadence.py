@@ -4,11 +4,14 @@ import os
 import subprocess
 import sys
 import time
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pacecar.config import HookConfig
-from pacecar.profiler.cadence import EVERY_MAX, REVIEW_STEPS, Cadence
+from pacecar.profiler.cadence import BURST, EVERY_MAX, REVIEW_STEPS, Cadence, burst_end, next_measured
 from pacecar.records import Ledger, StepRecord
 
 US = 1000
@@ -55,6 +58,28 @@ def test_somebody_elses_program_on_the_processor_is_no_cost_of_ours():
     assert cadence.every == 1
 
 
+def test_what_threads_spend_on_records_counts_and_is_averaged_as_it_comes_in_lumps():
+    cadence = Cadence(0.01)
+    assert review(cadence, 20_000 * US, 60 * US, rounds=4) == 1
+    cadence.charged(REVIEW_STEPS * 150 * US)
+    assert review(cadence, 20_000 * US, 60 * US) == 1, "four reviews without and one with it"
+    for _ in range(4):
+        cadence.charged(REVIEW_STEPS * 150 * US)
+        review(cadence, 20_000 * US, 60 * US)
+    assert cadence.every > 1
+
+
+@given(st.integers(0, 10_000), st.sampled_from([2, 4, 8, 16, 32, 64]))
+def test_steps_are_measured_in_bursts_one_in_k_and_ranks_of_another_k_share_them(step, every):
+    first = next_measured(step, every)
+    assert step <= first < step + BURST * every
+    assert next_measured(first, every // 2) == first
+    end = burst_end(first, every)
+    assert all(next_measured(each, every) == each for each in range(first, end))
+    assert next_measured(end, every) == end - BURST + BURST * every
+    assert sum(next_measured(each, every) == each for each in range(step, step + BURST * every)) == BURST
+
+
 # --- in the hook --------------------------------------------------------------------------------
 
 
@@ -79,24 +104,25 @@ def steps_of(sink):
 def test_totals_and_wall_time_stay_right_when_steps_are_only_counted(job, attach, sink):
     clock = Slow()
     hook = attach(job, config=HookConfig(overhead_budget=0.01, windows=False, count_flops=False), clock=clock)
-    begun = ended = 0
+    begun = 0
     for step in range(400):
         clock.now += 1_000 * US
         job.run(1)
         hook.flush()
         if step == 0:
             begun = clock.now
-        ended = clock.now
     records = steps_of(sink)
     assert hook.is_alive
     assert records[0].measured_every == 1
     every = records[-1].measured_every
     assert every > 1
-    assert all(r.step % r.measured_every in (0, r.step) or r.step % every == 0 for r in records[-10:])
+    tail = records[-10:]
+    assert all(next_measured(record.step, every) == record.step for record in tail if record.measured_every == every)
+    assert {after.step - before.step for before, after in pairwise(tail)} == {1, BURST * (every - 1) + 1}
     last = records[-1]
     assert last.total_steps == last.step + 1
     assert last.total_samples == 16 * last.total_steps
-    assert last.totals.wall_ns == pytest.approx(ended - begun, rel=0.02)
+    assert last.totals.wall_ns == pytest.approx(last.ended_wall_ns - begun, rel=0.02)
     assert all(sum(r.ledger.parts().values()) == r.wall_ns for r in records)
     measured = sum((r.ledger for r in records), Ledger(wall_ns=0))
     assert measured.wall_ns < last.totals.wall_ns / 2, "most were only counted"

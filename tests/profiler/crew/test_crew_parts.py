@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 
 from pacecar.clock import FakeClock
 from pacecar.config import HookConfig
+from pacecar.profiler.cadence import next_measured
 from pacecar.profiler.crew.collectives import describe_last
 from pacecar.profiler.crew.crew import Crew
 from pacecar.profiler.crew.exchange import Exchange
-from pacecar.profiler.crew.noise import upper
+from pacecar.profiler.crew.noise import Usual, excesses, median, upper
 from pacecar.profiler.crew.ranges import (
+    GLANCE_SECONDS_MIN,
     LAG,
     RANGE_SECONDS_MIN,
     RANGE_STEPS_MAX,
@@ -28,6 +30,7 @@ from pacecar.profiler.crew.ranges import (
     Ranges,
     RangesError,
     gather_seconds,
+    glance_seconds,
 )
 from pacecar.profiler.crew.sockets import FIND_SECONDS, BusySockets, find_descriptors, read_tcp_times
 from pacecar.profiler.crew.surroundings import READ_SECONDS, SurroundingsReader, parse_pressure, parse_schedstat
@@ -115,7 +118,12 @@ def test_a_range_in_which_nothing_was_measured_says_that_much():
 
 def test_messages_of_another_number_version_or_length_are_refused():
     words = encode(5, [gather_range([StepNote(0, 10, {}, 0, False)])])
-    for number, wrong in ((6, words), (5, words[:-1]), (5, [99, *words[1:]]), (5, [*words[:2], 9, *words[3:]])):
+    for number, wrong in (
+        (6, words),
+        (5, words[:-1]),
+        (5, [99, *words[1:]]),
+        (5, [*words[:2], ROWS_MAX + 1, *words[3:]]),
+    ):
         with pytest.raises(WordsError):
             decode(number, wrong)
 
@@ -178,6 +186,24 @@ def test_ranges_grow_until_every_rank_measures_a_period_in_each():
             heard.append(made)
     assert [len(made.notes) for made in heard[: LAG + 1]].count(0) > 0, "at first ranges hold less than every 16th step"
     assert {(made.steps, len(made.notes)) for made in heard[LAG + 2 :]} == {(64, 4)}
+
+
+@pytest.mark.parametrize("every", [1, 4, 64])
+@pytest.mark.parametrize("wall", [1_000, 3_000_000, 14_000_000, 100_000_000, 1_500_000_000])
+def test_ranges_are_told_together_for_about_as_long_as_gathers_should_be_apart(wall, every):
+    """Steps of a second are not told by the minute."""
+    ranges, ends, step = Ranges(4, 2.0), [], 0
+    while len(ends) < 6:
+        for made in cut(ranges, [note(step, wall=wall, every=every)]):
+            ranges.hear([row_of(made)] * 2)
+            if made.ends_batch and made.number > 2 * LAG:
+                ends.append(made.first_step + made.steps)
+        step = next_measured(step + 1, every)
+    (steps,) = {after - before for before, after in pairwise(ends[-3:])}
+    one = 4 * every
+    assert one <= steps <= ROWS_MAX * RANGE_STEPS_MAX
+    assert 2 * S <= steps * wall < 4 * S or steps == ROWS_MAX * RANGE_STEPS_MAX or (steps == one and one * wall > 2 * S)
+    assert ranges.batch_end is None or ranges.batch_end > ends[-1]
 
 
 def test_no_range_is_longer_than_a_person_would_wait():
@@ -247,12 +273,13 @@ def test_whatever_the_order_of_waking_all_ranks_hear_the_same_ranges_in_order(ev
     for rank, adds, ms in events:
         now[0] += ms * 1_000_000
         if adds and added[rank] <= min(added) + LAG:
-            ranks[rank].add(gather_range([note(0, wall=10 + 10 * ms)], number=added[rank]))
+            row = gather_range([note(0, wall=10 + 10 * ms)], number=added[rank])
+            ranks[rank].add(row, ends_batch=added[rank] % 4 == 3)
             added[rank] += 1
         turn(rank)
     for rank, exchange in enumerate(ranks):  # what all owe each other comes out in the end
         for number in range(added[rank], max(added) + ROWS_MAX):
-            exchange.add(gather_range([note(0)], number=number))
+            exchange.add(gather_range([note(0)], number=number), ends_batch=True)
     for _ in range(60):
         now[0] += 10**9
         for rank in range(3):
@@ -266,39 +293,62 @@ def test_rows_of_usual_steps_wait_for_each_other_and_an_unusual_one_goes_at_once
     now = [0]
     exchange = Exchange(seats(1)[0], 1, lambda: now[0])
     posted = []
-    for number in range(24):
+    for number in range(64):
         now[0] += 200_000_000
-        exchange.add(gather_range([note(0, wall=100 if number != 18 else 120)], number=number))
+        exchange.add(
+            gather_range([note(0, wall=100 if number != 40 else 120)], number=number), ends_batch=number % 16 == 15
+        )
         list(exchange.take())
         if exchange.is_due:
             posted.append(number)
             exchange.post(Surroundings())
-    assert posted[:4] == [3, 7, 11, 15]
-    assert posted[4:7] == [18, 19, 20]
+    assert posted == [15, 31, 40, 41, 42, 43, 47, 63], "batches end at the same ranges whatever was told between"
 
 
 def test_hurrying_for_ever_is_not_within_the_budget():
-    """Each range is unusual: after a first burst gathers are as far apart as the budget wants, or full of rows."""
+    """Each range takes longer than any before it: after a first burst gathers are as far apart as the budget wants."""
     now = [0]
-    exchange = Exchange(seats(1)[0], 1, lambda: now[0], gather_seconds=2.0)
+    exchange = Exchange(seats(1)[0], 1, lambda: now[0], gather_seconds=4.0)
     posted = []
-    for number in range(80):
+    wall = 1000
+    for number in range(12 * ROWS_MAX):
         now[0] += 200_000_000
-        exchange.add(gather_range([note(0, wall=100 if number % 2 else 150)], number=number))
+        wall += wall // 10
+        exchange.add(gather_range([note(0, wall=wall)], number=number), ends_batch=number % ROWS_MAX == ROWS_MAX - 1)
         list(exchange.take())
         if exchange.is_due:
             posted.append(number)
             exchange.post(Surroundings())
-    assert posted[:12] == list(range(1, 13))
-    late = [b - a for a, b in pairwise(posted)][-10:]
-    assert set(late) == {ROWS_MAX}
+    assert posted[:4] == list(range(4, 8))
+    late = [number for number in posted if number >= 4 * ROWS_MAX]
+    batches = [number for number in late if number % ROWS_MAX == ROWS_MAX - 1]
+    assert len(batches) == 8
+    assert len(late) <= 8 + (8 * ROWS_MAX * 0.2 + 12) / 4.0 + 1, "a batch each, and in between what the budget allows"
+
+
+def test_what_differs_as_much_as_usual_is_usual_and_the_first_values_are():
+    quiet = Usual()
+    assert [quiet.add(value) for value in (100, 200, 50, 10, 100, 101, 130, 99)][:4] == [False] * 4
+    noisy, heard = Usual(), 0
+    for number in range(400):
+        heard += noisy.add(1000 + 300 * (number * 7 % 11 - 5) // 5)
+    assert heard <= 40, "not one in ten of what is noise"
+    assert noisy.add(2000)
+
+
+@given(st.lists(st.integers(0, 30), min_size=2, max_size=12))
+def test_an_excess_is_over_the_median_of_the_others(values):
+    assert excesses(values) == [value - median(values[:at] + values[at + 1 :]) for at, value in enumerate(values)]
 
 
 @pytest.mark.parametrize(
-    ("budget", "seconds"), [(0.01, 0.28), (0.002, 1.4), (0.5, ROWS_MAX * RANGE_SECONDS_MIN), (1.0, 0.2), (0.0, 0.2)]
+    ("budget", "world", "seconds"),
+    [(0.01, 2, 1.1667), (0.002, 2, 5.8333), (0.01, 1000, 84.333), (0.5, 2, 0.8), (1.0, 2, 0.8), (0.0, 2, 0.8)],
 )
-def test_gathers_take_a_quarter_of_the_budget_at_most(budget, seconds):
-    assert gather_seconds(budget) == pytest.approx(seconds)
+def test_gathers_take_their_share_of_the_budget_at_most(budget, world, seconds):
+    assert gather_seconds(budget, world) == pytest.approx(seconds, rel=1e-3)
+    assert seconds >= ROWS_MAX * RANGE_SECONDS_MIN
+    assert glance_seconds(budget) >= GLANCE_SECONDS_MIN
 
 
 # --- sockets and the rest of the machine --------------------------------------------------------
@@ -449,9 +499,13 @@ def test_the_last_collective_is_the_jobs_and_not_our_own():
 class Training:
     def __init__(self):
         self.phase, self.evaluated_ns, self.step, self.is_alive = "outside", None, 0, True
+        self.begun_ns, self.looks = None, 0
+
+    def begun(self):
+        return self.step, self.begun_ns
 
     def look(self, after_seconds):
-        pass
+        self.looks += 1
 
 
 class Echo:
@@ -516,6 +570,7 @@ def feed(crew, steps, *, first=0, wall=10_000_000, every=1):
             overhead_ns=0,
         )  # fmt: skip
         crew.note(timed, Record(step, every))
+        crew._watched.step, crew._watched.begun_ns = step + 1, timed.end_ns
 
 
 def until(condition):
@@ -531,7 +586,7 @@ def test_rank_zero_says_the_jobs_ledger_and_others_say_nothing():
         crew, records = make_crew(road, rank=rank)
         crew.start()
         feed(crew, 4 * ROWS_MAX)
-        until(lambda road=road: road.posts == 1 and not road.is_busy)
+        until(lambda road=road: road.posts >= 1 and not road.is_busy)
         crew.close()
         assert road.is_closed
         ledgers = [record for record in records if isinstance(record, JobLedger)]
@@ -545,9 +600,9 @@ def test_a_road_that_breaks_at_any_use_turns_the_crew_off_with_one_line_and_hang
     crew, records = make_crew(Echo(2, fails=fails), config=HookConfig(hang_seconds=1.0), clock=clock)
     with caplog.at_level(logging.WARNING):
         crew.start()
-        feed(crew, 60)
+        feed(crew, 4 * 4 * ROWS_MAX)
         until(lambda: crew.off_because is not None)
-        feed(crew, 40, first=60)
+        feed(crew, 40, first=4 * 4 * ROWS_MAX)
         clock.advance(3000 * S)
         until(lambda: any(isinstance(record, HangSuspicion) for record in records))
         crew.close()
