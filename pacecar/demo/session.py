@@ -84,9 +84,7 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> int:
     return code if message is None else _complain(message)
 
 
-def _follow(
-    children: Children, console: Console, started: float, caught: Sequence[int]
-) -> tuple[Ending, str | None]:
+def _follow(children: Children, console: Console, started: float, caught: Sequence[int]) -> tuple[Ending, str | None]:
     """Show the job until it ends; return how, and what to tell the user if it failed.
 
     Raises KeyboardInterrupt when a signal is in `caught`: one that came where nothing can be raised (in a callback of
