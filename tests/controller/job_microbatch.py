@@ -111,7 +111,6 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     pacer = pacecar.attach(
         model, optimizer, tune=options["tune"], micro_batch=options["micro_batch"], knobs=("micro_batch",),
         remember=False, socket="/nonexistent/pacecar.sock", exploration_budget=options.get("budget", 0.01),
-        overhead_budget=0.2,  # else a slow machine measures every second step, and 170 are too few
     )  # fmt: skip
     ear = Ear(pacer)
     generator = torch.Generator().manual_seed(RANK)
