@@ -19,7 +19,9 @@ Left out: batches smaller than the loader's; loaders whose batches cannot be put
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -106,21 +108,31 @@ class BatchGrouper:
 
 
 class LearningRate:
-    """Multiplies the learning rates of `optimizer` by `factor()` for the time of its `step`."""
+    """Multiplies the learning rates of `optimizer` by `factor()` for the time of its `step`.
+
+    A subclass's `step` may run the hooks twice: torch puts them around the `step` of every class of which there was an
+    optimizer, and so around the `super().step()` inside.  That belongs to the step under way, whose frame tells it from
+    the step after one that raised.
+    """
 
     def __init__(self, optimizer: Optimizer, factor: Callable[[], float]) -> None:
         self._factor = factor
         self._before: list[Any] = []
+        self._step: FrameType | None = None
         self._handles = [
             optimizer.register_step_pre_hook(self._raise),
             optimizer.register_step_post_hook(self._restore),
         ]
 
     def _raise(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ANN401  torch's signature
+        caller = sys._getframe(1)
+        if self._step is not None and _is_inside(caller, self._step):
+            return
         self._put_back(optimizer)  # a step that raised left its own
         factor = self._factor()
         if factor == 1.0:
             return
+        self._step = caller
         for group in optimizer.param_groups:
             rate = group["lr"]
             self._before.append(rate.clone() if isinstance(rate, Tensor) else rate)
@@ -130,9 +142,11 @@ class LearningRate:
                 group["lr"] = rate * factor
 
     def _restore(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ANN401  torch's signature
-        self._put_back(optimizer)
+        if sys._getframe(1) is self._step:
+            self._put_back(optimizer)
 
     def _put_back(self, optimizer: Optimizer) -> None:
+        self._step = None
         before, self._before = self._before, []
         for group, rate in zip(optimizer.param_groups, before, strict=False):
             if isinstance(group["lr"], Tensor):
@@ -144,6 +158,12 @@ class LearningRate:
         """Leave the optimizer as it was."""
         for handle in self._handles:
             handle.remove()
+
+
+def _is_inside(frame: FrameType | None, outer: FrameType) -> bool:
+    while frame is not None and frame is not outer:
+        frame = frame.f_back
+    return frame is not None
 
 
 class GlobalBatchActuator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,39 @@ def test_the_learning_rate_is_the_script_s_again_after_each_step(rate: Any) -> N
     assert moved == pytest.approx([0.1, 0.4, 0.2])
     hooks.remove()
     optimizer.step()
+
+
+class Careful(torch.optim.SGD):
+    """Takes smaller steps than torch, and fails when told to."""
+
+    fails = False
+
+    def step(self, closure: Any = None) -> Any:
+        if self.fails:
+            raise ArithmeticError("told to")
+        for group in self.param_groups:
+            group["lr"] /= 8
+        answer = super().step(closure)
+        for group in self.param_groups:
+            group["lr"] *= 8
+        return answer
+
+
+def test_the_learning_rate_is_raised_once_where_torch_runs_the_hooks_twice_and_also_after_a_step_that_failed() -> None:
+    torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)  # from now on torch wraps the step inside the step too
+    weight = nn.Parameter(torch.zeros(1))
+    optimizer = Careful([weight], lr=0.5)
+    LearningRate(optimizer, lambda: 4.0)
+    moved = []
+    for fails in (False, True, False):
+        optimizer.fails = fails
+        before = weight.item()
+        weight.grad = torch.ones(1)
+        with pytest.raises(ArithmeticError) if fails else nullcontext():
+            optimizer.step()
+        moved.append(before - weight.item())
+    assert moved == [0.25, 0.0, 0.25]
+    assert optimizer.param_groups[0]["lr"] == 0.5
 
 
 @pytest.fixture
