@@ -176,10 +176,14 @@ class SwitchableLoader:
 
     # --- what an epoch asks for -------------------------------------------------------------------
 
-    def begin_epoch(self) -> tuple[Feed, dict[int, _Workers], _Workers]:
-        """Return a new epoch's feed, the sets of workers that it may use, and the one in force."""
+    def begin_epoch(self) -> tuple[Feed, dict[int, _Workers], _Workers | None]:
+        """Return a new epoch's feed, the sets of workers that it may use, and the one in force if it is made already.
+
+        What torch would do with the user's own setting decides how often samplers and generators are asked, and when:
+        workers ask for the first batch when the epoch begins, and a training process that loads itself when it wants
+        that batch (`begin_loading`).
+        """
         loader, home = self._loader, self.home
-        # What torch would do with the user's own setting decides how often samplers and generators are asked.
         is_reset = loader.persistent_workers and home.workers > 0 and self._epochs > 0
         self._epochs += 1
         feed = Feed(
@@ -188,6 +192,10 @@ class SwitchableLoader:
             ahead=home.in_flight if self.keeps_position else None,
             watch=self._sampler,
         )
+        if home.workers == 0:
+            feed.begin()
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)  # torch's seed of workers
+            return feed, {}, None
         sets, self._standing = self._standing, {}
         for number in [n for n, workers in sets.items() if workers.setting != self.setting]:
             self.retire(sets.pop(number))
@@ -198,17 +206,34 @@ class SwitchableLoader:
             else:
                 current.open(feed)
         except Exception as error:
-            if self.setting == home:
+            if self.setting == self.home:
                 raise
-            self.fail(error)
-            feed.take_back()
-            current = self.make(home, feed, None, is_own=False)
+            current = self._make_home(feed, error)
         feed.complete()
+        feed.shuffle()
         sets = {current.tap.number: current}
         if loader.persistent_workers:
             self._standing = sets
         self.pids = current.pids()
         return feed, sets, current
+
+    def begin_loading(self, feed: Feed) -> _Workers:
+        """Return the set of workers of an epoch that began without one."""
+        try:
+            current = self.make(self.setting, feed)
+        except Exception as error:
+            if self.setting == self.home:
+                raise
+            current = self._make_home(feed, error)
+        feed.complete()
+        self.pids = current.pids()
+        return current
+
+    def _make_home(self, feed: Feed, error: Exception) -> _Workers:
+        """Go on with the user's own setting after the one in force failed with `error`."""
+        self.fail(error)
+        feed.take_back()
+        return self.make(self.home, feed)
 
     def make(
         self, setting: Setting, feed: Feed, generator: torch.Generator | None = None, *, is_own: bool = False
@@ -283,7 +308,15 @@ class _Epoch(Iterator[Any]):
     def __init__(self, owner: SwitchableLoader) -> None:
         self._owner = owner
         self._since_turn = 0
-        self._feed, self._sets, self._current = owner.begin_epoch()
+        self._feed, self._sets, self._begun = owner.begin_epoch()
+
+    @property
+    def _current(self) -> _Workers:
+        """The set of workers in force."""
+        if self._begun is None:
+            self._begun = self._owner.begin_loading(self._feed)
+            self._sets[self._begun.tap.number] = self._begun
+        return self._begun
 
     def __next__(self) -> Any:  # noqa: ANN401  whatever the loader makes
         owner, feed = self._owner, self._feed
@@ -342,7 +375,7 @@ class _Epoch(Iterator[Any]):
             return
         self._sets[target.tap.number] = target
         self._current.tap.is_open = False
-        self._current = target
+        self._begun = target
         owner.pids = target.pids()
         self._since_turn = 0
 
@@ -359,9 +392,9 @@ class _Epoch(Iterator[Any]):
             self._owner.retire(workers)
         self._feed.take_back()
         self._sets.clear()
-        self._current = self._owner.make(self._owner.home, self._feed)
-        self._owner.pids = self._current.pids()
-        self._sets[self._current.tap.number] = self._current
+        self._begun = self._owner.make(self._owner.home, self._feed)
+        self._owner.pids = self._begun.pids()
+        self._sets[self._begun.tap.number] = self._begun
 
     def _end(self) -> None:
         """The epoch is over: workers that do not persist go, as they would with torch."""

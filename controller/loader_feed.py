@@ -18,6 +18,7 @@ Left out: how workers are started and stopped (loader).
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, Protocol
@@ -80,6 +81,12 @@ class Feed:
         while self._asks_left > 0:
             self.begin()
         self._keep_ahead()
+
+    def shuffle(self) -> None:
+        """Draw the first list if that was not done: a sampler may shuffle, and workers would have made it do so."""
+        if self._drawn == 0:
+            with contextlib.suppress(StopIteration):
+                self._waiting.append(self._draw())
 
     def give(self, tap: int) -> Any:  # noqa: ANN401  whatever the sampler yields
         """Return the next list, for `tap`.

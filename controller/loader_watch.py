@@ -32,11 +32,12 @@ LISTS_MAX = 16
 def fingerprint() -> int:
     """Return a number that changes when one of the global generators is drawn from."""
     numpy = sys.modules.get("numpy")
-    states: list[object] = [bytes(torch.get_rng_state().numpy().data) if numpy else tuple(torch.get_rng_state())]
+    state = torch.get_rng_state()
+    states: list[object] = [state.numpy().tobytes() if numpy else tuple(state.tolist())]
     states.append(random.getstate())
     if numpy is not None:
-        state = numpy.random.get_state()
-        states.append((state[1].tobytes(), *state[2:]))
+        drawn = numpy.random.get_state()
+        states.append((drawn[1].tobytes(), *drawn[2:]))
     return hash(tuple(states))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from pacecar.controller.actuator import ActuatorError
 from pacecar.controller.loader import Setting, SwitchableLoader, unfit
 from pacecar.controller.loader_knobs import LoaderKnobs
 from pacecar.controller.loader_limits import Room
+from pacecar.controller.loader_watch import fingerprint
 from tests.controller.loaders import (
     Augmented,
     EagerBatches,
@@ -121,6 +123,43 @@ def test_a_batch_sampler_is_asked_as_often_as_torch_would(workers: int) -> None:
 
     compare(make, TURNS)
     assert samplers[0].asked == samplers[1].asked
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("sampled", [False, True])
+def test_two_loaders_side_by_side_shuffle_as_with_torch_whichever_has_other_workers(
+    workers: int, sampled: bool
+) -> None:
+    """Workers shuffle when the epoch begins, a training process when it wants a batch: here others draw in between."""
+
+    def make() -> DataLoader[Any]:
+        if sampled:
+            return DataLoader(Numbers(), batch_sampler=EagerBatches(), num_workers=workers)
+        return DataLoader(Numbers(), 4, shuffle=True, num_workers=workers)
+
+    def run(one: Any, other: Any, turns: Turns) -> list[Any]:
+        torch.manual_seed(7)
+        seen: list[Any] = []
+        for epoch in range(2):
+            pairs = zip(one, other, strict=True)
+            seen.append(torch.rand(()).item())
+            seen += [(a.tolist(), b.tolist()) for a, b in pairs]
+            if epoch in turns:
+                one.turn(turns[epoch])
+        return seen
+
+    switched = SwitchableLoader(make())
+    assert run(switched, make(), {0: Setting(2 - workers, 2)}) == run(make(), make(), {})
+    assert switched.failed is None
+    switched.close(5)
+
+
+def test_without_numpy_a_look_at_the_generators_sees_draws_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "numpy")
+    before = fingerprint()
+    assert fingerprint() == before
+    torch.rand(())
+    assert fingerprint() != before
 
 
 def test_samples_that_are_not_batched_switch_too() -> None:
