@@ -37,7 +37,9 @@ Turns = dict[int, Setting]
 
 
 @pytest.fixture(autouse=True)
-def no_workers_are_left() -> Iterator[None]:
+def no_workers_are_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    # How often torch looks whether workers live, and how long it waits for one that does not end by itself: 5 s.
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
     yield
     gc.collect()
     deadline = time.monotonic() + 10
