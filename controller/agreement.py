@@ -112,6 +112,10 @@ class Agreement(Protocol):
         """Turn nothing any more, on any rank."""
         ...
 
+    def leave(self) -> None:
+        """Abandon what is out and take no further part: the other ranks are not waited for and must not wait either."""
+        ...
+
     def close(self) -> None:
         """Let go; waits at most CLOSE_SECONDS for what is out."""
         ...
@@ -179,6 +183,9 @@ class LocalAgreement:
     def freeze(self, reason: str) -> None:
         """Turn nothing any more."""
         self.frozen = self.frozen or reason
+
+    def leave(self) -> None:
+        """There is nobody to leave."""
 
     def close(self) -> None:
         """Nothing to let go."""
@@ -346,5 +353,11 @@ class RankAgreement:
             if not self._side.is_busy and not self._member.has_more and self._main.is_settled():
                 break
             time.sleep(CLOSE_POLL_SECONDS)
+        self.leave()
+
+    def leave(self) -> None:
+        """Abandon what is out, and launch nothing any more."""
+        self._member.has_retired = True
+        self._member.abandon_side()
         self._side.close()
         self._main.close()

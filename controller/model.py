@@ -28,7 +28,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from pacecar.controller.observation import Facts, Observation
+from pacecar.controller.loader_forecast import DATA_WAIT_RATIO_MIN, loader_gain
+from pacecar.controller.observation import Facts, KnobSpace, Observation
+from pacecar.knobs import by_name
 
 __all__ = ["Forecast", "Model", "Timeline", "pack_buckets", "play"]
 
@@ -56,12 +58,24 @@ FORECASTS_MAX = 64
 PHASES_MAX = 32
 """Steps whose host timers give backward's share."""
 
+RECENT_STEPS = 8
+"""Steps that are of the world as it is now when a change of it has just been seen; a window, as elsewhere."""
+
+BUCKET_BYTES_DEFAULT = 25 * 2**20
+"""DDP's own, where the size of buckets is no knob."""
+
+BYTES_SHARE = {"none": 1.0, "bf16": 0.5, "fp16": 0.5}
+"""Bytes on the wire of one byte of float32 gradients; of choices that depend on shapes nothing is said."""
+
 Setting = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Expected fraction of step time saved, and its uncertainty.  `is_floor`: at least this much, more is open."""
+    """Expected fraction of step time saved, and its uncertainty.  `is_floor`: at least this much, more is open.
+
+    Nothing with no uncertainty: there is nothing to win, and the basis says why.
+    """
 
     gain_ratio: float
     spread_ratio: float
@@ -93,6 +107,19 @@ def pack_buckets(gradient_bytes: Sequence[int], bucket_bytes: int) -> list[int]:
     if filled:
         buckets.append(filled)
     return buckets
+
+
+def distinct_buckets(space: KnobSpace, gradient_bytes: Sequence[int]) -> KnobSpace:
+    """Return the space without the bucket sizes that make the very same buckets as a larger one or the present one.
+
+    A layer of 4 MiB fills a bucket of 1 MiB as it fills one of 4: trying both is trying one twice.
+    """
+    if not gradient_bytes:
+        return space
+    made: dict[tuple[int, ...], int] = {}
+    for size in (space.value, *sorted(space.domain, reverse=True)):
+        made.setdefault(tuple(pack_buckets(gradient_bytes, size)), size)
+    return KnobSpace(space.knob, space.value, tuple(sorted(made.values())))
 
 
 def play(buckets: Sequence[int], backward_ns: float, alpha_ns: float, ns_per_byte: float) -> Timeline:
@@ -128,6 +155,7 @@ class Model:
         self._readings: dict[Setting, deque[_Reading]] = {}
         self._paces: dict[Setting, float] = {}
         self._backward_shares: deque[float] = deque(maxlen=PHASES_MAX)
+        self._waits: deque[tuple[Setting, float]] = deque(maxlen=PHASES_MAX)
         self._forecasts: deque[tuple[str, float, float]] = deque(maxlen=FORECASTS_MAX)
         self._last: _Reading | None = None
 
@@ -149,6 +177,8 @@ class Model:
             both = step.forward_ns + step.backward_ns
             if both > 0:
                 self._backward_shares.append(step.backward_ns / both)
+        if step.data_wait_ns is not None and not step.profiled:
+            self._waits.append((_setting(step.values), min(1.0, step.data_wait_ns / step.pace_ns)))
         if step.ledger is None or not step.exact:
             return
         ledger = step.ledger
@@ -178,14 +208,20 @@ class Model:
         """The world changed: paces and ledgers are of another one.  The record of forecasts stays."""
         self._readings.clear()
         self._paces.clear()
+        while len(self._waits) > RECENT_STEPS:  # the last ones are what says so
+            self._waits.popleft()
         self._last = None
 
     def expect(self, knob: str, values: Mapping[str, int], to_value: int) -> Forecast | None:
         """Return what turning `knob` from `values` to `to_value` should save; None when nothing can be said."""
         if knob == "bucket_bytes":
             return self._expect_buckets(values, to_value)
+        if knob == "compression":
+            return self._expect_compression(values, to_value)
         if knob == "micro_batch":
             return self._expect_micro_batch(values, to_value)
+        if knob.startswith("loader_"):
+            return self._expect_loader(knob, values, to_value)
         return None
 
     # --- buckets ---
@@ -252,6 +288,43 @@ class Model:
         share = median(self._backward_shares) if self._backward_shares else BACKWARD_SHARE
         return reading.compute_ns * min(0.8, max(0.5, share)) / (reading.micro_batches or 1)
 
+    # --- compression ---
+
+    def _expect_compression(self, values: Mapping[str, int], to_value: int) -> Forecast | None:
+        """Play the timeline with fewer bytes on the wire.  What rounding costs is not known before it was tried."""
+        sizes = self._facts.gradient_bytes
+        reading = self._readings.get(_setting(values))
+        pace = self._paces.get(_setting(values))
+        old_share, new_share = (bytes_share(choice) for choice in (values["compression"], to_value))
+        if old_share is None or new_share is None or not reading or pace is None or sum(sizes) <= 0:
+            return None
+        readings = self._bucket_readings(values) if "bucket_bytes" in values else {}
+        here = values.get("bucket_bytes", BUCKET_BYTES_DEFAULT)
+        typical = _typical(reading)
+        alpha, ns_per_byte, _ = self._fit_link(readings or {here: typical})
+        buckets, backward = pack_buckets(sizes, here), self._backward_ns(typical)
+        old = play(buckets, backward, alpha, ns_per_byte)
+        new = play(buckets, backward, alpha, ns_per_byte * new_share / old_share)
+        hidden = (1 - EFFICIENCY_PRIOR) * (old.overlapped_ns - new.overlapped_ns)
+        gain = min((old.exposed_ns - new.exposed_ns + max(0.0, hidden)) / pace, typical.exposed_ns / typical.wall_ns)
+        basis = f"timeline with {new_share / old_share:.0%} of the bytes on the wire, rounding not counted"
+        return Forecast(gain, self._spread("compression", gain), basis)
+
+    # --- the data loader ---
+
+    def _expect_loader(self, knob: str, values: Mapping[str, int], to_value: int) -> Forecast | None:
+        """What rank 0 sees is a floor: while another rank waits for data, this one waits in the collective for it."""
+        waits = [wait for setting, wait in self._waits if setting == _setting(values)]
+        if not waits:
+            return None
+        wait = median(waits)
+        others = 0.0 if self._facts.world_size == 1 else 1.0 if self.exposed_ratio is None else self.exposed_ratio
+        if wait + others < DATA_WAIT_RATIO_MIN:
+            return Forecast(0.0, 0.0, f"waiting for data is {wait:.1%} of the step, nothing to win")
+        gain = loader_gain(knob, values[knob], to_value, wait)
+        is_floor = gain > 0 and others >= DATA_WAIT_RATIO_MIN
+        return Forecast(gain, self._spread(knob, gain), f"waiting for data is {wait:.0%} of the step", is_floor)
+
     # --- micro-batch ---
 
     def _expect_micro_batch(self, values: Mapping[str, int], to_value: int) -> Forecast | None:
@@ -289,6 +362,12 @@ class Model:
         errors = [(expected - measured) ** 2 for name, expected, measured in self._forecasts if name == knob]
         prior = SPREAD_PRIOR * abs(gain) + 0.01
         return max(prior, math.sqrt(fmean(errors))) if errors else prior
+
+
+def bytes_share(choice: int) -> float | None:
+    """Return what share of its bytes a choice of `compression` puts on the wire; None where it depends on shapes."""
+    choices = by_name["compression"].choices
+    return BYTES_SHARE.get(choices[choice]) if 0 <= choice < len(choices) else None
 
 
 def _setting(values: Mapping[str, int]) -> Setting:

@@ -7,22 +7,44 @@ It never touches torch, a clock or a process group, so recorded observations rep
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from pacecar.config import TuneConfig
 from pacecar.records import Decision, Ledger, TunerStatus, Verdict
 
-__all__ = ["Facts", "KnobSpace", "Observation", "Policy", "Turn"]
+__all__ = ["Facts", "KnobSpace", "Observation", "Policy", "Turn", "absurdity", "bounded"]
+
+PACE_NS_MAX = 24 * 3600 * 1_000_000_000
+"""A step longer than a day is a broken timer."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnobSpace:
-    """One knob that every rank is able to turn: its value at the start and the values it may take, ascending."""
+    """One knob that every rank is able to turn: its value at the start and the values it may take, ascending.
+
+    What the values mean is said in `pacecar.knobs`.
+    """
 
     knob: str
     value: int
     domain: tuple[int, ...]
+
+
+def bounded(space: KnobSpace, config: TuneConfig) -> KnobSpace | None:
+    """Return the space within the user's bounds, the present value always in; None if nothing can be turned."""
+    if space.knob not in config.knobs:
+        return None
+    low = getattr(config, space.knob + "_min", None)
+    high = getattr(config, space.knob + "_max", None)
+    domain = tuple(
+        value
+        for value in sorted(space.domain)
+        if value == space.value or ((low is None or low <= value) and (high is None or value <= high))
+    )
+    return KnobSpace(space.knob, space.value, domain) if len(domain) > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +85,15 @@ class Observation:
     micro_batches: int | None = None
 
 
+def absurdity(step: Observation, last: Observation | None) -> str | None:
+    """Return why an observation cannot be true after the `last` one, or None."""
+    if not (math.isfinite(step.pace_ns) and 0 < step.pace_ns <= PACE_NS_MAX):
+        return f"step {step.step} is said to have taken {step.pace_ns} ns"
+    if last is not None and step.step <= last.step:
+        return f"step {step.step} came after step {last.step}"
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """Bring the knobs to `values` (every knob named) on all ranks, for `decision`, as soon as they agree.
@@ -80,7 +111,18 @@ class Policy(Protocol):
     """Something that decides.  Calls come in step order, from one thread."""
 
     def begin(self, facts: Facts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
-        """Learn what can be turned; called once, before the first observation."""
+        """Learn what can be turned; called once, before the first observation.
+
+        `mode` "exact" stands for every mode in which knobs are turned: `spaces` hold what the user's mode allows.
+        """
+        ...
+
+    def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
+        """Judge no step from the next call of `advance` on, for `reason`; None releases.  May be repeated.
+
+        What is tried meanwhile is taken back and tuning goes on after the release, as after a straggler.  A hold that
+        `is_brief` (evaluation, a checkpoint) leaves knobs and an open trial as they are.
+        """
         ...
 
     def advance(
@@ -92,6 +134,13 @@ class Policy(Protocol):
         are in force, and a policy judges by that alone.
         """
         ...
+
+    def is_calm(self) -> bool:
+        """Return False while the policy must see every step soon though it does not say that it tries something.
+
+        Asked between steps; while it says "watching" or "advising" and this, ranks exchange steps less often.
+        """
+        return True
 
     def finish(self, reason: str = "the job ended") -> list[Decision | Verdict | TunerStatus]:
         """No more steps will come, for `reason`; return verdicts (outcome "abandoned") for what is still open."""

@@ -3,7 +3,7 @@
     warming -> screening <-> trial
                    |  ^
                    v  | the pace moved, or the budget allows again
-                watching                          any of them -> frozen (absurd numbers, switches that do not come)
+                watching                          any of them -> frozen, and back when what froze it is over
 
 Search-then-stop, the usual shape of a tuner, loses all it won when the world changes; search-for-ever pays for ever.
 This one searches while there is something untried near by and time left to lose (`screen`, `purse`), then only watches.
@@ -13,33 +13,35 @@ the values that it had.  The same wish is repeated in every call until it is see
 must take the latest wish and ignore one that is already fulfilled.
 
 Pure: no clock, no random numbers, no torch.  The same observations give the same answers.
-Left out: memory head-room (the actuator refuses), more than one knob at a time, unfreezing.
+Frozen for good: absurd numbers, switches that do not come.  For a while: a rank that stalls, and what `hold` says.
+Left out: memory head-room (the actuator refuses), more than one knob at a time.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from pacecar.config import TuneConfig
 from pacecar.controller import wording
-from pacecar.controller.model import Forecast, Model
-from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
+from pacecar.controller.model import Forecast, Model, distinct_buckets
+from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn, absurdity, bounded
 from pacecar.controller.purse import Purse
-from pacecar.controller.screen import Candidate, Screen, best_advice
+from pacecar.controller.screen import Candidate, Screen, best_advice, is_choice
 from pacecar.controller.scribe import OpenTrial, Record, Scribe, State, outcome_of
 from pacecar.controller.trial import DROP_RATIO, SETTLE_STEPS, WAIT_STEPS_MAX, WINDOW_STEPS, Cause, Trial, TrialEnd
-from pacecar.controller.watch import NULL_PAIRS_MIN, Alarm, Pace, Watch
+from pacecar.controller.watch import NULL_PAIRS_MIN, RECENT_STEPS_MAX, Alarm, Pace, Watch
 
 __all__ = ["PacecarPolicy"]
-
-PACE_NS_MAX = 24 * 3600 * 1_000_000_000
-"""A step longer than a day is a broken timer."""
 
 STALL_RATIO = 20.0
 STALL_STEPS = 8
 """So many steps on end over so many times the typical pace: a rank is failing.  That is reported, not tuned around."""
+
+CALM_STEPS = 32
+"""Steps on end without a stall after which tuning goes on; what pace the job then has is for the watch to judge."""
 
 NEVER_CAME_MAX = 2
 """Trials on end whose switch never came: the ranks cannot agree any more."""
@@ -47,8 +49,11 @@ NEVER_CAME_MAX = 2
 ADVICE_MAX = 32
 """Advice given in one run; more would be noise."""
 
-SECOND_LOOK_STEPS = 500
+SECOND_LOOK_STEPS = 250
 """Quiet steps before undecided candidates are tried again; doubled each time, so that looking ends by itself."""
+
+ROUND_STEPS = 50
+"""Steps that people hear are rounded up to these, and said again when off by two, not with every window."""
 
 TYPICAL_STEPS_MIN = 4
 """Steps under a new setting before its typical pace is used."""
@@ -77,13 +82,19 @@ class PacecarPolicy(Policy):
         self._open: OpenTrial | None = None
         self._last: Observation | None = None
         self._mean_ns: float | None = None
+        self._usual_ns: float | None = None
         self._latency_steps: int | None = None
         self._steps = 0
         self._since_switch = 0
-        self._stalled = self._astray = self._never_came = 0
+        self._stalled = self._calm = self._astray = self._never_came = 0
         self._watching_since = 0
         self._patience_steps = SECOND_LOOK_STEPS
+        self._until = 0
         self._advice: dict[str, tuple[int, bool]] = {}
+        self._unproven: dict[tuple[str, int], tuple[float, ...]] = {}
+        self._held: str | None = None
+        self._is_brief = False
+        self._thaw: Literal["never", "calm", "release"] = "never"
 
     @property
     def model(self) -> Model:
@@ -102,17 +113,25 @@ class PacecarPolicy(Policy):
         self._scribe, self._mode = Scribe(facts.job), mode
         self._kept = {space.knob: space.value for space in spaces}
         self._asked = (dict(self._kept), False)
-        self._spaces = [space for space in map(self._bounded, spaces) if space is not None]
+        for space in filter(None, (bounded(space, self._config) for space in spaces)):
+            if space.knob == "bucket_bytes":
+                space = distinct_buckets(space, facts.gradient_bytes)
+            if len(space.domain) > 1:
+                self._spaces.append(space)
         self._screen = Screen(self._spaces)
         self._model = Model(facts)
+
+    def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
+        """Judge no step from the next one on; None releases."""
+        self._held, self._is_brief = reason, is_brief
 
     def advance(self, observations: Sequence[Observation]) -> tuple[Turn | None, list[Record]]:
         """Take the steps since the last call; return a wish, if any, and what people should know."""
         for step in observations:
-            if self._state != "frozen":
-                self._take(step)
+            if self._held is not None or self._state == "frozen":
+                self._sit_out(step)
             else:
-                self._in_force = {knob: step.values[knob] for knob in self._kept if knob in step.values}
+                self._take(step)
         return self._wish(), self._scribe.take()
 
     def finish(self, reason: str = "the job ended") -> list[Record]:
@@ -123,11 +142,39 @@ class PacecarPolicy(Policy):
 
     # --- one step ---
 
+    def _sit_out(self, step: Observation) -> None:
+        """Frozen or held: look at nothing but whether it is over."""
+        self._in_force = {knob: step.values[knob] for knob in self._kept if knob in step.values}
+        if self._last is None or step.step > self._last.step:
+            self._last = step
+        self._purse.pass_step(step.pace_ns)
+        self._pace.interrupt()
+        if self._open is not None:
+            self._open.trial.interrupt(step.step)
+        if self._held is not None:
+            if not self._is_brief and self._thaw != "release" and self._state != "frozen":
+                self._freeze(self._held, step, until="release")
+            return
+        self._calm = 0 if self._is_stall(step) else self._calm + 1
+        if self._thaw == "release" or (self._thaw == "calm" and self._calm >= CALM_STEPS):
+            self._thaw, self._stalled = "never", 0
+            self._say("advising" if self._mode == "advise" else "screening", "going on", step)
+
     def _take(self, step: Observation) -> None:
-        absurd = self._absurdity(step)
+        absurd = absurdity(step, self._last)
         if absurd is not None:
             self._freeze(absurd, step)
             return
+        if self._is_stall(step):
+            self._stalled += 1
+            if self._stalled >= STALL_STEPS:
+                what = f"{STALL_STEPS} steps on end took over {STALL_RATIO:.0f} times the usual"
+                self._freeze(f"{what}: a rank is failing", step, until="calm")
+                return
+        else:
+            self._stalled = 0
+        if step.ledger is not None and step.ledger.checkpoint_ns > 0:
+            step = replace(step, profiled=True)  # it wrote a checkpoint: its pace says nothing about the knobs
         missing = [knob for knob in self._kept if knob not in step.values]
         if missing:
             self._lose(missing, step)
@@ -151,6 +198,8 @@ class PacecarPolicy(Policy):
         level = self._pace.observe(step.pace_ns, profiled=step.profiled)
         if self._pace.recent_steps >= WINDOW_STEPS:
             self._mean_ns = self._pace.mean_ns
+        if level is not None and self._pace.recent_steps >= 2 * STALL_STEPS:  # so that a stall is not yet the median
+            self._usual_ns = math.exp(self._pace.typical)
         self._decide(level, step)
 
     def _decide(self, level: float | None, step: Observation) -> None:
@@ -181,23 +230,15 @@ class PacecarPolicy(Policy):
         self._since_switch += 1
         self._purse.pass_step(step.pace_ns)
         is_settling = self._since_switch <= SETTLE_STEPS and self._scribe.decisions > 0
-        if (values != self._kept or is_settling) and self._mean_ns is not None and not step.profiled:
+        if self._mean_ns is None or step.profiled or self._is_stall(step):
+            return  # a rank that stalls is not the candidate's fault
+        if values != self._kept or is_settling:
             self._purse.charge(step.pace_ns - self._mean_ns)
+        elif self._open is not None:  # a long trial is charged against the windows between, not against long ago
+            self._mean_ns += (step.pace_ns - self._mean_ns) / RECENT_STEPS_MAX
 
-    def _absurdity(self, step: Observation) -> str | None:
-        """Return why this observation cannot be true or tuned by, or None."""
-        if not (math.isfinite(step.pace_ns) and 0 < step.pace_ns <= PACE_NS_MAX):
-            return f"step {step.step} is said to have taken {step.pace_ns} ns"
-        if self._last is not None and step.step <= self._last.step:
-            return f"step {step.step} came after step {self._last.step}"
-        is_known = self._pace.recent_steps >= 2 * STALL_STEPS  # so that the stall itself is not yet the median
-        if is_known and step.pace_ns > STALL_RATIO * math.exp(self._pace.typical):
-            self._stalled += 1
-            if self._stalled >= STALL_STEPS:
-                return f"{STALL_STEPS} steps on end took over {STALL_RATIO:.0f} times the usual: a rank is failing"
-        else:
-            self._stalled = 0
-        return None
+    def _is_stall(self, step: Observation) -> bool:
+        return self._usual_ns is not None and step.pace_ns > STALL_RATIO * self._usual_ns
 
     # --- screening and trials ---
 
@@ -224,7 +265,9 @@ class PacecarPolicy(Policy):
             self._begin_trial(affordable[0], step)
             return
         wait = self._purse.wait_steps(typical_ns, min(costs))
-        until = "and stays so" if wait is None else f"until about step {_rounded(step.step + wait)}"
+        if wait is not None and abs(step.step + wait - self._until) > 2 * ROUND_STEPS:
+            self._until = -(-(step.step + wait) // ROUND_STEPS) * ROUND_STEPS
+        until = "and stays so" if wait is None else f"until about step {self._until}"
         self._watch_on(f"the exploration budget is spent {until}; {len(found)} settings untried", step)
 
     def _begin_trial(self, candidate: Candidate, step: Observation) -> None:
@@ -238,6 +281,8 @@ class PacecarPolicy(Policy):
             false_accept_rate=self._config.false_accept_rate,
             latency_steps=self._latency_steps,
             slow_ratio=self._pace.slow_ratio(DROP_RATIO),
+            is_promising=(_known_gain(candidate.forecast) or 0.0) > self._config.dead_band,
+            savings=self._unproven.get((candidate.knob, candidate.value), ()),
         )
         old_value = self._kept[candidate.knob]
         decision = self._scribe.decide("trial", candidate, old_value, step)
@@ -246,18 +291,21 @@ class PacecarPolicy(Policy):
 
     def _follow(self, opened: OpenTrial, step: Observation) -> None:
         end = opened.trial.observe(step)
+        levels = opened.trial.take_levels()
+        alarm = next(filter(None, (self._watch.observe(level, self._pace.window_noise) for level in levels)), None)
+        if end is None and alarm is not None:
+            end = opened.trial.give_up("the pace moved meanwhile")
+        if end is None and self._purse.left_ns(step.pace_ns) < 0 and not opened.trial.looks_better:
+            end = opened.trial.give_up("the exploration budget is spent")
         if end is not None:
-            self._close(opened, end, step)
+            self._close(opened, end, step, alarm)
         else:
             self._say("trial", opened.detail, step)
 
-    def _close(self, opened: OpenTrial, end: TrialEnd, step: Observation) -> None:
+    def _close(self, opened: OpenTrial, end: TrialEnd, step: Observation, alarm: Alarm | None) -> None:
         """Draw the consequences of a trial's end."""
         candidate, knob = opened.candidate, opened.candidate.knob
         outcome = outcome_of(end.cause)
-        alarm: Alarm | None = None
-        for level in opened.trial.levels_seen:
-            alarm = alarm or self._watch.observe(level, self._pace.window_noise)
         if end.cause is not Cause.NEVER_CAME:
             self._latency_steps = opened.trial.latency_steps
         self._never_came = self._never_came + 1 if end.cause is Cause.NEVER_CAME else 0
@@ -268,8 +316,12 @@ class PacecarPolicy(Policy):
             self._model.note_pace({**self._kept, knob: candidate.value}, tried_ns)
             if candidate.forecast is not None and not candidate.forecast.is_floor:
                 self._model.remember(knob, candidate.forecast.gain_ratio, end.gain_ratio)
+        self._unproven[knob, candidate.value] = opened.trial.savings
         if outcome == "kept":
+            self._unproven.clear()
             self._screen.lost(knob, opened.old_value)
+            if is_choice(knob):
+                self._screen.reconsider(knob)
             self._kept = {**self._kept, knob: candidate.value}
             self._pace.restart()
             self._watch = Watch()
@@ -277,7 +329,7 @@ class PacecarPolicy(Policy):
                 self._mean_ns *= 1 - end.gain_ratio
         elif outcome == "barred":
             self._screen.bar(knob, candidate.value)
-        elif end.cause is Cause.UNDECIDED:
+        elif end.cause is Cause.UNDECIDED or (end.cause is Cause.FUTILE and end.may_gain(self._config.dead_band)):
             self._screen.undecided(knob, candidate.value)
         elif end.cause is Cause.FUTILE:
             self._screen.level(knob, candidate.value)
@@ -327,7 +379,9 @@ class PacecarPolicy(Policy):
         self._pace.resume(self._pace.last_windows)
         self._screen.forget()
         self._model.forget()
+        self._unproven.clear()
         self._advice.clear()
+        self._purse.start_anew(self._mean_ns or step.pace_ns, steps=2 * WINDOW_STEPS * alarm.windows)
         self._watch = Watch()
         self._patience_steps = SECOND_LOOK_STEPS
         way = "slower" if alarm.change_ratio > 0 else "faster"
@@ -360,7 +414,8 @@ class PacecarPolicy(Policy):
 
     # --- ends, wishes and words ---
 
-    def _freeze(self, reason: str, step: Observation) -> None:
+    def _freeze(self, reason: str, step: Observation, *, until: Literal["never", "calm", "release"] = "never") -> None:
+        self._thaw, self._calm = until, 0
         if self._open is not None:
             self._abandon(self._open, f"tuning froze: {reason}", step)
         self._say("frozen", reason, step)
@@ -382,15 +437,6 @@ class PacecarPolicy(Policy):
         self._asked = (dict(wanted), is_trial)
         return Turn(decision=self._scribe.decisions, values=dict(wanted), is_trial=is_trial)
 
-    def _bounded(self, space: KnobSpace) -> KnobSpace | None:
-        """Return the space within the user's bounds, the present value always in; None if nothing can be turned."""
-        if space.knob not in self._config.knobs:
-            return None
-        low = getattr(self._config, space.knob + "_min")
-        high = getattr(self._config, space.knob + "_max")
-        domain = tuple(sorted(value for value in space.domain if low <= value <= high or value == space.value))
-        return KnobSpace(space.knob, space.value, domain) if len(domain) > 1 else None
-
     def _name(self, values: dict[str, int]) -> str:
         return ", ".join(f"{knob} {wording.setting(knob, value)}" for knob, value in values.items())
 
@@ -401,8 +447,3 @@ class PacecarPolicy(Policy):
 
 def _known_gain(forecast: Forecast | None) -> float | None:
     return None if forecast is None or forecast.is_floor else forecast.gain_ratio
-
-
-def _rounded(step: int) -> int:
-    """Round up to 50 steps, so that the sentence does not change with every window."""
-    return -(-step // 50) * 50

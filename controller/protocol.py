@@ -49,13 +49,13 @@ PERIOD = 4
 CALM_PERIOD = 16
 """Steps between votes while no rank has anything under way; what is wished for then waits so long, once."""
 
-KNOBS_MAX = 4
-"""Knobs in a proposal; the gather's vector has a fixed length."""
+KNOBS_MAX = 12
+"""Knobs in a proposal, all there are; the gather's vector has a fixed length."""
 
 QUEUE_MAX = 16
 """Closed ranges that may wait for the side road (64 steps or more) before it counts as broken."""
 
-VERSION = 2
+VERSION = 3
 _HEAD = 10
 _FLAG_FROZEN, _FLAG_PROPOSAL, _FLAG_REHEARSAL, _FLAG_TRIAL = 1, 2, 4, 8
 REPORT_WORDS = _HEAD + CALM_PERIOD + KNOBS_MAX

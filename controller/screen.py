@@ -2,10 +2,10 @@
 
 In one dimension doubling and halving beats Gaussian processes (TUNING: total time -4.5 % against Horovod's -4.0 % and
 Bagua's +1.6 % on the same curve), and never being far from a setting that is known to work bounds what a bad trial can
-cost: tiny buckets cost threefold.  So for each knob: the neighbours at about twice and half the present value; on
-from there in the direction that won; one further (four times, a quarter) only where the neighbour was neither
-better nor worse, because a pure climb sticks on plateaus.  What lost is not tried again until the world changes; what
-looked better without proof gets a second look after a long while.
+cost: tiny buckets cost threefold.  So for each knob: the neighbours at about twice and half the present value, and four
+times or a quarter at once where the model expects more there; on from there in the direction that won; one further
+where the neighbour was neither better nor worse, because a pure climb sticks on plateaus.  What lost is not tried again
+until the world changes; what looked better without proof gets a second look after a while.
 
 Which first: by expected gain, and where the model cannot tell by a prior from what such changes were worth elsewhere.
 """
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from pacecar.controller.model import Forecast
 from pacecar.controller.observation import KnobSpace
+from pacecar.knobs import by_name
 
 __all__ = ["EXPOSED_RATIO_MIN", "Candidate", "Screen", "best_advice", "neighbour"]
 
@@ -26,13 +27,33 @@ EXPOSED_RATIO_MIN = 0.03
 
 PRIOR_GAIN = {
     ("micro_batch", +1): 0.05,
+    ("compression", +1): 0.03,
     ("bucket_bytes", -1): 0.02,
     ("bucket_bytes", +1): 0.015,
     ("micro_batch", -1): 0.01,
 }
 """What a step in that direction may be worth when nobody can tell: orders the trials, nothing else."""
 
-HOPELESS_SPREADS = 2.0
+HOMEWARD_GAIN = 0.03
+"""After a change of the world the way back to the setting that the job began with goes before the other way."""
+
+OF_COMMUNICATION = frozenset({"bucket_bytes", "first_bucket_bytes", "compression"})
+"""Knobs that can win no more than the exposed communication."""
+
+UNCOMPRESSED = 0
+"""The choice of `compression` that is worth a trial even so: it costs no arithmetic."""
+
+ZERO = 0.5
+"""Where a value of 0 stands among ratios: half of one."""
+
+LEAP_RATIO = 4.0
+"""The model may send the screen so far from the present value at once, not further: far-away small buckets cost
+threefold (TUNING), and the model's price of a bucket is a guess until two sizes were measured."""
+
+LEAP_SHARE = 0.9
+"""Of the values within reach the nearest is taken that is expected to bring this share of what the best would."""
+
+HOPELESS_SPREADS = 1.5
 """A forecast that is negative by this many of its uncertainties rules a candidate out without a trial."""
 
 
@@ -46,12 +67,19 @@ class Candidate:
     rank_gain: float
 
 
+def is_choice(knob: str) -> bool:
+    """Return whether the knob's values have no order."""
+    known = by_name.get(knob)
+    return known is not None and known.kind == "choice"
+
+
 def neighbour(domain: Sequence[int], value: int, factor: float) -> int | None:
     """Return the value of `domain` nearest to `value * factor` (as a ratio) on that side of `value`, or None."""
     beyond = [other for other in domain if (other > value if factor > 1 else other < value)]
     if not beyond:
         return None
-    return min(beyond, key=lambda other: abs(math.log(other / (value * factor))))
+    aim = math.log(max(value, ZERO) * factor)
+    return min(beyond, key=lambda other: abs(math.log(max(other, ZERO)) - aim))
 
 
 def best_advice(
@@ -84,6 +112,8 @@ class Screen:
 
     def __init__(self, spaces: Sequence[KnobSpace]) -> None:
         self._domains = {space.knob: space.domain for space in spaces}
+        self._homes = {space.knob: space.value for space in spaces}
+        self._was_elsewhere = False
         self._lost: dict[str, set[int]] = {knob: set() for knob in self._domains}
         self._level: dict[str, set[int]] = {knob: set() for knob in self._domains}
         self._open: dict[str, set[int]] = {knob: set() for knob in self._domains}
@@ -116,16 +146,30 @@ class Screen:
         self._barred[knob].add(value)
 
     def forget(self) -> None:
-        """The world changed: everything may be tried again, but for what is barred."""
+        """The world changed: everything may be tried again, but for what is barred; first on the way back home.
+
+        The job's own setting was somebody's guess for any world, the one in force was proven for one that is gone.
+        """
+        self._was_elsewhere = True
         for knob in self._domains:
             self._lost[knob].clear()
             self._level[knob].clear()
             self._open[knob].clear()
 
+    def reconsider(self, knob: str) -> None:
+        """A choice of `knob` was made, of compression say: what the other knobs are worth may be another matter now."""
+        for other in self._domains:
+            if other != knob:
+                self._lost[other].clear()
+                self._level[other].clear()
+                self._open[other].clear()
+
     def values_near(self, knob: str, value: int) -> list[int]:
-        """Return the untried values around `value`, nearest first in each direction."""
+        """Return the untried values around `value`, nearest first in each direction; of a choice all of them."""
         near: list[int] = []
         closed = self._lost[knob] | self._barred[knob]
+        if is_choice(knob):
+            return [other for other in self._domains[knob] if other not in {value, *closed, *self._level[knob]}]
         for factor in (2.0, 0.5):
             first = neighbour(self._domains[knob], value, factor)
             if first is None or first in closed:
@@ -138,6 +182,37 @@ class Screen:
                 near.append(further)
         return near
 
+    def _leap(
+        self,
+        knob: str,
+        values: dict[str, int],
+        near: Mapping[int, Forecast | None],
+        expect: Callable[[str, dict[str, int], int], Forecast | None],
+    ) -> Candidate | None:
+        """Return a value farther than `near` that the model expects to be worth it, and no farther than need be.
+
+        Nothing beyond a value that has lost: what is worse once is taken to be worse farther on.
+        """
+        if is_choice(knob):
+            return None
+        hopes: dict[int, Forecast] = {value: hope for value, hope in near.items() if hope and not hope.is_floor}
+        domain, here = sorted(self._domains[knob]), values[knob]
+        below, above = [v for v in reversed(domain) if v < here], [v for v in domain if v > here]
+        for side in (below, above):
+            for value in side:
+                if value in self._lost[knob] or not 1 / LEAP_RATIO <= max(value, ZERO) / max(here, ZERO) <= LEAP_RATIO:
+                    break
+                if value not in self._barred[knob] | self._level[knob] and value not in near:
+                    forecast = expect(knob, values, value)
+                    if forecast is not None and not forecast.is_floor:
+                        hopes[value] = forecast
+        best = max((hope.gain_ratio for hope in hopes.values()), default=0.0)
+        enough = [value for value, hope in hopes.items() if hope.gain_ratio >= LEAP_SHARE * best > 0]
+        chosen = min(enough, key=lambda value: abs(math.log(max(value, ZERO) / max(here, ZERO))), default=None)
+        if chosen is None or chosen in near:
+            return None
+        return Candidate(knob, chosen, hopes[chosen], hopes[chosen].gain_ratio)
+
     def candidates(
         self,
         values: dict[str, int],
@@ -149,14 +224,24 @@ class Screen:
         left_out: list[str] = []
         for knob in self._domains:
             near = self.values_near(knob, values[knob])
-            if near and knob == "bucket_bytes" and exposed_ratio is not None and exposed_ratio < EXPOSED_RATIO_MIN:
-                left_out.append(f"{knob}: exposed communication is {exposed_ratio:.1%} of the step, nothing to win")
-                continue
-            for value in near:
-                forecast = expect(knob, values, value)
+            if knob in OF_COMMUNICATION and exposed_ratio is not None and exposed_ratio < EXPOSED_RATIO_MIN:
+                kept = [value for value in near if is_choice(knob) and value == UNCOMPRESSED]
+                if kept != near:
+                    left_out.append(f"{knob}: exposed communication is {exposed_ratio:.1%} of the step, nothing to win")
+                near = kept
+            forecasts = {value: expect(knob, values, value) for value in near}
+            leap = self._leap(knob, values, forecasts, expect) if near else None
+            if leap is not None:
+                found.append(leap)
+            for value, forecast in forecasts.items():
                 prior = PRIOR_GAIN.get((knob, 1 if value > values[knob] else -1), 0.0)
+                if self._was_elsewhere and abs(value - self._homes[knob]) < abs(values[knob] - self._homes[knob]):
+                    prior += HOMEWARD_GAIN
                 if forecast is None:
                     found.append(Candidate(knob, value, None, prior))
+                elif forecast.gain_ratio == forecast.spread_ratio == 0:
+                    if f"{knob}: {forecast.basis}" not in left_out:
+                        left_out.append(f"{knob}: {forecast.basis}")
                 elif not forecast.is_floor and forecast.gain_ratio + HOPELESS_SPREADS * forecast.spread_ratio < 0:
                     left_out.append(f"{knob} {values[knob]} -> {value}: expected to cost {-forecast.gain_ratio:.1%}")
                 elif forecast.is_floor:

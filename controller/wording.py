@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from pacecar.controller.model import Forecast
 from pacecar.controller.trial import PAIRS_MAX, Cause, TrialEnd
+from pacecar.knobs import setting
 
 __all__ = ["change", "expectation", "progress", "saving", "setting", "trial_reason", "verdict_reason"]
-
-
-def setting(knob: str, value: int) -> str:
-    """Return a knob's value with its unit: bytes as MiB, counts as they are."""
-    return f"{value / 2**20:.4g} MiB" if knob.endswith("_bytes") else str(value)
 
 
 def change(knob: str, old: int, new: int) -> str:

@@ -32,6 +32,8 @@ from pacecar.records import (
     StepRecord,
     Straggler,
     Throttling,
+    TunerOrder,
+    TunerReport,
     TunerStatus,
     Verdict,
     Vitals,
@@ -182,10 +184,15 @@ def _check_record(record: JobRecord | Answer, hello: JobHello) -> None:
             _check_text(TEXT_CHARACTERS_MAX, (record.last_collective, record.stack))
         case TunerStatus():
             _check_text(TEXT_CHARACTERS_MAX, (record.detail,))
+        case TunerOrder():
+            _check_knobs(Knobs(values=dict(record.values)))
+            _check_text(TEXT_CHARACTERS_MAX, (record.detail,))
         case Goodbye():
             _check_text(TEXT_CHARACTERS_MAX, (record.reason,))
         case Answer():
             _check_text(TEXT_CHARACTERS_MAX, (record.detail,))
+            if record.report is not None:
+                _check_report(record.report)
         case JobHello():
             pass
 
@@ -227,6 +234,15 @@ def _check_job_ledger(ledger: JobLedger) -> None:
     if min(ledger.total_phases_ns.values(), default=0) < 0:
         raise FrameError(Refusal.MALFORMED, "a phase's total is below zero: a counter does not go there")
     _check_text(LABEL_CHARACTERS_MAX, ledger.total_phases_ns)
+
+
+def _check_report(report: TunerReport) -> None:
+    """A report goes to a person's terminal: bounded like all text, and its frame is bounded already."""
+    _check_knobs(Knobs(values=dict(report.knobs)))
+    _check_text(LABEL_CHARACTERS_MAX, (report.mode, report.policy, report.state, *report.by_hand))
+    _check_text(TEXT_CHARACTERS_MAX, (report.detail, *report.refused.values(), *report.advice))
+    _check_text(TEXT_CHARACTERS_MAX, (change.reason for change in report.changes))
+    _check_text(TEXT_CHARACTERS_MAX, (order.detail for order in report.orders))
 
 
 def _check_what_if(ladder: WhatIf, hello: JobHello) -> None:

@@ -24,7 +24,8 @@ from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.monitor.board import Board
 from pacecar.monitor.conversation import Conversation, Peer, own_pid
 from pacecar.monitor.meeting import Meeting
-from pacecar.monitor.requests import Requests, Target
+from pacecar.monitor.permission import Target
+from pacecar.monitor.requests import Requests
 from pacecar.records import Answer, JobHello, Request, Throttling
 from pacecar.wire import FRAME_BYTES_MAX, FrameError, Message, Refusal, encode_frame
 
@@ -56,6 +57,7 @@ class _Connection:
         self.conversation = conversation
         self.since_ns = since_ns
         self.logged: set[Refusal] = set()
+        self.is_admitted = False
         self.told: Throttling | None = None
 
     def __str__(self) -> str:
@@ -241,6 +243,7 @@ class Inbox:
         else:
             assert hello is not None, "a record has a hello before it"
             self._board.take(record, hello=hello, uid=connection.conversation.peer.uid, owner=connection.number)
+            connection.is_admitted = True
         self._frames += 1
         if isinstance(record, JobHello):
             _log.info("%s: hello from %s on %s", connection, record.host, record.device)
@@ -251,7 +254,7 @@ class Inbox:
         targets = [
             Target(other.number, other.conversation.hello, other.conversation.peer.uid)
             for other in self._connections.values()
-            if other.conversation.hello is not None
+            if other.conversation.hello is not None and other.is_admitted
         ]
         self._requests.ask(request, asker=connection.number, uid=peer.uid, targets=targets, meet=self._board.rendezvous)
 

@@ -13,7 +13,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pacecar.config import TuneConfig
-from pacecar.controller import ddp_buckets
 from pacecar.controller.actuator import ActuatorError
 from pacecar.controller.ddp_buckets import BucketActuator
 
@@ -70,7 +69,7 @@ def group(tmp_path: Path) -> Iterator[None]:
 @pytest.fixture
 def two_ranks(group: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a single process believe that it has a peer: refusals never communicate."""
-    monkeypatch.setattr(ddp_buckets.dist, "get_world_size", lambda *_: 2)
+    monkeypatch.setattr(dist, "get_world_size", lambda *_: 2)
 
 
 def net() -> nn.Module:
@@ -162,7 +161,7 @@ def test_a_reducer_with_unknown_arguments_leaves_the_helper(two_ranks: None, mon
 
     monkeypatch.setattr(dist, "Reducer", Changed)
     assert knob.refusal() is None
-    assert knob._recipe == "helper"
+    assert knob._reducer.recipe == "helper"
 
 
 def test_small_models_have_nothing_to_choose(two_ranks: None) -> None:
@@ -184,7 +183,7 @@ def test_parameters_that_changed_make_apply_fail_with_the_old_reducer_s_size(gro
     knob = actuator(ddp)
     for _ in range(3):
         ddp(torch.ones(2, 256)).sum().backward()
-    assert knob._choose_recipe(ddp) is None
+    assert knob._reducer.prepare() is None
     knob.apply(4096)
     assert knob.value() == 4096
     assert ddp._get_ddp_logging_data()["bucket_cap_bytes"] == 4096
