@@ -132,7 +132,7 @@ class Hook:
             wall_ns=self._wall_ns,
             care=self._care,
         )
-        self._loop = Loop(
+        loop = self._loop = Loop(
             self._timer,
             self._guard,
             self._counts,
@@ -142,7 +142,8 @@ class Hook:
             batch_samples=batch_samples,
             batch_tokens=batch_tokens,
         )
-        self.data, self.count, self.checkpoint = self._loop.data, self._loop.count, self._loop.checkpoint
+        self.data, self.count = loop.data, loop.count
+        self.checkpoint, self.was_paused = loop.checkpoint, loop.was_paused
         self._books = Books(
             hello, self._sinks, self._budget, self._calibrations, self._vitals, self._guard, self._cadence, self._pulse
         )
@@ -156,8 +157,7 @@ class Hook:
         self._beat_handle: RemovableHandle | None = None
         self._optimizer = optimizer
         self._in_boundary = False
-        self._is_started = False
-        self._is_closed = False
+        self._is_started = self._is_closed = False
 
     # --- life -----------------------------------------------------------------------------------
 
