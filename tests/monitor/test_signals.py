@@ -6,10 +6,14 @@ import time
 import pytest
 
 from pacecar.clock import NS_PER_SECOND, FakeClock, SystemClock
+from pacecar.config import DaemonConfig
 from pacecar.monitor.board import Board
+from pacecar.monitor.collectors.gpu import GpuCollector
 from pacecar.monitor.collectors.network import NetworkCollector
+from pacecar.monitor.daemon import Daemon
 from pacecar.monitor.inbox import Inbox
 from pacecar.monitor.meeting import Meeting
+from pacecar.monitor.nvml import PyNvml
 from pacecar.monitor.signals import FAULT_SECONDS, SIGNAL_TICKS, Signals
 from pacecar.records import Absent, Ok, Sample, Snapshot, Throttling
 from pacecar.signals import NAMES_MAX, HostSignals
@@ -288,3 +292,40 @@ def test_a_rank_that_does_not_read_costs_the_tick_nothing(hooks, make_hello, tmp
         assert inbox.connections == 1
     finally:
         inbox.close()
+
+
+@pytest.mark.slow
+def test_a_real_daemon_tells_a_rank_of_its_own_gpu_over_the_real_pynvml(standin, hooks, make_hello, tmp_path):
+    """The stand-in driver's GPU 1 is hot, then faulty; a rank on GPU 0 hears of neither."""
+    collector = GpuCollector(PyNvml(), SystemClock(), kernel_log=str(tmp_path / "kmsg"))
+    daemon = Daemon(DaemonConfig(port=0, socket=str(tmp_path / "s"), period_seconds=0.1), collectors=[collector])
+    daemon.start()
+    try:
+        lines = [hooks(tmp_path / "s") for _ in range(2)]
+        for gpu, line in enumerate(lines):
+            line.say(
+                make_hello(
+                    pid=os.getpid(), rank=gpu, device=f"cuda:{gpu}", device_uuid=f"GPU-{gpu}", hears_signals=True
+                )
+            )
+        for gpu, line in enumerate(lines):
+            said = hear(line, lambda told: told.throttled_by is not None and told.device_free_bytes is not None)
+            assert (said.device_uuid, said.throttled_by, said.faults) == (f"GPU-{gpu}", (), ())
+            assert 0 < said.device_free_bytes < said.device_total_bytes
+        standin.page.reasons[1] = 0x8
+        assert hear(lines[1], lambda told: told.throttled_by).throttled_by == ("hw_slowdown",)
+        standin.xid(1, 79)
+        assert hear(lines[1], lambda told: told.faults).faults == ("Xid 79",)
+        cool = hear(lines[0], lambda told: told.taken_ns > said.taken_ns + S)
+        assert (cool.throttled_by, cool.faults) == ((), ())
+    finally:
+        daemon.close()
+
+
+def hear(line, claim):
+    """Return the first signal of which `claim` holds; all else on the line is passed over."""
+    for _ in range(400):
+        told = decode_frame(line.socket.recv(65536))
+        if isinstance(told, HostSignals) and claim(told):
+            return told
+    raise AssertionError("it was never told")
