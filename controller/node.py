@@ -84,8 +84,11 @@ class Node:
 
     def look(self) -> Disturbance | None:
         """Judge what was said since the last look; return what disturbs this rank's steps."""
+        has_news = bool(self._waiting)
+        if not has_news and self._gate.last is None and self._held is None:
+            return None  # a job without a daemon pays nothing
         now_ns = self._clock.monotonic_ns()
-        own, has_news = self._own_bytes_per_second(), bool(self._waiting)
+        own = self._own_bytes_per_second() if has_news else None
         while self._waiting:
             self._gate.heed(self._waiting.popleft(), now_ns, own_bytes_per_second=own)
         self._held = self._gate.reason(now_ns)
