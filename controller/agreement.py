@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -70,6 +70,15 @@ class Agreement(Protocol):
 
     def rest(self, *, is_calm: bool) -> None:
         """Say whether this rank has nothing under way; the ranks meet less often while all say so."""
+        ...
+
+    def disturb(self, number: int | None) -> None:
+        """Tell rank 0, with the next report, what makes this rank's steps measure something else; None: nothing."""
+        ...
+
+    @property
+    def disturbed(self) -> Mapping[int, int]:
+        """Rank -> what it told, as last heard; ranks that nothing disturbs are not there."""
         ...
 
     def open(self, claim: str) -> None:
@@ -127,6 +136,7 @@ class LocalAgreement:
     def __init__(self) -> None:
         self.spaces: tuple[KnobSpace, ...] = ()
         self.frozen: str | None = None
+        self.disturbed: dict[int, int] = {}
         self._heard = Heard()
         self._wanted: Proposal | None = None
         self._serials = itertools.count(1)
@@ -143,6 +153,9 @@ class LocalAgreement:
 
     def rest(self, *, is_calm: bool) -> None:
         """Meeting oneself costs nothing."""
+
+    def disturb(self, number: int | None) -> None:
+        """Whoever says it knows it."""
 
     def open(self, claim: str) -> None:
         """Nobody to meet."""
@@ -244,6 +257,15 @@ class RankAgreement:
     def rest(self, *, is_calm: bool) -> None:
         """Vote that this rank is calm."""
         self._member.is_calm = is_calm
+
+    def disturb(self, number: int | None) -> None:
+        """Put it into the reports to come."""
+        self._member.disturbance = number
+
+    @property
+    def disturbed(self) -> Mapping[int, int]:
+        """Rank -> what it told in the last gather."""
+        return dict(self._member.disturbed)
 
     def open(self, claim: str) -> None:
         """Meet through the store, then make the side group: a collective that every rank now is sure to join.

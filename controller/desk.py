@@ -54,8 +54,8 @@ _log = logging.getLogger(__name__)
 class Desk:
     """Takes the commands called "tune" of one job, on its rank 0.
 
-    `reply` sends an answer without waiting, `emit` a record.  `knobs` and `refused` are asked when somebody wants to
-    know.
+    `reply` sends an answer without waiting, `emit` a record.  `knobs`, `node` and `refused` are asked when somebody
+    wants to know.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class Desk:
         self._orders: deque[TunerOrder] = deque(maxlen=REPORTED_ORDERS_MAX)
         self._advised: dict[str, Decision] = {}
         self.knobs: Callable[[], Knobs] = Knobs
+        self.node: Callable[[], tuple[str, ...]] = tuple
         self.refused: Callable[[], Mapping[str, str]] = dict
 
     def emit(self, record: JobRecord) -> None:
@@ -142,6 +143,7 @@ class Desk:
             changes=tuple(self._change(decision) for decision in self._decisions),
             orders=tuple(self._orders),
             advice=tuple(sentence[:DETAIL_CHARACTERS_MAX] for sentence in self.advice()),
+            node=tuple(sentence[:DETAIL_CHARACTERS_MAX] for sentence in self.node()),
         )
 
     def advice(self) -> tuple[str, ...]:

@@ -1,25 +1,34 @@
 """May a trial run now?  What the node's daemon says, while it is fresh.
 
-A trial compares step times, so what slows the job besides the knob must not come and go meanwhile: throttled clocks,
-somebody else's traffic on the link.  The daemon sees both and says so each few seconds (`HostSignals`).
+A trial compares step times, so what slows the job besides the knob must not come and go meanwhile: throttled clocks, a
+fault, want of memory, somebody else's traffic on the link.  The daemon sees them and says so each few seconds
+(`HostSignals`).
 
-A signal is believed for AGE_PERIODS of its own periods.  After that nothing is known, and then nothing is held: a
-daemon that died must neither stop tuning for good nor promise a quiet node.  What is bad and stays so for
-HOLD_SECONDS_MAX is no event but the world, and is tuned for.
+A signal is believed for AGE_PERIODS of its own periods, counted from the tick that it was taken in.  After that nothing
+is known, and then nothing is held: a daemon that died must neither stop tuning for good nor promise a quiet node.  What
+is bad and stays so for HOLD_SECONDS_MAX is no event but the world, and is tuned for.  So is what comes and goes without
+end: patience grows back slowly (REGAIN_RATIO).
 
     traffic of others   everybody's bytes a second less what the job may be sending itself, as a share of the rated link
                         bad from BUSY_RATIO on, good again under QUIET_RATIO, both for STEADY signals on end: a burst
                         that ends before the next signal is noise, which the statistics are there for
+    memory              some task waited for memory (PSI) for STALLED_RATIO of the time
 
-Pure: the caller says what time it is.  Left out: other nodes.  Their ranks mark their own steps as disturbed.
+Waiting for a processor is not held for: a job that keeps all of them busy waits for them itself, and who else does
+cannot be told from a node's total.  A rank that others keep from running is a straggler, which is (`holds`).
+
+Pure: the caller says what time it is.  Left out: other nodes, of which their own ranks speak (`node`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from enum import IntEnum
+
 from pacecar.clock import NS_PER_SECOND
 from pacecar.signals import HostSignals
 
-__all__ = ["Gate", "own_bytes_per_second"]
+__all__ = ["WORDS", "Disturbance", "Gate", "own_bytes_per_second"]
 
 AGE_PERIODS = 3
 """Two signals may be lost or late, as on a node that is busy."""
@@ -30,31 +39,57 @@ PERIOD_NS_MAX = 30 * NS_PER_SECOND
 HOLD_SECONDS_MAX = 120.0
 """Longer than a backup's or a checkpoint's burst, shorter than a neighbour's job."""
 
+REGAIN_RATIO = 0.25
+"""Of the time without it by which patience with a disturbance grows: one that is there a fifth of the time is the
+job's own world, its data loading over the same link perhaps."""
+
 BUSY_RATIO = 0.2
 QUIET_RATIO = 0.1
 STEADY = 2
+
+STALLED_RATIO = 0.1
+"""A node that waits for memory so much reclaims and swaps: steps take what it takes."""
 
 OWN_MARGIN = 1.5
 """Headers, retransmissions, and steps faster than the mean: what may still be the job's own."""
 
 
+class Disturbance(IntEnum):
+    """What makes step times measure something else; the numbers cross between ranks."""
+
+    FAULT = 1
+    THROTTLED = 2
+    MEMORY = 3
+    TRAFFIC = 4
+
+
+WORDS: Mapping[Disturbance, str] = {
+    Disturbance.FAULT: "its device has a fault",
+    Disturbance.THROTTLED: "its device is throttled",
+    Disturbance.MEMORY: "its node is short of memory",
+    Disturbance.TRAFFIC: "others use its node's link",
+}
+"""What is said of another rank, of which no more than the kind is known."""
+
+
 class Gate:
-    """Remembers the last signal and since when the node is disturbed; one thread, or a lock around it."""
+    """Remembers the last signal, and how much patience is left with each disturbance; one thread."""
 
     def __init__(self) -> None:
         self._signal: HostSignals | None = None
-        self._heard_ns = 0
         self._busy = self._quiet = 0
         self._is_busy = False
-        self._bad: str | None = None
-        self._bad_since_ns = 0
+        self._held: Disturbance | None = None
+        self._gave_up: set[Disturbance] = set()
+        self._patience_ns = dict.fromkeys(Disturbance, HOLD_SECONDS_MAX * NS_PER_SECOND)
+        self._asked_ns: int | None = None
 
     def heed(self, signal: HostSignals | None, now_ns: int, *, own_bytes_per_second: float | None) -> None:
         """Take what the daemon says; None: there is nobody to say anything.  What the job sends is None if unknown."""
         if self.fresh(now_ns) is None:
             self._busy = self._quiet = 0
             self._is_busy = False  # what was before the silence is not what is
-        self._signal, self._heard_ns = signal, now_ns
+        self._signal = signal
         if signal is None:
             return
         others = _others_ratio(signal, own_bytes_per_second)
@@ -65,29 +100,35 @@ class Gate:
         elif self._quiet >= STEADY:
             self._is_busy = False
 
+    @property
+    def last(self) -> HostSignals | None:
+        """What was said last, however old; None: nobody says anything."""
+        return self._signal
+
     def fresh(self, now_ns: int) -> HostSignals | None:
         """Return the last signal while it may be believed."""
         signal = self._signal
         if signal is None:
             return None
-        is_fresh = 0 <= now_ns - self._heard_ns <= AGE_PERIODS * min(max(signal.period_ns, 0), PERIOD_NS_MAX)
+        is_fresh = 0 <= now_ns - signal.taken_ns <= AGE_PERIODS * min(signal.period_ns, PERIOD_NS_MAX)
         return signal if is_fresh else None
 
-    def reason(self, now_ns: int) -> str | None:
-        """Return why no trial shall run now, or None."""
+    def reason(self, now_ns: int) -> tuple[Disturbance, str] | None:
+        """Return why no trial shall run now, or None.  To be asked again and again, as it keeps time."""
         bad = self._what_is_bad(now_ns)
-        if bad is None:
-            self._bad = None
-            return None
-        kind, sentence = bad
-        if self._bad != kind:
-            self._bad, self._bad_since_ns = kind, now_ns
-        return sentence if now_ns - self._bad_since_ns <= HOLD_SECONDS_MAX * NS_PER_SECOND else None
-
-    def headroom_bytes(self, now_ns: int) -> int | None:
-        """Return the device memory that nobody uses, this job's neighbours included; None when nobody knows."""
-        signal = self.fresh(now_ns)
-        return None if signal is None else signal.device_free_bytes
+        elapsed_ns = 0 if self._asked_ns is None else max(0, now_ns - self._asked_ns)
+        self._asked_ns = now_ns
+        self._gave_up &= bad.keys()
+        for kind in Disturbance:
+            if kind is self._held:
+                self._patience_ns[kind] -= elapsed_ns
+            elif kind not in bad:
+                regained = self._patience_ns[kind] + REGAIN_RATIO * elapsed_ns
+                self._patience_ns[kind] = min(HOLD_SECONDS_MAX * NS_PER_SECOND, regained)
+            if self._patience_ns[kind] < 0 and kind in bad:
+                self._gave_up.add(kind)
+        self._held = next((kind for kind in Disturbance if kind in bad and kind not in self._gave_up), None)
+        return None if self._held is None else (self._held, bad[self._held])
 
     def link_ratio(self, now_ns: int) -> float | None:
         """Return how full the link is, the fuller direction, as a share of its rated speed; None when nobody knows."""
@@ -97,15 +138,22 @@ class Gate:
             return None
         return rate / signal.link_bytes_per_second
 
-    def _what_is_bad(self, now_ns: int) -> tuple[str, str] | None:
+    def _what_is_bad(self, now_ns: int) -> dict[Disturbance, str]:
+        """Return every disturbance that is known of, with a sentence."""
         signal = self.fresh(now_ns)
+        bad: dict[Disturbance, str] = {}
         if signal is None:
-            return None
+            return bad
+        if signal.faults:
+            bad[Disturbance.FAULT] = f"this node's device has a fault: {', '.join(signal.faults)}"
         if signal.throttled_by:
-            return "throttled", f"this node's device is throttled: {', '.join(signal.throttled_by)}"
+            bad[Disturbance.THROTTLED] = f"this node's device is throttled: {', '.join(signal.throttled_by)}"
+        stalled = signal.memory_stalled_ratio
+        if stalled is not None and stalled >= STALLED_RATIO:
+            bad[Disturbance.MEMORY] = f"this node is short of memory: tasks waited for it {stalled:.0%} of the time"
         if self._is_busy:
-            return "traffic", f"others send over {signal.interface}: over {BUSY_RATIO:.0%} of the link"
-        return None
+            bad[Disturbance.TRAFFIC] = f"others send over {signal.interface}: over {BUSY_RATIO:.0%} of the link"
+        return bad
 
 
 def own_bytes_per_second(

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 from pacecar.config import TuneConfig
 from pacecar.records import Decision, Ledger, TunerStatus, Verdict
 
-__all__ = ["Facts", "KnobSpace", "Observation", "Policy", "Turn", "absurdity", "bounded"]
+__all__ = ["Facts", "KnobSpace", "NodeView", "Observation", "Policy", "Turn", "absurdity", "bounded"]
 
 PACE_NS_MAX = 24 * 3600 * 1_000_000_000
 """A step longer than a day is a broken timer."""
@@ -63,12 +63,27 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeView:
+    """The node of rank 0 as its daemon says, freshly; None for what nobody knows.
+
+    `link_ratio` is everybody's traffic over the link's rated speed, `headroom_ratio` the share of the memory that this
+    rank could still take (the device's, on a CPU the host's), `cpu_stalled_ratio` the share of time in which some task
+    waited for a processor.
+    """
+
+    link_ratio: float | None = None
+    headroom_ratio: float | None = None
+    cpu_stalled_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """One step of the job.
 
     `pace_ns` is the slowest rank's wall time.  `values` were in force during the whole step.  The phases and the
     ledger are rank 0's own, `exact` says whether that ledger came from a profiled window.  A `profiled` step carries a
-    window's cost on some rank, so its pace must not be judged.
+    window's cost on some rank, a checkpoint's or an evaluation's, so its pace must not be judged.  `node` is what is
+    known of the node when the policy sees the step.
     """
 
     step: int
@@ -83,6 +98,7 @@ class Observation:
     optimizer_ns: int | None = None
     data_wait_ns: int | None = None
     micro_batches: int | None = None
+    node: NodeView | None = None
 
 
 def absurdity(step: Observation, last: Observation | None) -> str | None:

@@ -253,7 +253,7 @@ class PacecarPolicy(Policy):
             return
         typical_ns = math.exp(self._pace.typical)
         self._model.note_pace(self._kept, typical_ns)
-        found, left_out = self._screen.candidates(self._kept, self._model.expect, self._model.exposed_ratio)
+        found, left_out = self._screen.candidates(self._kept, self._model.expect, self._model.exposed_ratio, step.node)
         if not found:
             rest = "; ".join(left_out) or "nothing near it is better"
             self._watch_on(f"{self._name(self._kept)}: {rest}", step)
@@ -393,7 +393,7 @@ class PacecarPolicy(Policy):
     def _advise(self, step: Observation) -> None:
         """Say once for each knob what would be tried and what it should save."""
         self._model.note_pace(self._kept, math.exp(self._pace.typical))
-        found, left_out = self._screen.candidates(self._kept, self._model.expect, self._model.exposed_ratio)
+        found, left_out = self._screen.candidates(self._kept, self._model.expect, self._model.exposed_ratio, step.node)
         advised: list[str] = []
         for space in self._spaces:
             best = self._best_of(space, [candidate for candidate in found if candidate.knob == space.knob])

@@ -76,6 +76,8 @@ class Rescue:
         self._was_last = False
         self.is_used = False
         self.reverted: Callable[[str], None] = lambda reason: None
+        self.room: Callable[[], int | None] = lambda: None
+        """What this rank could still take of its memory; None: nobody knows."""
 
     def train_batch(
         self,
@@ -108,7 +110,7 @@ class Rescue:
         """Find out whether what is in force fits on all ranks; else go back on all of them."""
         assert limit.value is not None, "the whole batch is no unproven size"
         headroom, size = self._headrooms[name], limit.value
-        failure = headroom.refuse(limit.fallback or size, size)
+        failure = headroom.refuse(limit.fallback or size, size, self.room())
         if failure is None:
             failure = self._scratch(largest, loss_fn)
             if failure is None and headroom.is_strained(size):

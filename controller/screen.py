@@ -7,7 +7,8 @@ times or a quarter at once where the model expects more there; on from there in 
 where the neighbour was neither better nor worse, because a pure climb sticks on plateaus.  What lost is not tried again
 until the world changes; what looked better without proof gets a second look after a while.
 
-Which first: by expected gain, and where the model cannot tell by a prior from what such changes were worth elsewhere.
+Which first: by expected gain, and where the model cannot tell by a prior from what such changes were worth elsewhere,
+swayed by what is known of the node.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pacecar.controller.model import Forecast
-from pacecar.controller.observation import KnobSpace
+from pacecar.controller.observation import KnobSpace, NodeView
+from pacecar.controller.sway import OF_COMMUNICATION, no_room, sway
 from pacecar.knobs import by_name
 
 __all__ = ["EXPOSED_RATIO_MIN", "Candidate", "Screen", "best_advice", "neighbour"]
@@ -36,9 +38,6 @@ PRIOR_GAIN = {
 
 HOMEWARD_GAIN = 0.03
 """After a change of the world the way back to the setting that the job began with goes before the other way."""
-
-OF_COMMUNICATION = frozenset({"bucket_bytes", "first_bucket_bytes", "compression"})
-"""Knobs that can win no more than the exposed communication."""
 
 UNCOMPRESSED = 0
 """The choice of `compression` that is worth a trial even so: it costs no arithmetic."""
@@ -218,6 +217,7 @@ class Screen:
         values: dict[str, int],
         expect: Callable[[str, dict[str, int], int], Forecast | None],
         exposed_ratio: float | None,
+        node: NodeView | None = None,
     ) -> tuple[list[Candidate], list[str]]:
         """Return what is worth trying, best first, and the reasons for what was left out."""
         found: list[Candidate] = []
@@ -229,12 +229,17 @@ class Screen:
                 if kept != near:
                     left_out.append(f"{knob}: exposed communication is {exposed_ratio:.1%} of the step, nothing to win")
                 near = kept
+            full = no_room(knob, node=node)
+            if full is not None and any(value > values[knob] for value in near):
+                left_out.append(full)
+                near = [value for value in near if value <= values[knob]]
             forecasts = {value: expect(knob, values, value) for value in near}
             leap = self._leap(knob, values, forecasts, expect) if near else None
-            if leap is not None:
+            if leap is not None and (full is None or leap.value <= values[knob]):
                 found.append(leap)
             for value, forecast in forecasts.items():
-                prior = PRIOR_GAIN.get((knob, 1 if value > values[knob] else -1), 0.0)
+                is_more = value > values[knob]
+                prior = PRIOR_GAIN.get((knob, 1 if is_more else -1), 0.0) + sway(knob, is_more=is_more, node=node)
                 if self._was_elsewhere and abs(value - self._homes[knob]) < abs(values[knob] - self._homes[knob]):
                     prior += HOMEWARD_GAIN
                 if forecast is None:

@@ -21,6 +21,7 @@ from pacecar.clock import Clock
 from pacecar.controller.actuator import Actuator, Barring, Gathered
 from pacecar.controller.agreement import Agreement
 from pacecar.controller.observation import KnobSpace
+from pacecar.controller.offers import KnobOffer, Offer
 from pacecar.controller.protocol import Kind, Proposal
 from pacecar.knobs import KNOBS
 
@@ -53,6 +54,23 @@ class Switchboard:
         self._clock = clock
         self._agreed: tuple[int, ...] | None = None
         self.barred: set[str] = set()
+
+    def offer(self) -> Offer:
+        """Return what this rank can turn; one knob that cannot be asked leaves the others tunable."""
+        offers = []
+        for knob, actuator in sorted(self._actuators.items()):
+            value: int | None = None
+            domain: tuple[int, ...] = ()
+            layout = ""
+            try:
+                refusal = actuator.refusal()
+                if refusal is None:
+                    value, domain, layout = actuator.value(), actuator.domain(), actuator.layout()
+            except Exception as error:
+                logger.debug("pacecar: %s cannot be offered", knob, exc_info=True)
+                refusal = f"{type(error).__name__}: {error}"
+            offers.append(KnobOffer(knob, value, domain, refusal, layout))
+        return Offer(tuple(offers))
 
     def agreed(self) -> tuple[int, ...]:
         """Return what all ranks agreed on last, before that what is in force here."""

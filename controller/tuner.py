@@ -26,8 +26,8 @@ from pacecar.controller.actuator import Actuator
 from pacecar.controller.agreement import Agreement, LocalAgreement, MeetingError, RankAgreement
 from pacecar.controller.gradient_check import GradientCheck
 from pacecar.controller.measured import Backlog, Measured
+from pacecar.controller.node import Node
 from pacecar.controller.observation import Facts, KnobSpace, Policy, Turn
-from pacecar.controller.offers import KnobOffer, Offer
 from pacecar.controller.protocol import CALM_PERIOD, PERIOD, Kind, Proposal
 from pacecar.controller.switchboard import Switchboard, at_rest
 from pacecar.records import JobHello, JobRecord, Knobs, KnobSwitch, KnobValue, TunerStatus
@@ -67,7 +67,11 @@ class Tuner:
         agreement: Agreement | None = None,
         gradients: GradientCheck | None = None,
         parting: Callable[[], str | None] | None = None,
+        node: Node | None = None,
+        was_paused: Callable[[Measured], bool] = lambda step: False,
     ) -> None:
+        self._node = node
+        self._was_paused = was_paused  # it holds a checkpoint or an evaluation
         self._parting = parting  # why this rank must leave now, for good and without a word
         self._gradients = gradients
         self._hello = hello
@@ -152,6 +156,7 @@ class Tuner:
             self._guarded(self._make_offer)
         if not self._agreement.has_business:  # most boundaries: nothing can have come in, nothing is to be voted for
             return
+        self._guarded(self._look)
         self._guarded(self._listen)
         if self._agreement.frozen is None:
             self._guarded(self._think)
@@ -199,28 +204,18 @@ class Tuner:
         if step is None:
             self._agreement.note(self._step, None, profiled=False)
             return
-        self._agreement.note(step.step, step.wall_ns, profiled=step.disturbed)
+        self._agreement.note(step.step, step.wall_ns, profiled=step.disturbed or self._was_paused(step))
+        if self._node is not None:
+            self._node.note(step.wall_ns)
         if self._policy is not None:
             self._backlog.remember(step)
 
     # --- what this rank knows -----------------------------------------------------------------------
 
     def _make_offer(self) -> None:
-        offers = []
-        for knob, actuator in sorted(self._actuators.items()):
-            value: int | None = None
-            domain: tuple[int, ...] = ()
-            layout = ""
-            try:
-                refusal = actuator.refusal()
-                if refusal is None:
-                    value, domain, layout = actuator.value(), actuator.domain(), actuator.layout()
-            except Exception as error:  # one knob that cannot be asked leaves the others tunable
-                logger.debug("pacecar: %s cannot be offered", knob, exc_info=True)
-                refusal = f"{type(error).__name__}: {error}"
-            offers.append(KnobOffer(knob, value, domain, refusal, layout))
+        offer = self._board.offer()
         self._publish_knobs(self._knobs.epoch)
-        self._agreement.offer(Offer(tuple(offers)))
+        self._agreement.offer(offer)
 
     def _publish_knobs(self, epoch: int) -> None:
         """Say what is in force: the value of every knob that has one, also of those that are not tuned."""
@@ -232,6 +227,12 @@ class Tuner:
                 logger.debug("pacecar: %s has no value", knob, exc_info=True)
         self._knobs = Knobs(epoch, values)
         self._set_knobs(self._knobs)
+
+    def _look(self) -> None:
+        """Tell with the next report what disturbs this rank's node, and take what others told of theirs."""
+        if self._node is not None:
+            self._agreement.disturb(self._node.look())
+            self._node.others = self._agreement.disturbed
 
     def _listen(self) -> None:
         heard = self._agreement.listen()
@@ -333,9 +334,14 @@ class Tuner:
     # --- switches, on all ranks ---------------------------------------------------------------------
 
     def _decide(self) -> None:
-        proposal = self._agreement.decide(self._board.can_apply)
+        proposal = self._agreement.decide(self._can_apply)
         if proposal is not None:
             self._switch(proposal)
+
+    def _can_apply(self, proposal: Proposal) -> bool:
+        """Return this rank's vote; where its node is disturbed no trial goes on, on any rank."""
+        is_disturbed = self._node is not None and self._node.disturbance is not None
+        return self._board.can_apply(proposal) and not (is_disturbed and proposal.kind is Kind.TRIAL)
 
     def _switch(self, proposal: Proposal) -> None:
         """Carry out what all ranks voted for, and remember what to come back to while it is not proven."""

@@ -39,6 +39,7 @@ from pacecar.records import (
     Vitals,
     WhatIf,
 )
+from pacecar.signals import HostSignals
 from pacecar.wire import FrameError, Message, Refusal, decode_frame
 
 __all__ = ["Conversation", "Peer", "Said", "own_pid"]
@@ -104,7 +105,7 @@ class Conversation:
         elif isinstance(record, Request) and self.hello is None:
             _check_request(record)
             return record, None
-        elif isinstance(record, Request | Command | Throttling):
+        elif isinstance(record, Request | Command | Throttling | HostSignals):
             raise FrameError(Refusal.MALFORMED, f"a hook sends no {_kind(record)}")
         elif self.hello is None:
             raise FrameError(Refusal.NO_HELLO, f"a {_kind(record)} came before any hello")
@@ -128,7 +129,7 @@ class Conversation:
             )
         _check_text(
             LABEL_CHARACTERS_MAX,
-            (hello.job, hello.host, hello.device, hello.device_uuid, hello.backend, hello.framework),
+            (hello.job, hello.host, hello.device, hello.device_uuid, hello.backend, hello.framework, hello.interface),
         )
         _check_text(LABEL_CHARACTERS_MAX, (hello.pacecar_version, *hello.parallel))
         if len(hello.parallel) > KNOBS_MAX:
@@ -240,7 +241,7 @@ def _check_report(report: TunerReport) -> None:
     """A report goes to a person's terminal: bounded like all text, and its frame is bounded already."""
     _check_knobs(Knobs(values=dict(report.knobs)))
     _check_text(LABEL_CHARACTERS_MAX, (report.mode, report.policy, report.state, *report.by_hand))
-    _check_text(TEXT_CHARACTERS_MAX, (report.detail, *report.refused.values(), *report.advice))
+    _check_text(TEXT_CHARACTERS_MAX, (report.detail, *report.refused.values(), *report.advice, *report.node))
     _check_text(TEXT_CHARACTERS_MAX, (change.reason for change in report.changes))
     _check_text(TEXT_CHARACTERS_MAX, (order.detail for order in report.orders))
 

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
+from msgspec import structs
 from torch import nn
 from torch.optim import Optimizer
 
@@ -41,14 +42,15 @@ from pacecar.profiler.crew.crew import Crew, sees_waits_in_forward
 from pacecar.profiler.hook import AlreadyAttachedError, Hook
 from pacecar.profiler.identity import make_hello, model_device
 from pacecar.profiler.orders import Orders
-from pacecar.profiler.outbox import Outbox
+from pacecar.profiler.outbox import News, Outbox
 from pacecar.profiler.runlog import RunLog
 from pacecar.profiler.sink import RecordSink
 from pacecar.profiler.throttling import ThrottleNews
 from pacecar.profiler.tracing import Tracing
 from pacecar.profiler.whatif import RankLadder
-from pacecar.records import Command, JobHello, JobRecord, Knobs
-from pacecar.tuning import make_tuner, make_vigil
+from pacecar.records import Command, JobHello, JobRecord, Knobs, Throttling
+from pacecar.signals import HostSignals
+from pacecar.tuning import make_node, make_tuner, make_vigil
 
 __all__ = ["Pacer", "attach"]
 
@@ -311,14 +313,21 @@ def _inert(rescue: Rescue, reason: str, *, level: int = logging.WARNING) -> Pace
 def _start(model: nn.Module, optimizer: Optimizer, rescue: Rescue, settings: Config) -> Pacer:
     clock = SystemClock()
     hello = make_hello(model, job=settings.hook.job)
-    throttling = ThrottleNews(hello)
+    hello = structs.replace(hello, hears_signals=settings.tune.mode != "off")
+    throttling, node = ThrottleNews(hello), make_node(model, hello)
     orders = Orders(hello.job, hello.rank, reply=lambda answer: outbox.put(answer))
 
     def obey(command: Command) -> None:
         orders.obey(command)
         hook.wake()
 
-    outbox = Outbox(settings.hook.socket, hello, obey=obey, heed=throttling.heed)
+    def heed(news: News | None) -> None:
+        if not isinstance(news, HostSignals):
+            throttling.heed(news)
+        if not isinstance(news, Throttling):
+            node.heed(news)
+
+    outbox = Outbox(settings.hook.socket, hello, obey=obey, heed=heed)
     couriers: list[Courier] = [outbox]
     if settings.hook.run_dir is not None:
         couriers.append(RunLog(settings.hook.run_dir, hello))
@@ -375,7 +384,7 @@ def _start(model: nn.Module, optimizer: Optimizer, rescue: Rescue, settings: Con
     for courier in couriers:
         courier.before_look, courier.charge = hook.look, hook.charge_records
     hook.start()
-    holds = Holds()
+    holds = Holds(node)
     try:
         if settings.tune.mode != "off":
             if hello.rank == 0:

@@ -131,7 +131,11 @@ class Knobs(msgspec.Struct, frozen=True):
 
 
 class JobHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """Who is speaking: the first frame of every connection."""
+    """Who is speaking: the first frame of every connection.
+
+    `interface` is what the rank's collectives go through; None: unknown, or they bypass the kernel.  `hears_signals`
+    asks the daemon for HostSignals.
+    """
 
     job: str
     rank: int
@@ -146,6 +150,8 @@ class JobHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     pacecar_version: str
     parallel: dict[str, int] = {}
     started_wall_ns: int
+    interface: str | None = None
+    hears_signals: bool = False
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):

@@ -77,8 +77,8 @@ class TunerReport(msgspec.Struct, frozen=True, kw_only=True):
     """A tuner as it is at one moment.
 
     `began` are the values that the job began with, `by_hand` the knobs that a person set, `refused` knob -> why it is
-    not tuned, `advice` what would be done or needs a restart, in sentences.  `exploration_ns` was lost to trials of
-    `elapsed_ns` of training; `budget_ratio` is the share that may be.
+    not tuned, `advice` what would be done or needs a restart, in sentences, `node` what daemons say of the nodes.
+    `exploration_ns` was lost to trials of `elapsed_ns` of training; `budget_ratio` is the share that may be.
     """
 
     mode: str
@@ -98,6 +98,7 @@ class TunerReport(msgspec.Struct, frozen=True, kw_only=True):
     changes: tuple[TunerChange, ...] = ()
     orders: tuple[TunerOrder, ...] = ()
     advice: tuple[str, ...] = ()
+    node: tuple[str, ...] = ()
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):

@@ -41,6 +41,7 @@ def lines(job: str, report: TunerReport, *, width: int = 80) -> Iterator[str]:
     for title, sentences in (
         ("Orders", [f"step {o.step}: {o.action} by {_uid(o.uid)}: {o.outcome}: {o.detail}" for o in report.orders]),
         ("Advice", list(report.advice)),
+        ("Node of rank 0", list(report.node)),
     ):
         if sentences:
             yield ""

@@ -15,9 +15,12 @@ from pacecar.controller.ddp_knobs import DdpKnobs, find_ddp
 from pacecar.controller.desk import Desk
 from pacecar.controller.fsdp import fsdp_knobs
 from pacecar.controller.global_batch import GlobalBatchActuator
+from pacecar.controller.headroom import unused_bytes
 from pacecar.controller.holds import HeldPolicy, Holds
 from pacecar.controller.loader_knobs import LoaderKnobs
+from pacecar.controller.measured import Measured
 from pacecar.controller.microbatch_knobs import MicroBatchActuator, MicroTokensActuator
+from pacecar.controller.node import Node
 from pacecar.controller.observation import Facts, Policy
 from pacecar.controller.parting import Parting
 from pacecar.controller.progress_pace import ProgressPace
@@ -26,10 +29,25 @@ from pacecar.controller.safeguard import Safeguard
 from pacecar.controller.tuner import Tuner
 from pacecar.controller.vigil import Vigil
 from pacecar.knobs import allows
+from pacecar.profiler.books import FinishedStep
 from pacecar.profiler.hook import Hook
+from pacecar.profiler.identity import model_device
 from pacecar.records import JobHello, JobRecord, Knobs
 
-__all__ = ["make_tuner", "make_vigil"]
+__all__ = ["make_node", "make_tuner", "make_vigil"]
+
+
+def make_node(model: nn.Module, hello: JobHello) -> Node:
+    """Return what hears of this rank's node."""
+    ddp, device = find_ddp(model), model_device(model)
+    sizes = [p.numel() * p.element_size() for p in ddp.parameters() if p.requires_grad] if ddp is not None else []
+    is_cuda = device.type == "cuda"
+    return Node(
+        hello,
+        SystemClock(),
+        gradient_bytes=sum(sizes) or None,
+        spare_bytes=(lambda: unused_bytes(device)) if is_cuda else int,
+    )
 
 
 def make_vigil(model: nn.Module, hello: JobHello, config: TuneConfig) -> Vigil | None:
@@ -68,6 +86,9 @@ def make_tuner(
             batch_samples=batcher.batch_samples,
         )
 
+    def was_paused(step: Measured) -> bool:
+        return isinstance(step, FinishedStep) and hook.was_paused(step.raw.start_ns)
+
     def set_knobs(knobs: Knobs) -> None:
         hook.knobs = knobs
 
@@ -90,8 +111,13 @@ def make_tuner(
         clock=SystemClock(),
         gradients=ddp.gradient_check(),
         parting=Parting(model).reason,
+        node=holds.node,
+        was_paused=was_paused,
     )
+    if holds.node is not None:
+        rescue.room = holds.node.room_bytes
     rescue.reverted = tuner.reverted
     if desk is not None:
         desk.knobs, desk.refused = lambda: tuner.knobs, lambda: tuner.refused
+        desk.node = tuple if holds.node is None else holds.node.describe
     return tuner

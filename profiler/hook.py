@@ -132,7 +132,7 @@ class Hook:
             wall_ns=self._wall_ns,
             care=self._care,
         )
-        self._loop = Loop(
+        loop = self._loop = Loop(
             self._timer,
             self._guard,
             self._counts,
@@ -142,7 +142,7 @@ class Hook:
             batch_samples=batch_samples,
             batch_tokens=batch_tokens,
         )
-        self.data, self.count, self.checkpoint = self._loop.data, self._loop.count, self._loop.checkpoint
+        self.data, self.count, self.checkpoint, self.was_paused = loop.data, loop.count, loop.checkpoint, loop.was_paused
         self._books = Books(
             hello, self._sinks, self._budget, self._calibrations, self._vitals, self._guard, self._cadence, self._pulse
         )

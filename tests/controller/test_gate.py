@@ -6,8 +6,15 @@ import msgspec
 import pytest
 
 from pacecar.clock import NS_PER_SECOND
-from pacecar.controller.gate import AGE_PERIODS, HOLD_SECONDS_MAX, PERIOD_NS_MAX, Gate, own_bytes_per_second
-from pacecar.controller.holds import Holds
+from pacecar.controller.gate import (
+    AGE_PERIODS,
+    HOLD_SECONDS_MAX,
+    PERIOD_NS_MAX,
+    REGAIN_RATIO,
+    Disturbance,
+    Gate,
+    own_bytes_per_second,
+)
 from pacecar.signals import HostSignals
 
 PERIOD = 5 * NS_PER_SECOND
@@ -16,7 +23,7 @@ LINK = 125_000_000
 
 def signal(others: float = 0.0, own: float = 1e6, **changes: object) -> HostSignals:
     told: dict[str, object] = {
-        "period_ns": PERIOD, "device_uuid": "GPU-1", "throttled_by": (), "device_free_bytes": 7, "interface": "eth0",
+        "period_ns": PERIOD, "taken_ns": 0, "device_uuid": "GPU-1", "throttled_by": (), "interface": "eth0",
         "receive_bytes_per_second": 2.0, "transmit_bytes_per_second": 1.5 * own + others * LINK,
         "link_bytes_per_second": LINK,
     }  # fmt: skip
@@ -32,13 +39,14 @@ class Daemon:
     def say(self, told: HostSignals | None, times: int = 1) -> str | None:
         for _ in range(times):
             self.now_ns += PERIOD
-            self.gate.heed(told, self.now_ns, own_bytes_per_second=1e6)
-        return self.gate.reason(self.now_ns)
+            now = None if told is None else msgspec.structs.replace(told, taken_ns=self.now_ns)
+            self.gate.heed(now, self.now_ns, own_bytes_per_second=1e6)
+            bad = self.gate.reason(self.now_ns)
+        return None if bad is None else bad[1]
 
 
 def test_nothing_is_held_while_nobody_says_anything() -> None:
     assert Gate().reason(10**18) is None
-    assert Gate().headroom_bytes(0) is None
     assert Gate().link_ratio(0) is None
 
 
@@ -55,7 +63,7 @@ def test_a_signal_is_believed_for_three_periods_and_not_longer(periods: int) -> 
     daemon.say(signal(throttled_by=("hw_slowdown",)))
     assert daemon.gate.reason(daemon.now_ns + periods * PERIOD) is not None
     assert daemon.gate.reason(daemon.now_ns + AGE_PERIODS * PERIOD + 1) is None
-    assert daemon.gate.headroom_bytes(daemon.now_ns + AGE_PERIODS * PERIOD + 1) is None
+    assert daemon.gate.fresh(daemon.now_ns + AGE_PERIODS * PERIOD + 1) is None
 
 
 def test_a_daemon_that_promises_to_be_silent_for_hours_is_not_believed_for_hours() -> None:
@@ -107,7 +115,43 @@ def test_zero_is_a_measurement() -> None:
     daemon = Daemon()
     daemon.say(signal(receive_bytes_per_second=0.0, transmit_bytes_per_second=0.0, device_free_bytes=0))
     assert daemon.gate.link_ratio(daemon.now_ns) == 0.0
-    assert daemon.gate.headroom_bytes(daemon.now_ns) == 0
+
+
+def test_a_signal_that_lay_in_a_socket_while_the_job_was_stopped_is_as_old_as_its_tick() -> None:
+    gate = Gate()
+    gate.heed(signal(throttled_by=("x",), taken_ns=PERIOD), 30 * PERIOD, own_bytes_per_second=None)
+    assert gate.reason(30 * PERIOD) is None
+
+
+def test_a_fault_and_want_of_memory_hold_and_waits_for_a_processor_do_not() -> None:
+    daemon = Daemon()
+    assert daemon.say(signal(faults=())) is None
+    assert daemon.say(signal(faults=("Xid 79",))) == "this node's device has a fault: Xid 79"
+    said = daemon.say(signal(memory_stalled_ratio=0.4))
+    assert said == "this node is short of memory: tasks waited for it 40% of the time"
+    assert daemon.say(signal(memory_stalled_ratio=0.05, cpu_stalled_ratio=1.0)) is None
+
+
+def test_what_comes_and_goes_without_end_is_the_world_too() -> None:
+    """A job that loads its data over the same link in bursts is not held for ever."""
+    daemon = Daemon()
+    held = [
+        daemon.say(signal(0.5 if second % 4 < 2 else 0.0), 1) is not None
+        for second in range(int(40 * HOLD_SECONDS_MAX * NS_PER_SECOND / PERIOD))
+    ]
+    late = held[len(held) // 2 :]
+    assert sum(late) / len(late) < 2 * REGAIN_RATIO
+    assert any(late), "and patience grows back"
+
+
+def test_the_gravest_of_several_is_told_and_the_next_when_that_became_the_world() -> None:
+    daemon = Daemon()
+    both = signal(faults=("Xid 79",), throttled_by=("x",))
+    assert daemon.say(both) == "this node's device has a fault: Xid 79"
+    daemon.say(both, int(HOLD_SECONDS_MAX * NS_PER_SECOND / PERIOD) + 2)
+    bad = daemon.gate.reason(daemon.now_ns)
+    assert bad is not None
+    assert bad[0] is Disturbance.THROTTLED
 
 
 def test_what_stays_bad_is_the_world_and_a_new_kind_of_bad_is_news() -> None:
@@ -124,11 +168,6 @@ def test_a_ring_s_bytes() -> None:
     assert own_bytes_per_second(100, world_size=4, ranks_on_node=2, pace_ns=NS_PER_SECOND // 2, sent_ratio=0.5) == 300
     assert own_bytes_per_second(100, world_size=1, ranks_on_node=1, pace_ns=5) == 0
     assert own_bytes_per_second(100, world_size=2, ranks_on_node=1, pace_ns=0) is None
-
-
-def test_holds_ask_the_gate_last() -> None:
-    holds = Holds(beside=lambda: "the node is throttled")
-    assert holds.reason(1) == "the node is throttled"
 
 
 def test_signals_cross_the_wire() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pacecar.config import TuneConfig
-from pacecar.controller.holds import REASONS_MAX, STRAGGLER_STEPS_MAX, HeldPolicy, Holds
+from pacecar.controller.holds import KNOB_STEPS_MAX, REASONS_MAX, STRAGGLER_STEPS_MAX, HeldPolicy, Holds
 from pacecar.controller.observation import Facts, KnobSpace, Observation
 from pacecar.controller.policy import PacecarPolicy
 from pacecar.records import HangSuspicion, Straggler, TunerStatus
@@ -40,10 +42,14 @@ def test_a_straggler_that_stays_is_the_world() -> None:
     assert holds.reason(101 + STRAGGLER_STEPS_MAX) is None
 
 
-def test_a_slow_link_is_tuned_for() -> None:
+@pytest.mark.parametrize("cause", ["link", "data_wait"])
+def test_a_slow_link_and_late_data_hold_for_a_while_and_are_then_tuned_for(cause: str) -> None:
     holds = Holds()
-    holds.put(_straggler(None, "link"))
-    assert holds.reason(121) is None
+    holds.put(_straggler(None, cause))
+    assert holds.reason(121) == f"the job is late: {cause}, since step 100"
+    assert holds.reason(100 + KNOB_STEPS_MAX) is not None
+    assert holds.reason(101 + KNOB_STEPS_MAX) is None
+    assert KNOB_STEPS_MAX < STRAGGLER_STEPS_MAX
 
 
 def test_a_hang_goes_before_a_straggler_and_ends() -> None:
