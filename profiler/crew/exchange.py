@@ -9,7 +9,7 @@ the steps of all ranks longer, so then all ranks hurry.  A rank also posts when 
 send only together with a message of its own.
 
 On a noisy machine every range is unusual, and hurrying for ever is not within the overhead budget.  So each gather
-takes a token, one comes back every `gather_seconds`, and without one there is no hurry.
+that is no batch's takes a token, one comes back in three times `gather_seconds`, and without one there is no hurry.
 
 Pure but for the road, which is passed in.  Left out: what the rows say.
 """
@@ -31,13 +31,16 @@ __all__ = ["GATHER_SECONDS_MIN", "POLLS_SECONDS", "Exchange"]
 GATHER_SECONDS_MIN = 0.1
 """Between two gathers, unless a batch waits: a person sees a straggler no sooner."""
 
-TOKENS_MAX = 24
+TOKENS_MAX = 32
 TOKENS_MIN = 6
-TOKENS_SECONDS = 28.0
+TOKENS_SECONDS = 40.0
 """Gathers in a hurry after a quiet time, as many as are due in so many seconds: a finding and its end take ten."""
 
-FIRST_TOKENS_RATIO = 0.7
-"""A job begins with fewer: its first steps are all unusual, and nothing has been earned yet."""
+REFILL_RATIO = 0.35
+"""Of a token that comes back while one gather is due; hurry is within the budget too."""
+
+CALM_RANGES = 8
+"""A job's first ranges are all unusual, and nobody is named so early: no hurry about them."""
 
 ALARM_TOKENS = 0.25
 """To look at steps at once, because they may be unusual, costs so much of a gather."""
@@ -57,7 +60,8 @@ class Exchange:
     ) -> None:
         self._gather_ns = round(gather_seconds * 1e9)
         self._tokens_max = min(TOKENS_MAX, max(TOKENS_MIN, TOKENS_SECONDS / gather_seconds))
-        self._tokens = FIRST_TOKENS_RATIO * self._tokens_max
+        self._tokens = float(self._tokens_max)
+        self._added = 0
         self._tokens_ns = now_ns()
         self._road = road
         self._now_ns = now_ns
@@ -93,8 +97,8 @@ class Exchange:
         return self._hurry > 0 and self._count_tokens() >= 1.0
 
     def alarm(self) -> bool:
-        """Return whether steps that may be unusual should be looked at now, and pay for it."""
-        if self._count_tokens() < 1.0:
+        """Return whether steps that may be unusual should be looked at now, and pay for it; not while it hurries."""
+        if self.hurries or self._added <= CALM_RANGES or self._count_tokens() < 1.0:
             return False
         self._tokens -= ALARM_TOKENS
         return True
@@ -117,7 +121,9 @@ class Exchange:
         self._is_batch = self._is_batch or ends_batch
         if row.medians is None:
             return
-        self._hurry = HURRY_RANGES if self._walls.add(row.medians["wall"]) else max(0, self._hurry - 1)
+        self._added += 1
+        is_unusual = self._walls.add(row.medians["wall"]) and self._added > CALM_RANGES
+        self._hurry = HURRY_RANGES if is_unusual else max(0, self._hurry - 1)
 
     def take(self) -> Iterator[list[RankRange]]:
         """Yield the rows of each range that is complete now, in order of rank.
@@ -154,7 +160,7 @@ class Exchange:
 
     def _count_tokens(self) -> float:
         now_ns = self._now_ns()
-        self._tokens = min(self._tokens_max, self._tokens + (now_ns - self._tokens_ns) / self._gather_ns)
+        self._tokens = min(self._tokens_max, self._tokens + REFILL_RATIO * (now_ns - self._tokens_ns) / self._gather_ns)
         self._tokens_ns = now_ns
         return self._tokens
 
@@ -175,7 +181,8 @@ class Exchange:
             for _ in range(min(ROWS_MAX, len(self._pending)))
         ]
         self._sent += len(rows)
+        if not self._is_batch:
+            self._tokens = max(0.0, self._count_tokens() - 1.0)
         self._is_batch = self._is_batch and bool(self._pending)
-        self._tokens = max(0.0, self._count_tokens() - 1.0)
         self._road.post(encode(self.gathers, rows, leaves=leaves, totals=totals))
         self.is_out, self._posted_ns, self._polls = True, self._now_ns(), 0

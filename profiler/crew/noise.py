@@ -21,7 +21,8 @@ __all__ = ["Usual", "excesses", "median", "upper"]
 UNUSUAL_RATIO = 0.05
 """By how much a value differs from the median of the last ones before it is unusual, if it is not usual to differ."""
 
-UNUSUAL_QUANTILE = 0.9
+UNUSUAL_SPREADS = 3.0
+"""And more than so many times the median change from one value to the next, which one long stretch does not move."""
 
 RECENT = 16
 RECENT_MIN = 4
@@ -32,16 +33,16 @@ class Usual:
 
     def __init__(self) -> None:
         self._values: deque[int] = deque(maxlen=RECENT)
-        self._differences: deque[int] = deque(maxlen=RECENT)
+        self._changes: deque[int] = deque(maxlen=RECENT)
 
     def add(self, value: int) -> bool:
         """Take the next value and return whether it is unusual; none of the first RECENT_MIN is."""
         is_unusual = False
         if len(self._values) >= RECENT_MIN:
             usual = median(self._values)
-            difference = abs(value - usual)
-            is_unusual = difference > max(UNUSUAL_RATIO * usual, upper(self._differences, UNUSUAL_QUANTILE) or 0)
-            self._differences.append(difference)
+            is_unusual = abs(value - usual) > max(UNUSUAL_RATIO * usual, UNUSUAL_SPREADS * median(self._changes))
+        if self._values:
+            self._changes.append(abs(value - self._values[-1]))
         self._values.append(value)
         return is_unusual
 

@@ -44,7 +44,7 @@ LAG = 3 * ROWS_MAX
 RANGE_SECONDS_MIN = 0.05
 """ROWS_MAX rows go out at a time, while nothing changes, so that gathers are as much rarer."""
 
-FIRST_ROWS = 4
+FIRST_ROWS = 8
 """Ranges in a batch before it is known how long they last."""
 
 GATHER_COST_SECONDS = 0.0015

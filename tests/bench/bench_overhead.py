@@ -8,8 +8,8 @@ Two clocks.  The processor time of the training thread is what pacecar makes the
 neighbours; wall time holds waiting too, and noise.  A difference is the trimmed mean over A B B A groups, its interval
 a bootstrap over the groups.  Windows come so seldom that turns would cut them; there a turn is long and means count.
 
-The long job is the short one with a device that works on for 90 ms, which is a sleep in backward: the host has little
-to do there, its caches are cold, and what the hook costs shows over the noise of the arithmetic.
+The long job is a narrower network with a device that works for 100 ms, which is a sleep in backward: the host has as
+little to do as beside a GPU, its caches are cold, and what the hook costs shows over the noise of the arithmetic.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ TUNED_STEPS = 200
 HOST_NS_MAX = 50_000
 STEP_RATIO_MAX = 0.001
 SELF_RATIO_MAX = 0.2
-JOBS = {"short": 0.0, "long": 0.09}
-"""Seconds that the device of the job works on: steps of about 10 and 100 ms."""
+JOBS = {"short": (0.0, 384), "long": (0.1, 64)}
+"""Seconds that the device of the job works, and the network's width: steps of about 12 and 105 ms."""
 SHARES = {
     "short": {
         "hook": 4.0,
@@ -61,7 +61,9 @@ SHARES = {
     "long": {"hook": 6.0, "tuner": 0.5, "TraceML": 0.3},
 }
 """How long an arm is, in --seconds; a window lent at 0.002 is paid back in a minute or more."""
-WIDTH, LAYERS, BATCH = 384, 6, 64
+ON_SHARE = 0.5
+"""Of an arm with windows, without turns: after it the hook is asked what it cost."""
+LAYERS, BATCH = 6, 64
 TRACEML = Path(__file__).resolve().parents[2] / ".tools" / "traceml" / "bin" / "python"
 
 
@@ -97,7 +99,7 @@ class Arm:
     windows: int = 0
     threads_ns: float = 0.0
     on_seconds: float = 0.0
-    """How long the job ran with the hook."""
+    """How long the job had run with the hook when it said `ratio`."""
 
 
 def now() -> tuple[int, int]:
@@ -131,11 +133,11 @@ class Loop:
 
     def __init__(self, job: str) -> None:
         torch.manual_seed(1)
-        self.device_seconds = JOBS[job]
-        self.net = nn.Sequential(*[part for _ in range(LAYERS) for part in (nn.Linear(WIDTH, WIDTH), nn.ReLU())])
+        self.device_seconds, width = JOBS[job]
+        self.net = nn.Sequential(*[part for _ in range(LAYERS) for part in (nn.Linear(width, width), nn.ReLU())])
         self.model = DistributedDataParallel(self.net)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
-        self.batch = torch.randn(BATCH, WIDTH)
+        self.batch = torch.randn(BATCH, width)
 
     def step(self) -> tuple[int, int]:
         """Train one step; return its wall time and the training thread's processor time."""
@@ -194,12 +196,8 @@ def measure(
 
     `end` ends a turn, and its time belongs to the turn.
     """
-    for _ in range(5):
-        step_ns, _ = loop.step()
-    count = torch.tensor([max(4, int(seconds * 1e9 / (4 * turn_steps * step_ns)))])
-    dist.broadcast(count, 0)
     groups: list[dict[bool, list[tuple[int, int]]]] = []
-    for number in range(int(count)):
+    for number in range(max(4, steps_in(loop, seconds) // (4 * turn_steps))):
         group: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
         first = number % 2 == 0
         for is_on in (first, not first, not first, first):
@@ -224,6 +222,14 @@ def measure(
     plain = statistics.median(s[0] for g in groups for s in g[False])
     cpu, wall = Figure.of(differences(1)), Figure.of(differences(0))
     return Arm(name, plain, cpu, wall, steps=2 * turn_steps * len(groups))
+
+
+def steps_in(loop: Loop, seconds: float) -> int:
+    """Return how many steps fit into `seconds`, the same on all ranks."""
+    step_ns = min(loop.step()[0] for _ in range(5))
+    count = torch.tensor([int(seconds * 1e9 / step_ns)])
+    dist.broadcast(count, 0)
+    return int(count)
 
 
 @contextlib.contextmanager
@@ -255,10 +261,18 @@ def pacecar_arm(loop: Loop, name: str, seconds: float, **options: Any) -> Arm:
                 hook._timer.events.clear()
             is_on = on
 
+        ratio: float | None = None
+        on_seconds = 0.0
+        if options.get("windows"):  # without turns: while the hook is out of the tables its threads run on
+            for _ in range(steps_in(loop, ON_SHARE * seconds)):
+                loop.step()
+            hook.flush()
+            ratio, on_seconds = hook.overhead_ratio, hook._budget._wall_ns / 1e9
+            seconds *= 1.0 - ON_SHARE
         turn_steps = LONG_TURN_STEPS if options.get("windows") else TURN_STEPS
         for _ in range(WARM_STEPS if options["tune"] == "off" else TUNED_STEPS):
             loop.step()
-        before, step, wall = hook._budget._cost_ns, hook.step, hook._budget._wall_ns
+        before, step = hook._budget._cost_ns, hook.step
         threads = thread_ns()
         begun = time.perf_counter_ns()
         arm = measure(name, loop, switch, seconds=seconds, turn_steps=turn_steps)
@@ -273,9 +287,7 @@ def pacecar_arm(loop: Loop, name: str, seconds: float, **options: Any) -> Arm:
             records = [record for record in map(json.loads, lines) if record["type"] == "step"]
             own = [r["overhead_ns"] / r["measured_every"] for r in records if r["step"] >= step and not r["disturbed"]]
             arm.own_mean_ns = trimmed_mean(own)  # its clock runs on while a neighbour has the processor
-        arm.on_seconds = (hook._budget._wall_ns - wall) / 1e9
-        arm.windows = hook._budget.windows
-        arm.ratio = hook.overhead_ratio
+        arm.ratio, arm.on_seconds, arm.windows = ratio, on_seconds, hook._budget.windows
     return arm
 
 

@@ -120,7 +120,13 @@ class Seat:
 
 
 class Training:
-    phase, evaluated_ns, step, is_alive = "forward", None, 0, True
+    phase, evaluated_ns, is_alive = "forward", None, True
+
+    def __init__(self):
+        self.step, self.begun_ns = 0, None
+
+    def begun(self):
+        return self.step, self.begun_ns
 
     def look(self, after_seconds):
         pass
@@ -144,6 +150,7 @@ def feed(crews, steps, late):
                 start_ns=end - sum(phases.values()), end_ns=end, phases=phases, marks={}, micro_batches=1, overhead_ns=0
             )
             crew.note(timed, Record(step))
+            crew._watched.step, crew._watched.begun_ns = step + 1, end
     until(lambda: not any(crew._notes for crew in crews), "the crews took all notes")
 
 
