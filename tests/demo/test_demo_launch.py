@@ -62,7 +62,8 @@ def losses(folder: Path) -> dict[int, float]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A run of 60 steps with tuning on, early enough that knobs are turned in it."""
     run_dir = tmp_path_factory.mktemp("finished")
-    demo = start_demo(run_dir, "--steps", "60", *SMALL, PACECAR_TUNE_WARMUP_STEPS="12")
+    short = {"PACECAR_TUNE_WARMUP_STEPS": "12", "PACECAR_HOOK_OVERHEAD_BUDGET": "0.2"}  # all 60 steps are measured
+    demo = start_demo(run_dir, "--steps", "60", *SMALL, **short)
     output, _ = demo.communicate(timeout=WAIT_SECONDS)
     assert demo.returncode == 0, output
     return the_run(run_dir), output
