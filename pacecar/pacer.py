@@ -266,7 +266,7 @@ def attach(
     Args:
         model: what the loop calls; DistributedDataParallel or not.
         optimizer: its `step` ends a step.
-        tune: "off", "advise" or "exact"; default as configured ([tune] mode, "exact").
+        tune: "off", "advise", "exact", "lossy" or "adaptive"; default as configured ([tune] mode, "exact").
         micro_batch: samples per forward and backward to begin with.  Giving it lets the controller tune it, and the
             loop must use `pacer.microbatches` and `pacer.backward`, or `pacer.train_batch`.
         micro_tokens: the same in padded tokens, for loops that say `tokens`; it is tuned in place of `micro_batch`.

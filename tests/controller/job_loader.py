@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import pacecar
-from tests.controller.loaders import Numbers
+
+sys.path.insert(0, str(Path(__file__).parent))  # the tests are no package
+from loaders import Numbers  # type: ignore[import-not-found]
 
 COMPUTE_SECONDS = 0.005
 

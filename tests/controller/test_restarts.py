@@ -36,11 +36,14 @@ def losses(ended: dict[str, Any]) -> list[Any]:
     return [told["losses"] for told in ended["told"].values()]
 
 
-def test_all_ranks_of_a_killed_one_are_started_anew_and_tuned_again(tmp_path: Path) -> None:
-    tuned, alone = (run(tmp_path / tune, "kill", tune) for tune in ("exact", "none"))
-    assert (tuned["code"], alone["code"]) == (0, 0), tuned["err"][-3000:]
-    assert list(tuned["told"]) == list(alone["told"]) == ["life1-rank0", "life1-rank1"]
-    assert losses(tuned) == losses(alone)
+def test_all_ranks_of_a_killed_one_are_started_anew_and_tuned_again(tmp_path: Path, fork_ranks: Any) -> None:
+    tuned = run(tmp_path / "exact", "kill", "exact")
+    assert tuned["code"] == 0, tuned["err"][-3000:]
+    assert list(tuned["told"]) == ["life1-rank0", "life1-rank1"]
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    fork_ranks("job_restart.py", 2, [str(alone), "none", "none"], {"TORCHELASTIC_RESTART_COUNT": "1"})
+    assert losses(tuned) == [json.loads(path.read_text())["losses"] for path in sorted(alone.glob("life*.json"))]
     for told in tuned["told"].values():
         assert told["frozen"] is None
         assert told["spaces"] > 0, "the new ranks met, and exchanged their offers"
