@@ -50,6 +50,9 @@ PAIRS_MAX = 48
 Replayed at 5 % noise ten pairs showed half of the gains of 4 %.
 """
 
+PAIRS_MOST = 192
+"""The same for a job that has turned out to be long: a gain of 2 % at 10 % step noise takes a hundred (`forecast`)."""
+
 DOUBT_ERRORS = 0.5
 HOPE_ERRORS = 1.5
 """Standard errors by which a candidate may be better than it looks before it is given up; more where a forecast
@@ -73,7 +76,7 @@ WAIT_STEPS_MAX = 64
 """A switch takes 4 to 16 steps to be agreed; one that is not there after this many will not come."""
 
 TRIAL_STEPS_MAX = 1024
-"""Bound of a whole trial, in case no step can be judged (all profiled, say); 48 pairs need about 900."""
+"""Bound of a trial of 48 pairs, in case no step can be judged (all profiled, say): they need about 900."""
 
 LATENCY_STEPS_MIN = 4
 """Before one was seen: a request takes at least one control period."""
@@ -133,6 +136,7 @@ class Trial:
         slow_ratio: float = 0.0,
         savings: Sequence[float] = (),
         is_promising: bool = False,
+        pairs_max: int = PAIRS_MAX,
     ) -> None:
         self._values: dict[Arm, dict[str, int]] = {"A": dict(incumbent), "B": dict(candidate)}
         self._settle_steps = max(SETTLE_STEPS, refill_steps(incumbent, candidate))
@@ -143,6 +147,8 @@ class Trial:
         self._rate = false_accept_rate
         self._drop_steps = DROP_STEPS if slow_ratio < SPIKES_RATIO else 2 * DROP_STEPS
         self.latency_steps = latency_steps
+        self.pairs_max = min(max(pairs_max, PAIRS_MAX), PAIRS_MOST)
+        self._steps_max = TRIAL_STEPS_MAX * self.pairs_max // PAIRS_MAX
         self.steps = 0
         self.evidence: Evidence | None = None
         self._wanted: Arm = "B"
@@ -186,8 +192,8 @@ class Trial:
                 return end
         if not self._arrived and step.step - self._asked_step > WAIT_STEPS_MAX:
             return self._end(Cause.NEVER_CAME, f"the ranks did not switch within {WAIT_STEPS_MAX} steps")
-        if self.steps > TRIAL_STEPS_MAX:
-            return self._end(Cause.ENDLESS, f"not decided within {TRIAL_STEPS_MAX} steps")
+        if self.steps > self._steps_max:
+            return self._end(Cause.ENDLESS, f"not decided within {self._steps_max} steps")
         if arm is None or step.profiled:
             return None
         log_pace = math.log(step.pace_ns)
@@ -281,20 +287,27 @@ class Trial:
         ):
             return self._end(Cause.ACCEPTED, f"{evidence.pairs} pairs")
         noise = math.sqrt(math.fsum(x * x for x in self._nulls) / max(1, len(self._nulls)))
-        if evidence.pairs == 1 and self._savings[0] < -max(WORSE_NOISES * noise, -math.log1p(-self._dead_band)):
+        if (
+            evidence.pairs == 1
+            and len(self._nulls) > 1
+            and self._savings[0] < -max(WORSE_NOISES * noise, -math.log1p(-self._dead_band))
+        ):
             return self._end(Cause.WORSE, "clear from the first pair")
         if evidence.gain_high is not None and evidence.gain_high < 0:
             return self._end(Cause.WORSE, f"{evidence.pairs} pairs")
         band = f"the dead band of {self._dead_band:.1%}"
         if evidence.gain_high is not None and evidence.gain_high < self._dead_band:
             return self._end(Cause.FUTILE, f"saves less than {band}")
-        error = math.sqrt(math.fsum(x * x for x in self._nulls) / max(1, len(self._nulls)) / evidence.pairs)
+        mean = math.fsum(self._savings) / evidence.pairs
+        scatter = math.fsum((x - mean) ** 2 for x in self._savings) + math.fsum(x * x for x in self._nulls)
+        error = math.sqrt(scatter / max(1, evidence.pairs - 1 + len(self._nulls)) / evidence.pairs)
         if self._new_pairs >= FUTILE_PAIRS and evidence.gain_ratio + self._errors * error <= self._dead_band:
             return self._end(Cause.FUTILE, f"no more than {band} after {evidence.pairs} pairs")
-        if self._new_pairs >= FUTILE_PAIRS and evidence.pairs < PAIRS_MAX and self._hoped() < CAUTION / self._rate:
-            return self._end(Cause.UNDECIDED, f"{PAIRS_MAX} pairs would hardly prove it")
-        if evidence.pairs >= PAIRS_MAX:
-            return self._end(Cause.UNDECIDED, f"not proven within {PAIRS_MAX} pairs")
+        most = self.pairs_max
+        if self._new_pairs >= FUTILE_PAIRS and evidence.pairs < most and self._hoped() < CAUTION / self._rate:
+            return self._end(Cause.UNDECIDED, f"{most} pairs would hardly prove it")
+        if evidence.pairs >= most:
+            return self._end(Cause.UNDECIDED, f"not proven within {most} pairs")
         return None
 
     def _hoped(self) -> float:
@@ -302,7 +315,7 @@ class Trial:
             self._savings,
             self._nulls,
             dead_band=0.0,
-            pairs_max=PAIRS_MAX,
+            pairs_max=self.pairs_max,
             errors=max(1.0, self._errors),
         )
 
