@@ -79,11 +79,11 @@ class Explorer:
         model = self.model
         return self._screen.candidates(kept, model.expect, model.exposed_ratio, self._config.dead_band)
 
-    def is_clear(self, kept: dict[str, int]) -> bool:
+    def is_clear(self, kept: dict[str, int], typical_ns: float) -> bool:
         """Return whether the model is sure that the first trial wins: then less of the noise need be known before."""
+        self.model.note_pace(kept, typical_ns)
         found, _ = self.candidates(kept)
-        first = found[0].forecast if found else None
-        return first is not None and not first.is_floor and first.sure_ratio > self._config.dead_band
+        return _is_clear(found, self._config.dead_band)
 
     def choose(
         self, kept: dict[str, int], purse: Purse, *, typical_ns: float, pair_noise: float, latency: int, steps: int
@@ -91,7 +91,8 @@ class Explorer:
         """Return the best trial that pays and may be paid for, after `steps` steps of the job."""
         self.model.note_pace(kept, typical_ns)
         found, left_out = self.candidates(kept)
-        if steps < WAIT_FOR_WINDOWS_STEPS and 0 < self.model.windows(kept) < WINDOWS_WISE and not self.is_clear(kept):
+        is_young = steps < WAIT_FOR_WINDOWS_STEPS and 0 < self.model.windows(kept) < WINDOWS_WISE
+        if is_young and not _is_clear(found, self._config.dead_band):
             found, left_out = [c for c in found if c.forecast is None or c.forecast.is_floor], [WAITING, *left_out]
         worth = []
         for candidate in found:
@@ -179,8 +180,9 @@ class Explorer:
         self.model.forget()
         self._unproven.clear()
 
-    def advise(self, kept: dict[str, int]) -> tuple[list[Candidate], list[str]]:
+    def advise(self, kept: dict[str, int], typical_ns: float) -> tuple[list[Candidate], list[str]]:
         """Return what to advise, one for each knob at most, and why not more."""
+        self.model.note_pace(kept, typical_ns)
         found, left_out = self.candidates(kept)
         best = []
         for space in self.spaces:
@@ -191,3 +193,8 @@ class Explorer:
 
     def _expect(self, knob: str, kept: dict[str, int]) -> Callable[[int], Forecast | None]:
         return lambda value: self.model.expect(knob, kept, value)
+
+
+def _is_clear(found: Sequence[Candidate], dead_band: float) -> bool:
+    first = found[0].forecast if found else None
+    return first is not None and not first.is_floor and first.sure_ratio > dead_band

@@ -32,17 +32,11 @@ from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy
 from pacecar.controller.purse import Purse
 from pacecar.controller.screen import Candidate
 from pacecar.controller.scribe import OpenTrial, Record, Scribe, State, outcome_of
+from pacecar.controller.stalls import STALL_STEPS, Stalls
 from pacecar.controller.trial import DROP_RATIO, SETTLE_STEPS, WAIT_STEPS_MAX, WINDOW_STEPS, Cause, Trial, TrialEnd
 from pacecar.controller.watch import NULL_PAIRS_MIN, RECENT_STEPS_MAX, Alarm, Pace, Watch
 
 __all__ = ["PacecarPolicy"]
-
-STALL_RATIO = 20.0
-STALL_STEPS = 8
-"""So many steps on end over so many times the typical pace: a rank is failing.  That is reported, not tuned around."""
-
-CALM_STEPS = 32
-"""Steps on end without a stall after which tuning goes on; what pace the job then has is for the watch to judge."""
 
 NEVER_CAME_MAX = 2
 """Trials on end whose switch never came: the ranks cannot agree any more."""
@@ -84,11 +78,11 @@ class PacecarPolicy(Policy):
         self._open: OpenTrial | None = None
         self._last: Observation | None = None
         self._mean_ns: float | None = None
-        self._usual_ns: float | None = None
+        self._stalls = Stalls()
         self._latency_steps: int | None = None
         self._steps = 0
         self._since_switch = 0
-        self._stalled = self._calm = self._astray = self._never_came = 0
+        self._astray = self._never_came = 0
         self._watching_since = 0
         self._patience_steps = SECOND_LOOK_STEPS
         self._until = 0
@@ -150,9 +144,10 @@ class PacecarPolicy(Policy):
             if not self._is_brief and self._thaw != "release" and self._state != "frozen":
                 self._freeze(self._held, step, until="release")
             return
-        self._calm = 0 if self._is_stall(step) else self._calm + 1
-        if self._thaw == "release" or (self._thaw == "calm" and self._calm >= CALM_STEPS):
-            self._thaw, self._stalled = "never", 0
+        is_calm = self._stalls.is_over(step)
+        if self._thaw == "release" or (self._thaw == "calm" and is_calm):
+            self._thaw = "never"
+            self._stalls.restart()
             self._say("advising" if self._mode == "advise" else "screening", "going on", step)
 
     def _take(self, step: Observation) -> None:
@@ -160,14 +155,10 @@ class PacecarPolicy(Policy):
         if absurd is not None:
             self._freeze(absurd, step)
             return
-        if self._is_stall(step):
-            self._stalled += 1
-            if self._stalled >= STALL_STEPS:
-                what = f"{STALL_STEPS} steps on end took over {STALL_RATIO:.0f} times the usual"
-                self._freeze(f"{what}: a rank is failing", step, until="calm")
-                return
-        else:
-            self._stalled = 0
+        failing = self._stalls.count(step)
+        if failing is not None:
+            self._freeze(failing, step, until="calm")
+            return
         if step.ledger is not None and step.ledger.checkpoint_ns > 0:
             step = replace(step, profiled=True)  # it wrote a checkpoint: its pace says nothing about the knobs
         missing = [knob for knob in self._kept if knob not in step.values]
@@ -194,13 +185,14 @@ class PacecarPolicy(Policy):
         if self._pace.recent_steps >= WINDOW_STEPS:
             self._mean_ns = self._pace.mean_ns
         if level is not None and self._pace.recent_steps >= 2 * STALL_STEPS:  # so that a stall is not yet the median
-            self._usual_ns = math.exp(self._pace.typical)
+            self._stalls.usual_ns = self._pace.typical_ns
         self._decide(level, step)
 
     def _decide(self, level: float | None, step: Observation) -> None:
         """No trial is open and the kept setting is in force."""
         nulls = len(self._pace.nulls)
-        if nulls < NULL_PAIRS_SURE or (nulls < NULL_PAIRS_MIN and not self._is_sure(level)):
+        may_be_sure = level is not None and nulls >= NULL_PAIRS_SURE and self._mode == "exact"
+        if nulls < NULL_PAIRS_MIN and not (may_be_sure and self._explorer.is_clear(self._kept, self._pace.typical_ns)):
             self._say("warming", "measuring the pace and its noise with nothing changed", step)
             return
         if level is not None:
@@ -226,15 +218,12 @@ class PacecarPolicy(Policy):
         self._since_switch += 1
         self._purse.pass_step(step.pace_ns)
         is_settling = self._since_switch <= SETTLE_STEPS and self._scribe.decisions > 0
-        if self._mean_ns is None or step.profiled or self._is_stall(step):
+        if self._mean_ns is None or step.profiled or self._stalls.is_stall(step):
             return  # a rank that stalls is not the candidate's fault
         if values != self._kept or is_settling:
             self._purse.charge(step.pace_ns - self._mean_ns)
         elif self._open is not None:  # a long trial is charged against the windows between, not against long ago
             self._mean_ns += (step.pace_ns - self._mean_ns) / RECENT_STEPS_MAX
-
-    def _is_stall(self, step: Observation) -> bool:
-        return self._usual_ns is not None and step.pace_ns > STALL_RATIO * self._usual_ns
 
     # --- screening and trials ---
 
@@ -247,7 +236,7 @@ class PacecarPolicy(Policy):
         if self._pace.settled_steps + latency < WINDOW_STEPS or self._pace.recent_steps < TYPICAL_STEPS_MIN:
             self._say("screening", f"letting {self._name(self._kept)} settle", step)
             return
-        typical_ns = math.exp(self._pace.typical)
+        typical_ns = self._pace.typical_ns
         choice = self._explorer.choose(
             self._kept,
             self._purse,
@@ -267,13 +256,6 @@ class PacecarPolicy(Policy):
             self._until = -(-(step.step + wait) // ROUND_STEPS) * ROUND_STEPS
         until = "and stays so" if wait is None else f"until about step {self._until}"
         self._watch_on(f"the exploration budget is spent {until}; {choice.untried} settings untried", step)
-
-    def _is_sure(self, level: float | None) -> bool:
-        """Return whether the model is sure of the first trial, so that it may begin on less noise seen."""
-        if level is None or self._mode == "advise":
-            return False
-        self._explorer.model.note_pace(self._kept, math.exp(self._pace.typical))
-        return self._explorer.is_clear(self._kept)
 
     def _begin_trial(self, candidate: Candidate, step: Observation) -> None:
         trial = Trial(
@@ -318,7 +300,7 @@ class PacecarPolicy(Policy):
         self._pace.add_nulls(opened.trial.nulls_seen)
         self._pace.interrupt()
         self._explorer.learn(
-            candidate, self._kept, end, outcome, opened.trial.savings, typical_ns=math.exp(self._pace.typical)
+            candidate, self._kept, end, outcome, opened.trial.savings, typical_ns=self._pace.typical_ns
         )
         if outcome == "kept":
             self._kept = {**self._kept, knob: candidate.value}
@@ -379,8 +361,7 @@ class PacecarPolicy(Policy):
 
     def _advise(self, step: Observation) -> None:
         """Say once for each knob what would be tried and what it should save."""
-        self._explorer.model.note_pace(self._kept, math.exp(self._pace.typical))
-        found, left_out = self._explorer.advise(self._kept)
+        found, left_out = self._explorer.advise(self._kept, self._pace.typical_ns)
         for best in found:
             key = (best.value, best.forecast is not None)
             if self._advice.get(best.knob) != key and self._scribe.decisions < ADVICE_MAX:
@@ -393,7 +374,8 @@ class PacecarPolicy(Policy):
     # --- ends, wishes and words ---
 
     def _freeze(self, reason: str, step: Observation, *, until: Literal["never", "calm", "release"] = "never") -> None:
-        self._thaw, self._calm = until, 0
+        self._thaw = until
+        self._stalls.restart()
         if self._open is not None:
             self._abandon(self._open, f"tuning froze: {reason}", step)
         self._say("frozen", reason, step)

@@ -33,6 +33,13 @@ __all__ = ["DROP_RATIO", "SETTLE_STEPS", "WINDOW_STEPS", "Cause", "Trial", "Tria
 WINDOW_STEPS = 8
 """Judged steps of one window: 2-3 are too noisy to judge on, 50 too slow (measured, TUNING)."""
 
+PART_STEPS = 6
+"""Judged steps that make the second window of a stretch when the next switch comes before it is full.
+
+The switch is asked for before the stretch is over, and a profiled step after that is one that is missing: without this
+each window that the hook takes of a new setting costs the trial a pair.
+"""
+
 SETTLE_STEPS = 2
 """Steps after a switch that are charged but not judged: a fresh Reducer costs 5 to 50 % in its first two."""
 
@@ -236,6 +243,9 @@ class Trial:
         assert self._asked_step is not None
         if self._arrived and arm == "A" and self._wanted == "B":
             return self._end(Cause.TAKEN_BACK, "the ranks took it back by themselves")
+        end = None
+        if self._arm is not None and PART_STEPS <= len(self._stretch) - WINDOW_STEPS < WINDOW_STEPS:
+            end = self._window(self._arm, location(self._stretch[WINDOW_STEPS:]))
         self._arm = arm
         self._entered_step = step.step
         self._stretch = []
@@ -247,7 +257,7 @@ class Trial:
             self._begun = True
             if len(self._opening) == WINDOW_STEPS:
                 self._unpaired = ("A", location(self._opening))
-        return None
+        return end
 
     def _judge(self, arm: Arm, log_pace: float, step: Observation) -> TrialEnd | None:
         self._stretch.append(log_pace)
