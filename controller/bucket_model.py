@@ -41,6 +41,9 @@ SPREAD_MIN = 0.005
 BUCKET_KNOBS = frozenset({"bucket_bytes", "first_bucket_bytes"})
 """Knobs that change the buckets and nothing else."""
 
+LINES_MAX = 256
+"""Timelines kept between two windows: three for each value of a domain."""
+
 BUCKET_BYTES_DEFAULT = 25 * 2**20
 """DDP's own, where the size of buckets is no knob."""
 
@@ -56,6 +59,7 @@ class BucketModel:
         self._history = history
         self._links: dict[Setting, Link] = {}
         self._links_of = 0
+        self._lines: dict[tuple[int, float, float, float], Timeline] = {}
         self._packed: dict[tuple[int, int | None], list[int]] = {}
 
     def expect_buckets(self, knob: str, values: Mapping[str, int], to_value: int) -> Forecast | None:
@@ -103,19 +107,31 @@ class BucketModel:
         if (size, first) not in self._packed:
             if len(self._packed) >= SETTINGS_MAX:
                 self._packed.clear()
+                self._lines.clear()
             self._packed[size, first] = pack_buckets(facts.gradient_bytes, size, first)
         return self._packed[size, first]
 
     def _play(
         self, values: Mapping[str, int], backward_ns: float, link: Link, *, alpha_ns: float | None = None
     ) -> Timeline:
-        alpha = link.alpha_ns if alpha_ns is None else alpha_ns
-        return play(self._pack(values), backward_ns, alpha, link.ns_per_byte, link.streams)
+        alpha, buckets = link.alpha_ns if alpha_ns is None else alpha_ns, self._pack(values)
+        key = (
+            id(buckets),
+            backward_ns,
+            alpha,
+            link.ns_per_byte,
+        )  # nothing changes between windows, and asking is often
+        if key not in self._lines:
+            if len(self._lines) >= LINES_MAX:
+                self._lines.clear()
+            self._lines[key] = play(buckets, backward_ns, alpha, link.ns_per_byte, link.streams)
+        return self._lines[key]
 
     def _link(self, values: Mapping[str, int]) -> Link:
         """Return what a bucket costs, from all windows that differ in their buckets only; of one at least."""
         if self._links_of != self._history.windows or len(self._links) >= SETTINGS_MAX:
             self._links.clear()
+            self._lines.clear()
             self._links_of = self._history.windows
         key = tuple(pair for pair in setting_of(values) if pair[0] not in BUCKET_KNOBS)
         if key not in self._links:
