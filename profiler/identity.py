@@ -2,7 +2,7 @@
 
 A rank number alone does not name a series: two jobs on a node both have a rank 0.  So every record carries a job id
 that all ranks of a job agree on without asking each other: what the user said (PACECAR_JOB), else what the launcher
-gave all of them, else the script's name and process id, which is right for the one-process job that is left.
+gave all of them, else the script's name and a process id: of the process that started them, or its own.
 
     torchrun     its run id; without one ("none") what the cluster says, and its rendezvous' port
     Slurm, LSF, PBS   the job's id
@@ -14,6 +14,7 @@ Ranks come from torch.distributed when it is up, else from the launcher's enviro
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import socket
@@ -87,7 +88,9 @@ def job_id(environ: Mapping[str, str] = os.environ) -> str:
     name = environ.get("PACECAR_JOB") or torchrun or cluster or _mpi_job(environ)
     if not name:
         script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else "python"
-        name = f"{script}-{os.getpid()}"
+        parent = multiprocessing.parent_process()  # torch.multiprocessing.spawn starts all ranks of a node
+        port = environ.get("MASTER_PORT")  # or somebody started them one by one
+        name = f"{script}-{parent.pid if parent is not None else port or os.getpid()}"
     return re.sub(r"[^\w.:@+-]", "_", name)[:JOB_LENGTH_MAX]
 
 

@@ -91,7 +91,7 @@ class Finder:
             return None
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
         for finder in sys.meta_path:
-            spec = finder.find_spec(name, path, target)
+            spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
             if spec is not None:
                 if hasattr(spec.loader, "exec_module"):
                     spec.loader = Loader(spec.loader, self)

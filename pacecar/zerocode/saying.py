@@ -12,6 +12,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch.distributed as dist
+
 from pacecar.profiler.identity import RANK
 
 __all__ = ["keep_quiet", "say"]
@@ -21,7 +23,10 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 def say(what: str, environ: Mapping[str, str] = os.environ) -> None:
     """Write one line to stderr, on rank 0 only."""
-    rank = next((environ[name] for name in RANK if name in environ), "0")
+    if dist.is_available() and dist.is_initialized():
+        rank = str(dist.get_rank())
+    else:
+        rank = next((environ[name] for name in RANK if name in environ), "0")
     if rank != "0":
         return
     line = f"pacecar: {' '.join(what.split())}\n"

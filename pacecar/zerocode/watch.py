@@ -45,6 +45,9 @@ logger = logging.getLogger(__name__)
 ITERATION_STEPS_MAX = 64
 """Steps of optimizers in one iteration of a loop; where none comes twice in so many, it is no loop."""
 
+STRANGERS_MAX = 8
+"""Steps of optimizers of no module (a temperature, a latent) before the search, which looks at all objects, ends."""
+
 LEVELS_MAX = 3
 """So deep inside what holds it the called model is looked for."""
 
@@ -67,6 +70,7 @@ class Watch:
         self._pid, self._thread = os.getpid(), threading.get_ident()
         self._is_over = False
         self._heard: list[weakref.ref[Optimizer]] = []
+        self._strangers = 0
         self._steps = 0
         self._probed: list[nn.Module] = []
         self._probes: Probes | None = None
@@ -98,9 +102,11 @@ class Watch:
         if reason is not None or slot.attached:
             self._end(reason or "")
             return
-        parameters = parameters_of(optimizer)
-        self._heard = [weakref.ref(optimizer)]
-        self._probe(roots_of(parameters))
+        roots = roots_of(parameters_of(optimizer))
+        self._strangers += not roots
+        if roots or self._strangers >= STRANGERS_MAX:
+            self._heard = [weakref.ref(optimizer)]
+            self._probe(roots)
 
     def _probe(self, modules: list[nn.Module]) -> None:
         if not modules:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.zerocode.scripts import NANOGPT, PLAIN, RESNET, command, run
+from tests.zerocode.scripts import NANOGPT, PLAIN, RESNET, command, free_port, read_records, run
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -115,6 +115,43 @@ def test_an_interrupt_from_the_keyboard_ends_all_ranks(tmp_path: Path) -> None:
         assert "/pacecar/" not in errors
         assert time.monotonic() - begun < 45
     assert codes[0] == codes[1]
+
+
+SPAWNED = """
+import os, sys, torch, torch.distributed as dist, torch.multiprocessing as mp
+from torch import nn
+def work(rank, port):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    temperature = nn.Parameter(torch.ones(1))
+    calibration = torch.optim.SGD([temperature], lr=0.1)
+    temperature.sum().backward(); calibration.step()
+    for step in range(8):
+        loss = model(torch.full((2, 4), rank + 1.0)).square().mean()
+        loss.backward(); optimizer.step(); optimizer.zero_grad()
+    if rank == 0:
+        print(float(loss).hex(), flush=True)
+    dist.barrier(); dist.destroy_process_group()
+if __name__ == "__main__":
+    mp.spawn(work, (int(sys.argv[1]),), nprocs=2)
+"""
+
+
+@pytest.mark.parametrize("environ", [{}, {"SLURM_PROCID": "0", "SLURM_NTASKS": "1"}], ids=["alone", "slurm task"])
+def test_ranks_that_a_script_spawns_itself_are_ranks_of_one_job(tmp_path: Path, environ: dict[str, str]) -> None:
+    script = tmp_path / "spawned.py"
+    script.write_text(SPAWNED)
+    bare = run(script, str(free_port()), ranks=1, **environ)
+    seen = run(script, str(free_port()), ranks=1, watched=("--run-dir", str(tmp_path)), **environ)
+    assert (seen.code, seen.out, seen.errors) == (bare.code, bare.out, bare.errors)
+    (line,) = seen.pacecar
+    assert line.endswith("DistributedDataParallel and SGD on 2 ranks; tunes nothing")
+    hellos = [read_records(tmp_path / f"rank{rank}.jsonl")[0] for rank in range(2)]
+    assert [hello["rank"] for hello in hellos] == [0, 1]
+    assert hellos[0]["job"] == hellos[1]["job"]
 
 
 def test_a_script_with_its_own_profiler_keeps_it(tmp_path: Path) -> None:
