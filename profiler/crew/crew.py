@@ -62,6 +62,9 @@ FIRST_LOOK_SECONDS = 0.1
 HANG_LOOKS = 8
 """Looks in `hang_seconds`."""
 
+ALARM_SPREADS = 1.5
+"""Of the median change from glance to glance: to look at the steps is cheap, and a glance sees only a few of them."""
+
 SURROUNDINGS_SECONDS = 0.5
 """What the kernel says is read no less often, so that what is told first of a change is mostly about the change."""
 
@@ -156,7 +159,7 @@ class Crew:
         self._newest: StepRecord | None = None
         self._every = 1
         self._begun: tuple[int, int | None] = (0, None)
-        self._paces = Usual()
+        self._paces = Usual(ALARM_SPREADS)
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._training = (0, 0)

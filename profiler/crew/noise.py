@@ -31,7 +31,8 @@ RECENT_MIN = 4
 class Usual:
     """The last RECENT values of something; tells which new one is another than they were."""
 
-    def __init__(self) -> None:
+    def __init__(self, spreads: float = UNUSUAL_SPREADS) -> None:
+        self._spreads = spreads
         self._values: deque[int] = deque(maxlen=RECENT)
         self._changes: deque[int] = deque(maxlen=RECENT)
 
@@ -40,7 +41,7 @@ class Usual:
         is_unusual = False
         if len(self._values) >= RECENT_MIN:
             usual = median(self._values)
-            is_unusual = abs(value - usual) > max(UNUSUAL_RATIO * usual, UNUSUAL_SPREADS * median(self._changes))
+            is_unusual = abs(value - usual) > max(UNUSUAL_RATIO * usual, self._spreads * median(self._changes))
         if self._values:
             self._changes.append(abs(value - self._values[-1]))
         self._values.append(value)

@@ -54,9 +54,9 @@ GATHER_COST_SECONDS_A_RANK = 0.000125
 BUDGET_SHARE = 0.15
 """Of the overhead budget that gathers may take when nothing happens."""
 
-GLANCE_SECONDS_MIN = 0.15
+GLANCE_SECONDS_MIN = 0.1
 GLANCE_COST_SECONDS = 0.00015
-GLANCE_SHARE = 0.1
+GLANCE_SHARE = 0.15
 """The same of a look at the pace alone; the thread that wakes and the one that waits for it both lose."""
 
 RANGE_STEPS_MAX = 256

@@ -35,14 +35,14 @@ def named(heard):
 def test_a_rank_slowed_in_compute_and_one_late_with_data_are_named_with_their_cause_within_twenty_steps(tmp_path):
     slow = [
         {"from": 62, "until": 92, "rank": 2, "how": "compute"},
-        {"from": 133, "until": 165, "rank": 1, "how": "data"},
+        {"from": 193, "until": 225, "rank": 1, "how": "data"},
     ]
-    heard = run_job(f"file://{tmp_path / 'store'}", slow, steps=190)
+    heard = run_job(f"file://{tmp_path / 'store'}", slow, steps=290)
     assert [(row["late_rank"], row["cause"], row["phase"]) for row in named(heard)] == [
         (2, "compute", "forward"),
         (1, "data_wait", "data_wait"),
     ]
-    for row, onset in zip(named(heard), (62, 133), strict=True):
+    for row, onset in zip(named(heard), (62, 193), strict=True):
         assert onset <= row["heard_at"] <= onset + STEPS_MAX
         assert abs(row["since_step"] - onset) <= 4
         assert row["excess_ns"] > 8_000_000
