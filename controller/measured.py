@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 from pacecar.controller.observation import KnobSpace, Observation
 from pacecar.controller.protocol import PERIOD, JobPace
-from pacecar.records import StepRecord
+from pacecar.records import BackwardWindow, StepRecord
 
 __all__ = ["Backlog", "Measured"]
 
@@ -57,6 +57,11 @@ class Measured(Protocol):
         """Its record, None before somebody wrote it."""
         ...
 
+    @property
+    def backward(self) -> BackwardWindow | None:
+        """Its last backward and the all-reduces of it; None where no window told."""
+        ...
+
     def settled(self) -> StepRecord:
         """Return its record, written now if it was not yet."""
         ...
@@ -86,7 +91,8 @@ class Backlog:
         early, self._early = self._early, None
         record = early.settled() if early is not None else None
         if record is not None and all(space.knob in record.knobs.values for space in live):
-            self._observations.append(_observe(record, JobPace(record.step, record.wall_ns, profiled=True), live))
+            pace = JobPace(record.step, record.wall_ns, profiled=True)
+            self._observations.append(_observe(record, pace, live, early.backward if early is not None else None))
 
     def pair(self, paces: Sequence[JobPace], live: Sequence[KnobSpace], *, is_calm: bool) -> None:
         """Take the job's paces, and observe the steps whose record is there."""
@@ -98,7 +104,7 @@ class Backlog:
         may_wait = PACED_MAX if is_calm else 0
         while self._paced and (self._paced[0][0].record is not None or len(self._paced) > may_wait):
             step, pace = self._paced.popleft()
-            self._observations.append(_observe(step.settled(), pace, live))
+            self._observations.append(_observe(step.settled(), pace, live, step.backward))
 
     def take(self) -> list[Observation]:
         """Return what was observed since the last call."""
@@ -106,7 +112,9 @@ class Backlog:
         return observations
 
 
-def _observe(record: StepRecord, pace: JobPace, live: Sequence[KnobSpace]) -> Observation:
+def _observe(
+    record: StepRecord, pace: JobPace, live: Sequence[KnobSpace], backward: BackwardWindow | None
+) -> Observation:
     """Return `record` as a policy sees it: the job's pace, and the values of the `live` knobs."""
     values = record.knobs.values
     return Observation(
@@ -122,4 +130,5 @@ def _observe(record: StepRecord, pace: JobPace, live: Sequence[KnobSpace]) -> Ob
         optimizer_ns=record.optimizer_ns,
         data_wait_ns=record.data_wait_ns,
         micro_batches=record.micro_batches,
+        backward=backward,
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from pacecar.config import TuneConfig
-from pacecar.records import Decision, Ledger, TunerStatus, Verdict
+from pacecar.records import BackwardWindow, Decision, Ledger, TunerStatus, Verdict
 
 __all__ = ["Facts", "KnobSpace", "NodeView", "Observation", "Policy", "Turn", "absurdity", "bounded"]
 
@@ -53,13 +53,16 @@ class Facts:
 
     `gradient_bytes` holds the size of each synchronized gradient in the order in which they become ready in
     backward (as DDP's Reducer recorded it); empty when the model is not under DDP.  `batch_samples` is the number
-    of samples of one rank and step, None when unknown.
+    of samples of one rank and step, None when unknown.  DDP came with buckets of `bucket_bytes`, the first
+    one of `first_bucket_bytes`: torch makes it 1 MiB where the user names no size, and only then another than the rest.
     """
 
     job: str
     world_size: int
     gradient_bytes: tuple[int, ...] = ()
     batch_samples: int | None = None
+    bucket_bytes: int | None = None
+    first_bucket_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,7 @@ class Observation:
     data_wait_ns: int | None = None
     micro_batches: int | None = None
     node: NodeView | None = None
+    backward: BackwardWindow | None = None
 
 
 def absurdity(step: Observation, last: Observation | None) -> str | None:

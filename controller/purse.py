@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-__all__ = ["ALLOWANCE_STEPS", "Purse"]
+__all__ = ["ALLOWANCE_STEPS", "PRIOR_LOSS_RATIO", "SWITCH_STEPS", "Purse"]
 
 ALLOWANCE_STEPS = 5
 """Steps' worth of time that a young run may lose on account of its budget, so that it can begin a trial at all.
@@ -89,11 +89,6 @@ class Purse:
         self._banked_ns = max(0.0, self._banked_ns - refund)
         if self._budget_ratio * (self._elapsed_ns - self._advanced_at_ns) >= ALLOWANCE_STEPS * typical_ns:
             self._advance_from_ns, self._advanced_at_ns = self.spent_ns, self._elapsed_ns
-
-    def cost_ns(self, typical_ns: float, steps: int, expected_gain: float | None) -> float:
-        """Return what a trial with that many steps under the candidate is expected to lose."""
-        loss = PRIOR_LOSS_RATIO if expected_gain is None else max(0.0, -expected_gain)
-        return typical_ns * (2 * SWITCH_STEPS + steps * loss)
 
     def wait_steps(self, typical_ns: float, needed_ns: float) -> int | None:
         """Return after how many more steps `needed_ns` may be lost; None if never (the budget is zero)."""

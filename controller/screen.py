@@ -2,10 +2,14 @@
 
 In one dimension doubling and halving beats Gaussian processes (TUNING: total time -4.5 % against Horovod's -4.0 % and
 Bagua's +1.6 % on the same curve), and never being far from a setting that is known to work bounds what a bad trial can
-cost: tiny buckets cost threefold.  So for each knob: the neighbours at about twice and half the present value, and four
-times or a quarter at once where the model expects more there; on from there in the direction that won; one further
-where the neighbour was neither better nor worse, because a pure climb sticks on plateaus.  What lost is not tried again
-until the world changes; what looked better without proof gets a second look after a while.
+cost: tiny buckets cost threefold.  So for each knob: the neighbours at about twice and half the present value, on from
+there in the direction that won; one further where the neighbour was neither better nor worse, because a pure climb
+sticks on plateaus.  What lost is not tried again until the world changes; what looked better without proof gets a
+second look after a while.
+
+A climb of five octaves takes five trials, though, and each runs at what is worse than the best.  So where the model is
+sure, less one standard error, of a gain beyond the dead band, the screen leaps to its best at once, however far; where
+it only hopes, four times or a quarter.
 
 Which first: by expected gain, and where the model cannot tell by a prior from what such changes were worth elsewhere,
 swayed by what is known of the node.
@@ -17,7 +21,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pacecar.controller.model import Forecast
+from pacecar.controller import wording
+from pacecar.controller.forecast import Forecast
 from pacecar.controller.observation import KnobSpace, NodeView
 from pacecar.controller.sway import OF_COMMUNICATION, no_room, sway
 from pacecar.knobs import by_name
@@ -46,14 +51,20 @@ ZERO = 0.5
 """Where a value of 0 stands among ratios: half of one."""
 
 LEAP_RATIO = 4.0
-"""The model may send the screen so far from the present value at once, not further: far-away small buckets cost
-threefold (TUNING), and the model's price of a bucket is a guess until two sizes were measured."""
+"""On hope alone the model may send the screen so far at once, not further: far-away small buckets cost threefold."""
+
+TIE_RATIO = 0.001
+"""Gains that differ by less are taken for equal, and the nearest value then."""
 
 LEAP_SHARE = 0.9
 """Of the values within reach the nearest is taken that is expected to bring this share of what the best would."""
 
 HOPELESS_SPREADS = 1.5
 """A forecast that is negative by this many of its uncertainties rules a candidate out without a trial."""
+
+
+Expect = Callable[[str, dict[str, int], int], Forecast | None]
+"""Knob, values in force and a value of the knob to a forecast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,42 +192,50 @@ class Screen:
                 near.append(further)
         return near
 
-    def _leap(
-        self,
-        knob: str,
-        values: dict[str, int],
-        near: Mapping[int, Forecast | None],
-        expect: Callable[[str, dict[str, int], int], Forecast | None],
-    ) -> Candidate | None:
-        """Return a value farther than `near` that the model expects to be worth it, and no farther than need be.
+    def _hopes(self, knob: str, values: dict[str, int], expect: Expect) -> dict[int, Forecast]:
+        """Return the forecasts of all open values, nearest first on each side; of a choice none.
 
         Nothing beyond a value that has lost: what is worse once is taken to be worse farther on.
         """
+        hopes: dict[int, Forecast] = {}
         if is_choice(knob):
-            return None
-        hopes: dict[int, Forecast] = {value: hope for value, hope in near.items() if hope and not hope.is_floor}
+            return hopes
         domain, here = sorted(self._domains[knob]), values[knob]
-        below, above = [v for v in reversed(domain) if v < here], [v for v in domain if v > here]
-        for side in (below, above):
+        for side in ([v for v in reversed(domain) if v < here], [v for v in domain if v > here]):
             for value in side:
-                if value in self._lost[knob] or not 1 / LEAP_RATIO <= max(value, ZERO) / max(here, ZERO) <= LEAP_RATIO:
+                if value in self._lost[knob]:
                     break
-                if value not in self._barred[knob] | self._level[knob] and value not in near:
+                if value not in self._barred[knob] | self._level[knob]:
                     forecast = expect(knob, values, value)
                     if forecast is not None and not forecast.is_floor:
                         hopes[value] = forecast
-        best = max((hope.gain_ratio for hope in hopes.values()), default=0.0)
-        enough = [value for value, hope in hopes.items() if hope.gain_ratio >= LEAP_SHARE * best > 0]
-        chosen = min(enough, key=lambda value: abs(math.log(max(value, ZERO) / max(here, ZERO))), default=None)
-        if chosen is None or chosen in near:
+        return hopes
+
+    def _leap(self, knob: str, here: int, hopes: Mapping[int, Forecast], dead_band: float) -> Candidate | None:
+        """Return the value that the model sends the screen to, no farther than need be; None: it is not worth one."""
+
+        def distance(value: int) -> float:
+            return abs(math.log(max(value, ZERO) / max(here, ZERO)))
+
+        sure = {value: hope for value, hope in hopes.items() if hope.sure_ratio > dead_band}
+        if sure:
+            best = max(hope.gain_ratio for hope in sure.values())
+            enough = [value for value, hope in sure.items() if hope.gain_ratio >= best - TIE_RATIO]
+        else:
+            within = {v: hope for v, hope in hopes.items() if distance(v) <= math.log(LEAP_RATIO)}
+            best = max((hope.gain_ratio for hope in within.values()), default=0.0)
+            enough = [value for value, hope in within.items() if hope.gain_ratio >= LEAP_SHARE * best > 0]
+        if not enough:
             return None
-        return Candidate(knob, chosen, hopes[chosen], hopes[chosen].gain_ratio)
+        chosen = min(enough, key=distance)
+        return Candidate(knob, chosen, hopes[chosen], max(hope.gain_ratio for hope in hopes.values()))
 
     def candidates(
         self,
         values: dict[str, int],
-        expect: Callable[[str, dict[str, int], int], Forecast | None],
+        expect: Expect,
         exposed_ratio: float | None,
+        dead_band: float = 0.01,
         node: NodeView | None = None,
     ) -> tuple[list[Candidate], list[str]]:
         """Return what is worth trying, best first, and the reasons for what was left out."""
@@ -233,11 +252,14 @@ class Screen:
             if full is not None and any(value > values[knob] for value in near):
                 left_out.append(full)
                 near = [value for value in near if value <= values[knob]]
-            forecasts = {value: expect(knob, values, value) for value in near}
-            leap = self._leap(knob, values, forecasts, expect) if near else None
-            if leap is not None and (full is None or leap.value <= values[knob]):
+            hopes = self._hopes(knob, values, expect) if near else {}
+            if full is not None:
+                hopes = {value: hope for value, hope in hopes.items() if value <= values[knob]}
+            leap = self._leap(knob, values[knob], hopes, dead_band)
+            if leap is not None:
                 found.append(leap)
-            for value, forecast in forecasts.items():
+            for value in (value for value in near if leap is None or value != leap.value):
+                forecast = hopes[value] if value in hopes else expect(knob, values, value)
                 is_more = value > values[knob]
                 prior = PRIOR_GAIN.get((knob, 1 if is_more else -1), 0.0) + sway(knob, is_more=is_more, node=node)
                 if self._was_elsewhere and abs(value - self._homes[knob]) < abs(values[knob] - self._homes[knob]):
@@ -248,7 +270,7 @@ class Screen:
                     if f"{knob}: {forecast.basis}" not in left_out:
                         left_out.append(f"{knob}: {forecast.basis}")
                 elif not forecast.is_floor and forecast.gain_ratio + HOPELESS_SPREADS * forecast.spread_ratio < 0:
-                    left_out.append(f"{knob} {values[knob]} -> {value}: expected to cost {-forecast.gain_ratio:.1%}")
+                    left_out.append(f"{wording.change(knob, values[knob], value)}: not expected to pay for a trial")
                 elif forecast.is_floor:
                     found.append(Candidate(knob, value, forecast, max(prior, forecast.gain_ratio)))
                 else:

@@ -33,6 +33,13 @@ __all__ = ["DROP_RATIO", "SETTLE_STEPS", "WINDOW_STEPS", "Cause", "Trial", "Tria
 WINDOW_STEPS = 8
 """Judged steps of one window: 2-3 are too noisy to judge on, 50 too slow (measured, TUNING)."""
 
+PART_STEPS = 6
+"""Judged steps that make the second window of a stretch when the next switch comes before it is full.
+
+The switch is asked for before the stretch is over, and a profiled step after that is one that is missing: without this
+each window that the hook takes of a new setting costs the trial a pair.
+"""
+
 SETTLE_STEPS = 2
 """Steps after a switch that are charged but not judged: a fresh Reducer costs 5 to 50 % in its first two."""
 
@@ -49,6 +56,9 @@ PAIRS_MAX = 48
 
 Replayed at 5 % noise ten pairs showed half of the gains of 4 %.
 """
+
+PAIRS_MOST = 192
+"""The same for a job that has turned out to be long: a gain of 2 % at 10 % step noise takes a hundred (`forecast`)."""
 
 DOUBT_ERRORS = 0.5
 HOPE_ERRORS = 1.5
@@ -73,7 +83,7 @@ WAIT_STEPS_MAX = 64
 """A switch takes 4 to 16 steps to be agreed; one that is not there after this many will not come."""
 
 TRIAL_STEPS_MAX = 1024
-"""Bound of a whole trial, in case no step can be judged (all profiled, say); 48 pairs need about 900."""
+"""Bound of a trial of 48 pairs, in case no step can be judged (all profiled, say): they need about 900."""
 
 LATENCY_STEPS_MIN = 4
 """Before one was seen: a request takes at least one control period."""
@@ -133,6 +143,7 @@ class Trial:
         slow_ratio: float = 0.0,
         savings: Sequence[float] = (),
         is_promising: bool = False,
+        pairs_max: int = PAIRS_MAX,
     ) -> None:
         self._values: dict[Arm, dict[str, int]] = {"A": dict(incumbent), "B": dict(candidate)}
         self._settle_steps = max(SETTLE_STEPS, refill_steps(incumbent, candidate))
@@ -143,6 +154,8 @@ class Trial:
         self._rate = false_accept_rate
         self._drop_steps = DROP_STEPS if slow_ratio < SPIKES_RATIO else 2 * DROP_STEPS
         self.latency_steps = latency_steps
+        self.pairs_max = min(max(pairs_max, PAIRS_MAX), PAIRS_MOST)
+        self._steps_max = TRIAL_STEPS_MAX * self.pairs_max // PAIRS_MAX
         self.steps = 0
         self.evidence: Evidence | None = None
         self._wanted: Arm = "B"
@@ -186,8 +199,8 @@ class Trial:
                 return end
         if not self._arrived and step.step - self._asked_step > WAIT_STEPS_MAX:
             return self._end(Cause.NEVER_CAME, f"the ranks did not switch within {WAIT_STEPS_MAX} steps")
-        if self.steps > TRIAL_STEPS_MAX:
-            return self._end(Cause.ENDLESS, f"not decided within {TRIAL_STEPS_MAX} steps")
+        if self.steps > self._steps_max:
+            return self._end(Cause.ENDLESS, f"not decided within {self._steps_max} steps")
         if arm is None or step.profiled:
             return None
         log_pace = math.log(step.pace_ns)
@@ -230,6 +243,9 @@ class Trial:
         assert self._asked_step is not None
         if self._arrived and arm == "A" and self._wanted == "B":
             return self._end(Cause.TAKEN_BACK, "the ranks took it back by themselves")
+        end = None
+        if self._arm is not None and PART_STEPS <= len(self._stretch) - WINDOW_STEPS < WINDOW_STEPS:
+            end = self._window(self._arm, location(self._stretch[WINDOW_STEPS:]))
         self._arm = arm
         self._entered_step = step.step
         self._stretch = []
@@ -241,7 +257,7 @@ class Trial:
             self._begun = True
             if len(self._opening) == WINDOW_STEPS:
                 self._unpaired = ("A", location(self._opening))
-        return None
+        return end
 
     def _judge(self, arm: Arm, log_pace: float, step: Observation) -> TrialEnd | None:
         self._stretch.append(log_pace)
@@ -281,20 +297,27 @@ class Trial:
         ):
             return self._end(Cause.ACCEPTED, f"{evidence.pairs} pairs")
         noise = math.sqrt(math.fsum(x * x for x in self._nulls) / max(1, len(self._nulls)))
-        if evidence.pairs == 1 and self._savings[0] < -max(WORSE_NOISES * noise, -math.log1p(-self._dead_band)):
+        if (
+            evidence.pairs == 1
+            and len(self._nulls) > 1
+            and self._savings[0] < -max(WORSE_NOISES * noise, -math.log1p(-self._dead_band))
+        ):
             return self._end(Cause.WORSE, "clear from the first pair")
         if evidence.gain_high is not None and evidence.gain_high < 0:
             return self._end(Cause.WORSE, f"{evidence.pairs} pairs")
         band = f"the dead band of {self._dead_band:.1%}"
         if evidence.gain_high is not None and evidence.gain_high < self._dead_band:
             return self._end(Cause.FUTILE, f"saves less than {band}")
-        error = math.sqrt(math.fsum(x * x for x in self._nulls) / max(1, len(self._nulls)) / evidence.pairs)
+        mean = math.fsum(self._savings) / evidence.pairs
+        scatter = math.fsum((x - mean) ** 2 for x in self._savings) + math.fsum(x * x for x in self._nulls)
+        error = math.sqrt(scatter / max(1, evidence.pairs - 1 + len(self._nulls)) / evidence.pairs)
         if self._new_pairs >= FUTILE_PAIRS and evidence.gain_ratio + self._errors * error <= self._dead_band:
             return self._end(Cause.FUTILE, f"no more than {band} after {evidence.pairs} pairs")
-        if self._new_pairs >= FUTILE_PAIRS and evidence.pairs < PAIRS_MAX and self._hoped() < CAUTION / self._rate:
-            return self._end(Cause.UNDECIDED, f"{PAIRS_MAX} pairs would hardly prove it")
-        if evidence.pairs >= PAIRS_MAX:
-            return self._end(Cause.UNDECIDED, f"not proven within {PAIRS_MAX} pairs")
+        most = self.pairs_max
+        if self._new_pairs >= FUTILE_PAIRS and evidence.pairs < most and self._hoped() < CAUTION / self._rate:
+            return self._end(Cause.UNDECIDED, f"{most} pairs would hardly prove it")
+        if evidence.pairs >= most:
+            return self._end(Cause.UNDECIDED, f"not proven within {most} pairs")
         return None
 
     def _hoped(self) -> float:
@@ -302,7 +325,7 @@ class Trial:
             self._savings,
             self._nulls,
             dead_band=0.0,
-            pairs_max=PAIRS_MAX,
+            pairs_max=self.pairs_max,
             errors=max(1.0, self._errors),
         )
 

@@ -129,6 +129,11 @@ class Pace:
             raise ValueError("no step was judged yet")
         return median(self._recent)
 
+    @property
+    def typical_ns(self) -> float:
+        """Median pace; raises ValueError before the first settled step."""
+        return math.exp(self.typical)
+
     def slow_ratio(self, factor: float) -> float:
         """Return the share of recent steps that took over `factor` times the typical; 0.0 of none is none."""
         bound = self.typical + math.log(factor)

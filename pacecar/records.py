@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from pacecar.accuracy import EstimateCheck
-from pacecar.collectives import CollectiveSum, CollectiveWindow
+from pacecar.collectives import BackwardWindow, CollectiveSum, CollectiveWindow
 from pacecar.ledger import LEDGER_HEADINGS, Ledger
 from pacecar.steering import Answer, Command, KnobValue, Request, TunerChange, TunerOrder, TunerReport
 from pacecar.vitals import DeviceMemory, Vitals
@@ -23,6 +23,7 @@ __all__ = [
     "LEDGER_HEADINGS",
     "Absent",
     "Answer",
+    "BackwardWindow",
     "Bound",
     "CollectiveSum",
     "CollectiveWindow",

@@ -84,6 +84,8 @@ def make_tuner(
             world_size=hello.world_size,
             gradient_bytes=ddp.reducer.gradient_bytes(),
             batch_samples=batcher.batch_samples,
+            bucket_bytes=None if ddp.reducer.ddp is None else ddp.reducer.plan.bucket_bytes,
+            first_bucket_bytes=None if ddp.reducer.ddp is None else ddp.reducer.first_bytes,
         )
 
     def was_paused(step: Measured) -> bool:

@@ -95,6 +95,8 @@ def report(table: dict[Key, list[Run]], every: Iterable[Case], source: str, step
     null, kept = sum(one.null_judged for one in ours), sum(one.null_kept for one in ours)
     lines.append(f"false accepts: {kept} of {null} trials of a change that saves nothing ({kept / max(1, null):.1%})")
     missed = aims(table, seeds)
+    others = len({key[:2] for key in table}) * (len(POLICIES) - 1)
+    lines.append(f"comparisons lost: {sum('points better' in line for line in missed)} of {others}")
     return "\n".join([*lines, "aims missed:" if missed else "no aim missed", *(f"  {line}" for line in missed)])
 
 

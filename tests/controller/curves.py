@@ -4,10 +4,12 @@ Simulated, and said so in the file: a curve here is the timeline of DDP that `pa
 bytes x beta a bucket, against gradients that become ready through backward), with constants fitted to the percentages
 of measured runs (shared/TUNING: best bucket, one bucket for all, bf16) to within about 3 points of the step for the
 best settings and 17 for the worst.  They are the model's own kind, so forecasts look better on them than they are: the
-model is told neither constants nor what overlap costs.  `make bench-tuning` measures; `load` reads its file as well.
+model is told neither constants nor what overlap costs, only what a window shows: each all-reduce with noise.
+`make bench-tuning` measures; `load` reads its file as well.
 
     {"source": "simulated", "curves": [{"name", "start", "batch_samples", "gradient_bytes",
-      "points": [{"values", "step_ns", "exposed_ns", "communication_ns"}]}]}
+      "first_bucket_bytes", "backward_ns",
+      "points": [{"values", "step_ns", "exposed_ns", "communication_ns", "alpha_ns", "ns_per_byte"}]}]}
 
 `python -m tests.controller.curves` writes curves.json anew; a test compares.
 """
@@ -16,11 +18,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pacecar.controller.model import pack_buckets, play
+from pacecar.controller.timeline import pack_buckets, play
 
 MIB = 2**20
 FILE = Path(__file__).with_name("curves.json")
@@ -42,6 +44,8 @@ class Point:
     step_ns: int
     exposed_ns: int | None = None
     communication_ns: int | None = None
+    alpha_ns: int | None = None
+    ns_per_byte: float | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,8 @@ class Curve:
     points: dict[Setting, Point]
     gradient_bytes: tuple[int, ...] = ()
     batch_samples: int | None = None
+    first_bucket_bytes: int | None = None
+    backward_ns: int | None = None
 
     def at(self, values: dict[str, int]) -> Point:
         return self.points[tuple(sorted(values.items()))]
@@ -65,6 +71,12 @@ class Curve:
     def oracle_ns(self) -> int:
         return min(point.step_ns for point in self.points.values())
 
+    def buckets(self, values: dict[str, int]) -> list[int]:
+        """The buckets as DDP makes them: the first one of its own size with the setting of the start only."""
+        size = values["bucket_bytes"]
+        first = self.first_bucket_bytes if size == self.start["bucket_bytes"] else None
+        return pack_buckets(self.gradient_bytes, size, first)
+
     def only(self, knob: str, value: int) -> Curve:
         """The curve with one knob left alone."""
         kept = {
@@ -73,7 +85,7 @@ class Curve:
             if dict(setting)[knob] == value
         }
         start = {name: at for name, at in self.start.items() if name != knob}
-        return Curve(self.name, start, kept, self.gradient_bytes, self.batch_samples)
+        return replace(self, start=start, points=kept)
 
 
 @dataclass(frozen=True)
@@ -121,12 +133,21 @@ def simulate(link: Link) -> Curve:
         for compression, bytes_ratio, price in ((NONE, 1.0, 0.0), (BF16, 0.5, 1.0), (FP16, 0.5, 1.02)):
             cost = link.ns_per_byte * bytes_ratio + link.convert * price
             backward = link.backward_ms * 1e6
-            timeline = play(pack_buckets(link.gradients, size), backward, link.alpha_ms * 1e6, cost)
+            first = MIB if size == DEFAULT else None
+            timeline = play(pack_buckets(link.gradients, size, first), backward, link.alpha_ms * 1e6, cost)
             hidden = (1 - link.overlap_worth) * timeline.overlapped_ns
             step = link.fixed_ms * 1e6 + backward + timeline.exposed_ns + hidden
             setting = (("bucket_bytes", size), ("compression", compression))
-            points[setting] = Point(round(step), round(timeline.exposed_ns), round(timeline.communication_ns))
-    return Curve(link.name, {"bucket_bytes": DEFAULT, "compression": NONE}, points, tuple(link.gradients))
+            exposed, communication = round(timeline.exposed_ns), round(timeline.communication_ns)
+            points[setting] = Point(round(step), exposed, communication, round(link.alpha_ms * 1e6), round(cost, 6))
+    return Curve(
+        link.name,
+        {"bucket_bytes": DEFAULT, "compression": NONE},
+        points,
+        tuple(link.gradients),
+        first_bucket_bytes=MIB,
+        backward_ns=round(link.backward_ms * 1e6),
+    )
 
 
 def simulate_micro_batch() -> Curve:
@@ -153,6 +174,8 @@ def dump(curves: Iterable[Curve]) -> str:
                     "step_ns": point.step_ns,
                     "exposed_ns": point.exposed_ns,
                     "communication_ns": point.communication_ns,
+                    "alpha_ns": point.alpha_ns,
+                    "ns_per_byte": point.ns_per_byte,
                 }
             )
             for setting, point in curve.points.items()
@@ -162,6 +185,8 @@ def dump(curves: Iterable[Curve]) -> str:
             "start": curve.start,
             "batch_samples": curve.batch_samples,
             "gradient_bytes": curve.gradient_bytes,
+            "first_bucket_bytes": curve.first_bucket_bytes,
+            "backward_ns": curve.backward_ns,
         }
         said.append(f' {json.dumps(head)[:-1]}, "points": [\n   {points}]}}')
     return '{"source": "simulated", "curves": [\n' + ",\n".join(said) + "]}\n"
@@ -193,14 +218,21 @@ def _curve(one: dict[str, Any]) -> Curve:
         raise ValueError(f"more than {POINTS_MAX} points")
     points = {
         tuple(sorted(point["values"].items())): Point(
-            int(point["step_ns"]), point.get("exposed_ns"), point.get("communication_ns")
+            int(point["step_ns"]),
+            *(point.get(name) for name in ("exposed_ns", "communication_ns", "alpha_ns", "ns_per_byte")),
         )
         for point in one["points"]
     }
     if any(point.step_ns <= 0 for point in points.values()):
         raise ValueError(f"{one['name']}: a step takes time")
     gradients = tuple(one.get("gradient_bytes") or ())
-    return Curve(one["name"], dict(one["start"]), points, gradients, one.get("batch_samples"))
+    return Curve(
+        one["name"],
+        dict(one["start"]),
+        points,
+        gradients,
+        *(one.get(name) for name in ("batch_samples", "first_bucket_bytes", "backward_ns")),
+    )
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ import pytest
 
 from pacecar.config import TuneConfig
 from pacecar.controller.observation import Facts, KnobSpace, Observation
-from pacecar.controller.policy import CALM_STEPS, STALL_STEPS, PacecarPolicy
+from pacecar.controller.policy import PacecarPolicy
+from pacecar.controller.stalls import CALM_STEPS, STALL_STEPS
 from pacecar.controller.trial import DROP_STEPS, SETTLE_STEPS
 from pacecar.records import Decision, Ledger, TunerStatus, Verdict
 
