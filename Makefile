@@ -29,7 +29,7 @@ HTA := .tools/attribution/hta
 TRACELENS := .tools/attribution/tracelens
 TRACEML := .tools/traceml
 
-.PHONY: help run test check lint fmt bench bench-daemon bench-attribution bench-overhead soak-daemon soak-windows dashboards tools clean
+.PHONY: help run test check lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-microbatch soak-daemon soak-faults soak-windows dashboards tools clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -54,7 +54,7 @@ fmt: $(DEV_STAMP) ## Format the code and mend what ruff can mend
 	$(BIN)/ruff format .
 
 bench: $(DEV_STAMP) ## Measure what pacecar costs
-	@for bench in $(filter-out %/bench_daemon.py %/bench_attribution.py %/bench_overhead.py,$(wildcard tests/bench/bench_*.py)); do echo "== $$bench"; $(BIN)/python $$bench || exit; done
+	@for bench in $(filter-out %/bench_daemon.py %/bench_attribution.py %/bench_overhead.py %/bench_tuning.py %/bench_policies.py %/bench_microbatch.py,$(wildcard tests/bench/bench_*.py)); do echo "== $$bench"; $(BIN)/python $$bench || exit; done
 
 bench-daemon: $(DEV_STAMP) tools $(NVITOP) ## Measure the daemon against nvitop-exporter and node_exporter
 	@exec $(BIN)/python tests/bench/bench_daemon.py $(BENCH_FLAGS)
@@ -65,8 +65,20 @@ bench-attribution: $(DEV_STAMP) $(HTA) $(TRACELENS) ## Measure `pacecar analyze`
 bench-overhead: $(DEV_STAMP) $(TRACEML) ## Measure the hook in a DDP job, beside torch.profiler and TraceML
 	@exec $(BIN)/python tests/bench/bench_overhead.py $(BENCH_FLAGS)
 
+bench-policies: $(DEV_STAMP) ## Replay every policy on every curve, with noise, over 100 seeds
+	@exec $(BIN)/python tests/bench/bench_policies.py $(BENCH_FLAGS)
+
+bench-tuning: $(DEV_STAMP) ## Train on shaped links under every policy (root; BENCH_FLAGS="--cases all" takes many hours)
+	@exec $(BIN)/python tests/bench/bench_tuning.py $(BENCH_FLAGS)
+
+bench-microbatch: $(DEV_STAMP) ## Tune the micro-batch of a job whose default is poor
+	@exec $(BIN)/python tests/bench/bench_microbatch.py $(BENCH_FLAGS)
+
 soak-windows: $(DEV_STAMP) ## Take 10 000 windows in one process and watch its memory
 	@exec $(BIN)/python -m pytest -m soak -s tests/profiler/test_soak_windows.py
+
+soak-faults: $(DEV_STAMP) ## Inject 500 faults into real jobs, and try the protocol's events in wider bounds
+	@exec $(BIN)/python -m pytest -m soak -s tests/controller/test_faults.py tests/controller/test_agreement_checker.py tests/controller/test_restarts.py
 
 soak-daemon: $(DEV_STAMP) ## Run the daemon for 20 minutes while GPUs are lost and return, and watch its memory
 	@exec $(BIN)/python -m pytest -m soak -s tests/monitor/test_soak_daemon.py

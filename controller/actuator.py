@@ -1,10 +1,14 @@
-"""What can be turned?  The interface that every knob stands behind."""
+"""What can be turned?  The interface that every knob stands behind.
+
+Class, kind and the meaning of values are in `pacecar.knobs`.  Undoing is applying the value before.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from contextlib import AbstractContextManager
+from typing import Protocol, runtime_checkable
 
-__all__ = ["Actuator", "ActuatorError"]
+__all__ = ["Actuator", "ActuatorError", "Barring", "Gathered"]
 
 
 class ActuatorError(RuntimeError):
@@ -41,4 +45,25 @@ class Actuator(Protocol):
         Raises:
             ActuatorError: it could not be done; the old value is in force.
         """
+        ...
+
+
+@runtime_checkable
+class Gathered(Protocol):
+    """An actuator that shares something costly with others, as the knobs of one DDP Reducer do."""
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Return a context: what is applied inside is carried out at once when the outermost one ends, or raises there.
+
+        Where something raises inside, what was applied there is forgotten.
+        """
+        ...
+
+
+@runtime_checkable
+class Barring(Protocol):
+    """An actuator that learns, on all ranks in the same step, that some of its values cannot be used."""
+
+    def is_barred(self, value: int) -> bool:
+        """Return whether `value` must not be asked for again."""
         ...

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -72,6 +72,15 @@ class Agreement(Protocol):
         """Say whether this rank has nothing under way; the ranks meet less often while all say so."""
         ...
 
+    def disturb(self, number: int | None) -> None:
+        """Tell rank 0, with the next report, what makes this rank's steps measure something else; None: nothing."""
+        ...
+
+    @property
+    def disturbed(self) -> Mapping[int, int]:
+        """Rank -> what it told, as last heard; ranks that nothing disturbs are not there."""
+        ...
+
     def open(self, claim: str) -> None:
         """Meet the other ranks.
 
@@ -112,6 +121,10 @@ class Agreement(Protocol):
         """Turn nothing any more, on any rank."""
         ...
 
+    def leave(self) -> None:
+        """Abandon what is out and take no further part: the other ranks are not waited for and must not wait either."""
+        ...
+
     def close(self) -> None:
         """Let go; waits at most CLOSE_SECONDS for what is out."""
         ...
@@ -123,6 +136,7 @@ class LocalAgreement:
     def __init__(self) -> None:
         self.spaces: tuple[KnobSpace, ...] = ()
         self.frozen: str | None = None
+        self.disturbed: dict[int, int] = {}
         self._heard = Heard()
         self._wanted: Proposal | None = None
         self._serials = itertools.count(1)
@@ -139,6 +153,9 @@ class LocalAgreement:
 
     def rest(self, *, is_calm: bool) -> None:
         """Meeting oneself costs nothing."""
+
+    def disturb(self, number: int | None) -> None:
+        """Whoever says it knows it."""
 
     def open(self, claim: str) -> None:
         """Nobody to meet."""
@@ -179,6 +196,9 @@ class LocalAgreement:
     def freeze(self, reason: str) -> None:
         """Turn nothing any more."""
         self.frozen = self.frozen or reason
+
+    def leave(self) -> None:
+        """There is nobody to leave."""
 
     def close(self) -> None:
         """Nothing to let go."""
@@ -237,6 +257,15 @@ class RankAgreement:
     def rest(self, *, is_calm: bool) -> None:
         """Vote that this rank is calm."""
         self._member.is_calm = is_calm
+
+    def disturb(self, number: int | None) -> None:
+        """Put it into the reports to come."""
+        self._member.disturbance = number
+
+    @property
+    def disturbed(self) -> Mapping[int, int]:
+        """Rank -> what it told in the last gather."""
+        return dict(self._member.disturbed)
 
     def open(self, claim: str) -> None:
         """Meet through the store, then make the side group: a collective that every rank now is sure to join.
@@ -346,5 +375,11 @@ class RankAgreement:
             if not self._side.is_busy and not self._member.has_more and self._main.is_settled():
                 break
             time.sleep(CLOSE_POLL_SECONDS)
+        self.leave()
+
+    def leave(self) -> None:
+        """Abandon what is out, and launch nothing any more."""
+        self._member.has_retired = True
+        self._member.abandon_side()
         self._side.close()
         self._main.close()

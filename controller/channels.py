@@ -107,8 +107,11 @@ class MainRoad:
         self._last: Any = None
 
     def open(self) -> None:
-        """Choose the vote's device and make its buffers; no communication."""
-        group = self._group or dist.group.WORLD
+        """Choose the vote's device and make its buffers; no communication.
+
+        From here on votes go to the group that is the job's now, whatever else the job makes and calls its default.
+        """
+        group = self._group = self._group or dist.group.WORLD
         devices = {torch.device(d).type for d in getattr(group, "_device_types", ())}
         if "cpu" in devices or dist.get_backend(group) != "nccl":
             return
@@ -126,7 +129,7 @@ class MainRoad:
     def launch(self, vote: Sequence[int]) -> None:
         """Start the all-reduce MIN of `vote`; the previous one must have been read."""
         assert self._work is None, "one vote at a time"
-        group: Any = self._group or dist.group.WORLD
+        group = self._group
         if self._stream is None:
             self._vote = torch.tensor(vote, dtype=torch.int64)
             self._work = group.allreduce([self._vote], _MINIMUM)

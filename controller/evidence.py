@@ -9,7 +9,7 @@ on the link stays for seconds), so hundreds of steps are worth far fewer.  Here 
 - a *pair* is the difference of two adjacent windows, one with each setting; slow drift cancels in A B B A order;
 - how much such a difference varies when nothing was changed is known from pairs of windows of the present setting
   alone (*null pairs*).  They carry the noise that this machine really has, correlation included;
-- an e-process weighs "saves more than the dead band" against "does not".
+- an e-process weighs "saves time" against "does not".
 
 The e-process.  Null pairs c_1..c_m ~ N(0, s^2), trial pairs d_1..d_n ~ N(mu, s^2), s unknown.  Under the right-Haar
 prior ds/s and mu/s ~ N(0, g) the Bayes factor against mu = 0 is, with N = n + m and q = g / (1 + n g),
@@ -20,7 +20,7 @@ which for m = 0 is the scale-invariant t-test of Hendriksen, de Heide & Gruenwal
 factors"; also Wang & Ramdas 2024, "Anytime-valid t-tests and confidence sequences"): a likelihood ratio of what
 remains when the scale is divided out, hence a martingale under the null and safe to stop at any time.  The
 posterior of mu is a t with N degrees of freedom, so restricting the prior to mu > 0 multiplies by twice its
-mass above zero: that is the one-sided test.  Shifting d by the dead band tests "saves more than the dead band".
+mass above zero: that is the one-sided test.  Shifting d by a threshold tests "saves more than the threshold".
 
 Left out: unequal noise of the two settings (the pairs pool it), and what happens to the mean through rare, huge steps.
 """
@@ -33,7 +33,17 @@ from dataclasses import dataclass
 from itertools import combinations_with_replacement
 from statistics import median
 
-__all__ = ["EFFECT_VARIANCE", "NOISE_FLOOR", "Evidence", "gain_ratio", "location", "promise", "student_t_cdf", "weigh"]
+__all__ = [
+    "EFFECT_VARIANCE",
+    "NOISE_FLOOR",
+    "Evidence",
+    "e_value",
+    "gain_ratio",
+    "location",
+    "promise",
+    "student_t_cdf",
+    "weigh",
+]
 
 EFFECT_VARIANCE = 4.0
 """g: prior variance of the effect in units of the pairs' noise.
@@ -53,10 +63,11 @@ It keeps the ratio finite on a noiseless machine and can only lower the evidence
 class Evidence:
     """What the pairs say so far.
 
-    `e_value` is against "saves no more than the dead band"; `gain_ratio` is the fraction of step time saved.
-    `gain_low` and `gain_high` are what the same test rejects on either side, each wrong at any look with at most the
-    stated rate; None while the pairs bound nothing.  So a change is accepted exactly when `gain_low` reaches the dead
-    band, and nobody is shown a kept change whose bounds say that it may cost time.
+    `e_value` is against "saves no more than the dead band" that it was weighed with (a trial's is 0); `gain_ratio` is
+    the fraction of step time saved.  `gain_low` and `gain_high` are what the same test rejects on either side, each
+    wrong at any look with at most the stated rate; None while the pairs bound nothing.  So `e_value` reaches the
+    inverse of the rate exactly when `gain_low` reaches the dead band, and nobody is shown a kept change whose bounds
+    say that it may cost time.
     """
 
     pairs: int
@@ -95,11 +106,7 @@ def weigh(
     Raises:
         ValueError: no pairs.
     """
-    if not savings:
-        raise ValueError("no pairs to weigh")
-    count, total = len(savings), len(savings) + len(nulls)
-    mean = math.fsum(savings) / count
-    scatter = math.fsum((x - mean) ** 2 for x in savings) + math.fsum(x * x for x in nulls) + total * NOISE_FLOOR**2
+    count, total, mean, scatter = _sums(savings, nulls)
     log_e = _log_e(count, total, scatter, mean + math.log1p(-dead_band), effect_variance)
     reach = _reach(count, total, scatter, false_accept_rate, effect_variance)
     return Evidence(
@@ -111,19 +118,35 @@ def weigh(
     )
 
 
+def e_value(savings: Sequence[float], nulls: Sequence[float], *, dead_band: float) -> float:
+    """Return the e-value of `weigh` alone: bounds cost sixty times as much."""
+    count, total, mean, scatter = _sums(savings, nulls)
+    return math.exp(min(_log_e(count, total, scatter, mean + math.log1p(-dead_band), EFFECT_VARIANCE), _LOG_E_MAX))
+
+
+def _sums(savings: Sequence[float], nulls: Sequence[float]) -> tuple[int, int, float, float]:
+    """Return pairs, pairs and null pairs, the mean saving, and the scatter about it and of the nulls."""
+    if not savings:
+        raise ValueError("no pairs to weigh")
+    count, total = len(savings), len(savings) + len(nulls)
+    mean = math.fsum(savings) / count
+    scatter = math.fsum((x - mean) ** 2 for x in savings) + math.fsum(x * x for x in nulls) + total * NOISE_FLOOR**2
+    return count, total, mean, scatter
+
+
 def promise(
-    savings: Sequence[float], nulls: Sequence[float], *, dead_band: float, false_accept_rate: float, pairs_max: int
+    savings: Sequence[float], nulls: Sequence[float], *, dead_band: float, pairs_max: int, errors: float = 1.0
 ) -> float:
-    """Return the e-value after `pairs_max` pairs if those to come were one standard error better than the mean so far.
+    """Return the e-value after `pairs_max` pairs if those to come were `errors` standard errors better than the mean.
 
     For giving up only: what would not be proven even then is not worth its steps.
     """
     count, total = len(savings), len(savings) + len(nulls)
     mean = math.fsum(savings) / count
     scatter = math.fsum((x - mean) ** 2 for x in savings) + math.fsum(x * x for x in nulls)
-    hoped = mean + math.sqrt(scatter / (total * count))
+    hoped = mean + errors * math.sqrt(scatter / (total * count))
     whole = [*savings, *([hoped] * (pairs_max - count))]
-    return weigh(whole, nulls, dead_band=dead_band, false_accept_rate=false_accept_rate).e_value
+    return e_value(whole, nulls, dead_band=dead_band)
 
 
 def _log_e(pairs: int, total: int, scatter: float, distance: float, g: float) -> float:

@@ -6,36 +6,81 @@ the data loader gave: only the number of forward/backward passes in one optimize
 
     batch of 10, micro-batch 4:   0123 4567 89      weights 0.4 0.4 0.2     gradients synchronized with the last only
 
-Exact for a loss that is the mean over the samples of dim 0: each micro-batch's mean is weighted by its share of the
-samples, and the sum of the weighted gradients is the gradient of the batch's mean, but for the order of summation.
+Exact for a loss that is a mean: each micro-batch's mean is weighted by its share of what it is a mean over, samples or
+the loss terms that the script counts (`cuts`), and the sum of the weighted gradients is the gradient of the batch's
+mean, but for the order of summation.
 
-Left out.  Batch normalization and dropout depend on the micro-batch and are refused.  Not handled yet, and not seen
-from here: losses that are a mean over *tokens* when padding differs between samples (the share of samples is then not
-the share of the loss), and losses across samples (contrastive).  Memory is guarded by a linear bound only.
+Left out.  Batch normalization and dropout depend on the micro-batch and are refused by the knob; losses across samples
+(contrastive) cannot be seen from here.  What does not fit: `rescue`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from pacecar.config import TuneConfig
 from pacecar.controller.actuator import ActuatorError
-from pacecar.controller.ddp_buckets import find_ddp
+from pacecar.controller.cuts import Cut, Given, Lengths, cut, measure, plan, samples_in, terms_of, width_of
+from pacecar.controller.noise_meter import NoiseMeter
 
-__all__ = ["MicroBatchActuator", "MicroBatcher"]
+__all__ = ["Limit", "MicroBatcher"]
 
 T = TypeVar("T")
 
-NEST_DEPTH_MAX = 32
-"""No batch nests deeper; a list that contains itself would."""
 
-MEMORY_HEADROOM_RATIO = 0.9
-"""A micro-batch is offered only if its predicted peak stays under this share of the device's memory."""
+class Limit:
+    """A bound on micro-batches as all ranks know it: what is in force, what was seen to fit, and what was not.
+
+    Every rank makes the same calls in the same order, so that all of them hold the same sizes for proven.  The size
+    that the script began with counts as proven: if it does not fit, that is the script's own affair.
+    """
+
+    def __init__(self, value: int | None = None) -> None:
+        self.value = value
+        self.barred_from: int | None = None
+        self.fallback: int | None = None
+        """The last size in force that was proven."""
+        self._proven: int | None = None
+
+    @property
+    def is_unproven(self) -> bool:
+        """Whether what is in force is larger than everything that was seen to fit."""
+        return self._proven is not None and self.value is not None and self.value > self._proven
+
+    def turn(self, value: int, present: int) -> None:
+        """Bring it from `present` to `value`.
+
+        Raises:
+            ActuatorError: the value makes no sense, or did not fit before.
+        """
+        if value < 1:
+            raise ActuatorError(f"{value} is below 1")
+        if self.is_barred(value):
+            raise ActuatorError(f"{value} did not fit into memory before")
+        if self._proven is None:
+            self._proven = present
+        if present <= self._proven:
+            self.fallback = present
+        self.value = value
+
+    def is_barred(self, value: int) -> bool:
+        """Whether `value` is at least as large as one that did not fit."""
+        return self.barred_from is not None and value >= self.barred_from
+
+    def prove(self) -> None:
+        """What is in force fits, on all ranks."""
+        if self.is_unproven:
+            self._proven = self.value
+
+    def retreat(self) -> tuple[int, int]:
+        """What is in force does not fit on some rank: bar it and go back; return what was barred, what is now."""
+        assert self.value is not None, "the whole batch is no unproven size"
+        assert self.fallback is not None, "a size is unproven only after it was turned"
+        self.barred_from, self.value = self.value, self.fallback
+        return self.barred_from, self.value
 
 
 class MicroBatcher:
@@ -47,8 +92,12 @@ class MicroBatcher:
         optimizer.step()
 
     `ddp` is the model's DistributedDataParallel, None where there is none.  `micro_batch` is the largest number of
-    samples in one forward/backward; None: the whole batch at once.  `scaler` is a torch.amp.GradScaler or its like.
-    `batch_samples` is the largest batch seen, None before the first; `weight` the present micro-batch's share.
+    samples in one forward/backward, `micro_tokens` of padded tokens where the loop says them; None: the whole batch at
+    once.  `scaler` is a torch.amp.GradScaler or its like.
+
+    `batch_samples` and `batch_tokens` are the largest batch seen and `sample_tokens` its longest sample, None before
+    the first; `weight` and `is_last` describe the present micro-batch.  `samples_cap` bounds this rank alone.
+    `whole_samples` is what goes through at once where no `micro_batch` is in force and batches are put together.
     """
 
     def __init__(
@@ -56,18 +105,40 @@ class MicroBatcher:
         ddp: DistributedDataParallel | None,
         micro_batch: int | None = None,
         *,
+        micro_tokens: int | None = None,
         scaler: Any = None,  # noqa: ANN401  anything with scale(loss)
     ) -> None:
-        if micro_batch is not None and micro_batch < 1:
-            raise ValueError(f"micro_batch is {micro_batch}; it must be at least 1")
-        self.micro_batch = micro_batch
+        for name, size in (("micro_batch", micro_batch), ("micro_tokens", micro_tokens)):
+            if size is not None and size < 1:
+                raise ValueError(f"{name} is {size}; it must be at least 1")
+        self.samples = Limit(micro_batch)
+        self.tokens = Limit(micro_tokens)
+        self.samples_cap: int | None = None
+        self.whole_samples: int | None = None
+        self.meter: NoiseMeter | None = None
         self.batch_samples: int | None = None
+        self.batch_tokens: int | None = None
+        self.sample_tokens: int | None = None
         self.weight = 1.0
-        self._ddp = ddp
+        self.is_last = True
+        self.ddp = ddp
         self._scaler = scaler
         self._sync_before: bool | None = None
+        self._present_samples = 0
 
-    def split(self, batch: T) -> Iterator[T]:
+    @property
+    def has_scaler(self) -> bool:
+        """Whether losses are scaled by a GradScaler or its like."""
+        return self._scaler is not None
+
+    @property
+    def micro_batch(self) -> int | None:
+        """Samples in one forward/backward; None for the whole batch."""
+        return self.samples.value
+
+    def split(
+        self, batch: T, *, tokens: Given | None = None, count: Given | None = None, trim: bool = False
+    ) -> Iterator[T]:
         """Yield `batch` in slices along dim 0 of every tensor in it, the last one possibly smaller.
 
         Tensors are found in tuples, lists, dicts, namedtuples and other mappings; tensors without dimensions and
@@ -75,190 +146,87 @@ class MicroBatcher:
         gradient synchronization is off, as in `no_sync()`; it is restored when the loop ends, breaks or raises.  A
         batch that is not larger than the micro-batch is yielded as it is.
 
-        Raises:
-            ValueError: there is no tensor to split, or two tensors differ in dim 0; names the leaf.
-        """
-        samples = _samples(batch)
-        self.batch_samples = max(samples, self.batch_samples or samples)
-        size = self.micro_batch or samples
-        return self._slices(batch, samples, size)
+        `tokens` and `count` are each a mask or one number a sample (on a device they are waited for): a sample's
+        length, for the bound on padded tokens, and its terms in the loss, for the weights.  `trim` drops the
+        columns that all samples of a slice pad, from every tensor whose dim 1 is as wide as the mask, or, where
+        `tokens` are lengths, as the first tensor that has one.
 
-    def _slices(self, batch: T, samples: int, size: int) -> Iterator[T]:
+        Raises:
+            ValueError: there is no tensor to split, two tensors differ in dim 0 (names the leaf), or `tokens` or
+                `count` do not belong to this batch.
+        """
+        samples = samples_in(batch)
+        if trim and tokens is None:
+            raise ValueError("trim needs tokens: the mask, or the length of each sample")
+        lengths = None if tokens is None else measure(tokens, samples, width_of(batch))
+        terms = None if count is None else terms_of(count, samples)
+        self.batch_samples = max(samples, self.batch_samples or samples)
+        if lengths is not None:
+            self._note_tokens(lengths, samples, trim=trim)
+        self._present_samples = samples
+        bounds = [b for b in (self.samples.value or self.whole_samples, self.samples_cap) if b is not None]
+        cuts = plan(
+            samples,
+            samples_max=min(bounds, default=None),
+            tokens_max=self.tokens.value,
+            lengths=lengths,
+            terms=terms,
+            trim=trim,
+        )
+        return self._slices(batch, cuts, samples, lengths)
+
+    def _note_tokens(self, lengths: Lengths, samples: int, *, trim: bool) -> None:
+        whole = lengths.padded(0, samples, trim=trim)
+        self.batch_tokens = max(whole, self.batch_tokens or whole)
+        longest = lengths.longest(0, samples) if trim else lengths.width
+        self.sample_tokens = max(longest, self.sample_tokens or longest)
+
+    def _slices(self, batch: T, cuts: list[Cut], samples: int, lengths: Lengths | None) -> Iterator[T]:
         self._restore()  # an earlier loop that was left without being closed
-        self.weight = 1.0
-        if samples <= size:  # an empty batch too: it is the script's to handle
-            yield batch
+        self.weight, self.is_last = 1.0, True
+        width = None if lengths is None else lengths.width
+        if len(cuts) == 1 and cuts[0].high - cuts[0].low == samples and cuts[0].keep in (None, width):
+            yield batch  # an empty batch too: it is the script's to handle
             return
-        ddp = self._ddp
+        ddp = self.ddp
         if ddp is not None:
             self._sync_before = ddp.require_backward_grad_sync
         try:
-            for low in range(0, samples, size):
-                high = min(low + size, samples)
+            for piece in cuts:
+                self.is_last = piece is cuts[-1]
                 if ddp is not None:
                     # Inside the user's own no_sync() the last micro-batch must not synchronize either.
-                    ddp.require_backward_grad_sync = bool(self._sync_before) and high == samples
-                self.weight = (high - low) / samples
-                yield _slice(batch, low, high)
+                    ddp.require_backward_grad_sync = bool(self._sync_before) and self.is_last
+                self.weight = piece.weight
+                yield cut(batch, piece, width)
         finally:
-            self.weight = 1.0
+            self.weight, self.is_last = 1.0, True
             self._restore()
 
     def _restore(self) -> None:
-        if self._ddp is not None and self._sync_before is not None:
-            self._ddp.require_backward_grad_sync = self._sync_before
+        if self.ddp is not None and self._sync_before is not None:
+            self.ddp.require_backward_grad_sync = self._sync_before
         self._sync_before = None
 
-    def backward(self, loss: Tensor, **kwargs: Any) -> None:  # noqa: ANN401  what Tensor.backward takes
+    def backward(self, loss: Tensor, *, weight: float | None = None, **kwargs: Any) -> None:  # noqa: ANN401
         """Run `loss.backward(**kwargs)`, weighted by this micro-batch's share and scaled by the scaler, if any.
 
-        `loss` must be the mean over the samples of the micro-batch.  With the whole batch at once nothing is
-        multiplied, so the gradients are those of `loss.backward()` to the last bit.
+        `loss` must be the mean over the samples of the micro-batch, or over the loss terms that `split` was told; for
+        another loss say the `weight`: 1.0 for a sum.  With the whole batch at once nothing is multiplied, so the
+        gradients are those of `loss.backward()` to the last bit.
         """
-        weighted = loss if self.weight == 1.0 else loss * self.weight
+        share = self.weight if weight is None else weight
+        weighted = loss if share == 1.0 else loss * share
         if self._scaler is not None:
             weighted = self._scaler.scale(weighted)
-        weighted.backward(**kwargs)  # type: ignore[no-untyped-call]
-
-
-class MicroBatchActuator:
-    """The knob "micro_batch": samples in one forward/backward of one rank; the batch stays as it is."""
-
-    def __init__(self, model: nn.Module, batcher: MicroBatcher, config: TuneConfig) -> None:
-        self._model = model
-        self._batcher = batcher
-        self._config = config
-
-    @property
-    def knob(self) -> str:
-        """The knob's name."""
-        return "micro_batch"
-
-    def value(self) -> int:
-        """Return the size in force; the whole batch where none was set.
-
-        Raises:
-            ActuatorError: no size was set and no batch was seen yet.
-        """
-        value = self._batcher.micro_batch or self._batcher.batch_samples
-        if value is None:
-            raise ActuatorError("the batch size is not known yet: no batch went through microbatches()")
-        return value
-
-    def domain(self) -> tuple[int, ...]:
-        """Return the present value times powers of two, and the whole batch, within bounds and memory."""
-        batch, value = self._batcher.batch_samples, self.value()
-        if batch is None:
-            return (value,)
-        ceiling = min(batch, self._config.micro_batch_max, self._memory_ceiling(value))
-        sizes = {min(value, batch), batch}
-        size = value
-        while size * 2 <= ceiling:
-            size *= 2
-            sizes.add(size)
-        size = value
-        while size // 2 >= max(1, self._config.micro_batch_min):
-            size //= 2
-            sizes.add(size)
-        return tuple(sorted({s for s in sizes if self._config.micro_batch_min <= s <= ceiling} | {value}))
-
-    def refusal(self) -> str | None:
-        """Return what makes another micro-batch compute something else, or None."""
-        batch = self._batcher.batch_samples
-        if batch is None:
-            return "the batch size is not known: micro-batches are not used (iterate over pacer.microbatches(batch))"
-        if batch <= 1:
-            return f"the batch of a rank has {batch} sample: there is nothing to split"
-        return _inexact(self._model)
-
-    def layout(self) -> str:
-        """Return the empty string: ranks may hold different batches, each splits its own."""
-        return ""
-
-    def apply(self, value: int) -> None:
-        """Split the next batches by `value`."""
-        if value < 1:
-            raise ActuatorError(f"micro_batch {value} is below 1")
-        self._batcher.micro_batch = value
-
-    def _memory_ceiling(self, value: int) -> int:
-        """Return the largest size whose peak fits if all memory at the peak grew with the size (it grows slower)."""
-        parameter = next(self._model.parameters(), None)
-        if parameter is None or parameter.device.type != "cuda":
-            return self._config.micro_batch_max
-        peak = torch.cuda.max_memory_reserved(parameter.device)
-        total = torch.cuda.get_device_properties(parameter.device).total_memory
-        return max(value, int(value * MEMORY_HEADROOM_RATIO * total / peak)) if peak > 0 else value
-
-
-def _inexact(model: nn.Module) -> str | None:
-    """Say which module makes the result depend on the micro-batch, or None."""
-    ddp = find_ddp(model)
-    if ddp is not None and ddp.static_graph:
-        return "DDP has static_graph=True, which breaks when gradients are accumulated (pytorch#143580)"
-    if any("FSDP" in c.__name__ or "FullyShardedDataParallel" in c.__name__ for c in type(model).__mro__):
-        return f"model is {type(model).__name__}: accumulation is exact there but not yet supported"
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            return f"{name or 'model'} is {type(module).__name__}: its statistics depend on the micro-batch"
-        chance = _dropout(module)
-        if chance is not None:
-            return f"{name or 'model'} ({type(module).__name__}) has {chance}: other micro-batches draw other numbers"
-    return None
-
-
-def _dropout(module: nn.Module) -> str | None:
-    """Return the attribute by which `module` drops at random (dropout, attention_dropout, drop_prob ...), or None.
-
-    Dropout called as a function leaves its rate in some attribute with "drop" in its name in every model we know.
-    """
-    if isinstance(module, nn.modules.dropout._DropoutNd):
-        return f"p={module.p}" if module.p > 0 else None
-    for key, value in vars(module).items():
-        if "drop" in key and isinstance(value, float) and value > 0:
-            return f"{key}={value}"
-    return None
-
-
-def _leaves(value: object, path: str, depth: int = 0) -> Iterator[tuple[str, Tensor]]:
-    if depth > NEST_DEPTH_MAX:
-        raise ValueError(f"{path}: nested deeper than {NEST_DEPTH_MAX}")
-    if isinstance(value, Tensor):
-        if value.dim() > 0:
-            yield path, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _leaves(item, f"{path}[{key!r}]", depth + 1)
-    elif isinstance(value, (list, tuple)):
-        names = getattr(value, "_fields", None)
-        for index, item in enumerate(value):
-            yield from _leaves(item, f"{path}.{names[index]}" if names else f"{path}[{index}]", depth + 1)
-
-
-def _samples(batch: object) -> int:
-    first: tuple[str, int] | None = None
-    for path, tensor in _leaves(batch, "batch"):
-        if first is None:
-            first = (path, tensor.shape[0])
-        elif tensor.shape[0] != first[1]:
-            raise ValueError(
-                f"{path} has {tensor.shape[0]} samples in dim 0, {first[0]} has {first[1]}: "
-                "micro-batches need the same number in every tensor"
-            )
-    if first is None:
-        raise ValueError(f"batch ({type(batch).__name__}) has no tensor to split along dim 0")
-    return first[1]
-
-
-def _slice(value: Any, low: int, high: int) -> Any:  # noqa: ANN401  any nest in, the same nest out
-    if isinstance(value, Tensor):
-        return value[low:high] if value.dim() > 0 else value
-    if isinstance(value, Mapping):
-        items = {key: _slice(item, low, high) for key, item in value.items()}
-        return items if type(value) is dict else type(value)(items)  # type: ignore[call-arg]
-    if isinstance(value, tuple):
-        parts = [_slice(item, low, high) for item in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    if isinstance(value, list):
-        return [_slice(item, low, high) for item in value]
-    return value
+        meter = self.meter if self.is_last else None
+        if meter is None:
+            weighted.backward(**kwargs)  # type: ignore[no-untyped-call]
+            return
+        meter.begin(self._present_samples)
+        try:
+            weighted.backward(**kwargs)  # type: ignore[no-untyped-call]
+        except BaseException:
+            meter.abandon()
+            raise
+        meter.end()

@@ -7,22 +7,44 @@ It never touches torch, a clock or a process group, so recorded observations rep
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from pacecar.records import Decision, Ledger, TunerStatus, Verdict
+from pacecar.config import TuneConfig
+from pacecar.records import BackwardWindow, Decision, Ledger, TunerStatus, Verdict
 
-__all__ = ["Facts", "KnobSpace", "Observation", "Policy", "Turn"]
+__all__ = ["Facts", "KnobSpace", "NodeView", "Observation", "Policy", "Turn", "absurdity", "bounded"]
+
+PACE_NS_MAX = 24 * 3600 * 1_000_000_000
+"""A step longer than a day is a broken timer."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnobSpace:
-    """One knob that every rank is able to turn: its value at the start and the values it may take, ascending."""
+    """One knob that every rank is able to turn: its value at the start and the values it may take, ascending.
+
+    What the values mean is said in `pacecar.knobs`.
+    """
 
     knob: str
     value: int
     domain: tuple[int, ...]
+
+
+def bounded(space: KnobSpace, config: TuneConfig) -> KnobSpace | None:
+    """Return the space within the user's bounds, the present value always in; None if nothing can be turned."""
+    if space.knob not in config.knobs:
+        return None
+    low = getattr(config, space.knob + "_min", None)
+    high = getattr(config, space.knob + "_max", None)
+    domain = tuple(
+        value
+        for value in sorted(space.domain)
+        if value == space.value or ((low is None or low <= value) and (high is None or value <= high))
+    )
+    return KnobSpace(space.knob, space.value, domain) if len(domain) > 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +53,30 @@ class Facts:
 
     `gradient_bytes` holds the size of each synchronized gradient in the order in which they become ready in
     backward (as DDP's Reducer recorded it); empty when the model is not under DDP.  `batch_samples` is the number
-    of samples of one rank and step, None when unknown.
+    of samples of one rank and step, None when unknown.  DDP came with buckets of `bucket_bytes`, the first
+    one of `first_bucket_bytes`: torch makes it 1 MiB where the user names no size, and only then another than the rest.
     """
 
     job: str
     world_size: int
     gradient_bytes: tuple[int, ...] = ()
     batch_samples: int | None = None
+    bucket_bytes: int | None = None
+    first_bucket_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """The node of rank 0 as its daemon says, freshly; None for what nobody knows.
+
+    `link_ratio` is everybody's traffic over the link's rated speed, `headroom_ratio` the share of the memory that this
+    rank could still take (the device's, on a CPU the host's), `cpu_stalled_ratio` the share of time in which some task
+    waited for a processor.
+    """
+
+    link_ratio: float | None = None
+    headroom_ratio: float | None = None
+    cpu_stalled_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +85,8 @@ class Observation:
 
     `pace_ns` is the slowest rank's wall time.  `values` were in force during the whole step.  The phases and the
     ledger are rank 0's own, `exact` says whether that ledger came from a profiled window.  A `profiled` step carries a
-    window's cost on some rank, so its pace must not be judged.
+    window's cost on some rank, a checkpoint's or an evaluation's, so its pace must not be judged.  `node` is what is
+    known of the node when the policy sees the step.
     """
 
     step: int
@@ -61,6 +101,17 @@ class Observation:
     optimizer_ns: int | None = None
     data_wait_ns: int | None = None
     micro_batches: int | None = None
+    node: NodeView | None = None
+    backward: BackwardWindow | None = None
+
+
+def absurdity(step: Observation, last: Observation | None) -> str | None:
+    """Return why an observation cannot be true after the `last` one, or None."""
+    if not (math.isfinite(step.pace_ns) and 0 < step.pace_ns <= PACE_NS_MAX):
+        return f"step {step.step} is said to have taken {step.pace_ns} ns"
+    if last is not None and step.step <= last.step:
+        return f"step {step.step} came after step {last.step}"
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +131,18 @@ class Policy(Protocol):
     """Something that decides.  Calls come in step order, from one thread."""
 
     def begin(self, facts: Facts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
-        """Learn what can be turned; called once, before the first observation."""
+        """Learn what can be turned; called once, before the first observation.
+
+        `mode` "exact" stands for every mode in which knobs are turned: `spaces` hold what the user's mode allows.
+        """
+        ...
+
+    def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
+        """Judge no step from the next call of `advance` on, for `reason`; None releases.  May be repeated.
+
+        What is tried meanwhile is taken back and tuning goes on after the release, as after a straggler.  A hold that
+        `is_brief` (evaluation, a checkpoint) leaves knobs and an open trial as they are.
+        """
         ...
 
     def advance(
@@ -92,6 +154,13 @@ class Policy(Protocol):
         are in force, and a policy judges by that alone.
         """
         ...
+
+    def is_calm(self) -> bool:
+        """Return False while the policy must see every step soon though it does not say that it tries something.
+
+        Asked between steps; while it says "watching" or "advising" and this, ranks exchange steps less often.
+        """
+        return True
 
     def finish(self, reason: str = "the job ended") -> list[Decision | Verdict | TunerStatus]:
         """No more steps will come, for `reason`; return verdicts (outcome "abandoned") for what is still open."""

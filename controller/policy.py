@@ -3,43 +3,40 @@
     warming -> screening <-> trial
                    |  ^
                    v  | the pace moved, or the budget allows again
-                watching                          any of them -> frozen (absurd numbers, switches that do not come)
+                watching                          any of them -> frozen, and back when what froze it is over
 
 Search-then-stop, the usual shape of a tuner, loses all it won when the world changes; search-for-ever pays for ever.
-This one searches while there is something untried near by and time left to lose (`screen`, `purse`), then only watches.
+This one searches while something untried is worth a trial and there is time left to lose (`explorer`), then watches.
 
 The ranks carry out a Turn some steps later or never, so nothing here believes a request: a step is judged by
 the values that it had.  The same wish is repeated in every call until it is seen in force; whoever carries it out
 must take the latest wish and ignore one that is already fulfilled.
 
 Pure: no clock, no random numbers, no torch.  The same observations give the same answers.
-Left out: memory head-room (the actuator refuses), more than one knob at a time, unfreezing.
+Frozen for good: absurd numbers, switches that do not come.  For a while: a rank that stalls, and what `hold` says.
+Left out: memory head-room (the actuator refuses), more than one knob at a time.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 from pacecar.config import TuneConfig
 from pacecar.controller import wording
-from pacecar.controller.model import Forecast, Model
-from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
+from pacecar.controller.explorer import Explorer, known_gain
+from pacecar.controller.model import Model
+from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn, absurdity
 from pacecar.controller.purse import Purse
-from pacecar.controller.screen import Candidate, Screen, best_advice
+from pacecar.controller.screen import Candidate
 from pacecar.controller.scribe import OpenTrial, Record, Scribe, State, outcome_of
+from pacecar.controller.stalls import STALL_STEPS, Stalls
 from pacecar.controller.trial import DROP_RATIO, SETTLE_STEPS, WAIT_STEPS_MAX, WINDOW_STEPS, Cause, Trial, TrialEnd
-from pacecar.controller.watch import NULL_PAIRS_MIN, Alarm, Pace, Watch
+from pacecar.controller.watch import NULL_PAIRS_MIN, RECENT_STEPS_MAX, Alarm, Pace, Watch
 
 __all__ = ["PacecarPolicy"]
-
-PACE_NS_MAX = 24 * 3600 * 1_000_000_000
-"""A step longer than a day is a broken timer."""
-
-STALL_RATIO = 20.0
-STALL_STEPS = 8
-"""So many steps on end over so many times the typical pace: a rank is failing.  That is reported, not tuned around."""
 
 NEVER_CAME_MAX = 2
 """Trials on end whose switch never came: the ranks cannot agree any more."""
@@ -47,11 +44,17 @@ NEVER_CAME_MAX = 2
 ADVICE_MAX = 32
 """Advice given in one run; more would be noise."""
 
-SECOND_LOOK_STEPS = 500
+SECOND_LOOK_STEPS = 250
 """Quiet steps before undecided candidates are tried again; doubled each time, so that looking ends by itself."""
+
+ROUND_STEPS = 50
+"""Steps that people hear are rounded up to these, and said again when off by two, not with every window."""
 
 TYPICAL_STEPS_MIN = 4
 """Steps under a new setting before its typical pace is used."""
+
+NULL_PAIRS_SURE = 1
+"""Null pairs before a first trial that the model is sure of: it takes a third pair then, but 18 steps sooner."""
 
 LATENCY_STEPS_PRIOR = 12
 """Steps from a wish to its effect before it was measured (control periods of 4: gather, propose, vote)."""
@@ -68,27 +71,30 @@ class PacecarPolicy(Policy):
         self._kept: dict[str, int] = {}
         self._asked: tuple[dict[str, int], bool] = ({}, False)
         self._in_force: dict[str, int] = {}
-        self._spaces: list[KnobSpace] = []
-        self._screen = Screen(())
-        self._model = Model(Facts(job="", world_size=1))
+        self._explorer = Explorer(config, Facts(job="", world_size=1), ())
         self._pace = Pace()
         self._watch = Watch()
         self._purse = Purse(config.exploration_budget)
         self._open: OpenTrial | None = None
         self._last: Observation | None = None
         self._mean_ns: float | None = None
+        self._stalls = Stalls()
         self._latency_steps: int | None = None
         self._steps = 0
         self._since_switch = 0
-        self._stalled = self._astray = self._never_came = 0
+        self._astray = self._never_came = 0
         self._watching_since = 0
         self._patience_steps = SECOND_LOOK_STEPS
+        self._until = 0
         self._advice: dict[str, tuple[int, bool]] = {}
+        self._held: str | None = None
+        self._is_brief = False
+        self._thaw: Literal["never", "calm", "release"] = "never"
 
     @property
     def model(self) -> Model:
         """What was learnt, with every forecast beside its measurement."""
-        return self._model
+        return self._explorer.model
 
     @property
     def spent_ns(self) -> float:
@@ -102,17 +108,19 @@ class PacecarPolicy(Policy):
         self._scribe, self._mode = Scribe(facts.job), mode
         self._kept = {space.knob: space.value for space in spaces}
         self._asked = (dict(self._kept), False)
-        self._spaces = [space for space in map(self._bounded, spaces) if space is not None]
-        self._screen = Screen(self._spaces)
-        self._model = Model(facts)
+        self._explorer = Explorer(self._config, facts, spaces)
+
+    def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
+        """Judge no step from the next one on; None releases."""
+        self._held, self._is_brief = reason, is_brief
 
     def advance(self, observations: Sequence[Observation]) -> tuple[Turn | None, list[Record]]:
         """Take the steps since the last call; return a wish, if any, and what people should know."""
         for step in observations:
-            if self._state != "frozen":
-                self._take(step)
+            if self._held is not None or self._state == "frozen":
+                self._sit_out(step)
             else:
-                self._in_force = {knob: step.values[knob] for knob in self._kept if knob in step.values}
+                self._take(step)
         return self._wish(), self._scribe.take()
 
     def finish(self, reason: str = "the job ended") -> list[Record]:
@@ -123,18 +131,44 @@ class PacecarPolicy(Policy):
 
     # --- one step ---
 
+    def _sit_out(self, step: Observation) -> None:
+        """Frozen or held: look at nothing but whether it is over."""
+        self._in_force = {knob: step.values[knob] for knob in self._kept if knob in step.values}
+        if self._last is None or step.step > self._last.step:
+            self._last = step
+        self._purse.pass_step(step.pace_ns)
+        self._pace.interrupt()
+        if self._open is not None:
+            self._open.trial.interrupt(step.step)
+        if self._held is not None:
+            if not self._is_brief and self._thaw != "release" and self._state != "frozen":
+                self._freeze(self._held, step, until="release")
+            return
+        is_calm = self._stalls.is_over(step)
+        if self._thaw == "release" or (self._thaw == "calm" and is_calm):
+            self._thaw = "never"
+            self._stalls.restart()
+            self._say("advising" if self._mode == "advise" else "screening", "going on", step)
+
     def _take(self, step: Observation) -> None:
-        absurd = self._absurdity(step)
+        absurd = absurdity(step, self._last)
         if absurd is not None:
             self._freeze(absurd, step)
             return
+        failing = self._stalls.count(step)
+        if failing is not None:
+            self._freeze(failing, step, until="calm")
+            return
+        if step.ledger is not None and step.ledger.checkpoint_ns > 0:
+            step = replace(step, profiled=True)  # it wrote a checkpoint: its pace says nothing about the knobs
         missing = [knob for knob in self._kept if knob not in step.values]
         if missing:
             self._lose(missing, step)
         self._last = step
         self._steps += 1
         self._account(step)
-        self._model.learn(step)
+        self._explorer.model.learn(step)
+        self._explorer.see(step.node)
         if self._open is not None:
             self._follow(self._open, step)
             return
@@ -151,11 +185,15 @@ class PacecarPolicy(Policy):
         level = self._pace.observe(step.pace_ns, profiled=step.profiled)
         if self._pace.recent_steps >= WINDOW_STEPS:
             self._mean_ns = self._pace.mean_ns
+        if level is not None and self._pace.recent_steps >= 2 * STALL_STEPS:  # so that a stall is not yet the median
+            self._stalls.usual_ns = self._pace.typical_ns
         self._decide(level, step)
 
     def _decide(self, level: float | None, step: Observation) -> None:
         """No trial is open and the kept setting is in force."""
-        if len(self._pace.nulls) < NULL_PAIRS_MIN:
+        nulls = len(self._pace.nulls)
+        may_be_sure = level is not None and nulls >= NULL_PAIRS_SURE and self._mode == "exact"
+        if nulls < NULL_PAIRS_MIN and not (may_be_sure and self._explorer.is_clear(self._kept, self._pace.typical_ns)):
             self._say("warming", "measuring the pace and its noise with nothing changed", step)
             return
         if level is not None:
@@ -181,51 +219,44 @@ class PacecarPolicy(Policy):
         self._since_switch += 1
         self._purse.pass_step(step.pace_ns)
         is_settling = self._since_switch <= SETTLE_STEPS and self._scribe.decisions > 0
-        if (values != self._kept or is_settling) and self._mean_ns is not None and not step.profiled:
+        if self._mean_ns is None or step.profiled or self._stalls.is_stall(step):
+            return  # a rank that stalls is not the candidate's fault
+        if values != self._kept or is_settling:
             self._purse.charge(step.pace_ns - self._mean_ns)
-
-    def _absurdity(self, step: Observation) -> str | None:
-        """Return why this observation cannot be true or tuned by, or None."""
-        if not (math.isfinite(step.pace_ns) and 0 < step.pace_ns <= PACE_NS_MAX):
-            return f"step {step.step} is said to have taken {step.pace_ns} ns"
-        if self._last is not None and step.step <= self._last.step:
-            return f"step {step.step} came after step {self._last.step}"
-        is_known = self._pace.recent_steps >= 2 * STALL_STEPS  # so that the stall itself is not yet the median
-        if is_known and step.pace_ns > STALL_RATIO * math.exp(self._pace.typical):
-            self._stalled += 1
-            if self._stalled >= STALL_STEPS:
-                return f"{STALL_STEPS} steps on end took over {STALL_RATIO:.0f} times the usual: a rank is failing"
-        else:
-            self._stalled = 0
-        return None
+        elif self._open is not None:  # a long trial is charged against the windows between, not against long ago
+            self._mean_ns += (step.pace_ns - self._mean_ns) / RECENT_STEPS_MAX
 
     # --- screening and trials ---
 
     def _screen_next(self, step: Observation) -> None:
         """Open the best trial there is, or say why none."""
-        if not self._spaces:
+        if not self._explorer.spaces:
             self._say("watching", "no knob can be turned here", step)
             return
         latency = self._latency_steps or LATENCY_STEPS_PRIOR
         if self._pace.settled_steps + latency < WINDOW_STEPS or self._pace.recent_steps < TYPICAL_STEPS_MIN:
             self._say("screening", f"letting {self._name(self._kept)} settle", step)
             return
-        typical_ns = math.exp(self._pace.typical)
-        self._model.note_pace(self._kept, typical_ns)
-        found, left_out = self._screen.candidates(self._kept, self._model.expect, self._model.exposed_ratio)
-        if not found:
-            rest = "; ".join(left_out) or "nothing near it is better"
-            self._watch_on(f"{self._name(self._kept)}: {rest}", step)
+        typical_ns = self._pace.typical_ns
+        choice = self._explorer.choose(
+            self._kept,
+            self._purse,
+            typical_ns=typical_ns,
+            pair_noise=math.sqrt(2) * self._pace.window_noise,
+            latency=latency,
+            steps=self._steps,
+        )
+        if choice.candidate is not None:
+            self._begin_trial(choice.candidate, step)
             return
-        steps = 2 * WINDOW_STEPS + SETTLE_STEPS + latency
-        costs = [self._purse.cost_ns(typical_ns, steps, _known_gain(candidate.forecast)) for candidate in found]
-        affordable = [c for c, cost in zip(found, costs, strict=True) if cost <= self._purse.left_ns(typical_ns)]
-        if affordable:
-            self._begin_trial(affordable[0], step)
+        if choice.missing_ns is None:
+            self._watch_on(f"{self._name(self._kept)}: {choice.why_not}", step)
             return
-        wait = self._purse.wait_steps(typical_ns, min(costs))
-        until = "and stays so" if wait is None else f"until about step {_rounded(step.step + wait)}"
-        self._watch_on(f"the exploration budget is spent {until}; {len(found)} settings untried", step)
+        wait = self._purse.wait_steps(typical_ns, choice.missing_ns)
+        if wait is not None and abs(step.step + wait - self._until) > 2 * ROUND_STEPS:
+            self._until = -(-(step.step + wait) // ROUND_STEPS) * ROUND_STEPS
+        until = "and stays so" if wait is None else f"until about step {self._until}"
+        self._watch_on(f"the exploration budget is spent {until}; {choice.untried} settings untried", step)
 
     def _begin_trial(self, candidate: Candidate, step: Observation) -> None:
         trial = Trial(
@@ -238,6 +269,9 @@ class PacecarPolicy(Policy):
             false_accept_rate=self._config.false_accept_rate,
             latency_steps=self._latency_steps,
             slow_ratio=self._pace.slow_ratio(DROP_RATIO),
+            is_promising=(known_gain(candidate.forecast) or 0.0) > self._config.dead_band,
+            savings=self._explorer.savings_of(candidate),
+            pairs_max=self._explorer.pairs_max(self._steps),
         )
         old_value = self._kept[candidate.knob]
         decision = self._scribe.decide("trial", candidate, old_value, step)
@@ -246,43 +280,35 @@ class PacecarPolicy(Policy):
 
     def _follow(self, opened: OpenTrial, step: Observation) -> None:
         end = opened.trial.observe(step)
+        levels = opened.trial.take_levels()
+        alarm = next(filter(None, (self._watch.observe(level, self._pace.window_noise) for level in levels)), None)
+        if end is None and alarm is not None:
+            end = opened.trial.give_up("the pace moved meanwhile")
+        if end is None and self._purse.left_ns(step.pace_ns) < 0 and not opened.trial.looks_better:
+            end = opened.trial.give_up("the exploration budget is spent")
         if end is not None:
-            self._close(opened, end, step)
+            self._close(opened, end, step, alarm)
         else:
             self._say("trial", opened.detail, step)
 
-    def _close(self, opened: OpenTrial, end: TrialEnd, step: Observation) -> None:
+    def _close(self, opened: OpenTrial, end: TrialEnd, step: Observation, alarm: Alarm | None) -> None:
         """Draw the consequences of a trial's end."""
         candidate, knob = opened.candidate, opened.candidate.knob
         outcome = outcome_of(end.cause)
-        alarm: Alarm | None = None
-        for level in opened.trial.levels_seen:
-            alarm = alarm or self._watch.observe(level, self._pace.window_noise)
         if end.cause is not Cause.NEVER_CAME:
             self._latency_steps = opened.trial.latency_steps
         self._never_came = self._never_came + 1 if end.cause is Cause.NEVER_CAME else 0
         self._pace.add_nulls(opened.trial.nulls_seen)
         self._pace.interrupt()
-        if end.gain_ratio is not None:
-            tried_ns = math.exp(self._pace.typical) * (1 - end.gain_ratio)
-            self._model.note_pace({**self._kept, knob: candidate.value}, tried_ns)
-            if candidate.forecast is not None and not candidate.forecast.is_floor:
-                self._model.remember(knob, candidate.forecast.gain_ratio, end.gain_ratio)
+        self._explorer.learn(
+            candidate, self._kept, end, outcome, opened.trial.savings, typical_ns=self._pace.typical_ns
+        )
         if outcome == "kept":
-            self._screen.lost(knob, opened.old_value)
             self._kept = {**self._kept, knob: candidate.value}
             self._pace.restart()
             self._watch = Watch()
             if self._mean_ns is not None and end.gain_ratio is not None:
                 self._mean_ns *= 1 - end.gain_ratio
-        elif outcome == "barred":
-            self._screen.bar(knob, candidate.value)
-        elif end.cause is Cause.UNDECIDED:
-            self._screen.undecided(knob, candidate.value)
-        elif end.cause is Cause.FUTILE:
-            self._screen.level(knob, candidate.value)
-        else:
-            self._screen.lost(knob, candidate.value)
         reason = self._scribe.conclude(opened, end, self._purse.balance_ns, step)
         self._open = None
         if self._never_came >= NEVER_CAME_MAX:
@@ -303,9 +329,7 @@ class PacecarPolicy(Policy):
         for values in (self._kept, self._asked[0], self._in_force):
             for knob in knobs:
                 values.pop(knob, None)
-        self._spaces = [space for space in self._spaces if space.knob not in knobs]
-        self._screen = Screen(self._spaces)
-        self._model.forget()
+        self._explorer.lose(knobs)
         self._pace.interrupt()
         self._say("screening", f"{', '.join(knobs)} cannot be turned any more", step)
 
@@ -318,16 +342,16 @@ class PacecarPolicy(Policy):
         """Nothing happened for long: what looked better without proof may be tried once more."""
         self._patience_steps *= 2
         self._watching_since = self._steps
-        if self._screen.look_again():
+        if self._explorer.look_again():
             self._say("screening", "all quiet: a second look at what was left undecided", step)
 
     def _reopen(self, alarm: Alarm, step: Observation) -> None:
         """The world changed: what was learnt about settings is of another one."""
         self._pace.drop_nulls(alarm.windows)
         self._pace.resume(self._pace.last_windows)
-        self._screen.forget()
-        self._model.forget()
+        self._explorer.reopen()
         self._advice.clear()
+        self._purse.start_anew(self._mean_ns or step.pace_ns, steps=2 * WINDOW_STEPS * alarm.windows)
         self._watch = Watch()
         self._patience_steps = SECOND_LOOK_STEPS
         way = "slower" if alarm.change_ratio > 0 else "faster"
@@ -338,29 +362,21 @@ class PacecarPolicy(Policy):
 
     def _advise(self, step: Observation) -> None:
         """Say once for each knob what would be tried and what it should save."""
-        self._model.note_pace(self._kept, math.exp(self._pace.typical))
-        found, left_out = self._screen.candidates(self._kept, self._model.expect, self._model.exposed_ratio)
-        advised: list[str] = []
-        for space in self._spaces:
-            best = self._best_of(space, [candidate for candidate in found if candidate.knob == space.knob])
-            if best is None:
-                continue
-            forecast = best.forecast
-            advised.append(f"{space.knob} {wording.setting(space.knob, best.value)}")
-            key = (best.value, forecast is not None)
-            if self._advice.get(space.knob) != key and self._scribe.decisions < ADVICE_MAX:
-                self._advice[space.knob] = key
-                self._scribe.decide("advise", best, self._kept[space.knob], step)
-        said = "would try " + ", ".join(advised) if advised else "; ".join(left_out) or "nothing better is expected"
+        found, left_out = self._explorer.advise(self._kept, self._pace.typical_ns)
+        for best in found:
+            key = (best.value, best.forecast is not None)
+            if self._advice.get(best.knob) != key and self._scribe.decisions < ADVICE_MAX:
+                self._advice[best.knob] = key
+                self._scribe.decide("advise", best, self._kept[best.knob], step)
+        advised = ", ".join(f"{best.knob} {wording.setting(best.knob, best.value)}" for best in found)
+        said = f"would try {advised}" if advised else "; ".join(left_out) or "nothing better is expected"
         self._say("advising", said, step)
-
-    def _best_of(self, space: KnobSpace, near: Sequence[Candidate]) -> Candidate | None:
-        values, dead_band = self._kept, self._config.dead_band
-        return best_advice(space, near, lambda value: self._model.expect(space.knob, values, value), values, dead_band)
 
     # --- ends, wishes and words ---
 
-    def _freeze(self, reason: str, step: Observation) -> None:
+    def _freeze(self, reason: str, step: Observation, *, until: Literal["never", "calm", "release"] = "never") -> None:
+        self._thaw = until
+        self._stalls.restart()
         if self._open is not None:
             self._abandon(self._open, f"tuning froze: {reason}", step)
         self._say("frozen", reason, step)
@@ -382,27 +398,9 @@ class PacecarPolicy(Policy):
         self._asked = (dict(wanted), is_trial)
         return Turn(decision=self._scribe.decisions, values=dict(wanted), is_trial=is_trial)
 
-    def _bounded(self, space: KnobSpace) -> KnobSpace | None:
-        """Return the space within the user's bounds, the present value always in; None if nothing can be turned."""
-        if space.knob not in self._config.knobs:
-            return None
-        low = getattr(self._config, space.knob + "_min")
-        high = getattr(self._config, space.knob + "_max")
-        domain = tuple(sorted(value for value in space.domain if low <= value <= high or value == space.value))
-        return KnobSpace(space.knob, space.value, domain) if len(domain) > 1 else None
-
     def _name(self, values: dict[str, int]) -> str:
         return ", ".join(f"{knob} {wording.setting(knob, value)}" for knob, value in values.items())
 
     def _say(self, state: State, detail: str, step: Observation) -> None:
         self._state = state
         self._scribe.say(state, detail, self._purse.spent_ns, step)
-
-
-def _known_gain(forecast: Forecast | None) -> float | None:
-    return None if forecast is None or forecast.is_floor else forecast.gain_ratio
-
-
-def _rounded(step: int) -> int:
-    """Round up to 50 steps, so that the sentence does not change with every window."""
-    return -(-step // 50) * 50

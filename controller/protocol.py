@@ -4,8 +4,8 @@ A switch on one rank only kills the job (ranks send buckets of different sizes: 
 should have heard by now" is not enough, and a message that everybody *has* heard raises the same question again.  Two
 roads are used:
 
-    side road   an asynchronous gather on a group of its own, never waited for.  It carries every rank's paces to rank 0
-                and rank 0's proposal to everybody.  It may be late or break at any moment.
+    side road   an asynchronous gather on a group of its own, never waited for.  It carries every rank's paces and what
+                disturbs them to rank 0, and rank 0's proposal to everybody.  It may be late or break at any moment.
     main road   a vote: an all-reduce MIN of four numbers on the job's own group, launched by every rank at the same
                 boundaries and read by every rank one step later.  It is exactly as alive as the training itself.
 
@@ -49,16 +49,20 @@ PERIOD = 4
 CALM_PERIOD = 16
 """Steps between votes while no rank has anything under way; what is wished for then waits so long, once."""
 
-KNOBS_MAX = 4
-"""Knobs in a proposal; the gather's vector has a fixed length."""
+KNOBS_MAX = 12
+"""Knobs in a proposal, all there are; the gather's vector has a fixed length."""
 
 QUEUE_MAX = 16
 """Closed ranges that may wait for the side road (64 steps or more) before it counts as broken."""
 
-VERSION = 2
+VERSION = 4
 _HEAD = 10
 _FLAG_FROZEN, _FLAG_PROPOSAL, _FLAG_REHEARSAL, _FLAG_TRIAL = 1, 2, 4, 8
 REPORT_WORDS = _HEAD + CALM_PERIOD + KNOBS_MAX
+
+_DISTURBANCE_SHIFT = 8
+DISTURBANCE_MAX = 255
+"""The flags' word has the flags in its lowest byte and this in the next."""
 
 
 class Kind(StrEnum):
@@ -123,6 +127,10 @@ class Member:
         self.period = PERIOD
         """Steps from the vote read last to the next."""
         self.wanted: Proposal | None = None
+        self.disturbance: int | None = None
+        """What makes this rank's steps measure something else: whoever owns it says so."""
+        self.disturbed: tuple[tuple[int, int], ...] = ()
+        """Ranks with their disturbances, as of the last gather."""
         self._layout = 0
         self._offer: Offer | None = None
         self._ranges: deque[_Range] = deque()
@@ -219,6 +227,8 @@ class Member:
             self.freeze(f"ranks count steps differently: {sorted({words[5] for words in vectors})[:4]}")
             return []
         self._held = self._decode_proposal(vectors[0])
+        numbers = ((rank, words[4] >> _DISTURBANCE_SHIFT & DISTURBANCE_MAX) for rank, words in enumerate(vectors))
+        self.disturbed = tuple((rank, number) for rank, number in numbers if number)
         return _slowest(vectors)
 
     # --- the main road --------------------------------------------------------------------------------
@@ -281,6 +291,7 @@ class Member:
         flags = _FLAG_FROZEN if self.frozen is not None else 0
         if wanted is not None:
             flags |= _FLAG_PROPOSAL | _KIND_FLAGS[wanted.kind]
+        flags |= (self.disturbance or 0) << _DISTURBANCE_SHIFT
         present = sum(1 << i for i, pace in enumerate(closed.paces) if pace is not None)
         profiled = sum(1 << i for i, flag in enumerate(closed.profiled) if flag)
         head = [VERSION, closed.ordinal, closed.epoch, self._layout, flags, closed.first_step]

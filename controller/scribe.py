@@ -46,7 +46,8 @@ class OpenTrial:
         """Where it stands, for people."""
         evidence = self.trial.evidence
         gain = None if evidence is None else evidence.gain_ratio
-        return wording.progress(self.candidate.knob, self.old_value, self.candidate.value, self.trial.pairs, gain)
+        trial, candidate = self.trial, self.candidate
+        return wording.progress(candidate.knob, self.old_value, candidate.value, trial.pairs, trial.pairs_max, gain)
 
 
 class Scribe:

@@ -3,23 +3,37 @@
 From the vote to `settle` the other ranks wait for this one's answer, so nothing in between may raise: what goes wrong
 here becomes the answer "no", upon which all ranks put the old values back.
 
+Which knobs are turned, and back to what, follows from what all ranks agreed on and from nothing that one rank could see
+differently: a rank that leaves its Reducer alone while the others build theirs anew hangs in DDP's next rebuild, also
+where all of them end at the same values.
+
 Left out: which proposals are made (the tuner), and how the ranks agree (agreement).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from pacecar.clock import Clock
-from pacecar.controller.actuator import Actuator
+from pacecar.controller.actuator import Actuator, Barring, Gathered
 from pacecar.controller.agreement import Agreement
+from pacecar.controller.observation import KnobSpace
+from pacecar.controller.offers import KnobOffer, Offer
 from pacecar.controller.protocol import Kind, Proposal
+from pacecar.knobs import KNOBS
 
-__all__ = ["Switch", "Switchboard"]
+__all__ = ["Switch", "Switchboard", "at_rest"]
 
 logger = logging.getLogger(__name__)
+
+
+def at_rest(spaces: Sequence[KnobSpace], values: Sequence[int]) -> tuple[int, ...]:
+    """Return `values` with every lossy choice at 0, which is none: for when nobody watches the result any more."""
+    lossy = {knob.name for knob in KNOBS if knob.knob_class == "lossy" and knob.kind == "choice"}
+    return tuple(0 if space.knob in lossy else value for space, value in zip(spaces, values, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +52,33 @@ class Switchboard:
         self._actuators = actuators
         self._agreement = agreement
         self._clock = clock
+        self._agreed: tuple[int, ...] | None = None
         self.barred: set[str] = set()
+
+    def offer(self) -> Offer:
+        """Return what this rank can turn; one knob that cannot be asked leaves the others tunable."""
+        offers = []
+        for knob, actuator in sorted(self._actuators.items()):
+            value: int | None = None
+            domain: tuple[int, ...] = ()
+            layout = ""
+            try:
+                refusal = actuator.refusal()
+                if refusal is None:
+                    value, domain, layout = actuator.value(), actuator.domain(), actuator.layout()
+            except Exception as error:
+                logger.debug("pacecar: %s cannot be offered", knob, exc_info=True)
+                refusal = f"{type(error).__name__}: {error}"
+            offers.append(KnobOffer(knob, value, domain, refusal, layout))
+        return Offer(tuple(offers))
+
+    def agreed(self) -> tuple[int, ...]:
+        """Return what all ranks agreed on last, before that what is in force here."""
+        return self.values() if self._agreed is None else self._agreed
+
+    def adopt(self) -> None:
+        """Take what is in force for agreed on: a knob went back by itself, on all ranks in the same step."""
+        self._agreed = self.values()
 
     def values(self) -> tuple[int, ...]:
         """Return what is in force, in the order of the agreed spaces."""
@@ -52,9 +92,16 @@ class Switchboard:
         if proposal.kind is Kind.REHEARSAL:
             return proposal.values == present
         return all(
-            new == old or (new in space.domain and space.knob not in self.barred)
-            for space, old, new in zip(spaces, present, proposal.values, strict=True)
+            new == old if space.knob in self.barred else now == old and (new == old or self._can_take(space, new))
+            for space, now, old, new in zip(spaces, present, self.agreed(), proposal.values, strict=True)
         )
+
+    def _can_take(self, space: KnobSpace, value: int) -> bool:
+        return value in space.domain and not self._is_barred(space.knob, value)
+
+    def _is_barred(self, knob: str, value: int) -> bool:
+        actuator = self._actuators[knob]
+        return knob in self.barred or (isinstance(actuator, Barring) and actuator.is_barred(value))
 
     def carry_out(self, proposal: Proposal) -> Switch:
         """Apply `proposal`; if any rank fails, all ranks put fresh old values back and bar the knob."""
@@ -67,6 +114,8 @@ class Switchboard:
             return plan is not None and self._apply({knob: old for knob, (old, _) in plan.items()})
 
         is_done = self._agreement.settle(proposal, is_done=is_done, undo=undo)
+        if is_done or proposal.kind is Kind.REHEARSAL:  # all ranks voted that the values of a rehearsal are in force
+            self._agreed = proposal.values
         turned = plan or {}
         if not is_done and (len(turned) == 1 or proposal.kind is not Kind.REHEARSAL):
             self.barred.update(turned)
@@ -79,7 +128,8 @@ class Switchboard:
         A rehearsal's `decision` is the set of knobs to rehearse, one bit each in the order of the spaces.
         """
         try:
-            changes = zip(self._agreement.spaces, self.values(), proposal.values, strict=True)
+            olds = proposal.values if proposal.kind is Kind.REHEARSAL else self.agreed()
+            changes = zip(self._agreement.spaces, olds, proposal.values, strict=True)
             return {
                 space.knob: (old, new)
                 for i, (space, old, new) in enumerate(changes)
@@ -91,8 +141,12 @@ class Switchboard:
 
     def _apply(self, values: dict[str, int]) -> bool:
         try:
-            for knob, value in values.items():
-                self._actuators[knob].apply(value)
+            with ExitStack() as together:
+                for actuator in (self._actuators[knob] for knob in values):
+                    if isinstance(actuator, Gathered):
+                        together.enter_context(actuator.gathered())
+                for knob, value in values.items():
+                    self._actuators[knob].apply(value)
         except Exception:  # the ranks must hear of it, whatever it was
             logger.exception("pacecar: %s could not be applied", values)
             return False

@@ -25,6 +25,7 @@ from enum import StrEnum
 from typing import Literal
 
 from pacecar.controller.evidence import Evidence, gain_ratio, location, promise, weigh
+from pacecar.controller.loader_forecast import refill_steps
 from pacecar.controller.observation import Observation
 
 __all__ = ["DROP_RATIO", "SETTLE_STEPS", "WINDOW_STEPS", "Cause", "Trial", "TrialEnd"]
@@ -32,14 +33,37 @@ __all__ = ["DROP_RATIO", "SETTLE_STEPS", "WINDOW_STEPS", "Cause", "Trial", "Tria
 WINDOW_STEPS = 8
 """Judged steps of one window: 2-3 are too noisy to judge on, 50 too slow (measured, TUNING)."""
 
+PART_STEPS = 6
+"""Judged steps that make the second window of a stretch when the next switch comes before it is full.
+
+The switch is asked for before the stretch is over, and a profiled step after that is one that is missing: without this
+each window that the hook takes of a new setting costs the trial a pair.
+"""
+
 SETTLE_STEPS = 2
 """Steps after a switch that are charged but not judged: a fresh Reducer costs 5 to 50 % in its first two."""
 
 PAIRS_MIN = 2
 """No acceptance on one pair: a change in the world at the moment of the switch looks like a gain; A B B A shows it."""
 
-PAIRS_MAX = 10
-"""A gain that ten pairs do not show is not worth more steps: at 5 % step noise most gains of 5 % are shown by then."""
+CAUTION = 1.3
+"""Acceptance takes that much more evidence than the rate asks for: windows of correlated noise are less exchangeable
+than the e-process takes them to be (simulated with autocorrelation 0.9, two null pairs, all looks: 5.8 % instead of 5
+%)."""
+
+PAIRS_MAX = 48
+"""A trial that goes on is one whose candidate looks better, so its steps gain; half of a gain not yet had is the cost.
+
+Replayed at 5 % noise ten pairs showed half of the gains of 4 %.
+"""
+
+PAIRS_MOST = 192
+"""The same for a job that has turned out to be long: a gain of 2 % at 10 % step noise takes a hundred (`forecast`)."""
+
+DOUBT_ERRORS = 0.5
+HOPE_ERRORS = 1.5
+"""Standard errors by which a candidate may be better than it looks before it is given up; more where a forecast
+promises a gain: at 10 % noise three pairs say the opposite of a true 4 % one time in five."""
 
 FUTILE_PAIRS = 3
 """From here on a mean gain inside the dead band ends the trial; a true 5 % gain at 5 % noise is lost in under 1 %."""
@@ -58,8 +82,8 @@ WORSE_NOISES = 3.0
 WAIT_STEPS_MAX = 64
 """A switch takes 4 to 16 steps to be agreed; one that is not there after this many will not come."""
 
-TRIAL_STEPS_MAX = 512
-"""Bound of a whole trial, in case no step can be judged (all profiled, say); ten pairs need about 200."""
+TRIAL_STEPS_MAX = 1024
+"""Bound of a trial of 48 pairs, in case no step can be judged (all profiled, say): they need about 900."""
 
 LATENCY_STEPS_MIN = 4
 """Before one was seen: a request takes at least one control period."""
@@ -90,6 +114,10 @@ class TrialEnd:
     gain_ratio: float | None
     detail: str
 
+    def may_gain(self, dead_band: float) -> bool:
+        """Return whether the bounds leave room for a gain: what a few pairs in noise gave up on may be tried again."""
+        return self.evidence is None or self.evidence.gain_high is None or self.evidence.gain_high > dead_band
+
 
 class Trial:
     """One candidate against the setting in force.
@@ -98,7 +126,7 @@ class Trial:
     `opening` holds log paces of the last settled steps under `incumbent`, `nulls` differences between such windows,
     `slow_ratio` the share of such steps that are `DROP_RATIO` slower than typical.  Given back for later:
     `nulls_seen` are further differences, for the trials to come (here they would not be independent of the pairs), and
-    `levels_seen` the windows under `incumbent`, for the watch.
+    `take_levels` the new windows under `incumbent`, for the watch.
     """
 
     def __init__(
@@ -113,8 +141,12 @@ class Trial:
         false_accept_rate: float,
         latency_steps: int | None,
         slow_ratio: float = 0.0,
+        savings: Sequence[float] = (),
+        is_promising: bool = False,
+        pairs_max: int = PAIRS_MAX,
     ) -> None:
         self._values: dict[Arm, dict[str, int]] = {"A": dict(incumbent), "B": dict(candidate)}
+        self._settle_steps = max(SETTLE_STEPS, refill_steps(incumbent, candidate))
         self._opening: deque[float] = deque(opening, maxlen=WINDOW_STEPS)
         self._nulls = tuple(nulls)
         self._typical = typical
@@ -122,6 +154,8 @@ class Trial:
         self._rate = false_accept_rate
         self._drop_steps = DROP_STEPS if slow_ratio < SPIKES_RATIO else 2 * DROP_STEPS
         self.latency_steps = latency_steps
+        self.pairs_max = min(max(pairs_max, PAIRS_MAX), PAIRS_MOST)
+        self._steps_max = TRIAL_STEPS_MAX * self.pairs_max // PAIRS_MAX
         self.steps = 0
         self.evidence: Evidence | None = None
         self._wanted: Arm = "B"
@@ -131,15 +165,22 @@ class Trial:
         self._entered_step = 0
         self._stretch: list[float] = []
         self._unpaired: tuple[Arm, float] | None = None
-        self._savings: list[float] = []
+        self._savings: list[float] = list(savings)
+        self._new_pairs = 0
+        self._errors = HOPE_ERRORS if is_promising else DOUBT_ERRORS
         self._begun = False
         self.nulls_seen: list[float] = []
-        self.levels_seen: list[float] = []
+        self._levels: list[float] = []
 
     @property
     def wanted(self) -> dict[str, int]:
         """The values that should be in force as soon as the ranks agree."""
         return dict(self._values[self._wanted])
+
+    @property
+    def savings(self) -> tuple[float, ...]:
+        """What each pair saved, in log pace."""
+        return tuple(self._savings)
 
     @property
     def pairs(self) -> int:
@@ -158,17 +199,38 @@ class Trial:
                 return end
         if not self._arrived and step.step - self._asked_step > WAIT_STEPS_MAX:
             return self._end(Cause.NEVER_CAME, f"the ranks did not switch within {WAIT_STEPS_MAX} steps")
-        if self.steps > TRIAL_STEPS_MAX:
-            return self._end(Cause.ENDLESS, f"not decided within {TRIAL_STEPS_MAX} steps")
+        if self.steps > self._steps_max:
+            return self._end(Cause.ENDLESS, f"not decided within {self._steps_max} steps")
         if arm is None or step.profiled:
             return None
         log_pace = math.log(step.pace_ns)
         if not self._begun:
             self._opening.append(log_pace)
             return None
-        if step.step - self._entered_step < SETTLE_STEPS:
+        if step.step - self._entered_step < self._settle_steps:
             return None
         return self._judge(arm, log_pace, step)
+
+    @property
+    def looks_better(self) -> bool:
+        """The pairs so far say that it saves time; True before the first one."""
+        return self.evidence is None or self.evidence.gain_ratio > 0
+
+    def take_levels(self) -> list[float]:
+        """Return the log paces of windows under `incumbent` since the last call."""
+        levels, self._levels = self._levels, []
+        return levels
+
+    def give_up(self, reason: str) -> TrialEnd:
+        """End it from outside: there is nothing to pay for more with."""
+        return self._end(Cause.UNDECIDED if self.looks_better else Cause.FUTILE, reason)
+
+    def interrupt(self, step: int) -> None:
+        """The steps up to `step` were no measurement: the window under way begins again, and settles first."""
+        self._stretch = []
+        self._entered_step = step + 1
+        if self._asked_step is not None and not self._arrived:
+            self._asked_step = step
 
     def _arm_of(self, step: Observation) -> Arm | None:
         for arm, values in self._values.items():
@@ -181,6 +243,9 @@ class Trial:
         assert self._asked_step is not None
         if self._arrived and arm == "A" and self._wanted == "B":
             return self._end(Cause.TAKEN_BACK, "the ranks took it back by themselves")
+        end = None
+        if self._arm is not None and PART_STEPS <= len(self._stretch) - WINDOW_STEPS < WINDOW_STEPS:
+            end = self._window(self._arm, location(self._stretch[WINDOW_STEPS:]))
         self._arm = arm
         self._entered_step = step.step
         self._stretch = []
@@ -192,7 +257,7 @@ class Trial:
             self._begun = True
             if len(self._opening) == WINDOW_STEPS:
                 self._unpaired = ("A", location(self._opening))
-        return None
+        return end
 
     def _judge(self, arm: Arm, log_pace: float, step: Observation) -> TrialEnd | None:
         self._stretch.append(log_pace)
@@ -204,7 +269,9 @@ class Trial:
             self._wanted = "B" if arm == "A" else "A"
             self._asked_step, self._arrived = step.step, False
         if count == 2 * WINDOW_STEPS:
-            self.nulls_seen.append(location(self._stretch[:WINDOW_STEPS]) - location(self._stretch[WINDOW_STEPS:]))
+            # With the pause between them that a switch makes, else correlated noise looks smaller than it is in pairs.
+            first, last = self._stretch[: WINDOW_STEPS - 1], self._stretch[WINDOW_STEPS - 1 + SETTLE_STEPS :]
+            self.nulls_seen.append(location(first) - location(last))
         if count in (WINDOW_STEPS, 2 * WINDOW_STEPS):
             return self._window(arm, location(self._stretch[-WINDOW_STEPS:]))
         return None
@@ -212,41 +279,54 @@ class Trial:
     def _window(self, arm: Arm, level: float) -> TrialEnd | None:
         """Pair the window with the one before it, if that was of the other setting and is still unpaired."""
         if arm == "A":
-            self.levels_seen.append(level)
+            self._levels.append(level)
         before, self._unpaired = self._unpaired, (arm, level)
         if before is None or before[0] == arm:
             return None
         self._unpaired = None
+        self._new_pairs += 1
         self._savings.append(before[1] - level if arm == "B" else level - before[1])
-        self.evidence = weigh(self._savings, self._nulls, dead_band=self._dead_band, false_accept_rate=self._rate)
+        self.evidence = weigh(self._savings, self._nulls, dead_band=0.0, false_accept_rate=self._rate)
         return self._rule(self.evidence)
 
     def _rule(self, evidence: Evidence) -> TrialEnd | None:
-        if evidence.pairs >= PAIRS_MIN and evidence.e_value >= 1 / self._rate:
+        if (
+            evidence.pairs >= PAIRS_MIN
+            and evidence.e_value >= CAUTION / self._rate
+            and evidence.gain_ratio >= self._dead_band
+        ):
             return self._end(Cause.ACCEPTED, f"{evidence.pairs} pairs")
         noise = math.sqrt(math.fsum(x * x for x in self._nulls) / max(1, len(self._nulls)))
-        if evidence.pairs == 1 and self._savings[0] < -max(WORSE_NOISES * noise, -math.log1p(-self._dead_band)):
+        if (
+            evidence.pairs == 1
+            and len(self._nulls) > 1
+            and self._savings[0] < -max(WORSE_NOISES * noise, -math.log1p(-self._dead_band))
+        ):
             return self._end(Cause.WORSE, "clear from the first pair")
         if evidence.gain_high is not None and evidence.gain_high < 0:
             return self._end(Cause.WORSE, f"{evidence.pairs} pairs")
         band = f"the dead band of {self._dead_band:.1%}"
         if evidence.gain_high is not None and evidence.gain_high < self._dead_band:
             return self._end(Cause.FUTILE, f"saves less than {band}")
-        if evidence.pairs >= FUTILE_PAIRS and evidence.gain_ratio <= self._dead_band:
+        mean = math.fsum(self._savings) / evidence.pairs
+        scatter = math.fsum((x - mean) ** 2 for x in self._savings) + math.fsum(x * x for x in self._nulls)
+        error = math.sqrt(scatter / max(1, evidence.pairs - 1 + len(self._nulls)) / evidence.pairs)
+        if self._new_pairs >= FUTILE_PAIRS and evidence.gain_ratio + self._errors * error <= self._dead_band:
             return self._end(Cause.FUTILE, f"no more than {band} after {evidence.pairs} pairs")
-        if FUTILE_PAIRS <= evidence.pairs < PAIRS_MAX and self._hoped() < 1 / self._rate:
-            return self._end(Cause.UNDECIDED, f"{PAIRS_MAX} pairs would hardly prove it")
-        if evidence.pairs >= PAIRS_MAX:
-            return self._end(Cause.UNDECIDED, f"not proven within {PAIRS_MAX} pairs")
+        most = self.pairs_max
+        if self._new_pairs >= FUTILE_PAIRS and evidence.pairs < most and self._hoped() < CAUTION / self._rate:
+            return self._end(Cause.UNDECIDED, f"{most} pairs would hardly prove it")
+        if evidence.pairs >= most:
+            return self._end(Cause.UNDECIDED, f"not proven within {most} pairs")
         return None
 
     def _hoped(self) -> float:
         return promise(
             self._savings,
             self._nulls,
-            dead_band=self._dead_band,
-            false_accept_rate=self._rate,
-            pairs_max=PAIRS_MAX,
+            dead_band=0.0,
+            pairs_max=self.pairs_max,
+            errors=max(1.0, self._errors),
         )
 
     def _end(self, cause: Cause, detail: str) -> TrialEnd:

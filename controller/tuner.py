@@ -15,9 +15,8 @@ Left out: measuring (the hook does), judging (the policy does).
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch.distributed as dist
 
@@ -25,13 +24,15 @@ from pacecar.clock import Clock
 from pacecar.config import TuneConfig
 from pacecar.controller.actuator import Actuator
 from pacecar.controller.agreement import Agreement, LocalAgreement, MeetingError, RankAgreement
-from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
-from pacecar.controller.offers import KnobOffer, Offer
-from pacecar.controller.protocol import PERIOD, JobPace, Kind, Proposal
-from pacecar.controller.switchboard import Switchboard
-from pacecar.records import JobHello, JobRecord, Knobs, KnobSwitch, KnobValue, StepRecord, TunerStatus
+from pacecar.controller.gradient_check import GradientCheck
+from pacecar.controller.measured import Backlog, Measured
+from pacecar.controller.node import Node
+from pacecar.controller.observation import Facts, KnobSpace, Policy, Turn
+from pacecar.controller.protocol import CALM_PERIOD, PERIOD, Kind, Proposal
+from pacecar.controller.switchboard import Switchboard, at_rest
+from pacecar.records import JobHello, JobRecord, Knobs, KnobSwitch, KnobValue, TunerStatus
 
-__all__ = ["OFFER_BOUNDARY", "Measured", "Tuner"]
+__all__ = ["OFFER_BOUNDARY", "Tuner"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,45 +43,6 @@ OFFER_BOUNDARY = PERIOD
 
 REHEARSAL_BOUNDARIES_MAX = 32 * PERIOD
 """Ranks that did not agree on applying the values in force within this many steps will not agree on anything."""
-
-PACED_MAX = 4 * PERIOD
-"""Steps whose pace is known and that may wait for their record; with more, the training thread writes it itself."""
-
-RECORDS_MAX = 32 * PERIOD
-"""Own steps kept until the other ranks' paces of that step come in."""
-
-
-class Measured(Protocol):
-    """A finished step as the hook tells it; its record is written when it is asked for."""
-
-    @property
-    def step(self) -> int:
-        """Its number."""
-        ...
-
-    @property
-    def wall_ns(self) -> int:
-        """Its wall time."""
-        ...
-
-    @property
-    def disturbed(self) -> bool:
-        """Its pace says nothing about the job's settings."""
-        ...
-
-    @property
-    def source(self) -> Literal["exact", "estimate"]:
-        """What its ledger comes from."""
-        ...
-
-    @property
-    def record(self) -> StepRecord | None:
-        """Its record, None before somebody wrote it."""
-        ...
-
-    def settled(self) -> StepRecord:
-        """Return its record, written now if it was not yet."""
-        ...
 
 
 class Tuner:
@@ -103,7 +65,15 @@ class Tuner:
         request_window: Callable[[], None],
         clock: Clock,
         agreement: Agreement | None = None,
+        gradients: GradientCheck | None = None,
+        parting: Callable[[], str | None] | None = None,
+        node: Node | None = None,
+        was_paused: Callable[[Measured], bool] = lambda step: False,
     ) -> None:
+        self._node = node
+        self._was_paused = was_paused  # it holds a checkpoint or an evaluation
+        self._parting = parting  # why this rank must leave now, for good and without a word
+        self._gradients = gradients
         self._hello = hello
         self._config = config
         self._policy = policy if hello.rank == 0 else None
@@ -120,18 +90,21 @@ class Tuner:
         self._is_active = False
         self._has_failed = False
         self._boundary = 0
+        self._switched_at = -CALM_PERIOD
         self._step = 0
         self._knobs = Knobs()
-        self._records: dict[int, Measured] = {}
-        self._observations: list[Observation] = []
-        self._paced: deque[tuple[Measured, JobPace]] = deque()
-        self._early: Measured | None = None  # the last exact step before the policy begins: it forecasts from it
+        self._backlog = Backlog()
         self._is_begun = False
         self._rehearsals: list[int] = []
         self._rehearsal_since = 0
         self._status: TunerStatus | None = None
         self._proven: tuple[int, ...] | None = None  # the values to come back to while a trial's are in force
         self._decision = 0
+        self._before: tuple[int, ...] | None = None  # the values before the last switch
+        self._serial = 0  # of the last switch
+        self._reverted: str | None = None
+        self._is_at_rest = False
+        self.refused: dict[str, str] = {}  # knob -> why it is not tuned
 
     @property
     def knobs(self) -> Knobs:
@@ -170,21 +143,36 @@ class Tuner:
             return
         self._boundary += 1
         self._step = step.step if step is not None else self._step + 1
+        must_leave = None if self._parting is None else self._parting()
+        if must_leave is not None:
+            self._leave(must_leave)
+            return
         self._guarded(self._note, step)
+        if self._reverted is not None:
+            self._guarded(self._take_back)
+        if self._gradients is not None and self._gradients.is_armed:
+            self._guarded(self._check_gradients, self._gradients)
         if self._boundary == OFFER_BOUNDARY:
             self._guarded(self._make_offer)
         if not self._agreement.has_business:  # most boundaries: nothing can have come in, nothing is to be voted for
             return
+        self._guarded(self._look)
         self._guarded(self._listen)
         if self._agreement.frozen is None:
             self._guarded(self._think)
-            self._agreement.rest(is_calm=self._is_calm())
+            self._guarded(self._rest)
         self._guarded(self._decide)
-        if self._agreement.has_retired and self._proven is not None:
-            self._guarded(self._take_back, self._proven)
+        if self._agreement.has_retired and not self._is_at_rest:
+            self._is_at_rest = True
+            self._guarded(self._come_to_rest)
         if self._agreement.frozen is not None and self.state not in ("frozen", "off"):
             self._say("frozen", self._agreement.frozen, level=logging.WARNING)
             self._finish_policy()
+
+    def reverted(self, reason: str) -> None:
+        """A knob went back by itself, for `reason`, on all ranks in the step under way."""
+        if self._is_active:
+            self._reverted = reason
 
     def close(self) -> None:
         """End, on all ranks after the same step; waits at most two seconds for what is out.  Harmless when repeated."""
@@ -193,6 +181,13 @@ class Tuner:
         self._is_active = False
         self._finish_policy()
         self._guarded(self._agreement.close)
+
+    def _leave(self, reason: str) -> None:
+        self._is_active = False
+        self._agreement.freeze(reason)
+        self._say("frozen", reason, level=logging.WARNING)
+        self._finish_policy()
+        self._guarded(self._agreement.leave)
 
     def _guarded(self, act: Callable[..., None], *arguments: object) -> None:
         """Run a part of ours: whatever it raises freezes the tuner and stays out of the job."""
@@ -209,28 +204,18 @@ class Tuner:
         if step is None:
             self._agreement.note(self._step, None, profiled=False)
             return
-        self._agreement.note(step.step, step.wall_ns, profiled=step.disturbed)
+        self._agreement.note(step.step, step.wall_ns, profiled=step.disturbed or self._was_paused(step))
+        if self._node is not None:
+            self._node.note(step.wall_ns)
         if self._policy is not None:
-            self._remember(step)
+            self._backlog.remember(step)
 
     # --- what this rank knows -----------------------------------------------------------------------
 
     def _make_offer(self) -> None:
-        offers = []
-        for knob, actuator in sorted(self._actuators.items()):
-            value: int | None = None
-            domain: tuple[int, ...] = ()
-            layout = ""
-            try:
-                refusal = actuator.refusal()
-                if refusal is None:
-                    value, domain, layout = actuator.value(), actuator.domain(), actuator.layout()
-            except Exception as error:  # one knob that cannot be asked leaves the others tunable
-                logger.debug("pacecar: %s cannot be offered", knob, exc_info=True)
-                refusal = f"{type(error).__name__}: {error}"
-            offers.append(KnobOffer(knob, value, domain, refusal, layout))
+        offer = self._board.offer()
         self._publish_knobs(self._knobs.epoch)
-        self._agreement.offer(Offer(tuple(offers)))
+        self._agreement.offer(offer)
 
     def _publish_knobs(self, epoch: int) -> None:
         """Say what is in force: the value of every knob that has one, also of those that are not tuned."""
@@ -243,25 +228,17 @@ class Tuner:
         self._knobs = Knobs(epoch, values)
         self._set_knobs(self._knobs)
 
-    def _remember(self, step: Measured) -> None:
-        self._records[step.step] = step
-        if step.source == "exact" and not self._is_begun:
-            self._early = step
-        while len(self._records) > RECORDS_MAX:
-            del self._records[next(iter(self._records))]
+    def _look(self) -> None:
+        """Tell with the next report what disturbs this rank's node, and take what others told of theirs."""
+        if self._node is not None:
+            self._agreement.disturb(self._node.look())
+            self._node.others = self._agreement.disturbed
 
     def _listen(self) -> None:
         heard = self._agreement.listen()
         if heard.refused is not None:
             self._settle_knobs(heard.refused)
-        for pace in heard.paces:
-            step = self._records.pop(pace.step, None)
-            if step is not None and self._is_begun:
-                self._paced.append((step, pace))
-        # Other threads write records a few times a second, for much less than it costs here.
-        while self._paced and (self._paced[0][0].record is not None or len(self._paced) > PACED_MAX):
-            step, pace = self._paced.popleft()
-            self._observations.append(_observe(step.settled(), pace, self._live()))
+        self._backlog.pair(heard.paces, self._live(), is_calm=self._is_calm())
 
     def _live(self) -> list[KnobSpace]:
         return [space for space in self._agreement.spaces if space.knob not in self._board.barred]
@@ -269,6 +246,7 @@ class Tuner:
     # --- policy, on rank 0 ------------------------------------------------------------------------
 
     def _settle_knobs(self, refused: dict[str, str]) -> None:
+        self.refused = dict(refused)
         for knob, reason in refused.items():
             logger.info("pacecar: %s is not tuned: %s", knob, reason)
         spaces = self._agreement.spaces
@@ -277,8 +255,7 @@ class Tuner:
             self._say("off", f"nothing to tune: {reasons or 'no knobs'}")
             self._agreement.freeze("nothing to tune")
         elif self._policy is not None and self._mode == "exact":
-            everything = (1 << len(spaces)) - 1
-            self._rehearsals = [everything]
+            self._rehearsals = [(1 << len(spaces)) - 1]  # all knobs
             self._rehearse()
         elif self._policy is not None:
             self._begin(self._policy)
@@ -303,16 +280,22 @@ class Tuner:
             return
         policy.begin(self._facts(), live, mode=self._mode)
         self._is_begun = True
-        early, self._early = self._early, None
-        record = early.settled() if early is not None else None
-        if record is not None and all(space.knob in record.knobs.values for space in live):
-            self._observations.append(_observe(record, JobPace(record.step, record.wall_ns, profiled=True), live))
+        self._backlog.begin(live)
+
+    def _rest(self) -> None:
+        self._agreement.rest(is_calm=self._is_calm())
 
     def _is_calm(self) -> bool:
-        """Return whether nothing is under way here; ranks without a policy follow, and say so from the offers on."""
+        """Return whether nothing is under way here; ranks without a policy follow, and say so from the offers on.
+
+        Not for some steps after a switch, nor in a trial: gradients are compared then, a larger micro-batch is proven,
+        what does not fit goes back, and the policy, on another rank perhaps, has to see all of that soon.
+        """
+        if self._proven is not None or self._boundary - self._switched_at < CALM_PERIOD:
+            return False
         if self._policy is None:
             return bool(self._agreement.spaces)
-        return self._is_begun and self.state in ("watching", "advising")
+        return self._is_begun and self.state in ("watching", "advising") and self._policy.is_calm()
 
     def _think(self) -> None:
         policy = self._policy
@@ -322,16 +305,16 @@ class Tuner:
             if self._rehearsals and self._boundary - self._rehearsal_since > REHEARSAL_BOUNDARIES_MAX:
                 self._agreement.freeze(f"the ranks did not agree within {REHEARSAL_BOUNDARIES_MAX} steps")
             return
-        if not self._observations:
+        observations = self._backlog.take()
+        if not observations and not getattr(policy, "is_urgent", bool)():  # only a safeguard may be
             return
-        observations, self._observations = self._observations, []
         turn, records = policy.advance(observations)
         self._emit_all(records)
         if turn is not None and self._mode == "exact":
             self._wish(turn)
 
     def _wish(self, turn: Turn) -> None:
-        present = self._board.values()
+        present = self._board.agreed()
         values = tuple(
             present[i] if space.knob in self._board.barred else turn.values.get(space.knob, present[i])
             for i, space in enumerate(self._agreement.spaces)
@@ -351,31 +334,66 @@ class Tuner:
     # --- switches, on all ranks ---------------------------------------------------------------------
 
     def _decide(self) -> None:
-        proposal = self._agreement.decide(self._board.can_apply)
+        proposal = self._agreement.decide(self._can_apply)
         if proposal is not None:
             self._switch(proposal)
 
+    def _can_apply(self, proposal: Proposal) -> bool:
+        """Return this rank's vote; where its node is disturbed no trial goes on, on any rank."""
+        is_disturbed = self._node is not None and self._node.disturbance is not None
+        return self._board.can_apply(proposal) and not (is_disturbed and proposal.kind is Kind.TRIAL)
+
     def _switch(self, proposal: Proposal) -> None:
         """Carry out what all ranks voted for, and remember what to come back to while it is not proven."""
+        if self._gradients is not None and proposal.kind is Kind.REHEARSAL:
+            self._gradients.prepare()
         switch = self._board.carry_out(proposal)
         if proposal.kind is Kind.REHEARSAL:
             self._rehearsed(proposal, is_done=switch.is_done)
             return
         if not switch.is_done:
             return
-        self._decision = proposal.decision
+        self._decision, self._serial = proposal.decision, proposal.serial
+        pairs = zip(self._agreement.spaces, proposal.values, strict=True)
+        before = tuple(switch.turned.get(space.knob, (new, new))[0] for space, new in pairs)
         if proposal.kind is Kind.KEEP:
             self._proven = None
         elif self._proven is None:
-            pairs = zip(self._agreement.spaces, proposal.values, strict=True)
-            self._proven = tuple(switch.turned.get(space.knob, (new, new))[0] for space, new in pairs)
+            self._proven = before
         if switch.turned:
+            self._before = before
+            if self._gradients is not None:
+                self._gradients.arm(is_on=proposal.serial > 0)  # not where tuning ends: there is nothing to go back to
             self._switched(proposal, switch.duration_ns)
 
-    def _take_back(self, proven: tuple[int, ...]) -> None:
-        """Tuning froze during a trial: every rank sees that at this very boundary, so all can go back here."""
-        self._switch(Proposal(serial=0, decision=self._decision, values=proven))
+    def _take_back(self) -> None:
+        """A knob went back by itself, in this step on all ranks: so does what was turned with it."""
+        reason, self._reverted = self._reverted, None
+        self._say(self.state, str(reason), level=logging.WARNING)
+        self._board.adopt()
+        if self._before is not None and self._before != self._board.agreed():
+            self._switch(Proposal(self._serial, self._decision, self._before))
+        else:
+            self._proven = None
+            self._switched(Proposal(self._serial, self._decision, self._board.agreed()), 0)
+
+    def _come_to_rest(self) -> None:
+        """Tuning froze: every rank sees that at this very boundary, so all can go back from what is not proven here.
+
+        Nobody watches loss and gradients any more either, so nothing lossy stays in force.
+        """
+        rest = at_rest(self._agreement.spaces, self._proven or self._board.agreed())
+        if self._proven is not None or rest != self._board.agreed():
+            self._switch(Proposal(serial=0, decision=self._decision, values=rest))
         self._proven = None
+
+    def _check_gradients(self, gradients: GradientCheck) -> None:
+        """Every rank hears the same answer, so all freeze and go back at this very boundary."""
+        difference = gradients.look()
+        if difference is not None and self._before is not None:
+            self._agreement.freeze(f"after a switch {difference}: the ranks' models may differ since step {self._step}")
+            logger.error("pacecar: %s", self._agreement.frozen)
+            self._switch(Proposal(serial=0, decision=self._decision, values=self._before))
 
     def _rehearsed(self, proposal: Proposal, *, is_done: bool) -> None:
         if self._policy is None:
@@ -387,6 +405,7 @@ class Tuner:
         self._rehearse()
 
     def _switched(self, proposal: Proposal, duration_ns: int) -> None:
+        self._switched_at = self._boundary
         self._publish_knobs(self._knobs.epoch + 1)
         self._emit(
             KnobSwitch(
@@ -427,21 +446,3 @@ class Tuner:
             self._emit(self._status)
         except Exception:
             logger.exception("pacecar: a status could not be emitted")
-
-
-def _observe(record: StepRecord, pace: JobPace, live: Sequence[KnobSpace]) -> Observation:
-    values = record.knobs.values
-    return Observation(
-        step=record.step,
-        wall_ns=record.ended_wall_ns,
-        values={space.knob: int(values[space.knob]) for space in live},
-        pace_ns=pace.pace_ns,
-        profiled=pace.profiled,
-        ledger=record.ledger,
-        exact=record.source == "exact",
-        forward_ns=record.forward_ns,
-        backward_ns=record.backward_ns,
-        optimizer_ns=record.optimizer_ns,
-        data_wait_ns=record.data_wait_ns,
-        micro_batches=record.micro_batches,
-    )

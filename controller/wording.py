@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from pacecar.controller.model import Forecast
-from pacecar.controller.trial import PAIRS_MAX, Cause, TrialEnd
+from pacecar.controller.forecast import Forecast
+from pacecar.controller.trial import Cause, TrialEnd
+from pacecar.knobs import setting
 
 __all__ = ["change", "expectation", "progress", "saving", "setting", "trial_reason", "verdict_reason"]
-
-
-def setting(knob: str, value: int) -> str:
-    """Return a knob's value with its unit: bytes as MiB, counts as they are."""
-    return f"{value / 2**20:.4g} MiB" if knob.endswith("_bytes") else str(value)
 
 
 def change(knob: str, old: int, new: int) -> str:
@@ -49,10 +45,10 @@ def trial_reason(knob: str, old: int, new: int, forecast: Forecast | None) -> st
     return f"{change(knob, old, new)}: {idea}; {expectation(forecast)}"
 
 
-def progress(knob: str, old: int, new: int, pairs: int, gain: float | None) -> str:
+def progress(knob: str, old: int, new: int, pairs: int, pairs_max: int, gain: float | None) -> str:
     """Return where a trial stands."""
     so_far = "" if gain is None else f", {saving(gain)} so far"
-    return f"{change(knob, old, new)}: trial, pair {min(pairs + 1, PAIRS_MAX)} of at most {PAIRS_MAX}{so_far}"
+    return f"{change(knob, old, new)}: trial, pair {min(pairs + 1, pairs_max)} of at most {pairs_max}{so_far}"
 
 
 def verdict_reason(knob: str, old: int, new: int, end: TrialEnd, forecast: Forecast | None) -> str:

@@ -254,9 +254,11 @@ def _tuner() -> Section:
             unit="none", empty="No knob was reported", stepped=True,
             overrides=[look(".*_bytes", regex=True, unit="bytes", custom__axisPlacement="right")])),
         (12, 8, time_series("Expected and measured gain", "Share of step time that the last decision expected to save, "
-            "and that the last verdict measured. Negative: it cost time, and was taken back.", [
+            "and that the last verdict measured. Negative: it cost time, and was taken back. Off by: how far the last "
+            "forecast that was put to the test was from its measurement.", [
                 Query(combine("max", select("pacecar_tuner_expected_gain_ratio"), "knob"), "{{knob}} expected"),
                 Query(combine("max", select("pacecar_tuner_measured_gain_ratio"), "knob"), "{{knob}} measured"),
+                Query(combine("max", select("pacecar_tuner_forecast_error_ratio"), "knob"), "{{knob}} off by"),
             ], unit="percentunit", empty="No trial was decided yet", stepped=True,
             overrides=[look(".* expected", regex=True, custom__lineStyle={"fill": "dash", "dash": [8, 8]})])),
         (6, 8, stat("Decisions", "Trials begun and advice given.",
@@ -403,6 +405,7 @@ def _annotations() -> core.Annotations:
     return core.Annotations(list=[
         marks("Decisions", "pacecar_tuner_decisions_total", "knob,kind", "{{kind}}: {{knob}}", GOOD),
         marks("Verdicts", "pacecar_tuner_verdicts_total", "knob,outcome", "{{outcome}}: {{knob}}", WARN),
+        marks("Orders", "pacecar_tuner_orders_total", "action,outcome", "by hand: {{action}}, {{outcome}}", WARN),
     ])  # fmt: skip
 
 

@@ -32,11 +32,14 @@ from pacecar.records import (
     StepRecord,
     Straggler,
     Throttling,
+    TunerOrder,
+    TunerReport,
     TunerStatus,
     Verdict,
     Vitals,
     WhatIf,
 )
+from pacecar.signals import HostSignals
 from pacecar.wire import FrameError, Message, Refusal, decode_frame
 
 __all__ = ["Conversation", "Peer", "Said", "own_pid"]
@@ -102,7 +105,7 @@ class Conversation:
         elif isinstance(record, Request) and self.hello is None:
             _check_request(record)
             return record, None
-        elif isinstance(record, Request | Command | Throttling):
+        elif isinstance(record, Request | Command | Throttling | HostSignals):
             raise FrameError(Refusal.MALFORMED, f"a hook sends no {_kind(record)}")
         elif self.hello is None:
             raise FrameError(Refusal.NO_HELLO, f"a {_kind(record)} came before any hello")
@@ -126,7 +129,7 @@ class Conversation:
             )
         _check_text(
             LABEL_CHARACTERS_MAX,
-            (hello.job, hello.host, hello.device, hello.device_uuid, hello.backend, hello.framework),
+            (hello.job, hello.host, hello.device, hello.device_uuid, hello.backend, hello.framework, hello.interface),
         )
         _check_text(LABEL_CHARACTERS_MAX, (hello.pacecar_version, *hello.parallel))
         if len(hello.parallel) > KNOBS_MAX:
@@ -182,10 +185,15 @@ def _check_record(record: JobRecord | Answer, hello: JobHello) -> None:
             _check_text(TEXT_CHARACTERS_MAX, (record.last_collective, record.stack))
         case TunerStatus():
             _check_text(TEXT_CHARACTERS_MAX, (record.detail,))
+        case TunerOrder():
+            _check_knobs(Knobs(values=dict(record.values)))
+            _check_text(TEXT_CHARACTERS_MAX, (record.detail,))
         case Goodbye():
             _check_text(TEXT_CHARACTERS_MAX, (record.reason,))
         case Answer():
             _check_text(TEXT_CHARACTERS_MAX, (record.detail,))
+            if record.report is not None:
+                _check_report(record.report)
         case JobHello():
             pass
 
@@ -227,6 +235,15 @@ def _check_job_ledger(ledger: JobLedger) -> None:
     if min(ledger.total_phases_ns.values(), default=0) < 0:
         raise FrameError(Refusal.MALFORMED, "a phase's total is below zero: a counter does not go there")
     _check_text(LABEL_CHARACTERS_MAX, ledger.total_phases_ns)
+
+
+def _check_report(report: TunerReport) -> None:
+    """A report goes to a person's terminal: bounded like all text, and its frame is bounded already."""
+    _check_knobs(Knobs(values=dict(report.knobs)))
+    _check_text(LABEL_CHARACTERS_MAX, (report.mode, report.policy, report.state, *report.by_hand))
+    _check_text(TEXT_CHARACTERS_MAX, (report.detail, *report.refused.values(), *report.advice, *report.node))
+    _check_text(TEXT_CHARACTERS_MAX, (change.reason for change in report.changes))
+    _check_text(TEXT_CHARACTERS_MAX, (order.detail for order in report.orders))
 
 
 def _check_what_if(ladder: WhatIf, hello: JobHello) -> None:

@@ -46,6 +46,7 @@ from pacecar.monitor.meeting import Meeting, MeetingError
 from pacecar.monitor.nvml import PyNvml
 from pacecar.monitor.sampler import Pace, Sampler
 from pacecar.monitor.series import DaemonFigures, daemon_samples, job_samples
+from pacecar.monitor.signals import Signals
 from pacecar.monitor.throttles import Throttles
 from pacecar.monitor.tick import Beat, beats
 from pacecar.monitor.web import WebError, WebServer, pages
@@ -148,6 +149,7 @@ class Daemon:
         )
         self._inbox = Inbox(Meeting(config.socket), self._board, self._clock)
         self._throttles = Throttles()
+        self._signals = Signals(int(config.period_seconds * NS_PER_SECOND))
         self._exporter = Exporter(self._live_samples)
         self._web = WebServer(config.host, config.port)
         self._stopping = threading.Event()
@@ -251,7 +253,7 @@ class Daemon:
             snapshot = self._sampler.sample(beat)
             self._exporter.publish(snapshot.samples())
             self._board.publish(snapshot)
-            self._inbox.tell(self._throttles.take(snapshot))
+            self._inbox.tell(self._throttles.take(snapshot), self._signals.take(snapshot))
             self._keep_budget()
             self._heap.tick(self._clock.monotonic_ns())
 

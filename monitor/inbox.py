@@ -24,7 +24,9 @@ from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.monitor.board import Board
 from pacecar.monitor.conversation import Conversation, Peer, own_pid
 from pacecar.monitor.meeting import Meeting
-from pacecar.monitor.requests import Requests, Target
+from pacecar.monitor.permission import Target
+from pacecar.monitor.requests import Requests
+from pacecar.monitor.signals import NodeSignals
 from pacecar.records import Answer, JobHello, Request, Throttling
 from pacecar.wire import FRAME_BYTES_MAX, FrameError, Message, Refusal, encode_frame
 
@@ -56,6 +58,7 @@ class _Connection:
         self.conversation = conversation
         self.since_ns = since_ns
         self.logged: set[Refusal] = set()
+        self.is_admitted = False
         self.told: Throttling | None = None
 
     def __str__(self) -> str:
@@ -106,20 +109,25 @@ class Inbox:
         conversations = [connection.conversation for connection in list(self._connections.values())]
         return [(c.peer.pid, c.hello) for c in conversations if c.hello is not None and c.peer.pid != 0]
 
-    def tell(self, throttles: Mapping[str, Throttling]) -> None:
+    def tell(self, throttles: Mapping[str, Throttling], signals: NodeSignals | None = None) -> None:
         """Tell each connected rank what holds down its device's clocks, if that is news to it; from any thread.
 
-        A rank whose socket is full is told with the next tick.
+        And what `signals` say of the node, to those that asked.  A rank whose socket is full is told with the next
+        tick, and misses the signals.
         """
         for connection in list(self._connections.values()):
             hello = connection.conversation.hello
-            if hello is None or hello.device_uuid is None:
+            if hello is None:
                 continue
-            news = throttles.get(hello.device_uuid)
-            if news is None and connection.told is not None:
-                news = Throttling(device_uuid=hello.device_uuid, reasons=None)
-            if news is not None and news != connection.told and self._say(connection, news):
-                connection.told = news
+            throttling = None if hello.device_uuid is None else throttles.get(hello.device_uuid)
+            if signals is not None and hello.hears_signals and connection.is_admitted:
+                self._say(connection, signals.of(hello, throttling))
+            if hello.device_uuid is None:
+                continue
+            if throttling is None and connection.told is not None:
+                throttling = Throttling(device_uuid=hello.device_uuid, reasons=None)
+            if throttling is not None and throttling != connection.told and self._say(connection, throttling):
+                connection.told = throttling
 
     def refused(self) -> dict[Refusal, int]:
         """Return how many frames were refused, by reason; every reason is there."""
@@ -241,6 +249,7 @@ class Inbox:
         else:
             assert hello is not None, "a record has a hello before it"
             self._board.take(record, hello=hello, uid=connection.conversation.peer.uid, owner=connection.number)
+            connection.is_admitted = True
         self._frames += 1
         if isinstance(record, JobHello):
             _log.info("%s: hello from %s on %s", connection, record.host, record.device)
@@ -251,7 +260,7 @@ class Inbox:
         targets = [
             Target(other.number, other.conversation.hello, other.conversation.peer.uid)
             for other in self._connections.values()
-            if other.conversation.hello is not None
+            if other.conversation.hello is not None and other.is_admitted
         ]
         self._requests.ask(request, asker=connection.number, uid=peer.uid, targets=targets, meet=self._board.rendezvous)
 

@@ -29,6 +29,7 @@ from pacecar.records import (
     KnobSwitch,
     StepRecord,
     Straggler,
+    TunerOrder,
     TunerStatus,
     Verdict,
     Vitals,
@@ -76,7 +77,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
-    """One job as it was at one moment."""
+    """One job as it was at one moment; `orders` is action -> outcome -> how often a person gave it."""
 
     job: str
     ranks: tuple[RankView, ...]
@@ -88,6 +89,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     expected_gain: dict[str, float]
     measured_gain: dict[str, float]
     crew: CrewView = CrewView()
+    orders: dict[str, dict[str, int]] = {}
+    forecast_error: dict[str, float] = {}
     what_if: WhatIf | None = None
 
 
@@ -140,8 +143,10 @@ class _Job:
         self.verdicts: deque[Verdict] = deque(maxlen=RECENT_MAX)
         self.decision_tallies: Counter[tuple[str, str]] = Counter()
         self.verdict_tallies: Counter[tuple[str, str]] = Counter()
+        self.order_tallies: Counter[tuple[str, str]] = Counter()
         self.expected_gain: dict[str, float] = {}
         self.measured_gain: dict[str, float] = {}
+        self.forecast_error: dict[str, float] = {}
 
     def decide(self, decision: Decision) -> None:
         self.decisions.append(decision)
@@ -154,6 +159,10 @@ class _Job:
         _tally(self.verdict_tallies, (verdict.knob, verdict.outcome))
         if verdict.measured_gain_ratio is not None and (verdict.knob, verdict.outcome) in self.verdict_tallies:
             self.measured_gain[verdict.knob] = verdict.measured_gain_ratio
+            for decision in self.decisions:
+                if decision.decision == verdict.decision and decision.expected_gain_ratio is not None:
+                    error = abs(decision.expected_gain_ratio - verdict.measured_gain_ratio)
+                    self.forecast_error[verdict.knob] = error
 
     def view(self, now_ns: int) -> JobView:
         return JobView(
@@ -166,6 +175,8 @@ class _Job:
             verdict_tallies=tuple(Tally(*key, count) for key, count in self.verdict_tallies.items()),
             expected_gain=dict(self.expected_gain),
             measured_gain=dict(self.measured_gain),
+            orders=_nested(self.order_tallies),
+            forecast_error=dict(self.forecast_error),
             crew=self.crew.view(
                 {
                     number: rank.heard_ns
@@ -181,6 +192,14 @@ class _Job:
 def _tally(tallies: Counter[tuple[str, str]], key: tuple[str, str]) -> None:
     if key in tallies or len(tallies) < TALLIES_MAX:
         tallies[key] += 1
+
+
+def _nested(tallies: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
+    """Return the same as JSON can say it."""
+    nested: dict[str, dict[str, int]] = {}
+    for (outer, inner), count in tallies.items():
+        nested.setdefault(outer, {})[inner] = count
+    return nested
 
 
 class Jobs:
@@ -265,6 +284,8 @@ class Jobs:
                 job.judge(record)
             case TunerStatus():
                 job.tuner = record
+            case TunerOrder():
+                _tally(job.order_tallies, (record.action, record.outcome))
             case Straggler() | JobLedger() | HangSuspicion():
                 job.crew.take(record, now)
             case Goodbye():

@@ -10,7 +10,7 @@ ahead of all of them; or the asker does, who asks the daemons of several nodes f
     asker  -- Request -->  daemon  -- Command -->  rank 0, rank 1, ...  (those on this node)
     asker  <-- Answer --   daemon  <-- Answer --   each of them
 
-Who may ask: the user who runs the job, and root.  Pure but for `send`, which is passed in.
+Who may ask is decided in `permission`.  Pure but for `send`, which is passed in.
 
 Left out: what the actions mean; the hook knows that.
 """
@@ -22,26 +22,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from pacecar.records import Answer, Command, JobHello, Request
+import msgspec
+
+from pacecar.monitor.permission import RANKS_NAMED_MAX, Denied, Target, reachable
+from pacecar.records import Answer, Command, Request
 from pacecar.wire import Message
 
 __all__ = ["REQUESTS_MAX", "Rendezvous", "Requests", "Target"]
 
 REQUESTS_MAX = 64
 """Requests that are out at one time; the oldest makes room."""
-
-JOBS_NAMED_MAX = 8
-"""Jobs that the answer to a wrong name lists."""
-
-ROOT = 0
-
-
-class Target(NamedTuple):
-    """A connected rank of this node."""
-
-    connection: int
-    hello: JobHello
-    uid: int
 
 
 class Rendezvous(NamedTuple):
@@ -77,22 +67,23 @@ class Requests:
     def ask(
         self, request: Request, *, asker: int, uid: int, targets: Iterable[Target], meet: Callable[[str], Rendezvous]
     ) -> None:
-        """Pass `request` on to those of `targets` that are of its job, and tell the asker at once whom it reached."""
-        all_targets = list(targets)
-        mine = [target for target in all_targets if target.hello.job == request.job]
-        if not mine:
-            return self._refuse(request, asker, _unknown(request.job, uid, all_targets))
-        if uid != ROOT and any(target.uid != uid for target in mine):
-            return self._refuse(request, asker, f"job {request.job!r} belongs to another user")
+        """Pass `request` on to those of `targets` that it means, and tell the asker at once whom it reached.
+
+        Several ranks begin together; one that was asked for by name has nobody to wait for.
+        """
+        try:
+            mine = reachable(request, uid, targets)
+        except Denied as denied:
+            return self._refuse(request, asker, str(denied))
         twice = [rank for rank, count in Counter(target.hello.rank for target in mine).items() if count > 1]
         if twice:
             return self._refuse(request, asker, _several(request.job, twice[0], mine))
         meeting = meet(request.job)
-        at_step = request.arguments.get("at_step", meeting.ahead)
+        at_step = request.arguments.get("at_step", 0 if len(request.ranks) == 1 else meeting.ahead)
         if not isinstance(at_step, int) or at_step < (meeting.ahead if "at_step" in request.arguments else 0):
             return self._refuse(request, asker, _passed(request, at_step, meeting))
         number = next(self._numbers)
-        command = Command(number=number, action=request.action, at_step=at_step, arguments=request.arguments)
+        command = Command(number=number, action=request.action, at_step=at_step, arguments=request.arguments, uid=uid)
         reached = {target.connection: target.hello.rank for target in mine if self._send(target.connection, command)}
         if not reached:
             return self._refuse(request, asker, f"no rank of job {request.job!r} reads what the daemon sends")
@@ -109,8 +100,7 @@ class Requests:
             return
         if answer.state != "accepted":
             out.waiting.pop(connection, None)
-        back = Answer(job=answer.job, rank=answer.rank, number=out.serial, state=answer.state, detail=answer.detail)
-        self._send(out.asker, back)
+        self._send(out.asker, msgspec.structs.replace(answer, number=out.serial))
 
     def left(self, connection: int) -> None:
         """Forget what the asker at `connection` wanted, or answer for the rank that was there."""
@@ -128,16 +118,18 @@ class Requests:
 
 def _accepted(request: Request, command: Command, ranks: Sequence[int], world_size: int, meeting: Rendezvous) -> Answer:
     detail = f"{request.action} from step {command.at_step}"
-    if not command.at_step:
+    if not command.at_step and len(request.ranks) == 1:
+        detail = f"{request.action} at its next step"
+    elif not command.at_step:
         detail = f"{request.action} as soon as each hears of it, perhaps not at the same step: none was reported yet"
     expected_ns = None
     if meeting.pace_ns is not None and meeting.at is not None:
-        expected_ns = (command.at_step - meeting.at) * meeting.pace_ns
+        expected_ns = (command.at_step - meeting.at if command.at_step else 1) * meeting.pace_ns
         detail += f", in about {expected_ns / 1e9:.1f} s"
     detail += f", on {len(ranks)} of {world_size} ranks"
-    if len(ranks) < world_size:
-        missing = [str(rank) for rank in range(world_size) if rank not in ranks]
-        shown = ", ".join(missing[:JOBS_NAMED_MAX]) + (", ..." if len(missing) > JOBS_NAMED_MAX else "")
+    missing = [str(rank) for rank in request.ranks or range(world_size) if rank not in ranks]
+    if missing:
+        shown = ", ".join(missing[:RANKS_NAMED_MAX]) + (", ..." if len(missing) > RANKS_NAMED_MAX else "")
         detail += f": not on {shown}, of which this daemon does not hear (another node's?)"
     return Answer(
         job=request.job,
@@ -149,18 +141,6 @@ def _accepted(request: Request, command: Command, ranks: Sequence[int], world_si
         expected_ns=expected_ns,
         pace_ns=meeting.pace_ns,
     )
-
-
-def _unknown(job: str, uid: int, targets: Sequence[Target]) -> str:
-    names = sorted({target.hello.job for target in targets if uid in (ROOT, target.uid)})
-    there = (
-        "no job of yours is"
-        if not names
-        else f"there {'is' if len(names) == 1 else 'are'} "
-        + ", ".join(map(repr, names[:JOBS_NAMED_MAX]))
-        + (", ..." if len(names) > JOBS_NAMED_MAX else "")
-    )
-    return f"no rank of a job {job!r} is connected to this daemon; {there}"
 
 
 def _several(job: str, rank: int, mine: Sequence[Target]) -> str:

@@ -212,6 +212,9 @@ def _collective_samples(window: CollectiveWindow, labels: tuple[str, str]) -> It
 
 
 def _tuner_samples(job: JobView) -> Iterator[Sample]:
+    for action, outcomes in job.orders.items():
+        for outcome, count in outcomes.items():
+            yield sample("pacecar_tuner_orders_total", count, job.job, action, outcome)
     if job.tuner is not None:
         for state in TUNER_STATES:
             yield sample("pacecar_tuner_state", int(state == job.tuner.state), job.job, state)
@@ -224,6 +227,8 @@ def _tuner_samples(job: JobView) -> Iterator[Sample]:
         yield sample("pacecar_tuner_expected_gain_ratio", ratio, job.job, knob)
     for knob, ratio in job.measured_gain.items():
         yield sample("pacecar_tuner_measured_gain_ratio", ratio, job.job, knob)
+    for knob, ratio in job.forecast_error.items():
+        yield sample("pacecar_tuner_forecast_error_ratio", ratio, job.job, knob)
 
 
 def _spending_samples(figures: DaemonFigures) -> Iterator[Sample]:

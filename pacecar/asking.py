@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from pacecar.records import Answer, KnobValue, Request
+from pacecar.records import Answer, KnobValue, Request, TunerReport
 from pacecar.wire import FRAME_BYTES_MAX, FrameError, decode_frame, encode_frame
 
 __all__ = ["AskError", "Reply", "ask"]
@@ -45,22 +45,31 @@ class Reply(msgspec.Struct, frozen=True):
     rank: int
     state: Literal["done", "refused", "silent"]
     detail: str
+    report: TunerReport | None = None
 
 
 def ask(
-    path: str, job: str, action: str, arguments: dict[str, KnobValue], *, timeout_seconds: float | None = None
+    path: str,
+    job: str,
+    action: str,
+    arguments: dict[str, KnobValue],
+    *,
+    timeout_seconds: float | None = None,
+    ranks: tuple[int, ...] = (),
 ) -> Iterator[Answer | Reply]:
     """Ask `job` for `action` through the daemon at `path`: yield what is said on the way, then a Reply a rank.
 
-    `timeout_seconds` None: as long as the steps in `arguments` may take at the job's pace, and PATIENCE_SECONDS.
+    `ranks` says which are meant, none all of them that are on this node.  `timeout_seconds` None: as long as the steps
+    in `arguments` may take at the job's pace, and PATIENCE_SECONDS.
 
     Raises:
         AskError: there is no daemon, it has no such job, or the job belongs to somebody else.
     """
     begun = time.monotonic()
+    request = Request(serial=_SERIAL, job=job, action=action, arguments=arguments, ranks=ranks)
     with _connect(path, FIRST_SECONDS) as connection:
         try:
-            connection.send(encode_frame(Request(serial=_SERIAL, job=job, action=action, arguments=arguments)))
+            connection.send(encode_frame(request))
         except FrameError as error:
             raise AskError(str(error)) from error
         except OSError as error:
@@ -92,7 +101,7 @@ def _replies(connection: socket.socket, first: Answer, deadline: float) -> Itera
             yield answer
         elif answer.rank in waiting:
             del waiting[answer.rank]
-            yield Reply(answer.rank, answer.state, answer.detail)
+            yield Reply(answer.rank, answer.state, answer.detail, answer.report)
     for rank, said in sorted(waiting.items()):
         yield Reply(rank, "silent", silence + said)
 

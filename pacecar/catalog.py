@@ -393,6 +393,8 @@ CATALOG: tuple[Metric, ...] = (
         ("tuner_verdicts_total", _C, _N, "training_job knob outcome", "Verdicts by what became of the change."),
         ("tuner_expected_gain_ratio", _G, _R, "training_job knob", "Share of step time that the last decision expected to save."),
         ("tuner_measured_gain_ratio", _G, _R, "training_job knob", "Share of step time that the last verdict measured as saved."),
+        ("tuner_forecast_error_ratio", _G, _R, "training_job knob", "Share of step time by which the last judged forecast was off: expected minus measured gain, sign dropped."),
+        ("tuner_orders_total", _C, _N, "training_job action outcome", "Orders that people gave the tuner, by whether they were carried out."),
         ("tuner_exploration_seconds", _G, _NS, "training_job", "Time lost to trials so far, against the setting in force before each."),
     ),
     *_section(

@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from pacecar import __version__
+from pacecar.knobs_command import knobs
+from pacecar.tune_command import tune
+from pacecar.usage import config_option
+from pacecar.usage import fail as _fail
+from pacecar.usage import load as _load
 
 if TYPE_CHECKING:
     from pacecar.asking import Reply
-    from pacecar.config import Config
     from pacecar.records import Answer
 
 __all__ = ["cli", "main"]
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-
-config_option = click.option(
-    "--config", "config_file", type=click.Path(path_type=Path), help="TOML file; default $PACECAR_CONFIG."
-)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -243,6 +243,10 @@ def version() -> None:
     click.echo(f"pacecar {__version__}")
 
 
+cli.add_command(knobs)
+cli.add_command(tune)
+
+
 def main() -> NoReturn:
     """Run the command and exit.  click itself is quiet about a reader that went away (exit code 1)."""
     try:
@@ -254,18 +258,6 @@ def main() -> NoReturn:
         sys.exit(error.exit_code)
     # click returns the code of --help and of ctx.exit() instead of raising it in this mode.
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _load(file: Path | None, flags: dict[str, Any]) -> Config:
-    """Return the configuration, `flags` being of [daemon]; ends the command when it cannot be used."""
-    from pacecar.config import ConfigError, load_config
-
-    # An option that may be repeated and was not given is an empty tuple.
-    given = {key: value for key, value in flags.items() if value not in (None, ())}
-    try:
-        return load_config(file, flags={"daemon": given})
-    except ConfigError as error:
-        _fail(str(error), code=2)
 
 
 def _analyze(files: list[str]) -> None:
@@ -283,11 +275,6 @@ def _need(module: str, why: str, extra: str) -> None:
 
     if find_spec(module) is None:
         _fail(f"{why}, and {module} is not installed: pip install 'pacecar[{extra}]'")
-
-
-def _fail(message: str, *, code: int = 1) -> NoReturn:
-    click.echo(f"pacecar: {message}", err=True)
-    sys.exit(code)
 
 
 def _log_to_stderr(level: str) -> None:

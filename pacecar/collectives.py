@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["CollectiveSum", "CollectiveWindow"]
+__all__ = ["BackwardWindow", "CollectiveSum", "CollectiveWindow"]
 
 
 class CollectiveSum(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -40,3 +40,14 @@ class CollectiveWindow(msgspec.Struct, frozen=True, kw_only=True, tag="collectiv
     step: int
     ended_wall_ns: int
     sums: tuple[CollectiveSum, ...]
+
+
+class BackwardWindow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The last backward of a profiled step and its all-reduces; stays in the process, a sum is what people are told.
+
+    `work_ns` is how long the backward itself took, without what it waited for at its end.  `reduces` are begin and end
+    of each all-reduce that began in it or after, in nanoseconds since it began, the earliest first.
+    """
+
+    work_ns: int
+    reduces: tuple[tuple[int, int], ...]

@@ -15,10 +15,12 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
+
+from pacecar.knobs import KnobName
 
 __all__ = [
     "Config",
@@ -100,7 +102,8 @@ class HookConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class TuneConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The [tune] section: how far the controller may go."""
 
-    mode: Literal["off", "advise", "exact"] = "exact"
+    mode: Literal["off", "advise", "exact", "lossy", "adaptive"] = "exact"
+    policy: Literal["pacecar", "throughput-doubling", "gaussian-process", "tpe"] = "pacecar"
     exploration_budget: Ratio = 0.01
     warmup_steps: PositiveInt = 10
     dead_band: Ratio = 0.01
@@ -109,13 +112,29 @@ class TuneConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     bucket_bytes_max: PositiveInt = 256 * 1024 * 1024
     micro_batch_min: PositiveInt = 1
     micro_batch_max: PositiveInt = 65_536
-    knobs: tuple[Literal["bucket_bytes", "micro_batch"], ...] = ("micro_batch", "bucket_bytes")
+    micro_tokens_min: PositiveInt = 1
+    micro_tokens_max: PositiveInt = 16_777_216
+    first_bucket_bytes_min: PositiveInt = 64 * 1024
+    first_bucket_bytes_max: PositiveInt = 256 * 1024 * 1024
+    loader_workers_min: Annotated[int, Meta(ge=0)] = 1
+    loader_workers_max: Annotated[int, Meta(ge=0, le=1024)] = 32
+    loader_prefetch_min: PositiveInt = 1
+    loader_prefetch_max: Annotated[int, Meta(ge=1, le=1024)] = 16
+    loader_redraw: bool = False
+    batch_samples_min: PositiveInt = 1
+    batch_samples_max: PositiveInt = 1_048_576
+    compression: tuple[Literal["bf16", "fp16", "powersgd", "topk"], ...] = ("bf16", "fp16")
+    topk_ratio: Annotated[float, Meta(gt=0.0, le=0.5)] = 0.01
+    powersgd_rank: Annotated[int, Meta(ge=1, le=64)] = 2
+    learning_rate_rule: Literal["none", "linear", "sqrt", "adascale"] = "none"
+    scheduler_by_samples: bool = False
+    remember: bool = True
+    knobs_file: str | None = None
+    knobs: tuple[KnobName, ...] = get_args(KnobName)
 
     def __post_init__(self) -> None:
-        for low, high in (
-            ("bucket_bytes_min", "bucket_bytes_max"),
-            ("micro_batch_min", "micro_batch_max"),
-        ):
+        for low in (name for name in self.__struct_fields__ if name.endswith("_min")):
+            high = low.removesuffix("min") + "max"
             if getattr(self, low) > getattr(self, high):
                 raise ValueError(f"{low} is above {high}")
 

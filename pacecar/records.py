@@ -8,13 +8,14 @@ Left out on purpose: behaviour.  A record can check its own invariants and add i
 
 from __future__ import annotations
 
-from typing import Literal, Union
+from typing import Literal
 
 import msgspec
 
 from pacecar.accuracy import EstimateCheck
-from pacecar.collectives import CollectiveSum, CollectiveWindow
+from pacecar.collectives import BackwardWindow, CollectiveSum, CollectiveWindow
 from pacecar.ledger import LEDGER_HEADINGS, Ledger
+from pacecar.steering import Answer, Command, KnobValue, Request, TunerChange, TunerOrder, TunerReport
 from pacecar.vitals import DeviceMemory, Vitals
 from pacecar.whatif import Bound, Rung, WhatIf
 
@@ -22,6 +23,7 @@ __all__ = [
     "LEDGER_HEADINGS",
     "Absent",
     "Answer",
+    "BackwardWindow",
     "Bound",
     "CollectiveSum",
     "CollectiveWindow",
@@ -48,13 +50,14 @@ __all__ = [
     "StepRecord",
     "Straggler",
     "Throttling",
+    "TunerChange",
+    "TunerOrder",
+    "TunerReport",
     "TunerStatus",
     "Verdict",
     "Vitals",
     "WhatIf",
 ]
-
-KnobValue = Union[int, str]  # noqa: UP007  msgspec resolves it at run time on every Python we support
 
 
 # --- the host road: collectors to board ---------------------------------------------------------
@@ -129,7 +132,11 @@ class Knobs(msgspec.Struct, frozen=True):
 
 
 class JobHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """Who is speaking: the first frame of every connection."""
+    """Who is speaking: the first frame of every connection.
+
+    `interface` is what the rank's collectives go through; None: unknown, or they bypass the kernel.  `hears_signals`
+    asks the daemon for HostSignals.
+    """
 
     job: str
     rank: int
@@ -144,6 +151,8 @@ class JobHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     pacecar_version: str
     parallel: dict[str, int] = {}
     started_wall_ns: int
+    interface: str | None = None
+    hears_signals: bool = False
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
@@ -329,34 +338,13 @@ CrewRecord = Straggler | JobLedger | HangSuspicion | WhatIf
 
 MeasuredRecord = StepRecord | Vitals | EstimateCheck | CollectiveWindow
 
-TunedRecord = KnobSwitch | Decision | Verdict | TunerStatus
+TunerRecord = KnobSwitch | Decision | Verdict | TunerStatus | TunerOrder
 
-JobRecord = JobHello | MeasuredRecord | TunedRecord | CrewRecord | Goodbye
+JobRecord = JobHello | MeasuredRecord | TunerRecord | CrewRecord | Goodbye
 """What may cross the socket and what a run folder holds."""
 
 
-# --- the asking road: a person to the daemon, the daemon to its hooks, and back ------------------
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
-    """Somebody asks a running job for something; `serial` is the asker's own number and comes back in each answer."""
-
-    serial: int
-    job: str
-    action: str
-    arguments: dict[str, KnobValue] = {}
-
-
-class Command(msgspec.Struct, frozen=True, kw_only=True, tag="command"):
-    """The daemon passes a request on to one rank.
-
-    `at_step` is a step that every rank of the job on this node has still before it, so that all can begin together.
-    """
-
-    number: int
-    action: str
-    at_step: int
-    arguments: dict[str, KnobValue] = {}
+# --- the way back: the daemon to its hooks (what people ask goes along it too, see `pacecar.steering`) ---------
 
 
 class Throttling(msgspec.Struct, frozen=True, kw_only=True, tag="throttling"):
@@ -367,21 +355,3 @@ class Throttling(msgspec.Struct, frozen=True, kw_only=True, tag="throttling"):
 
     device_uuid: str
     reasons: tuple[str, ...] | None
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
-    """What became of a request: from one rank, or from the daemon itself (`rank` is None).
-
-    "accepted" is not the end, the others are.  `number` is the command's, towards the asker the request's serial.
-    `ranks` says whom the daemon reached; `expected_ns` when they begin, from now, and `pace_ns` how long a step takes,
-    as far as it knows.
-    """
-
-    job: str
-    rank: int | None
-    number: int
-    state: Literal["accepted", "done", "refused"]
-    detail: str
-    ranks: tuple[int, ...] = ()
-    expected_ns: int | None = None
-    pace_ns: int | None = None

@@ -18,10 +18,11 @@ from enum import StrEnum
 import msgspec
 
 from pacecar.records import Answer, Command, JobRecord, Request, Throttling
+from pacecar.signals import HostSignals
 
 __all__ = ["FRAME_BYTES_MAX", "VERSION", "FrameError", "Message", "Refusal", "decode_frame", "encode_frame"]
 
-Message = JobRecord | Request | Command | Answer | Throttling
+Message = JobRecord | Request | Command | Answer | Throttling | HostSignals
 """What may cross the socket, in either direction."""
 
 VERSION = 1

@@ -36,7 +36,7 @@ from pacecar.profiler.pulse import WAITING_MAX, Passed, PlainStep, Pulse, raw_st
 from pacecar.profiler.sink import RecordSink
 from pacecar.profiler.steptimer import RawStep, TimedStep, time_step
 from pacecar.profiler.vitals import VitalsMeter
-from pacecar.records import CollectiveWindow, EstimateCheck, JobHello, Knobs, StepRecord
+from pacecar.records import BackwardWindow, CollectiveWindow, EstimateCheck, JobHello, Knobs, StepRecord
 
 __all__ = ["LOOK_SECONDS", "WAITING_MAX", "Books", "FinishedStep"]
 
@@ -93,6 +93,11 @@ class FinishedStep(msgspec.Struct, eq=False):
     def source(self) -> Literal["exact", "estimate"]:
         """What its ledger comes from."""
         return "exact" if self.measurement is not None else "estimate"
+
+    @property
+    def backward(self) -> BackwardWindow | None:
+        """Its last backward and the all-reduces of it; None where no window told."""
+        return None if self.measurement is None else self.measurement.backward
 
     def settled(self) -> StepRecord:
         """Return the record, written now if it was not yet.

@@ -29,14 +29,17 @@ from pacecar.profiler.classification import collective_operation
 from pacecar.profiler.trace.collectives import from_metadata
 from pacecar.profiler.trace.events import Args
 from pacecar.profiler.trace.table import Collective
-from pacecar.records import CollectiveSum
+from pacecar.records import BackwardWindow, CollectiveSum
 
-__all__ = ["OPERATIONS_MAX", "UNNAMED", "SeenCollective", "sum_collectives"]
+__all__ = ["OPERATIONS_MAX", "REDUCES_MAX", "UNNAMED", "SeenCollective", "backward_window", "sum_collectives"]
 
 OPERATIONS_MAX = 16
 """Operations that are told apart: torch has twelve.  What comes after them is `UNNAMED`."""
 
 UNNAMED = "unknown"
+
+REDUCES_MAX = 512
+"""All-reduces of one backward that are told one by one; a job with more has buckets of its smallest layers."""
 
 OPERATION_CHARACTERS_MAX = 32
 """It becomes a label; NCCL has no longer word."""
@@ -83,6 +86,25 @@ def sum_collectives(rows: Iterable[SeenCollective], window: tuple[int, int]) -> 
         )
         for operation, s in sorted(sums.items(), key=lambda item: (-item[1].duration_ns, item[0]))
     )
+
+
+def backward_window(
+    rows: Iterable[SeenCollective], backward: tuple[int, int], end_ns: int, *, on_device: bool
+) -> BackwardWindow | None:
+    """Return the all-reduces that began from `backward`'s start on and before `end_ns`; None with too many of them.
+
+    gloo's rows beside a device's are not of gradients, but of pacecar's own votes or of the job's barriers.
+    """
+    reduces = []
+    for seen in rows:
+        if not backward[0] <= seen.start_ns < end_ns or (on_device and seen.name.startswith("gloo:")):
+            continue
+        said = _said(seen.metadata)
+        if ((said.operation if said is not None else collective_operation(seen.name)) or UNNAMED) == "all_reduce":
+            reduces.append((seen.start_ns - backward[0], seen.end_ns - backward[0]))
+    if len(reduces) > REDUCES_MAX:
+        return None
+    return BackwardWindow(work_ns=backward[1] - backward[0], reduces=tuple(sorted(reduces)))
 
 
 def _said(metadata: str | None) -> Collective | None:

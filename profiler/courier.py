@@ -5,7 +5,8 @@ thread a system call, and the woken one then wants the GIL just as the next forw
 a few times a second and delivers what has come, all at once.  When the queue is full the *oldest* record
 goes, because the totals in every step record make the newest worth the most.  The thread delivers
 through a `Carrier`, and when that fails (no daemon, full disk) it waits a little longer each time, at most
-BACKOFF_SECONDS_MAX, and tries the same record again.
+BACKOFF_SECONDS_MAX, and tries the same record again.  The end of a job waits for a daemon that is being restarted, and
+not for one that never was there.
 
 A forked child (a DataLoader worker) has the queue but not the thread, and locks may be held for ever there: every
 public call in another process than the first returns at once.
@@ -84,6 +85,8 @@ class Courier:
         self._closing = threading.Event()
         self._deadline = float("inf")
         self._is_complaining = False
+        self._has_delivered = False
+        self._is_absent = False
         self.before_look: Callable[[], None] | None = None
         """Called by the courier's thread before it looks at its queue: whoever writes late writes now."""
         self.charge: Callable[[int], None] | None = None
@@ -140,6 +143,8 @@ class Courier:
                         backoff = BACKOFF_SECONDS_MIN
                         continue
                     self._put_back(record)
+                    if self._closing.is_set() and self._is_absent and not self._has_delivered:
+                        return
                     self._closing.wait(backoff) if not self._closing.is_set() else time.sleep(BACKOFF_SECONDS_MIN)
                     backoff = min(2 * backoff, BACKOFF_SECONDS_MAX)
                 if self._closing.is_set():
@@ -163,12 +168,14 @@ class Courier:
             self._dropped += 1
             _log.warning("pacecar drops a record for %s: %s", self._carrier.destination, refusal)
         except OSError as error:
+            self._is_absent = isinstance(error, (FileNotFoundError, ConnectionRefusedError))
             if not self._is_complaining:
                 self._is_complaining = True
                 _log.warning("pacecar cannot write to %s (%s); it keeps trying", self._carrier.destination, error)
             return False
         else:
             self._is_complaining = False
+            self._has_delivered = True
         return True
 
     def _put_back(self, record: JobRecord | Answer) -> None:

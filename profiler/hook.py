@@ -132,7 +132,7 @@ class Hook:
             wall_ns=self._wall_ns,
             care=self._care,
         )
-        self._loop = Loop(
+        loop = self._loop = Loop(
             self._timer,
             self._guard,
             self._counts,
@@ -142,16 +142,16 @@ class Hook:
             batch_samples=batch_samples,
             batch_tokens=batch_tokens,
         )
-        self.data, self.count, self.checkpoint = self._loop.data, self._loop.count, self._loop.checkpoint
+        self.data, self.count = loop.data, loop.count
+        self.checkpoint, self.was_paused = loop.checkpoint, loop.was_paused
         self._books = Books(
             hello, self._sinks, self._budget, self._calibrations, self._vitals, self._guard, self._cadence, self._pulse
         )
         self.look, self.flush, self.charge = self._books.look, self._books.settle, self._budget.charge
         """Let other threads write the records that wait; write them now, on the training thread; add a cost."""
         self.begun, self.charge_records = self._pulse.begun, self._books.charge
-        self._listener_ns = 0
+        self._listener_ns = self._opening_ns = 0
         self._pulse.care_step = self._budget.next_look(0)
-        self._opening_ns = 0
         self._beat_handle: RemovableHandle | None = None
         self._optimizer = optimizer
         self._may_be_open = self._has_aftermath = False

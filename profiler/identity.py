@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pacecar.clock import Clock, SystemClock
+from pacecar.profiler.interface import collective_interface
 from pacecar.records import JobHello
 
 __all__ = ["job_id", "make_hello", "model_device"]
@@ -47,6 +48,7 @@ def make_hello(
     local_rank = _number(environ, "LOCAL_RANK", "SLURM_LOCALID")
     device = model_device(model)
     is_cuda = device.type == "cuda"
+    backend = dist.get_backend() if is_distributed else None
     if local_rank is None:
         local_rank = device.index if is_cuda and device.index is not None else rank
     return JobHello(
@@ -58,11 +60,12 @@ def make_hello(
         host=socket.gethostname(),
         device=str(device),
         device_uuid=_device_uuid(device) if is_cuda else None,
-        backend=dist.get_backend() if is_distributed else None,
+        backend=backend,
         framework=f"torch {torch.__version__}",
         pacecar_version=metadata.version("pacecar"),
         parallel={"data": world_size} if isinstance(model, nn.parallel.DistributedDataParallel) else {},
         started_wall_ns=(clock or SystemClock()).wall_ns(),
+        interface=collective_interface(backend, environ=environ),
     )
 
 

@@ -49,6 +49,7 @@ class Loop:
         self._batch_tokens = batch_tokens
         self.checkpoint_depth = 0
         """How many `checkpoint` bodies are under way, one inside another."""
+        self._checkpointed_ns: int | None = None
 
     def data(self, loader: Iterable[T]) -> Iterable[T]:
         """Return `loader` with its waits timed and its batches counted; iterate it as often as the loader."""
@@ -75,7 +76,13 @@ class Loop:
             if not self.checkpoint_depth:
                 self._guard.wrap(self._checkpointed)(start, self._now_ns())
 
+    def was_paused(self, since_ns: int) -> bool:
+        """Return whether the loop has saved a checkpoint or evaluated since then."""
+        pauses = (self._checkpointed_ns, self._phases.evaluated_ns)
+        return any(pause_ns is not None and pause_ns >= since_ns for pause_ns in pauses)
+
     def _checkpointed(self, start_ns: int, end_ns: int) -> None:
+        self._checkpointed_ns = end_ns
         self._timer.events.append(("checkpoint", start_ns, end_ns))
         self._vitals.checkpointed(end_ns - start_ns)
 

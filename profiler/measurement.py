@@ -16,13 +16,13 @@ import numpy as np
 
 from pacecar.clock import Clock
 from pacecar.profiler.attribution import Cause, attribute_phases
-from pacecar.profiler.collectivesums import sum_collectives
+from pacecar.profiler.collectivesums import backward_window, sum_collectives
 from pacecar.profiler.devicephases import passed_stretches
 from pacecar.profiler.reading import Activity, Reading, read_rows
 from pacecar.profiler.spans import EMPTY, Intervals, intervals, union
 from pacecar.profiler.steptimer import PHASES, TimedStep
 from pacecar.profiler.window import WindowProfiler, WindowUnavailable
-from pacecar.records import CollectiveSum, Ledger
+from pacecar.records import BackwardWindow, CollectiveSum, Ledger
 
 __all__ = ["Measurement", "WindowMeter"]
 
@@ -48,6 +48,8 @@ class Measurement:
     collectives: tuple[CollectiveSum, ...] = ()
     on_device: Mapping[str, Ledger] | None = None
     """The ledger of each phase as the device ran it; None for a CPU job and where the rows do not tell."""
+    backward: BackwardWindow | None = None
+    """The last backward and its all-reduces, on the device where there is one; None where the rows do not tell."""
 
 
 class WindowMeter:
@@ -178,12 +180,20 @@ class WindowMeter:
         if passed is not None:
             on_device = attribute_phases(reading.work, passed[1], passed[0], causes=causes)
             on_device.pop("overhead")
+        ran = stretches if not self._on_device else {} if passed is None else passed[0]
+        backwards = ran.get("backward", EMPTY)
+        backward = None
+        if len(backwards):
+            first, last = (int(instant) for instant in backwards[backwards[:, 0].argmax()])
+            rows, until = reading.collectives, end if self._on_device else max(last, int(tails.max(initial=last)))
+            backward = backward_window(rows, (first, last), until, on_device=self._on_device)
         return Measurement(
             ledger=total,
             phases=phases,
             row_count=len(found),
             collectives=sum_collectives(reading.collectives, (start, end)),
             on_device=on_device,
+            backward=backward,
         )
 
     def _is_blind(self, why: str | None) -> bool:

@@ -3,17 +3,22 @@
 A collective that one rank does not join hangs the others, so ranks that were configured differently, or of which one
 does not attach, must find out by other means.  A store has no such trouble: a key is there or it is not.
 
+A store may outlive its ranks: torchrun's agent keeps its own while it starts failed workers anew (torch 2.13,
+dynamic_rendezvous.py), so the keys of the life before are still there, verdict and addresses too.  Hence `life` in
+every key.
+
 Also here, because every side road needs it: how to let go of a collective that will never complete.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["MEET_SECONDS", "MeetingError", "keep_for_ever", "meet"]
+__all__ = ["MEET_SECONDS", "MeetingError", "keep_for_ever", "life", "meet"]
 
 MEET_SECONDS = 30.0
 """Ranks attach after the same model was built; longer apart than this means that a rank does not attach."""
@@ -31,6 +36,11 @@ def keep_for_ever(*things: object) -> None:
     """
     for thing in things:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def life(world_size: int) -> str:
+    """Return a name for this life of the job's ranks, the same on all of them and another one after a restart."""
+    return f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}of{world_size}"
 
 
 class MeetingError(RuntimeError):
@@ -56,10 +66,14 @@ def meet(
     Raises:
         MeetingError: some rank did not come in time, or came with another claim.
     """
-    prefix = f"pacecar/{name}"
+    prefix = f"pacecar/{life(world_size)}/{name}"
     store.set(f"{prefix}/rank{rank}", claim)
     deadline = time.monotonic() + seconds
     keys = [f"{prefix}/rank{r}" for r in range(world_size)]
+    if not store.check(
+        [keys[rank]]
+    ):  # torch's FileStore, once somebody removed its file; other calls then never return
+        raise MeetingError("the job's store forgets what is written to it")
     while not store.check([f"{prefix}/verdict"]):
         if rank == 0 and store.check(keys):
             claims = [store.get(key).decode() for key in keys]

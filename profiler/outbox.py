@@ -3,8 +3,8 @@
 Over its Unix socket, one frame a record, the hello first on every connection so that a restarted daemon knows at once
 who speaks.  The training thread only appends to a queue (`Courier`); the daemon may be full, gone or never there.
 
-Down the same connection come commands, which somebody asked the daemon to pass on, and news of the
-device.  The courier's thread takes them when it looks at its queue, so both may be a quarter of a second old.
+Down the same connection come commands, which somebody asked the daemon to pass on, news of the device and signals of
+the node.  The courier's thread takes them when it looks at its queue, so all may be a quarter of a second old.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ from collections.abc import Callable
 
 from pacecar.profiler.courier import QUEUE_LENGTH_MAX, Courier, Refused
 from pacecar.records import Answer, Command, JobHello, JobRecord, Throttling
+from pacecar.signals import HostSignals
 from pacecar.wire import FRAME_BYTES_MAX, FrameError, decode_frame, encode_frame
 
-__all__ = ["Outbox"]
+__all__ = ["News", "Outbox"]
+
+News = Throttling | HostSignals
+"""What the daemon tells without being asked."""
 
 COMMANDS_PER_LOOK = 16
 """Frames taken at one look: a daemon that talks without end does not keep records from leaving."""
@@ -30,7 +34,7 @@ _log = logging.getLogger(__name__)
 class Outbox(Courier):
     """A `RecordSink` towards the daemon that listens at `path`.
 
-    `obey` gets each command and `heed` what the daemon tells of the device, None when the connection broke; on the
+    `obey` gets each command and `heed` what the daemon tells of device and node, None when the connection broke; on the
     courier's thread, and neither may wait.
     """
 
@@ -41,7 +45,7 @@ class Outbox(Courier):
         *,
         queue_length_max: int = QUEUE_LENGTH_MAX,
         obey: Callable[[Command], None] | None = None,
-        heed: Callable[[Throttling | None], None] | None = None,
+        heed: Callable[[News | None], None] | None = None,
     ) -> None:
         super().__init__(_SocketCarrier(path, hello, obey, heed), queue_length_max=queue_length_max)
 
@@ -52,13 +56,14 @@ class _SocketCarrier:
         path: str,
         hello: JobHello,
         obey: Callable[[Command], None] | None,
-        heed: Callable[[Throttling | None], None] | None,
+        heed: Callable[[News | None], None] | None,
     ) -> None:
         self._path = path
         self._obey = obey
         self._heed = heed
         self._hello = encode_frame(hello)
         self._socket: socket.socket | None = None
+        self._has_complained = False
 
     @property
     def destination(self) -> str:
@@ -96,11 +101,14 @@ class _SocketCarrier:
             try:
                 message = decode_frame(frame)
             except FrameError as error:
-                _log.warning("pacecar does not understand what the daemon at %s says: %s", self._path, error)
-                return
+                # Once: a newer daemon may say it again every few seconds.
+                level = logging.DEBUG if self._has_complained else logging.WARNING
+                self._has_complained = True
+                _log.log(level, "pacecar does not understand what the daemon at %s says: %s", self._path, error)
+                continue
             if isinstance(message, Command) and self._obey is not None:
                 self._obey(message)
-            elif isinstance(message, Throttling) and self._heed is not None:
+            elif isinstance(message, Throttling | HostSignals) and self._heed is not None:
                 self._heed(message)
 
     def close(self) -> None:

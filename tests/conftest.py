@@ -1,8 +1,15 @@
-"""What holds for all tests: how fast the machine is decides nothing."""
+"""What holds for all tests: none learns from another, or from what its user trained yesterday.
+
+And how fast the machine is decides nothing.
+"""
 
 from __future__ import annotations
 
+import os
+
 from hypothesis import HealthCheck, settings
+
+os.environ.setdefault("PACECAR_TUNE_REMEMBER", "false")
 
 settings.register_profile("pacecar", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("pacecar")

@@ -142,13 +142,11 @@ def test_losses_under_a_daemon_with_hook_and_windows_equal_those_without_pacecar
     path, port = tmp_path / "p.sock", free_port()
     processes.append(start_daemon(path, port))
     options = {"socket": str(path), "window_interval_steps": 10, "overhead_budget": 1.0}
-    plain = start_job("--steps", "80", "--no-pacecar")
-    processes.append(plain)
-    bare = finish(plain)
     hooked = start_job("--steps", "80", "--options", json.dumps(options))
-    processes.append(hooked)
+    plain = start_job("--steps", "80", "--no-pacecar")
+    processes += [hooked, plain]
     wait_for(lambda: steps_seen(port), "a rank reports")
-    with_hook = finish(hooked)
+    bare, with_hook = finish(plain), finish(hooked)
     assert with_hook["losses"] == bare["losses"]
     assert with_hook["parameters"] == bare["parameters"]
 
@@ -158,9 +156,10 @@ def test_a_tuned_job_turns_its_knobs_on_both_ranks_at_the_same_steps_and_shows_i
 ) -> None:
     path, port = tmp_path / "p.sock", free_port()
     processes.append(start_daemon(path, port))
-    options = {"socket": str(path), "exploration_budget": 1.0, "warmup_steps": 5}
+    # A slow machine measures every second of these short steps otherwise.
+    options = {"socket": str(path), "exploration_budget": 1.0, "warmup_steps": 5, "overhead_budget": 0.2}
     tuned = start_job(
-        *("--steps", "500", "--width", "256", "--tune", "exact", "--micro-batch", "1"),
+        *("--steps", "300", "--width", "256", "--tune", "exact", "--micro-batch", "1"),
         *("--run-dir", str(tmp_path / "run"), "--options", json.dumps(options)),
     )
     processes.append(tuned)
@@ -193,7 +192,8 @@ def test_a_trace_on_demand_holds_the_same_steps_of_both_ranks_and_the_losses_sta
     path, port = tmp_path / "p.sock", free_port()
     processes.append(start_daemon(path, port))
     job = start_job("--steps", "150", "--pause", "0.03", "--options", json.dumps({"socket": str(path)}))
-    processes.append(job)
+    plain = start_job("--steps", "150", "--no-pacecar")
+    processes += [job, plain]
     wait_for(lambda: len(steps_seen(port)) == 2 and min(steps_seen(port).values()) > 5, "both ranks report")
     asked = subprocess.run(
         [
@@ -213,7 +213,4 @@ def test_a_trace_on_demand_holds_the_same_steps_of_both_ranks_and_the_losses_sta
     assert len(marks) == 2
     assert marks[0] == marks[1]
     assert len(marks[0]) == 4
-    traced = finish(job)
-    plain = start_job("--steps", "150", "--no-pacecar")
-    processes.append(plain)
-    assert traced["losses"] == finish(plain)["losses"]
+    assert finish(job)["losses"] == finish(plain)["losses"]

@@ -56,6 +56,8 @@ TUNE_DEFAULTS = {
     "PACECAR_TUNE_EXPLORATION_BUDGET": "0.05",
     # Long enough that the stretch before the first trial has a spread (default 10).
     "PACECAR_TUNE_WARMUP_STEPS": "50",
+    # Every demo begins as badly as the first.
+    "PACECAR_TUNE_REMEMBER": "false",
 }
 """What suits a run of minutes; the user's own environment goes first."""
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from pacecar.profiler.crew.words import MESSAGE_WORDS
-from pacecar.profiler.meeting import MEET_SECONDS, keep_for_ever, meet
+from pacecar.profiler.meeting import MEET_SECONDS, keep_for_ever, life, meet
 
 __all__ = ["CLOSE_SECONDS", "GlooRoad", "Road"]
 
@@ -90,7 +90,7 @@ class GlooRoad:
         if hasattr(store, "clone"):  # torch before 2.7 has none: short questions on the job's connection must do
             store = store.clone()
         meet(store, self._rank, self._world_size, claim, name=name, seconds=self._meet_seconds, rest=rest)
-        store = dist.distributed_c10d.PrefixStore(f"pacecar/{name}/gloo", store)
+        store = dist.distributed_c10d.PrefixStore(f"pacecar/{life(self._world_size)}/{name}/gloo", store)
         self._group = dist.ProcessGroupGloo(store, self._rank, self._world_size, TIMEOUT)
 
     def post(self, words: Sequence[int]) -> None:

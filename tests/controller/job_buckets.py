@@ -143,7 +143,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
             train_step(ddp, optimizer, [torch.randn(8, 64)] * micro)
             model(torch.randn(8, 64)).sum().backward()
     result["gradient_bytes"] = actuator.gradient_bytes()
-    result["recipe"] = actuator._recipe
+    result["recipe"] = actuator._reducer.recipe
     if refusal is not None:
         return result
     sizes = [s for s in actuator.domain() if s < 2 * KIB * KIB]

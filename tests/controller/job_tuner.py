@@ -25,15 +25,16 @@ from pacecar.config import TuneConfig
 from pacecar.controller.actuator import ActuatorError
 from pacecar.controller.agreement import RankAgreement
 from pacecar.controller.ddp_buckets import BucketActuator
-from pacecar.controller.microbatch import MicroBatchActuator, MicroBatcher
-from pacecar.controller.observation import Facts, KnobSpace, Observation, Turn
+from pacecar.controller.microbatch import MicroBatcher
+from pacecar.controller.microbatch_knobs import MicroBatchActuator
+from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
 from pacecar.controller.tuner import Tuner
 from pacecar.records import JobHello, JobRecord, Knobs, KnobSwitch, Ledger, StepRecord, TunerStatus
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
-class Script:
+class Script(Policy):
     """Wishes for the next values whenever the last ones are seen in force."""
 
     def __init__(self, fail_at: int | None = None, *, is_trial: bool = False) -> None:
@@ -82,7 +83,7 @@ class Finished:
     def __init__(self, record: StepRecord) -> None:
         self.record = record
         self.step, self.wall_ns, self.disturbed = record.step, record.wall_ns, record.disturbed
-        self.source = record.source
+        self.source, self.backward = record.source, None
 
     def settled(self) -> StepRecord:
         return self.record

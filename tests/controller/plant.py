@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import exp, log2
 
 from pacecar.config import TuneConfig
-from pacecar.controller.observation import Facts, KnobSpace, Observation
+from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy
 from pacecar.controller.policy import PacecarPolicy
 from pacecar.records import Decision, Ledger, TunerStatus, Verdict
 
@@ -56,10 +56,12 @@ class Plant:
     switches: list[int] = field(default_factory=list)
     factors: list[float] = field(default_factory=list)
     history: list[dict[str, int]] = field(default_factory=list)
+    make: Callable[[TuneConfig], Policy] = PacecarPolicy
+    at: Callable[[int, Policy], None] = lambda step, policy: None
 
     def run(self, steps: int) -> Plant:
         draw = random.Random(self.seed)
-        self.policy = policy = PacecarPolicy(self.config)
+        self.policy = policy = self.make(self.config)
         policy.begin(self.facts, self.spaces, mode=self.mode)  # type: ignore[arg-type]
         self.values = {space.knob: space.value for space in self.spaces}
         wish: tuple[int, dict[str, int]] | None = None
@@ -91,6 +93,7 @@ class Plant:
                     profiled=ledger is not None,
                 )
             )
+            self.at(step, policy)
             if step % PERIOD_STEPS == 0:
                 turn, records = policy.advance(gathered)
                 gathered, batch = batch, []

@@ -17,7 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pacecar.config import TuneConfig
 from pacecar.controller.actuator import ActuatorError
-from pacecar.controller.microbatch import MicroBatchActuator, MicroBatcher
+from pacecar.controller.microbatch import MicroBatcher
+from pacecar.controller.microbatch_knobs import MicroBatchActuator
 
 Pair = namedtuple("Pair", "x y")
 BATCH = 7

@@ -6,8 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.controller.model import SETTINGS_MAX, Model, pack_buckets, play
-from pacecar.controller.observation import Facts, Observation
+from pacecar.controller.history import SETTINGS_MAX
+from pacecar.controller.loader_forecast import refill_steps
+from pacecar.controller.model import Model
+from pacecar.controller.observation import Facts, KnobSpace, Observation
+from pacecar.controller.screen import Screen
+from pacecar.controller.timeline import pack_buckets, play
 from pacecar.records import Ledger
 
 MIB = 2**20
@@ -162,3 +166,56 @@ def test_the_settings_that_are_remembered_are_bounded() -> None:
         model.note_pace({"micro_batch": size}, 1e8)
     assert model.expect("micro_batch", {"micro_batch": 1}, 2) is None
     assert model.expect("micro_batch", {"micro_batch": 3 * SETTINGS_MAX - 1}, 1) is not None
+
+
+# --- the data loader ---------------------------------------------------------------------------------
+
+
+def waiting_model(wait_ratio: float, workers: int) -> tuple[Model, dict[str, int]]:
+    values = {"loader_workers": workers, "loader_prefetch": 2}
+    model = Model(Facts(job="job", world_size=1))
+    for step in range(1, 9):
+        model.learn(
+            Observation(step=step, wall_ns=0, values=values, pace_ns=1000, data_wait_ns=round(1000 * wait_ratio))
+        )
+    return model, values
+
+
+def test_more_workers_are_worth_the_wait_for_data_and_no_more() -> None:
+    model, values = waiting_model(0.6, workers=2)
+    gains = {to: model.expect("loader_workers", values, to) for to in (1, 3, 4, 8, 32)}
+    assert {to: round(gain.gain_ratio, 3) for to, gain in gains.items() if gain} == {
+        1: -1.0, 3: 0.333, 4: 0.5, 8: 0.6, 32: 0.6
+    }  # fmt: skip
+
+
+def test_without_workers_the_load_is_hidden_behind_the_rest_of_the_step() -> None:
+    model, values = waiting_model(0.6, workers=0)
+    gains = [model.expect("loader_workers", values, to) for to in (1, 2, 8)]
+    assert [round(gain.gain_ratio, 3) for gain in gains if gain] == [0.4, 0.6, 0.6]
+
+
+def test_a_loader_that_is_not_waited_for_is_left_alone_and_the_reason_is_said_once() -> None:
+    model, values = waiting_model(0.01, workers=2)
+    screen = Screen([KnobSpace("loader_workers", 2, (1, 2, 4, 8))])
+    found, left_out = screen.candidates(values, model.expect, None)
+    assert found == []
+    assert left_out == ["loader_workers: waiting for data is 1.0% of the step, nothing to win"]
+
+
+def test_a_rank_that_never_waits_for_data_may_wait_for_one_that_does() -> None:
+    values = {"loader_workers": 2}
+    model = Model(Facts(job="job", world_size=2))
+    for step in range(1, 9):
+        model.learn(Observation(step=step, wall_ns=0, values=values, pace_ns=1000, data_wait_ns=100))
+    forecast = model.expect("loader_workers", values, 4)
+    assert forecast is not None
+    assert forecast.is_floor
+    assert forecast.gain_ratio == pytest.approx(0.1)
+
+
+def test_steps_that_are_fed_by_two_sets_of_workers_at_once_are_not_judged() -> None:
+    two, four = {"loader_workers": 2, "loader_prefetch": 2}, {"loader_workers": 4, "loader_prefetch": 2}
+    assert refill_steps(two, four) == refill_steps(four, two) == 12
+    assert refill_steps(four, {"loader_workers": 32, "loader_prefetch": 2}) == 16, "bounded"
+    assert refill_steps(four, {**four, "bucket_bytes": 1}) == refill_steps({}, {}) == 0

@@ -14,7 +14,7 @@ from pacecar.clock import FakeClock
 from pacecar.config import TuneConfig
 from pacecar.controller.actuator import ActuatorError
 from pacecar.controller.channels import MeetingError, meet
-from pacecar.controller.observation import Facts, Observation, Turn
+from pacecar.controller.observation import Facts, Observation, Policy, Turn
 from pacecar.controller.tuner import OFFER_BOUNDARY, Tuner
 from pacecar.records import JobHello, JobRecord, Knobs, KnobSwitch, Ledger, StepRecord, TunerStatus
 
@@ -52,7 +52,7 @@ class Dial:
         self.turned.append(value)
 
 
-class Wisher:
+class Wisher(Policy):
     """A policy that wishes for what it is told to."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Finished:
     def __init__(self, record: StepRecord) -> None:
         self.record = record
         self.step, self.wall_ns, self.disturbed = record.step, record.wall_ns, record.disturbed
-        self.source = record.source
+        self.source, self.backward = record.source, None
 
     def settled(self) -> StepRecord:
         return self.record

@@ -25,6 +25,7 @@ from pacecar.records import (
     KnobSwitch,
     Ledger,
     StepRecord,
+    TunerOrder,
     TunerStatus,
     Verdict,
 )
@@ -70,6 +71,9 @@ def records(rank: int) -> Iterator[JobRecord]:
             job=JOB, decision=1, knob="micro_batch", outcome="kept", step=40, wall_ns=WALL_NS, measured_gain_ratio=0.21,
             gain_low=0.1, gain_high=0.3, evidence=30.0, trial_steps=20, exploration_ns=-5, reason="a test",
         )  # fmt: skip
+        yield TunerOrder(
+            job=JOB, action="freeze", outcome="done", uid=0, values={}, step=40, wall_ns=WALL_NS, detail="a test"
+        )
         yield TunerStatus(
             job=JOB, rank=0, state="watching", detail="", step=40, wall_ns=WALL_NS, exploration_ns=-5, trials=1
         )

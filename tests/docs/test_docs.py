@@ -147,7 +147,7 @@ def test_every_bound_and_choice_of_the_configuration_is_described():
             allowed = rows[field.name]
             given = [number for number in bounds(field.type) if number is not None]
             assert [float(n) for n in re.findall(r"(?<![\w\"])\d+(?:\.\d+)?", allowed)] == given, field.name
-            assert set(re.findall(r'`"(\w+)"`', allowed)) == choices(field.type), field.name
+            assert set(re.findall(r'`"([\w-]+)"`', allowed)) == choices(field.type), field.name
 
 
 def test_the_readmes_configuration_table_has_todays_defaults():

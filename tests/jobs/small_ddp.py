@@ -6,7 +6,10 @@ Rank 0 prints one JSON line at the end: losses as hex (so that they compare to t
 import argparse
 import itertools
 import json
+import os
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -23,9 +26,19 @@ def build(width: int, depth: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(width, 8))
 
 
+def repeated(batches: list[tuple[torch.Tensor, torch.Tensor]], until: Path) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield the batches over and over, on all ranks equally often, until a file is there."""
+    is_there = torch.zeros(1)
+    while not is_there:
+        yield from batches
+        is_there[0] = until.exists()
+        dist.all_reduce(is_there, dist.ReduceOp.MAX)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--until", type=Path, default=None, help="repeat the steps until this file is there")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds of sleep a step, to stretch the run")
@@ -65,7 +78,7 @@ def main() -> None:
         with pacecar.attach(
             model, optimizer, tune=args.tune, micro_batch=args.micro_batch, run_dir=args.run_dir, **args.options
         ) as pacer:
-            for batch in pacer.data(batches):
+            for batch in pacer.data(batches if args.until is None else repeated(batches, args.until)):
                 loss = torch.zeros(())
                 for inputs, targets in pacer.microbatches(batch):
                     loss = nn.functional.cross_entropy(model(inputs), targets)
@@ -79,10 +92,10 @@ def main() -> None:
             "step_seconds": [b - a for a, b in itertools.pairwise(ends)],
         }
         print(json.dumps(summary), flush=True)  # noqa: T201  the test reads it
-    # gloo's worker lets go of the last all_reduce a moment after it is done, and aborts the process if python ends just
-    # then (pytorch issue 190489).
     dist.barrier()
-    dist.destroy_process_group()
+    # Not by the interpreter's end: gloo's worker lets go of the last collective a moment after it is done, and aborts
+    # the process if python ends just then (pytorch issue 190489), without pacecar and after destroy_process_group too.
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -184,6 +184,8 @@ def test_tuner_series(board, make_hello):
     assert read[("tuner_verdicts_total", "run-7", "bucket_bytes", "rolled_back")] == 1
     assert read[("tuner_expected_gain_ratio", "run-7", "bucket_bytes")] == 0.1
     assert read[("tuner_measured_gain_ratio", "run-7", "bucket_bytes")] == -0.02
+    # The second decision had no forecast, so the first one's error stands.
+    assert read[("tuner_forecast_error_ratio", "run-7", "bucket_bytes")] == pytest.approx(0.02)
     assert read[("knob_switches_total", "run-7", "0")] == 1
     assert read[("knob_epoch", "run-7", "0")] == 8
     assert read[("knob_switch_duration_seconds", "run-7", "0")] == 55

@@ -380,3 +380,27 @@ def test_500_steps_on_two_ranks_are_the_same_to_the_last_bit_with_windows_gather
         results[mode] = [(tmp_path / f"result-{mode == 'hooked'}-{rank}").read_bytes() for rank in range(2)]
     assert results["hooked"] == results["plain"]
     assert len(results["plain"][0]) > 500 * 4
+
+
+SUBCLASS = """
+import torch
+from pacecar.profiler.callprice import call_price
+
+class Mine(torch.optim.SGD):
+    def step(self, closure=None):
+        return super().step(closure)
+
+call_price()
+mine, ended = Mine([torch.nn.Parameter(torch.ones(1))], lr=0.1), []
+mine.register_step_post_hook(lambda *_: ended.append(1))
+mine.step()
+assert len(ended) == 1, "a hook ran twice in one step"
+"""
+
+
+def test_torchs_own_optimizers_are_left_as_they_were_for_those_who_inherit_from_them(tmp_path):
+    """The first SGD of a process wraps `SGD.step`: it must not be one of pacecar's."""
+    script = tmp_path / "subclass.py"
+    script.write_text(SUBCLASS)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

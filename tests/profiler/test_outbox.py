@@ -192,14 +192,36 @@ def test_the_thread_wakes_by_its_own_timer_and_not_for_each_record():
     assert carrier.delivered == 200
 
 
-def test_close_is_bounded_and_counts_what_it_leaves(tmp_path):
+def test_close_does_not_wait_for_a_daemon_that_never_was_there_and_counts_what_it_leaves(tmp_path):
     outbox = Outbox(str(tmp_path / "nobody"), hello())
     for number in range(5):
         outbox.put(record(number))
-    outbox.close(0.2)
+    begun = time.monotonic()
+    outbox.close(10 * WAIT_SECONDS)
+    assert time.monotonic() - begun < WAIT_SECONDS
     outbox.put(record(6))
     assert outbox.dropped == 6
     assert "pacecar-courier" not in {t.name for t in threading.enumerate()}
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_close_waits_for_a_daemon_that_is_being_restarted_but_not_for_ever(tmp_path, comes_back):
+    first = Listener(tmp_path / "s")
+    outbox = Outbox(str(tmp_path / "s"), hello())
+    outbox.put(record(0))
+    until(lambda: len(first.frames) == 2)
+    first.kill()
+    outbox.put(record(1))
+    closing = threading.Thread(target=outbox.close, args=(WAIT_SECONDS if comes_back else 0.5,))
+    closing.start()
+    time.sleep(0.3)
+    assert closing.is_alive()
+    if comes_back:
+        second = Listener(tmp_path / "s")
+        until(lambda: second.frames == [hello(), record(1)])
+        second.kill()
+    closing.join()
+    assert outbox.dropped == (0 if comes_back else 1)
 
 
 def lines_of(path):

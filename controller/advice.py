@@ -1,0 +1,123 @@
+"""What would be done if it might be?  What the tuner would turn, and what only a restart can change, in sentences.
+
+A tuner that stays within what it may turn leaves the larger gains unsaid: half of a step may go to the launches of
+kernels, and no bucket size touches that.  So the last exact ledger is read against a few thresholds, and each heading
+that is over its own gets one sentence with the figure that it rests on and what usually helps.  Nothing is promised: a
+gain is named only where the policy's model gave one.
+
+Pure.  Left out: what needs a look at the machine (drivers, sysctls, NCCL's choice of links).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pacecar.knobs import KNOBS, allows
+from pacecar.records import Decision, Ledger
+
+__all__ = ["advise", "engine_advice"]
+
+EXPOSED_RATIO_MIN = 0.10
+"""Exposed communication that is worth another mode or another link; under 3 % nothing is to be won (TUNING)."""
+
+HOST_BOUND_RATIO_MIN = 0.15
+DATA_WAIT_RATIO_MIN = 0.05
+COPY_RATIO_MIN = 0.05
+OPTIMIZER_RATIO_MIN = 0.10
+CHECKPOINT_RATIO_MIN = 0.02
+"""Shares of the step from which on it is worth somebody's afternoon."""
+
+ADVICE_MAX = 12
+"""Sentences; who reads more?"""
+
+_HELP = (
+    (
+        "host_bound",
+        HOST_BOUND_RATIO_MIN,
+        "nothing is computed while Python decides what is next",
+        "torch.compile, and on a GPU CUDA graphs, launch less often (needs a restart)",
+    ),
+    (
+        "data_wait",
+        DATA_WAIT_RATIO_MIN,
+        "the loop waits for data",
+        "more loader workers or a larger prefetch_factor: tuned where the loop iterates over pacer.data(loader)",
+    ),
+    (
+        "exposed_copy",
+        COPY_RATIO_MIN,
+        "only copies run",
+        "pin_memory=True in the DataLoader and .to(device, non_blocking=True) (a change of the script)",
+    ),
+    (
+        "optimizer_host",
+        OPTIMIZER_RATIO_MIN,
+        "the optimizer works on the host",
+        "fused=True or foreach=True in the optimizer (a change of the script)",
+    ),
+    (
+        "checkpoint",
+        CHECKPOINT_RATIO_MIN,
+        "the loop waits for checkpoints",
+        "torch.distributed.checkpoint.async_save, or a longer interval (a change of the script)",
+    ),
+)
+
+ENGINES = {
+    # Its source (runtime/zero/stage_1_and_2.py, stage3.py): ZeRO 1 and 2 look at both sizes anew in each step, ZeRO 3
+    # allocates its buffer once, overlap_comm decides about streams when the engine is made.  There is no public setter.
+    "DeepSpeedEngine": (
+        "DeepSpeed owns its buckets: try reduce_bucket_size and allgather_bucket_size at half and twice their elements,"
+        " and overlap_comm, in its configuration (needs a restart)"
+    ),
+}
+"""What to say of engines that keep what we would turn to themselves, by the name of the model's class."""
+
+
+def engine_advice(model_class: str) -> str | None:
+    """Return what only the engine's own configuration can change, None for a model that no engine owns."""
+    return ENGINES.get(model_class)
+
+
+def advise(
+    *,
+    mode: str,
+    ledger: Ledger | None,
+    decisions: Sequence[Decision],
+    refused: Mapping[str, str],
+    backend: str | None,
+    device: str,
+) -> tuple[str, ...]:
+    """Return what would help, most certain first.
+
+    `decisions` are those of kind "advise", the last of a knob counts; `refused` is knob -> why it is not tuned;
+    `ledger` is of the last exact window, None when there was none.
+    """
+    said = [
+        f"would turn {decision.reason}" for decision in {d.knob: d for d in decisions if d.kind == "advise"}.values()
+    ]
+    if ledger is not None and ledger.wall_ns > 0:
+        said += _of_ledger(ledger, mode, backend, device)
+    said += [f"{knob} is not tuned: {reason}" for knob, reason in sorted(refused.items())]
+    return tuple(said[:ADVICE_MAX])
+
+
+def _of_ledger(ledger: Ledger, mode: str, backend: str | None, device: str) -> list[str]:
+    shares = {heading: ns / ledger.wall_ns for heading, ns in ledger.parts().items()}
+    said: list[str] = []
+    exposed = shares["exposed_communication"]
+    if exposed >= EXPOSED_RATIO_MIN:
+        ways = []
+        if backend == "gloo" and device.startswith("cuda"):
+            ways.append('backend "nccl", which sends from the device')
+        if mode != "advise" and not allows(mode, "compression"):
+            lossy = ", ".join(knob.name for knob in KNOBS if knob.knob_class == "lossy")
+            ways.append(f'tune="lossy", which may also turn {lossy}')
+        ways.append("a faster link, or fewer ranks for a model of this size")
+        said.append(f"exposed communication is {exposed:.0%} of the step: {'; or '.join(ways)} (needs a restart)")
+    said += [
+        f"{what} for {shares[key]:.0%} of the step: {help_}"
+        for key, least, what, help_ in _HELP
+        if shares[key] >= least
+    ]
+    return said

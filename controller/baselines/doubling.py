@@ -1,0 +1,94 @@
+"""The rule of the articles: twice the batch when throughput rose by 10 %, half of it when it fell by 10 %.
+
+Between 256 and 8192 samples for `batch_samples`, and the same rule on the scale of every other knob.  As it is usually
+told, it compares a window with the window before, whatever changed in between.  So it
+
+- needs a push: the first window after the warm-up is followed by a doubling, of each knob in its turn;
+- stays where a change moved throughput by less than 10 %, for better or worse;
+- takes a fall as a reason to halve, even where halving was the cause;
+- goes back and forth for ever where the change between two neighbours is over 10 %: what it just halved made
+  throughput rise, so it doubles again.
+
+For `bucket_bytes` that means: one doubling, from 25 MiB to the next size near 50 MiB.  Where that costs less than 10 %,
+as on most links that were measured (TUNING), it is kept and the job is slower ever after; where it costs more, the two
+sizes alternate.  Smaller buckets, which are nearly always better, are only seen by that way.  Choices (compression)
+have no double and are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pacecar.controller.observation import KnobSpace
+from pacecar.controller.screen import neighbour
+from pacecar.knobs import by_name
+
+__all__ = ["MOVED_RATIO", "DoublingSampler"]
+
+MOVED_RATIO = 0.1
+"""Throughput that moved by less is left alone."""
+
+WINDOW_STEPS = 20
+"""The articles do not say how long to look; so long as Optuna's trials here."""
+
+BATCH_SAMPLES = (256, 8192)
+
+
+class DoublingSampler:
+    """See the module's docstring."""
+
+    windows = 1
+    window_steps = WINDOW_STEPS
+    settle_steps = 2
+
+    def __init__(self) -> None:
+        self._domains: dict[str, tuple[int, ...]] = {}
+        self._values: dict[str, int] = {}
+        self._best: dict[str, int] = {}
+        self._unpushed: list[str] = []
+        self._knob: str | None = None
+        self._throughput: float | None = None
+        self._move = 0
+
+    def begin(self, spaces: Sequence[KnobSpace]) -> None:
+        """Learn the scales there are."""
+        for space in spaces:
+            known = by_name.get(space.knob)
+            if known is not None and known.kind == "choice":
+                continue
+            low, high = BATCH_SAMPLES if space.knob == "batch_samples" else (space.domain[0], space.domain[-1])
+            self._domains[space.knob] = tuple(v for v in space.domain if v == space.value or low <= v <= high)
+            self._values[space.knob] = space.value
+        self._best = dict(self._values)
+        self._unpushed = list(self._values)
+
+    @property
+    def best(self) -> dict[str, int]:
+        """The last setting under which throughput did not fall."""
+        return dict(self._best)
+
+    def propose(self) -> dict[str, int] | None:
+        """Return the next window's setting, which is the present one while throughput stays."""
+        if not self._values:
+            return None
+        if self._throughput is not None:
+            if self._move == 0 and self._unpushed:
+                self._knob = self._unpushed.pop(0)
+                self._move = 1
+            knob = self._knob
+            if knob is not None and self._move != 0:
+                there = neighbour(self._domains[knob], self._values[knob], 2.0 if self._move > 0 else 0.5)
+                self._values[knob] = self._values[knob] if there is None else there
+        return dict(self._values)
+
+    def tell(self, values: Mapping[str, int], pace_ns: float) -> None:
+        """Compare throughput with the window before."""
+        throughput = values.get("batch_samples", 1) / pace_ns
+        before, self._throughput = self._throughput, throughput
+        self._move = 0
+        if before is not None and throughput >= before * (1 + MOVED_RATIO):
+            self._move = 1
+        elif before is not None and throughput <= before * (1 - MOVED_RATIO):
+            self._move = -1
+        if self._move >= 0:
+            self._best = {knob: values[knob] for knob in self._values}

@@ -1,0 +1,115 @@
+"""Did the switch leave the gradients whole?  Compare what the ranks hold in the first steps after it.
+
+That a switch was carried out everywhere does not prove that the ranks still mean the same by a bucket: others corrupted
+gradients while they resized (horovod#1282).  After an all-reduce every rank holds the same gradient, whatever it is, so
+the norms of every parameter's gradient are compared over the ranks in the CHECKS steps after a switch: the first, whose
+buckets are new, and the second, in which DDP rebuilds them.  A bucket that two ranks laid out differently, or that was
+not reduced on one of them, shows in the norms of its parameters.
+
+A job whose gradients differ between ranks by design (local SGD, a hook of its own) is not judged: a look before the
+first switch, while nothing was changed yet, has to find them equal.
+
+Of a large gradient the first HEAD_NUMEL values are read.  The look is a collective on the job's own group, made by all
+ranks at the same boundary.  What goes wrong on one rank before it becomes part of its answer; it must not be missing
+from the collective.
+
+Left out: gradients that are wrong in the same way on all ranks.  The arithmetic is tested, not watched.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+__all__ = ["CHECKS", "GradientCheck"]
+
+logger = logging.getLogger(__name__)
+
+CHECKS = 2
+
+HEAD_NUMEL = 8192
+"""A bucket goes wrong as a whole, and to read 100 M gradients takes a CPU core 80 ms, their heads 7 ms."""
+
+TOLERANCE = 1e-4
+"""Ranks hold the same bits, but other devices may add up a norm, and clip by it, in another order."""
+
+
+class GradientCheck:
+    """One rank's part; `group` is the one that DDP reduces over, which must be all ranks of the job."""
+
+    def __init__(self, model: nn.Module, group: Any) -> None:  # noqa: ANN401  dist.ProcessGroup
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._names = [name for name, p in model.named_parameters() if p.requires_grad]
+        self._group = group
+        self._due = 0
+        self._is_meaningful: bool | None = None
+        self._last: Any = None
+
+    @property
+    def is_armed(self) -> bool:
+        """Whether the gradients are to be looked at in this step; the same on all ranks."""
+        return self._due > 0
+
+    def prepare(self) -> None:
+        """Look once while nothing was changed yet, on all ranks at the same boundary."""
+        if self._is_meaningful is None:
+            difference = self._compare()
+            self._is_meaningful = difference is None
+            if difference is not None:
+                logger.info("pacecar: gradients are not compared after switches: %s before the first", difference)
+
+    def arm(self, *, is_on: bool = True) -> None:
+        """A switch was carried out on all ranks; `is_on` False: there is nothing to compare any more."""
+        self._due = CHECKS if self._is_meaningful and is_on else 0
+
+    def look(self) -> str | None:
+        """Compare the gradients of the step that just ended; return how they differ, or None.  Blocks; all ranks call.
+
+        Every rank gets the same answer.
+        """
+        self._due -= 1
+        return self._compare()
+
+    def _compare(self) -> str | None:
+        count = len(self._parameters)
+        try:
+            mine = self._norms()
+        except Exception:  # the collective must be made whatever happened
+            logger.exception("pacecar: gradients could not be looked at")
+            mine = torch.full((count,), -1.0, dtype=torch.float64, device=self._device())
+        both = torch.cat([mine, -mine])
+        work: Any = dist.all_reduce(both, dist.ReduceOp.MIN, group=self._group, async_op=True)
+        work.wait()
+        self._last = work  # its worker thread may not have let go of it yet (see channels.keep_for_ever)
+        words = both.tolist()
+        for name, least, negated in zip(self._names, words[:count], words[count:], strict=True):
+            most = -negated
+            if least < 0:
+                return "a rank cannot read its gradients"
+            if most - least > TOLERANCE * most:
+                return f"the gradient of {name} has norm {least:.6g} on one rank and {most:.6g} on another"
+        return None
+
+    def _norms(self) -> Tensor:
+        """Return the norm of every gradient's head, 0 where there is none and where it is not finite."""
+        norms = torch.zeros(len(self._parameters), dtype=torch.float64, device=self._device())
+        with torch.no_grad():
+            there = [(i, p.grad) for i, p in enumerate(self._parameters) if p.grad is not None and not p.grad.is_sparse]
+            if there:
+                found = torch._foreach_norm([_head(gradient) for _, gradient in there])
+                places = torch.tensor([i for i, _ in there], device=norms.device)
+                norms[places] = torch.stack([n.to(norms.device, torch.float64) for n in found])
+        return norms.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+
+    def _device(self) -> torch.device:
+        """Return where the group can reduce: the CPU where it has a backend for that."""
+        kinds = {torch.device(d).type for d in getattr(self._group or dist.group.WORLD, "_device_types", ())}
+        return torch.device("cpu") if "cpu" in kinds or not self._parameters else self._parameters[0].device
+
+
+def _head(gradient: Tensor) -> Tensor:
+    return gradient.view(-1)[:HEAD_NUMEL] if gradient.is_contiguous() else gradient

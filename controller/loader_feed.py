@@ -1,0 +1,164 @@
+"""Which samples come next, and who was asked for them?  One epoch's index lists, shared by changing sets of workers.
+
+A DataLoader cannot be given another number of workers: its iterator owns the sampler's iterator.  A second DataLoader
+over the rest of the epoch would need to know where the sampler is, and a sampler runs ahead of the training loop by
+what is in flight.  So the sampler is iterated here, once an epoch as torch would, and each set of workers draws
+from its own tap on it:
+
+    sampler ---> Feed ---> Tap (4 workers)   shut when the other takes over; what it asked for is still delivered
+                      '--> Tap (8 workers)
+
+Every list that is out is remembered with the tap it went through, in order: that is the order of delivery, whatever the
+workers do, and what must be asked for again should a set of workers fail.
+
+Nothing here refers to a DataLoader or its iterator: a cycle would keep worker processes until
+the garbage collector ran.
+Left out: how workers are started and stopped (loader).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sized
+from typing import Any, Protocol
+
+__all__ = ["Feed", "Tap"]
+
+
+class Watch(Protocol):
+    """Looks at what happens between `begin` and `end`."""
+
+    def begin(self) -> None:
+        """It begins."""
+        ...
+
+    def end(self) -> None:
+        """It is over."""
+        ...
+
+
+class Feed:
+    """The index lists of one epoch.
+
+    `source` is the user's batch sampler (or sampler, where batches are not made).  `asks` is how often torch would
+    call `iter(source)` for this epoch: twice when it starts worker processes, else once; a sampler may count.  `ahead`
+    keeps the sampler that many lists ahead of delivery, as the user's own setting would, for samplers whose position
+    goes into checkpoints; None: as far as the workers ask.  `watch` hears of the draws after the first.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[Any],
+        *,
+        asks: int = 1,
+        ahead: int | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        self._source = source
+        self._asks_left = asks
+        self._ahead = ahead
+        self._watch = watch
+        self._iterator: Iterator[Any] = iter(())
+        self._waiting: deque[Any] = deque()  # drawn from the sampler or taken back, and given to nobody
+        self._out: deque[tuple[int, Any]] = deque()  # bounded by the taps: workers x prefetch_factor lists each
+        self._drawn = 0
+        self._delivered = 0
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the sampler is kept at the place where it would be with the user's own setting."""
+        return self._ahead is not None
+
+    def begin(self) -> None:
+        """Iterate the sampler anew, if torch would at this point."""
+        if self._asks_left > 0:
+            self._asks_left -= 1
+            self._iterator = iter(self._source)
+
+    def complete(self) -> None:
+        """A set of workers was started: catch up with what torch would have done by now."""
+        while self._asks_left > 0:
+            self.begin()
+        self._keep_ahead()
+
+    def shuffle(self) -> None:
+        """Draw the first list if that was not done: a sampler may shuffle, and workers would have made it do so."""
+        if self._drawn == 0:
+            with contextlib.suppress(StopIteration):
+                self._waiting.append(self._draw())
+
+    def give(self, tap: int) -> Any:  # noqa: ANN401  whatever the sampler yields
+        """Return the next list, for `tap`.
+
+        Raises:
+            StopIteration: there is none.
+        """
+        index = self._waiting.popleft() if self._waiting else self._draw()
+        self._out.append((tap, index))
+        return index
+
+    def holder(self) -> int | None:
+        """Return which tap the next batch to deliver was asked for through; None when nothing is out."""
+        return self._out[0][0] if self._out else None
+
+    def out(self, tap: int) -> int:
+        """Return how many lists of `tap` are out."""
+        return sum(1 for holder, _ in self._out if holder == tap)
+
+    def delivered(self) -> None:
+        """The batch of the oldest list out has reached the training loop."""
+        self._out.popleft()
+        self._delivered += 1
+        self._keep_ahead()
+
+    def take_back(self, keep: int | None = None) -> None:
+        """Give out again what is out, but for what went through tap `keep`; nothing of it will be delivered.
+
+        What is kept must be older than the rest, as it is while another set is being started.
+        """
+        taken = [index for tap, index in self._out if tap != keep]
+        self._out = deque((tap, index) for tap, index in self._out if tap == keep)
+        self._waiting.extendleft(reversed(taken))
+
+    def _draw(self) -> Any:  # noqa: ANN401
+        watch = self._watch if self._drawn > 0 else None  # the first draw may shuffle
+        if watch is not None:
+            watch.begin()
+        index = next(self._iterator)
+        if watch is not None:
+            watch.end()
+        self._drawn += 1
+        return index
+
+    def _keep_ahead(self) -> None:
+        while self._ahead is not None and self._drawn < self._delivered + self._ahead:
+            try:
+                self._waiting.append(self._draw())
+            except StopIteration:
+                return
+
+
+class Tap:
+    """What one set of workers takes for its sampler.  Shut, it has no more; what went through it is still out."""
+
+    def __init__(self, number: int, feed: Feed, source: Sized, drawn: Callable[[], None]) -> None:
+        self.number = number
+        self.feed = feed
+        self.is_open = True
+        self._source = source
+        self._drawn = drawn
+
+    def __iter__(self) -> Tap:
+        self.feed.begin()
+        return self
+
+    def __next__(self) -> Any:  # noqa: ANN401  whatever the sampler yields
+        if not self.is_open:
+            raise StopIteration
+        index = self.feed.give(self.number)
+        self._drawn()
+        return index
+
+    def __len__(self) -> int:
+        return len(self._source)

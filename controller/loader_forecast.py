@@ -1,0 +1,52 @@
+"""What would other loader workers be worth?  No more than the time that the step waits for data.
+
+"Twice the workers, half the wait" is wrong at both ends.  A step that waits is as long as the workers need for a batch,
+so twice the workers halve the *step*, until what is not waiting is the longest part:
+
+    without workers   step = rest + load           with w of them   step = max(rest, load / w)
+
+Left out: that workers share cores and disks, so that the load of a batch grows with their number.  It does where they
+compute, and no ledger says so beforehand; hence a wide spread, and the trial decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["DATA_WAIT_RATIO_MIN", "loader_gain", "refill_steps"]
+
+DATA_WAIT_RATIO_MIN = 0.03
+"""Below this share of the step waiting for data has nothing to win, as with exposed communication."""
+
+PREFETCH_SHARE = 0.25
+"""Batches kept ready do not make loading faster; they even out what takes longer now and then: a part of the wait."""
+
+PREFETCH_DEFAULT = 2
+"""torch's own, where prefetching is no knob."""
+
+REFILL_STEPS_MAX = 16
+"""Two windows; a trial that settles longer costs more than what it then measures better is worth."""
+
+
+def refill_steps(before: Mapping[str, int], after: Mapping[str, int]) -> int:
+    """Return the steps after a switch that are fed by what was loaded ahead: by the old workers, and the new meanwhile.
+
+    Both sets load at once then, so those steps are faster than any setting, and nothing to judge one by.
+    """
+    flights = [v.get("loader_workers", 0) * v.get("loader_prefetch", PREFETCH_DEFAULT) for v in (before, after)]
+    same = all(before.get(knob) == after.get(knob) for knob in ("loader_workers", "loader_prefetch"))
+    return 0 if same else min(REFILL_STEPS_MAX, sum(flights))
+
+
+def loader_gain(knob: str, here: int, to: int, wait_ratio: float) -> float:
+    """Return the fraction of the step to be saved by turning a loader knob from `here` to `to`; negative: lost.
+
+    `wait_ratio` is the share of the step that waits for data.
+    """
+    if knob == "loader_prefetch":
+        return PREFETCH_SHARE * wait_ratio if to > here else -wait_ratio
+    rest = 1.0 - wait_ratio
+    if to == 0:
+        return -float(here) * rest  # all of the loading comes into the step
+    load = wait_ratio if here == 0 else float(here)
+    return 1.0 - max(rest, load / to)

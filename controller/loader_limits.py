@@ -1,0 +1,192 @@
+"""How many worker processes may a data loader have here, and may it have others than the user's at all?
+
+"As many as there are cores" forgets that the ranks of a node share them, that batches travel through /dev/shm (64 MiB
+in a container by default; a worker that writes past its end dies of SIGBUS), and that each worker keeps a copy of what
+it touches.  So the numbers come from this machine: cores, shared memory, available memory, what the present workers
+hold, each divided by the ranks of the node.
+
+And a dataset that was only ever read by one process may not bear two: an open file has one position, whoever
+reads; a lock may be held while the process forks.  Such things cannot be pickled, so the dataset is walked through as
+pickle would, without writing anything, and what cannot be shared is named.
+
+Left out: what the workers' reads do to a file server, and limits of the container that are not cgroup v2.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+__all__ = ["Room", "entangled", "read_room", "workers_max"]
+
+SHARE_MAX = 0.5
+"""Share of the free shared memory and of the available memory that all workers of a node may take."""
+
+WORKER_BYTES_PRIOR = 256 * 2**20
+"""What a worker may come to hold of its own where none can be asked: pages of the parent that it writes to, torch."""
+
+WORKERS_FLOOR = 4
+"""Workers that only wait, for a disk or a network, need no core: so many are offered on any machine."""
+
+WORKERS_PER_CORE = 2
+
+WALK_BYTES_MAX = 16 * 2**20
+"""A dataset is looked through up to so many bytes of pickle (about 0.1 s); of a larger one nothing is known."""
+
+HANDLES = frozenset({"h5py", "lmdb", "sqlite3", "_io", "socket"})
+"""Modules whose objects hold a position or a connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What this machine has for one rank's workers; None: cannot be told, and does not bound."""
+
+    cores: int
+    shared_bytes: int | None
+    memory_bytes: int | None
+    worker_bytes: int | None
+    ranks: int = 1
+
+
+def read_room(
+    pids: Sequence[int], *, environ: Mapping[str, str] = os.environ, root: Path = Path("/"), shm: str = "/dev/shm"
+) -> Room:
+    """Return what there is now; `pids` are this rank's workers, whose own memory is asked for."""
+    ranks = environ.get("LOCAL_WORLD_SIZE", "")
+    try:
+        stat = os.statvfs(shm)
+        shared: int | None = stat.f_bavail * stat.f_frsize
+    except OSError:
+        shared = None
+    own = [size for pid in pids if (size := _private_bytes(root / f"proc/{pid}/smaps_rollup")) is not None]
+    free = [size for size in (_available_bytes(root / "proc/meminfo"), _cgroup_bytes(root)) if size is not None]
+    return Room(
+        cores=len(os.sched_getaffinity(0)),
+        shared_bytes=shared,
+        memory_bytes=min(free, default=None),
+        worker_bytes=max(own, default=None),
+        ranks=max(1, int(ranks)) if ranks.isdecimal() else 1,
+    )
+
+
+def workers_max(room: Room, *, present: int, prefetch: int, batch_bytes: int | None) -> int:
+    """Return the largest number of workers that fits, at least `present`: with `prefetch` batches ready in each."""
+    ceiling = max(WORKERS_FLOOR, WORKERS_PER_CORE * room.cores // room.ranks)
+    more: list[int] = []
+    if room.memory_bytes is not None:
+        each = (WORKER_BYTES_PRIOR if room.worker_bytes is None else room.worker_bytes) + prefetch * (batch_bytes or 0)
+        more.append(int(SHARE_MAX * room.memory_bytes / room.ranks) // max(1, each))
+    if room.shared_bytes is not None and batch_bytes:
+        more.append(int(SHARE_MAX * room.shared_bytes / room.ranks) // (prefetch * batch_bytes))
+    return max(present, min([ceiling, *(present + m for m in more)]))
+
+
+def entangled(*parts: object) -> str | None:
+    """Return what in `parts` several processes must not use at once, or None."""
+    walk = _Walk(_Sink())
+    try:
+        walk.dump(parts)
+    except _Found as found:
+        return str(found)
+    except Exception as error:  # noqa: BLE001  what cannot be walked through cannot be known
+        return f"it holds something that cannot be looked through ({type(error).__name__}: {str(error)[:80]})"
+    return None
+
+
+class _Found(Exception):  # noqa: N818  it is an answer
+    pass
+
+
+class _Sink:
+    def __init__(self) -> None:
+        self._written = 0
+
+    def write(self, data: Any) -> int:  # noqa: ANN401  bytes-like
+        self._written += len(data)
+        if self._written > WALK_BYTES_MAX:
+            raise _Found(f"it is too large to be looked through (over {WALK_BYTES_MAX >> 20} MiB)")
+        return len(data)
+
+
+class _Walk(pickle.Pickler):
+    """Visits what pickle would, and gives up at the first thing that is not to be shared."""
+
+    def persistent_id(self, obj: object) -> object:
+        """Skip what is harmless and large: values of tensors and arrays, and code."""
+        if isinstance(obj, torch.Tensor):
+            if obj.device.type != "cpu":
+                raise _Found(f"it holds a tensor on {obj.device}, which a worker process cannot read")
+            return 0
+        if isinstance(obj, types.FunctionType):
+            for cell in obj.__closure__ or ():
+                self._into(cell)
+            return 0
+        if isinstance(obj, type | types.ModuleType | types.BuiltinFunctionType | bytes | bytearray | torch.Generator):
+            return 0
+        if type(obj).__module__ == "numpy" and type(obj).__name__ in ("ndarray", "memmap"):
+            if str(getattr(obj, "dtype", "object")) != "object":
+                return 0
+        elif callable(getattr(obj, "fileno", None)) or callable(getattr(obj, "cursor", None)):
+            _refuse(obj)
+        return None
+
+    def reducer_override(self, obj: Any) -> Any:  # noqa: ANN401  pickle's protocol
+        """Name what pickle cannot copy: it belongs to this process.
+
+        A handle that `__getstate__` leaves out is not copied by pickle, but by fork it is shared all the same.
+        """
+        for inside in getattr(obj, "__dict__", {}).values():
+            if callable(getattr(inside, "fileno", None)) or type(inside).__module__.partition(".")[0] in HANDLES:
+                _refuse(inside)
+        try:
+            obj.__reduce_ex__(4)
+        except Exception:  # noqa: BLE001  locks, handles, generators: each says it its own way
+            _refuse(obj)
+        return NotImplemented
+
+    def _into(self, cell: types.CellType) -> None:
+        try:
+            inside = cell.cell_contents
+        except ValueError:  # empty
+            return
+        if callable(getattr(inside, "fileno", None)):
+            _refuse(inside)
+
+
+def _refuse(obj: object) -> NoReturn:
+    kind = type(obj)
+    raise _Found(f"it holds a {kind.__module__}.{kind.__qualname__}, which processes must not share")
+
+
+def _private_bytes(path: Path) -> int | None:
+    return _sum_kib(path, ("Private_Clean:", "Private_Dirty:"))
+
+
+def _available_bytes(path: Path) -> int | None:
+    return _sum_kib(path, ("MemAvailable:",))
+
+
+def _sum_kib(path: Path, keys: tuple[str, ...]) -> int | None:
+    try:
+        lines = path.read_text().splitlines()
+        found = [int(line.split()[1]) for line in lines if line.startswith(keys)]
+    except (OSError, ValueError, IndexError):
+        return None
+    return sum(found) * 1024 if found else None
+
+
+def _cgroup_bytes(root: Path) -> int | None:
+    """Return what this process's cgroup (v2, as a container sees its own) may still take; None without a limit."""
+    read: Callable[[str], str] = lambda name: (root / "sys/fs/cgroup" / name).read_text().strip()  # noqa: E731
+    try:
+        limit, used = read("memory.max"), read("memory.current")
+        return None if limit == "max" else max(0, int(limit) - int(used))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,123 @@
+"""Does loading a batch draw random numbers?  Then other workers would make other batches.
+
+torch seeds each worker with a base seed plus its number, so what an augmentation draws depends on which worker handles
+the sample and what it handled before.  With another number of workers every crop is another crop: as good, but not
+the same run.  No dataset says whether it draws.  So the global generators (torch, random, numpy) are looked at
+after each batch where batches are made, behind the collate function: if they moved, something drew.
+
+Runs in worker processes, whatever their start method: everything here can be pickled, and what is seen is a byte in
+shared memory.  Left out: generators of the dataset's own, which nobody can see from outside (each worker has a copy).
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["Draws", "SamplerWatch", "WatchedCollate", "WatchedInit"]
+
+BATCHES_EACH = 64
+"""So many batches of a worker are all looked at (a look takes 20 us); then one in BATCHES_EVERY, for rare draws."""
+
+BATCHES_EVERY = 256
+
+LISTS_MAX = 16
+"""Index lists during whose making the generators are looked at."""
+
+
+def fingerprint() -> int:
+    """Return a number that changes when one of the global generators is drawn from."""
+    numpy = sys.modules.get("numpy")
+    state = torch.get_rng_state()
+    states: list[object] = [state.numpy().tobytes() if numpy else tuple(state.tolist())]
+    states.append(random.getstate())
+    if numpy is not None:
+        drawn = numpy.random.get_state()
+        states.append((drawn[1].tobytes(), *drawn[2:]))
+    return hash(tuple(states))
+
+
+class Draws:
+    """Whether anything drew.  `begin` and `end` stand around what must not."""
+
+    def __init__(self) -> None:
+        self._seen = torch.zeros(1, dtype=torch.uint8)
+        self._seen.share_memory_()  # type: ignore[no-untyped-call]
+        self._before: int | None = None
+        self._batches = 0
+
+    @property
+    def were_seen(self) -> bool:
+        """Whether a batch moved a global generator, in any worker."""
+        return bool(self._seen.item())
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next batch should be looked at."""
+        return self._batches < BATCHES_EACH or self._batches % BATCHES_EVERY == 0
+
+    def begin(self) -> None:
+        """Remember how the generators stand."""
+        self._before = fingerprint() if self.is_due else None
+
+    def end(self, *, goes_on: bool) -> None:
+        """Compare with the last `begin`; `goes_on`: what follows is watched too, as in a worker nothing else draws."""
+        is_due = self.is_due
+        self._batches += 1
+        if not is_due:
+            return
+        now = fingerprint()
+        if self._before is not None and self._before != now:
+            self._seen.fill_(1)
+        self._before = now if goes_on else None
+
+
+class SamplerWatch:
+    """Whether the sampler draws from a global generator as it goes, in its first lists; see `Feed`."""
+
+    def __init__(self) -> None:
+        self.saw_draws = False
+        self._lists = 0
+        self._before: int | None = None
+
+    def begin(self) -> None:
+        """A list is about to be made."""
+        self._before = fingerprint() if self._lists < LISTS_MAX else None
+
+    def end(self) -> None:
+        """It was made."""
+        if self._before is not None:
+            self._lists += 1
+            self.saw_draws = self.saw_draws or self._before != fingerprint()
+
+
+class WatchedCollate:
+    """The user's collate function, and a look at the generators after it."""
+
+    def __init__(self, collate: Callable[[Any], Any], draws: Draws) -> None:
+        self._collate = collate
+        self._draws = draws
+
+    def __call__(self, samples: Any) -> Any:  # noqa: ANN401  the user's
+        """Return what the user's function returns."""
+        batch = self._collate(samples)
+        self._draws.end(goes_on=torch.utils.data.get_worker_info() is not None)
+        return batch
+
+
+class WatchedInit:
+    """The user's worker_init_fn, if any, and a first look after it."""
+
+    def __init__(self, init: Callable[[int], None] | None, draws: Draws) -> None:
+        self._init = init
+        self._draws = draws
+
+    def __call__(self, worker: int) -> None:
+        """Prepare the worker as the user wants it."""
+        if self._init is not None:
+            self._init(worker)
+        self._draws.begin()

@@ -1,0 +1,134 @@
+"""What does the tuner take from a finished step?  The hook's side of a step, and what a policy sees of it.
+
+The hook writes a step's record late, on threads that look anyway; so a step is told by what the agreement needs at
+once, and its record is asked for only where a policy will see it (rank 0).
+
+An Observation needs three things that come at different times: the step, the job's pace in it and its record.  What
+has not all of them waits in a Backlog.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from pacecar.controller.observation import KnobSpace, Observation
+from pacecar.controller.protocol import PERIOD, JobPace
+from pacecar.records import BackwardWindow, StepRecord
+
+__all__ = ["Backlog", "Measured"]
+
+RECORDS_MAX = 32 * PERIOD
+"""Own steps kept until the other ranks' paces of that step come in."""
+
+PACED_MAX = 4 * PERIOD
+"""Steps of a calm job whose pace is known and that may wait for their record.
+
+With more, and wherever something is tried, the training thread writes it: what is 16 steps late makes a trial longer.
+"""
+
+
+class Measured(Protocol):
+    """A finished step as the hook tells it; its record is written when it is asked for."""
+
+    @property
+    def step(self) -> int:
+        """Its number."""
+        ...
+
+    @property
+    def wall_ns(self) -> int:
+        """Its wall time."""
+        ...
+
+    @property
+    def disturbed(self) -> bool:
+        """Its pace says nothing about the job's settings."""
+        ...
+
+    @property
+    def source(self) -> Literal["exact", "estimate"]:
+        """What its ledger comes from."""
+        ...
+
+    @property
+    def record(self) -> StepRecord | None:
+        """Its record, None before somebody wrote it."""
+        ...
+
+    @property
+    def backward(self) -> BackwardWindow | None:
+        """Its last backward and the all-reduces of it; None where no window told."""
+        ...
+
+    def settled(self) -> StepRecord:
+        """Return its record, written now if it was not yet."""
+        ...
+
+
+class Backlog:
+    """The steps of rank 0 that its policy has not seen."""
+
+    def __init__(self) -> None:
+        self._steps: dict[int, Measured] = {}
+        self._paced: deque[tuple[Measured, JobPace]] = deque()
+        self._observations: list[Observation] = []
+        self._early: Measured | None = None  # the last exact step before the policy begins: it forecasts from it
+        self._is_begun = False
+
+    def remember(self, step: Measured) -> None:
+        """Keep a step until its pace comes."""
+        self._steps[step.step] = step
+        if step.source == "exact" and not self._is_begun:
+            self._early = step
+        while len(self._steps) > RECORDS_MAX:
+            del self._steps[next(iter(self._steps))]
+
+    def begin(self, live: Sequence[KnobSpace]) -> None:
+        """Observe from now on, and the last exact step before."""
+        self._is_begun = True
+        early, self._early = self._early, None
+        record = early.settled() if early is not None else None
+        if record is not None and all(space.knob in record.knobs.values for space in live):
+            pace = JobPace(record.step, record.wall_ns, profiled=True)
+            self._observations.append(_observe(record, pace, live, early.backward if early is not None else None))
+
+    def pair(self, paces: Sequence[JobPace], live: Sequence[KnobSpace], *, is_calm: bool) -> None:
+        """Take the job's paces, and observe the steps whose record is there."""
+        for pace in paces:
+            step = self._steps.pop(pace.step, None)
+            if step is not None and self._is_begun:
+                self._paced.append((step, pace))
+        # Other threads write records a few times a second, for much less than it costs here.
+        may_wait = PACED_MAX if is_calm else 0
+        while self._paced and (self._paced[0][0].record is not None or len(self._paced) > may_wait):
+            step, pace = self._paced.popleft()
+            self._observations.append(_observe(step.settled(), pace, live, step.backward))
+
+    def take(self) -> list[Observation]:
+        """Return what was observed since the last call."""
+        observations, self._observations = self._observations, []
+        return observations
+
+
+def _observe(
+    record: StepRecord, pace: JobPace, live: Sequence[KnobSpace], backward: BackwardWindow | None
+) -> Observation:
+    """Return `record` as a policy sees it: the job's pace, and the values of the `live` knobs."""
+    values = record.knobs.values
+    return Observation(
+        step=record.step,
+        wall_ns=record.ended_wall_ns,
+        values={space.knob: int(values[space.knob]) for space in live},
+        pace_ns=pace.pace_ns,
+        profiled=pace.profiled,
+        ledger=record.ledger,
+        exact=record.source == "exact",
+        forward_ns=record.forward_ns,
+        backward_ns=record.backward_ns,
+        optimizer_ns=record.optimizer_ns,
+        data_wait_ns=record.data_wait_ns,
+        micro_batches=record.micro_batches,
+        backward=backward,
+    )

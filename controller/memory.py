@@ -1,0 +1,305 @@
+"""What was best for this job last time?  A file of knobs by job fingerprint, shared by all jobs of a user.
+
+Writing "the best settings" at the end of a run is wrong three times.  Two jobs that end together lose one's knowledge,
+so every change is made under a lock to what the file holds *then*, and replaces it in one rename.  A file that cannot
+be read is somebody's only copy of something: it is moved aside and named, or left alone where it is not ours.  And a
+value that was best once is a claim, not a fact: whoever reads it puts it to the trial (`recollection`), and marks it
+stale here when it fails.
+
+    {"format": "pacecar knobs", "version": 1, "entries": [{"key": ..., "fingerprint": {...}, "knobs": {...}, ...}]}
+
+No torch: the command line reads the file too.  Left out: how a fingerprint is taken (`fingerprint`), and the thread
+that keeps files away from the training loop (`keeper`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+__all__ = [
+    "ENTRIES_MAX",
+    "VERSION",
+    "DamagedError",
+    "Entry",
+    "Fingerprint",
+    "KnobsFile",
+    "KnobsFileError",
+    "default_place",
+    "forgotten",
+    "remembered",
+    "stale",
+    "used",
+]
+
+VERSION = 1
+FORMAT = "pacecar knobs"
+
+ENTRIES_MAX = 256
+"""Kinds of job remembered; the one that was used longest ago makes room.  At 600 bytes each the file stays small."""
+
+FILE_BYTES_MAX = 4 * 1024 * 1024
+"""No file of ours is larger; a wrong path (a data set, a device) is, and is left alone."""
+
+LOCK_SECONDS_MAX = 2.0
+"""A writer holds the lock for milliseconds; whoever waits longer goes without (a dead lock on a network drive)."""
+
+LOCK_POLL_SECONDS = 0.01
+
+ASIDE_MAX = 1000
+"""Names tried for a file that is moved aside."""
+
+
+class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
+    """What the best knobs depend on.  Jobs with equal fingerprints share an entry.
+
+    `parameters` is a hash of all shapes and types in order, `elements` their number, for people.  `began` are the knobs
+    that the script itself chose: whoever changes them starts a new entry.
+    """
+
+    parameters: str
+    elements: int
+    world_size: int
+    device: str
+    backend: str | None
+    link: str
+    torch: str
+    began: dict[str, int]
+
+    @property
+    def key(self) -> str:
+        """Return 16 hexadecimal digits that stand for it."""
+        text = msgspec.json.encode(self, order="sorted")
+        return hashlib.blake2b(text, digest_size=8).hexdigest()
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """The best knobs of one kind of job.
+
+    `gain_ratio` is the share of step time that they saved against `fingerprint.began`, as measured.  `pace_ns` is the
+    step under them, None when too few were seen.  `stale`: why they are not tried any more, None while they are.
+    """
+
+    key: str
+    fingerprint: Fingerprint
+    knobs: dict[str, int]
+    gain_ratio: float
+    pace_ns: int | None
+    steps: int
+    saved_wall_ns: int
+    used_wall_ns: int
+    job: str
+    pacecar_version: str
+    stale: str | None = None
+
+
+class _Contents(msgspec.Struct, frozen=True, kw_only=True):
+    format: Literal["pacecar knobs"]
+    version: int
+    entries: tuple[Entry, ...]
+
+
+class _Header(msgspec.Struct, frozen=True):
+    format: str = ""
+    version: int = 0
+
+
+class KnobsFileError(RuntimeError):
+    """The file cannot be used; the message names it and says why."""
+
+
+class DamagedError(KnobsFileError):
+    """It is ours and cannot be read: `suffix` names what it becomes."""
+
+    def __init__(self, message: str, suffix: str) -> None:
+        super().__init__(message)
+        self.suffix = suffix
+
+
+def default_place(environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the file in the user's state folder (XDG Base Directory Specification 0.8); None for a user without home.
+
+    A path that is not absolute is ignored, as the specification demands.
+    """
+    for name, inside in (("XDG_STATE_HOME", ""), ("HOME", ".local/state")):
+        folder = Path(environ.get(name, ""))
+        if folder.is_absolute() and folder != Path("/") and (name != "HOME" or folder.is_dir()):
+            return folder / inside / "pacecar" / "knobs.json"
+    return None
+
+
+class KnobsFile:
+    """The file at `path`.  Every call opens it anew; calls may come from any thread and process.
+
+    `is_ours`: whatever is there is a knobs file or was one (the default place).  Elsewhere a file that does not say so
+    is left alone: a wrong path in a configuration must cost nobody his data.
+    """
+
+    def __init__(self, path: Path, *, is_ours: bool) -> None:
+        self.path = path
+        self._is_ours = is_ours
+
+    def read(self) -> tuple[Entry, ...]:
+        """Return what is remembered; nothing when there is no file.
+
+        Raises:
+            KnobsFileError: there is something, and it cannot be read.
+        """
+        try:
+            return _decode(self._bytes(), self.path, is_ours=self._is_ours)
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise KnobsFileError(f"{self.path}: cannot be read: {error.strerror}") from error
+
+    def change(self, edit: Callable[[tuple[Entry, ...]], Sequence[Entry]]) -> str | None:
+        """Replace the entries by what `edit` makes of those in the file now; return what people should know.
+
+        That is None, or the name under which a damaged file, or one of another version, was moved aside first.
+
+        Raises:
+            KnobsFileError: it could not be done, and the file is as it was.
+        """
+        try:
+            with suppress(FileNotFoundError, DamagedError):
+                self.read()  # what is not ours is left alone, without so much as a lock beside it
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _locked(self.path.with_name(self.path.name + ".lock")):
+                told = None
+                try:
+                    entries = self.read()
+                except DamagedError as damaged:
+                    told = f"{damaged}; it is now {self._move_aside(damaged.suffix)}"
+                    entries = ()
+                fresh = tuple(sorted(edit(entries), key=lambda entry: entry.used_wall_ns))[-ENTRIES_MAX:]
+                if fresh != entries:
+                    self._replace(fresh)
+                return told
+        except OSError as error:
+            raise KnobsFileError(f"{self.path}: cannot be written: {error.strerror or error}") from error
+
+    def _bytes(self) -> bytes:
+        # Without O_NONBLOCK a named pipe in the file's place would hold the reader for ever.
+        handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(handle, "rb") as stream:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise KnobsFileError(f"{self.path}: not a file; it is left alone")
+            raw = stream.read(FILE_BYTES_MAX + 1)
+        if len(raw) > FILE_BYTES_MAX:
+            raise KnobsFileError(f"{self.path}: larger than {FILE_BYTES_MAX} bytes, not a knobs file; it is left alone")
+        return raw
+
+    def _move_aside(self, suffix: str) -> Path:
+        for number in range(1, ASIDE_MAX + 1):
+            name = self.path.with_name(f"{self.path.name}.{suffix}" + (f"-{number}" if number > 1 else ""))
+            if not os.path.lexists(name):  # we hold the lock: nobody else moves anything here
+                self.path.rename(name)
+                return name
+        raise KnobsFileError(f"{self.path}: {ASIDE_MAX} files were moved aside already; remove some")
+
+    def _replace(self, entries: tuple[Entry, ...]) -> None:
+        """Write a new file beside it and rename it over: a reader, or a crash, sees the old one or the new one."""
+        contents = _Contents(format="pacecar knobs", version=VERSION, entries=entries)
+        text = msgspec.json.format(msgspec.json.encode(contents), indent=1) + b"\n"
+        place = Path(os.path.realpath(self.path))  # a link stays a link
+        draft = place.with_name(f".{place.name}.{os.getpid()}.draft")
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                _hand_over(handle, place.parent)
+                with suppress(FileNotFoundError):
+                    os.fchmod(handle, stat.S_IMODE(place.stat().st_mode))
+                stream.write(text)
+                stream.flush()
+                os.fsync(handle)
+            draft.replace(place)
+        except BaseException:
+            with suppress(OSError):
+                draft.unlink()
+            raise
+
+
+def _decode(raw: bytes, path: Path, *, is_ours: bool) -> tuple[Entry, ...]:
+    if not is_ours and raw and FORMAT.encode() not in raw[:256]:
+        raise KnobsFileError(f"{path}: not a knobs file of pacecar; it is left alone")
+    if not raw:  # somebody touched it
+        return ()
+    try:
+        header = msgspec.json.decode(raw, type=_Header)
+        if header.format == FORMAT and header.version != VERSION:
+            raise DamagedError(
+                f"{path}: of version {header.version}, this pacecar reads {VERSION}", f"version-{header.version}"
+            )
+        return msgspec.json.decode(raw, type=_Contents).entries
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DamagedError(f"{path}: damaged: {error}", "damaged") from error
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock file, which is never removed: whoever waits for a removed one would hold another than the next."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        _hand_over(handle, path.parent)
+        deadline = time.monotonic() + LOCK_SECONDS_MAX
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise KnobsFileError(f"{path}: held by another job for {LOCK_SECONDS_MAX:g} s") from None
+                time.sleep(LOCK_POLL_SECONDS)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _hand_over(handle: int, folder: Path) -> None:
+    """Give what root makes in a user's folder to that user, who could not read it otherwise."""
+    if os.geteuid() == 0:
+        owner = folder.stat()
+        with suppress(OSError):
+            os.fchown(handle, owner.st_uid, owner.st_gid)
+
+
+# --- edits: entries in, entries out -------------------------------------------------------------------
+
+
+def remembered(entries: Sequence[Entry], entry: Entry) -> list[Entry]:
+    """Return `entries` with `entry` in the place of what was known of such a job: the world of today counts."""
+    return [*(other for other in entries if other.key != entry.key), entry]
+
+
+def used(entries: Sequence[Entry], tried: Entry, wall_ns: int) -> list[Entry]:
+    """Return `entries`, noting that `tried` was of use at `wall_ns`."""
+    return [
+        msgspec.structs.replace(other, used_wall_ns=max(wall_ns, other.used_wall_ns))
+        if other.key == tried.key
+        else other
+        for other in entries
+    ]
+
+
+def stale(entries: Sequence[Entry], tried: Entry, why: str) -> list[Entry]:
+    """Return `entries` with `tried` marked, unless another job has learnt something newer meanwhile."""
+    return [
+        msgspec.structs.replace(other, stale=why)
+        if other.key == tried.key and other.saved_wall_ns <= tried.saved_wall_ns
+        else other
+        for other in entries
+    ]
+
+
+def forgotten(entries: Sequence[Entry], keys: Sequence[str]) -> list[Entry]:
+    """Return `entries` without those whose key begins with one of `keys`."""
+    return [entry for entry in entries if not any(entry.key.startswith(key) for key in keys)]

@@ -1,0 +1,82 @@
+"""How much does a larger batch help?  The gradient noise scale, and what follows from it.
+
+"Twice the samples a second" is not twice the training: beyond some size samples only average away noise that was small
+already.  McCandlish et al. 2018 ("An Empirical Model of Large-Batch Training", equation 2.8 and appendix A.1): with the
+true gradient G and the covariance Sigma of one sample's gradient, a batch of B has E|g_B|^2 = |G|^2 + tr(Sigma)/B.
+Two batch sizes give both without bias:
+
+    |G|^2     = (B_big |g_big|^2 - B_small |g_small|^2) / (B_big - B_small)
+    tr(Sigma) = (|g_small|^2 - |g_big|^2) / (1/B_small - 1/B_big)           noise scale = tr(Sigma) / |G|^2
+
+DDP has both for free: a rank's own gradient (small) and the mean over the ranks (big).  The two estimates are noisy,
+and their ratio is biased where each is not, so both are averaged first and divided then.
+
+What a batch is worth (Pollux, Qiao et al. 2021, equation 7): efficiency(B) = (phi + B0) / (phi + B) of a sample at B0,
+so a step of B moves the training B/B0 x efficiency(B) steps of B0.  That is AdaScale's gain (Johnson et al. 2020), with
+its variances written as phi: the same number is progress here and the factor of the learning rate there.
+
+Pure.  Left out: momentum and Adam's preconditioning, under which phi is a rough guide (Pollux uses it all the same).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+__all__ = ["NoiseScale", "Rule", "learning_rate_factor", "progress"]
+
+Rule = Literal["none", "linear", "sqrt", "adascale"]
+
+DECAY = 0.95
+"""Weight of the past in the averages: about the last 20 measurements count."""
+
+MEASUREMENTS_MIN = 10
+"""Measurements before anything is said: one alone is off by its own size."""
+
+
+class NoiseScale:
+    """Averages |G|^2 and tr(Sigma) over measurements."""
+
+    def __init__(self) -> None:
+        self._signal = 0.0
+        self._noise = 0.0
+        self.measurements = 0
+
+    def observe(self, small_squared: float, small: float, big_squared: float, big: float) -> None:
+        """Take the squared norms of a gradient over `small` samples and of one over `big`; not finite is left out."""
+        if not (0 < small < big and math.isfinite(small_squared) and math.isfinite(big_squared)):
+            return
+        signal = (big * big_squared - small * small_squared) / (big - small)
+        noise = (small_squared - big_squared) / (1 / small - 1 / big)
+        self._signal = DECAY * self._signal + (1 - DECAY) * signal
+        self._noise = DECAY * self._noise + (1 - DECAY) * noise
+        self.measurements += 1
+
+    @property
+    def samples(self) -> float | None:
+        """The noise scale in samples; None before enough was measured, and where noise hides the gradient altogether.
+
+        What the averages lack because they began at zero cancels in their ratio.
+        """
+        if self.measurements < MEASUREMENTS_MIN or self._signal <= 0:
+            return None
+        return max(0.0, self._noise) / self._signal
+
+
+def progress(noise_scale: float | None, base: float, batch: float) -> float:
+    """Return how many steps of `base` samples a step of `batch` is worth; 1 where the noise scale is not known.
+
+    Unknown is taken for no noise at all: then a larger batch is worth nothing, and is not tried.
+    """
+    if noise_scale is None:
+        return 1.0
+    return batch / base * (noise_scale + base) / (noise_scale + batch)
+
+
+def learning_rate_factor(rule: Rule, noise_scale: float | None, base: float, batch: float) -> float:
+    """Return by what the learning rate of `base` samples is multiplied for `batch`."""
+    if rule == "none":
+        return 1.0
+    if rule == "adascale":
+        return progress(noise_scale, base, batch)
+    return batch / base if rule == "linear" else math.sqrt(batch / base)

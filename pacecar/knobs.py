@@ -1,0 +1,126 @@
+"""Which knobs are there, and what do they put at stake?  One list that configuration, controller, page and docs read.
+
+A knob's value is a whole number everywhere: on the wire, in agreements, in records.  What it means is said here: a
+*scale* is a quantity whose neighbours are about twice and half of it; a *choice* numbers its `choices` from 0 and has
+no order, so that every other choice is a neighbour.
+
+The class says what a change may do to the result, and the user chooses how far pacecar may go:
+
+    exact      the mathematics stays the same but for the order of summation
+    lossy      gradients are rounded or thinned out on their way; watched by loss and gradient norm
+    adaptive   the global batch changes, and the learning rate by the rule that the user named
+
+Left out: how a knob is turned (actuators), and within which bounds (configuration).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+__all__ = ["KNOBS", "Knob", "KnobClass", "KnobKind", "KnobName", "allows", "by_name", "read_setting", "setting"]
+
+KnobClass = Literal["exact", "lossy", "adaptive"]
+KnobKind = Literal["scale", "choice"]
+KnobName = Literal[
+    "micro_batch",
+    "micro_tokens",
+    "bucket_bytes",
+    "first_bucket_bytes",
+    "loader_workers",
+    "loader_prefetch",
+    "fsdp_prefetch",
+    "fsdp_reshard",
+    "compression",
+    "batch_samples",
+]
+"""Every knob; the order is that of the list below."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One knob.  `choices` names the values of a choice, value i is `choices[i]`; empty for a scale."""
+
+    name: KnobName
+    knob_class: KnobClass
+    kind: KnobKind
+    help: str
+    choices: tuple[str, ...] = ()
+
+
+KNOBS = (
+    Knob("micro_batch", "exact", "scale", "samples in one forward and backward of a rank, at a constant batch"),
+    Knob("micro_tokens", "exact", "scale", "padded tokens in one forward and backward of a rank, at a constant batch"),
+    Knob("bucket_bytes", "exact", "scale", "size to which DDP fills a gradient bucket before it is reduced"),
+    Knob("first_bucket_bytes", "exact", "scale", "size of DDP's first bucket, which starts communication"),
+    Knob("loader_workers", "exact", "scale", "processes of the data loader"),
+    Knob("loader_prefetch", "exact", "scale", "batches that each process of the data loader keeps ready"),
+    Knob("fsdp_prefetch", "exact", "scale", "FSDP2 modules whose parameters are gathered ahead; 0 is FSDP2's own rule"),
+    Knob(
+        "fsdp_reshard",
+        "exact",
+        "choice",
+        "whether FSDP2 frees gathered parameters after forward (less memory) or keeps them (less communication)",
+        ("no", "yes"),
+    ),
+    Knob(
+        "compression",
+        "lossy",
+        "choice",
+        "how DDP's gradients are compressed on their way",
+        ("none", "bf16", "fp16", "powersgd", "topk"),
+    ),
+    Knob("batch_samples", "adaptive", "scale", "samples of the global batch"),
+)
+
+by_name: dict[str, Knob] = {knob.name: knob for knob in KNOBS}
+assert tuple(by_name) == get_args(KnobName), "the names and the list are in one order"
+
+_REACH: dict[str, tuple[KnobClass, ...]] = {
+    "off": (),
+    "advise": ("exact", "lossy"),
+    "exact": ("exact",),
+    "lossy": ("exact", "lossy"),
+    "adaptive": ("exact", "lossy", "adaptive"),
+}
+
+
+def allows(mode: str, knob: str) -> bool:
+    """Return whether tuning in `mode` may turn (in "advise": speak of) `knob`; an unknown knob counts as exact."""
+    known = by_name.get(knob)
+    return ("exact" if known is None else known.knob_class) in _REACH[mode]
+
+
+def setting(knob: str, value: int) -> str:
+    """Return a value for people: the choice's name, bytes as MiB, counts as they are."""
+    known = by_name.get(knob)
+    if known is not None and known.choices:
+        return known.choices[value] if 0 <= value < len(known.choices) else str(value)
+    return f"{value / 2**20:.4g} MiB" if knob.endswith("_bytes") else str(value)
+
+
+_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def read_setting(knob: str, text: str) -> int:
+    """Return the value that `text` means for `knob`: what `setting` returns, or a plain number.
+
+    Raises:
+        ValueError: there is no such knob, or it has no such value; the message says what there is.
+    """
+    known = by_name.get(knob)
+    if known is None:
+        raise ValueError(f"there is no knob {knob!r}; there are {', '.join(by_name)}")
+    text = text.strip()
+    if known.choices:
+        if text not in known.choices:
+            raise ValueError(f"{knob} cannot be {text!r}; it can be {', '.join(known.choices)}")
+        return known.choices.index(text)
+    is_bytes = knob.endswith("_bytes")
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?) ?(B|KiB|MiB|GiB)?" if is_bytes else r"(\d{1,15})()", text, re.ASCII)
+    value = None if found is None else float(found[1]) * _UNITS[found[2] or ""]
+    if value is None or value != int(value):
+        wanted = "bytes, as in 4194304 or 4MiB" if is_bytes else "a whole number"
+        raise ValueError(f"{knob} cannot be {text!r}; it wants {wanted}")
+    return int(value)

@@ -1,0 +1,125 @@
+"""How is the tuner of one job put together?  Knobs, policy and what surrounds it, from the parts that `attach` made.
+
+Left out: starting and ending it (pacer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from pacecar.clock import SystemClock
+from pacecar.config import TuneConfig
+from pacecar.controller.ddp_knobs import DdpKnobs, find_ddp
+from pacecar.controller.desk import Desk
+from pacecar.controller.fsdp import fsdp_knobs
+from pacecar.controller.global_batch import GlobalBatchActuator
+from pacecar.controller.headroom import unused_bytes
+from pacecar.controller.holds import HeldPolicy, Holds
+from pacecar.controller.loader_knobs import LoaderKnobs
+from pacecar.controller.measured import Measured
+from pacecar.controller.microbatch_knobs import MicroBatchActuator, MicroTokensActuator
+from pacecar.controller.node import Node
+from pacecar.controller.observation import Facts, Policy
+from pacecar.controller.parting import Parting
+from pacecar.controller.progress_pace import ProgressPace
+from pacecar.controller.rescue import Rescue
+from pacecar.controller.safeguard import Safeguard
+from pacecar.controller.tuner import Tuner
+from pacecar.controller.vigil import Vigil
+from pacecar.knobs import allows
+from pacecar.profiler.books import FinishedStep
+from pacecar.profiler.hook import Hook
+from pacecar.profiler.identity import model_device
+from pacecar.records import JobHello, JobRecord, Knobs
+
+__all__ = ["make_node", "make_tuner", "make_vigil"]
+
+
+def make_node(model: nn.Module, hello: JobHello) -> Node:
+    """Return what hears of this rank's node."""
+    ddp, device = find_ddp(model), model_device(model)
+    sizes = [p.numel() * p.element_size() for p in ddp.parameters() if p.requires_grad] if ddp is not None else []
+    is_cuda = device.type == "cuda"
+    return Node(
+        hello,
+        SystemClock(),
+        gradient_bytes=sum(sizes) or None,
+        spare_bytes=(lambda: unused_bytes(device)) if is_cuda else int,
+    )
+
+
+def make_vigil(model: nn.Module, hello: JobHello, config: TuneConfig) -> Vigil | None:
+    """Return what sees loss and gradients, on the rank that decides, where something lossy may be turned."""
+    is_wanted = config.mode in ("lossy", "adaptive") and "compression" in config.knobs and hello.rank == 0
+    return Vigil(model) if is_wanted and find_ddp(model) is not None else None
+
+
+def make_tuner(
+    model: nn.Module,
+    hook: Hook,
+    rescue: Rescue,
+    loaders: LoaderKnobs,
+    global_batch: GlobalBatchActuator | None,
+    hello: JobHello,
+    config: TuneConfig,
+    emit: Callable[[JobRecord], None],
+    vigil: Vigil | None,
+    desk: Desk | None,
+    holds: Holds,
+) -> Tuner:
+    """Return the tuner of this rank with every knob that the mode allows; `desk` is on rank 0 only."""
+    batcher = rescue.batcher
+    ddp = DdpKnobs(model, config, has_scaler=batcher.has_scaler)
+    if vigil is not None:
+        vigil.choice = ddp.choice
+    micro = [knob(model, batcher, config, rescue) for knob in (MicroBatchActuator, MicroTokensActuator)]
+
+    beside = [*loaders.actuators, *fsdp_knobs(model, config), *([] if global_batch is None else [global_batch])]
+
+    def facts() -> Facts:
+        return Facts(
+            job=hello.job,
+            world_size=hello.world_size,
+            gradient_bytes=ddp.reducer.gradient_bytes(),
+            batch_samples=batcher.batch_samples,
+            bucket_bytes=None if ddp.reducer.ddp is None else ddp.reducer.plan.bucket_bytes,
+            first_bucket_bytes=None if ddp.reducer.ddp is None else ddp.reducer.first_bytes,
+        )
+
+    def was_paused(step: Measured) -> bool:
+        return isinstance(step, FinishedStep) and hook.was_paused(step.raw.start_ns)
+
+    def set_knobs(knobs: Knobs) -> None:
+        hook.knobs = knobs
+
+    policy: Policy | None = None if desk is None else HeldPolicy(desk.overseer, holds)
+    if policy is not None and global_batch is not None:
+        policy = ProgressPace(policy, global_batch.noise_scale)
+    if policy is not None and vigil is not None:
+        policy = Safeguard(policy, vigil.take)
+    tuner = Tuner(
+        hello=hello,
+        config=config,
+        policy=policy,
+        actuators=[
+            a for a in (*micro, *ddp.actuators, *beside) if a.knob in config.knobs and allows(config.mode, a.knob)
+        ],
+        facts=facts,
+        emit=emit if desk is None else desk.emit,
+        set_knobs=set_knobs,
+        request_window=hook.request_window,
+        clock=SystemClock(),
+        gradients=ddp.gradient_check(),
+        parting=Parting(model).reason,
+        node=holds.node,
+        was_paused=was_paused,
+    )
+    if holds.node is not None:
+        rescue.room = holds.node.room_bytes
+    rescue.reverted = tuner.reverted
+    if desk is not None:
+        desk.knobs, desk.refused = lambda: tuner.knobs, lambda: tuner.refused
+        desk.node = tuple if holds.node is None else holds.node.describe
+    return tuner

@@ -1,0 +1,131 @@
+"""Which policy would have been best?  Every policy on every curve, with noise, over many seeds; `make bench-policies`.
+
+The jobs are replayed (`tests/controller/replay.py`): the same steps with the same noise for each policy and for the job
+left alone.  The curves are simulated unless `--curves` names a file that `make bench-tuning` measured; the heading says
+which.  Figures are means over seeds, the spread is one standard deviation, `worst` the worst seed:
+
+    total        time of the whole run against the same job never tuned
+    end          pace of the setting that is kept at the end against the best one
+    trials       steps in other than the kept setting; slowest: the slowest of them against the present one;
+                 slow: steps over 20 % slower than never tuned
+    forecast     mean distance of expected from true gain, in points of the step
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean, pstdev
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script, it finds its own folder only
+from tests.controller.curves import FILE, load
+from tests.controller.replay import POLICIES, Case, Run, cases, noise, run
+
+Key = tuple[float, str, str]
+
+
+def play(job: tuple[float, int, int, str, str]) -> list[tuple[Key, Run]]:
+    """Run every policy on every case with one noise."""
+    level, seed, steps, path, only = job
+    factors = noise(level, steps, seed)
+    return [
+        ((level, case.name, name), run(case, name, factors, seed=seed))
+        for case in cases(load(Path(path))[1])
+        if only in case.name
+        for name in POLICIES
+    ]
+
+
+def oracle_ratio(case: Case) -> float:
+    """The total of a job that always has the best setting, against never tuning (without noise)."""
+    best = sum(curve.oracle_ns for curve in case.curves)
+    return best / sum(curve.at(case.curves[0].start).step_ns for curve in case.curves) - 1
+
+
+def row(name: str, runs: list[Run]) -> str:
+    """One policy's line of the table."""
+    totals = [one.saved_ratio for one in runs]
+    ends = [one.end_ratio - 1 for one in runs]
+    errors = [abs(expected - truth) for one in runs for expected, truth in one.forecasts]
+    told = f"{fmean(errors) * 100:6.1f}" if errors else "     -"
+    return (
+        f"  {name:20} {fmean(totals) * 100:+7.2f} +- {pstdev(totals) * 100:4.2f} {max(totals) * 100:+7.2f}"
+        f" {fmean(ends) * 100:+7.1f} {max(ends) * 100:+7.1f} {fmean(one.trial_steps for one in runs):7.0f}"
+        f" {max(one.slowest_ratio for one in runs):8.2f} {fmean(one.slow_steps for one in runs):6.0f} {told}"
+    )
+
+
+def aims(table: dict[Key, list[Run]], seeds: int) -> list[str]:
+    """Say where ours misses what it is to reach; a difference counts if it is over two standard errors."""
+    missed = []
+    for level, case in sorted({key[:2] for key in table}):
+        ours = table[level, case, "pacecar"]
+        end, total = fmean(one.end_ratio for one in ours) - 1, fmean(one.saved_ratio for one in ours)
+        if end > 0.03:
+            missed.append(f"noise {level:.0%}, {case}: ends {end:.1%} off the best")
+        if total > 0.01:
+            missed.append(f"noise {level:.0%}, {case}: {total:+.1%} against never tuning")
+        for name in POLICIES[:-1]:
+            gaps = [a.saved_ratio - b.saved_ratio for a, b in zip(ours, table[level, case, name], strict=True)]
+            if fmean(gaps) > 2 * pstdev(gaps) / math.sqrt(seeds) and fmean(gaps) > 0.001:
+                missed.append(f"noise {level:.0%}, {case}: {name} is {fmean(gaps) * 100:.2f} points better")
+    return missed
+
+
+def report(table: dict[Key, list[Run]], every: Iterable[Case], source: str, steps: int, seeds: int) -> str:
+    """Return the whole table."""
+    lines = [
+        f"{source} curves, {steps} steps, {seeds} seeds; percent",
+        f"  {'':20} {'total':>15} {'worst':>7} {'end':>7} {'worst':>7} {'trials':>7} {'slowest':>8} {'slow':>6}"
+        " forecast",
+    ]
+    by_name = {case.name: case for case in every}
+    for level, case in sorted({key[:2] for key in table}, key=lambda k: (k[0], list(by_name).index(k[1]))):
+        lines.append(f"noise {level:.0%}, {case} (oracle {oracle_ratio(by_name[case]) * 100:+.2f})")
+        lines += [row(name, table[level, case, name]) for name in POLICIES]
+    ours = [one for key, runs in table.items() if key[2] == "pacecar" for one in runs]
+    null, kept = sum(one.null_judged for one in ours), sum(one.null_kept for one in ours)
+    lines.append(f"false accepts: {kept} of {null} trials of a change that saves nothing ({kept / max(1, null):.1%})")
+    missed = aims(table, seeds)
+    others = len({key[:2] for key in table}) * (len(POLICIES) - 1)
+    lines.append(f"comparisons lost: {sum('points better' in line for line in missed)} of {others}")
+    return "\n".join([*lines, "aims missed:" if missed else "no aim missed", *(f"  {line}" for line in missed)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--noise", type=float, nargs="+", default=[0.05, 0.10])
+    parser.add_argument("--curves", type=Path, default=FILE)
+    parser.add_argument("--only", default="", help="cases whose name holds this")
+    parser.add_argument("--processes", type=int, default=max(1, multiprocessing.cpu_count() // 2))
+    parser.add_argument("--json", type=Path, help="keep every run here")
+    args = parser.parse_args()
+    begun = time.monotonic()
+    source, curves = load(args.curves)
+    jobs = [
+        (level, seed, args.steps, str(args.curves), args.only) for level in args.noise for seed in range(args.seeds)
+    ]
+    table: dict[Key, list[Run]] = defaultdict(list)
+    with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
+        for done, played in enumerate(pool.imap(play, jobs), start=1):
+            for key, one in played:
+                table[key].append(one)
+            sys.stderr.write(f"\r{done} of {len(jobs)} jobs, {time.monotonic() - begun:.0f} s")
+    sys.stderr.write("\n")
+    sys.stdout.write(report(table, cases(curves), source, args.steps, args.seeds) + "\n")
+    if args.json is not None:
+        args.json.write_text(json.dumps([{"key": key, "runs": [asdict(one) for one in r]} for key, r in table.items()]))
+
+
+if __name__ == "__main__":
+    main()

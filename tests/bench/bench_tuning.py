@@ -1,0 +1,287 @@
+"""What is tuning worth on a real link, for every policy, and how near does it come to the best there is?
+
+Real DDP training over gloo, a network namespace for each rank, shaped links between them (see `tests/shaping.py`;
+needs root).  For each case (model, link, ranks) first a sweep over bucket sizes in rounds finds the oracle's setting;
+then the arms run one after the other in an order that turns with every repeat:
+
+    never       the job as torch comes, without pacecar
+    oracle      a fixed bucket: the best of the sweep
+    others      the named policies, pacecar's own in exact and in lossy mode, exploration and overhead included
+
+The pace of a step is its slowest rank's wall time.  Per arm are printed: total time against never tuning, the pace of
+the last fifth against the oracle's, steps in trials, the slowest trial, steps over 20 % slower than never tuning's
+typical one, and what was expected of each trial beside what was measured.  Medians over repeats, lowest and highest in
+brackets.  `--json FILE` keeps all of it, and the sweeps as curves that policies can be replayed on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script, it finds its own folder only
+from tests.shaping import Link, Net, shaped, why_not
+
+MIB = 2**20
+JOB = Path(__file__).with_name("tuning_job.py")
+JOB_SECONDS_MAX = 3600
+PORT = 29_611
+SLOW_RATIO = 1.2
+SWEEP = (0, MIB // 4, MIB // 2, MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB, 64 * MIB, 128 * MIB)
+"""Bucket sizes of the sweep; 0 is DDP's default."""
+
+ARMS: dict[str, dict[str, Any] | None] = {
+    "never": None,
+    "oracle": None,
+    "doubling": {"tune": "exact", "policy": "throughput-doubling", "knobs": ("bucket_bytes",)},
+    "gaussian": {"tune": "exact", "policy": "gaussian-process", "knobs": ("bucket_bytes",)},
+    "tpe": {"tune": "exact", "policy": "tpe", "knobs": ("bucket_bytes",)},
+    "exact": {"tune": "exact"},
+    "lossy": {"tune": "lossy"},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One job: `change` is what the link becomes half way."""
+
+    model: str
+    link: Link
+    ranks: int = 2
+    change: Link | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """Read "stack10@1000/5", "deep@1000:4" (four ranks) or "stack10@1000>5000" (the link changes)."""
+        model, _, rest = text.partition("@")
+        links, _, ranks = rest.partition(":")
+        first, _, second = links.partition(">")
+        return cls(model, Link.parse(first), int(ranks or 2), Link.parse(second) if second else None)
+
+    def __str__(self) -> str:
+        change = f", then {self.change}" if self.change else ""
+        return f"{self.model}, {self.ranks} ranks, {self.link}{change}"
+
+
+FULL = (
+    *(
+        Case.parse(f"{model}@{link}")
+        for model in ("stack10", "gpt", "deep", "wide")
+        for link in ("1000", "1000/1", "1000/5", "5000", "unlimited", "1000>5000")
+    ),
+    Case.parse("stack10@1000:4"),
+    Case.parse("deep@1000/1:4"),
+)
+"""Everything; many hours.  `--cases` takes some of it."""
+
+QUICK = (Case.parse("stack10@1000"),)
+
+
+@dataclass
+class Run:
+    """One job under one arm; paces are seconds a step."""
+
+    arm: str
+    paces: list[float]
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def total(self) -> float:
+        """Seconds of all steps."""
+        return sum(self.paces)
+
+    @property
+    def final(self) -> float:
+        """Typical step of the last fifth."""
+        return median(self.paces[-max(1, len(self.paces) // 5) :])
+
+    @property
+    def verdicts(self) -> list[dict[str, Any]]:
+        """Verdicts of trials."""
+        return [record for record in self.records if record["type"] == "verdict"]
+
+    @property
+    def trial_steps(self) -> int:
+        """Steps that ran during trials."""
+        return sum(verdict["trial_steps"] for verdict in self.verdicts)
+
+    @property
+    def forecasts(self) -> list[tuple[float, float]]:
+        """Expected and measured gain of every trial that had both."""
+        expected = {r["decision"]: r["expected_gain_ratio"] for r in self.records if r["type"] == "decision"}
+        pairs = [(expected.get(v["decision"]), v["measured_gain_ratio"]) for v in self.verdicts]
+        return [(e, m) for e, m in pairs if e is not None and m is not None]
+
+
+def run_ranks(net: Net, ranks: int, given: dict[str, Any], change: Link | None = None) -> list[dict[str, Any]]:
+    """Run one job to its end and return what each rank said; changes the link when rank 0 has reached the step."""
+    environ = os.environ | {
+        "MASTER_ADDR": net.address,
+        "MASTER_PORT": str(PORT),
+        "WORLD_SIZE": str(ranks),
+        "GLOO_SOCKET_IFNAME": net.device,
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [sys.executable, str(JOB), json.dumps(given)]
+    processes = [
+        subprocess.Popen(
+            [*net.prefixes[rank], *command],
+            env=environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if rank else subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        first = processes[0].stdout
+        assert first is not None
+        last = ""
+        for line in first:
+            if change is not None and '"reached"' in line:
+                net.change(change)
+            last = line
+        outputs = [last, *(process.communicate(timeout=JOB_SECONDS_MAX)[0] for process in processes[1:])]
+        _, errors = processes[0].communicate()
+        if any(process.returncode for process in processes):
+            raise RuntimeError(f"the job failed: {given}\n{errors[-2000:]}")
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
+
+
+def say(line: str) -> None:
+    """Print a line at once: a case takes many minutes."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def slowest(rows: Sequence[Sequence[float]]) -> list[float]:
+    """Return step by step the slowest rank."""
+    return [max(step) for step in zip(*rows, strict=True)]
+
+
+def find_curve(net: Net, case: Case, rounds: int) -> dict[int, list[float]]:
+    """Return bucket size -> paces of its judged steps."""
+    said = run_ranks(net, case.ranks, {"model": case.model, "sweep": SWEEP, "rounds": rounds, "steps": 4})
+    return {size: slowest([rank["sweep"][str(size)] for rank in said]) for size in SWEEP}
+
+
+def run_arm(net: Net, case: Case, arm: str, steps: int, best_bytes: int) -> Run:
+    """Run one arm on a link that is as the case begins."""
+    net.change(case.link)
+    given: dict[str, Any] = {"model": case.model, "steps": steps}
+    options = ARMS[arm]
+    if options is not None:
+        given["attach"] = options
+    if arm == "oracle" and best_bytes:
+        given["bucket_bytes"] = best_bytes
+    if case.change is not None:
+        given["say"] = [steps // 2]
+    said = run_ranks(net, case.ranks, given, case.change)
+    return Run(arm, slowest([rank["walls"] for rank in said]), said[0].get("records", []))
+
+
+def run_case(case: Case, arms: Sequence[str], *, steps: int, repeats: int, rounds: int) -> dict[str, Any]:
+    """Run a case: sweep, then all arms in turn; prints each as it comes and the table at the end."""
+    say(f"\n== {case}")
+    runs: list[Run] = []
+    with shaped(case.ranks, case.link) as net:
+        sent = net.sent_bytes()[0]
+        curve = find_curve(net, case, rounds)
+        levels = {size: median(paces) for size, paces in curve.items()}
+        best = min(levels, key=lambda size: levels[size])
+        shown = "  ".join(f"{_size(size)} {level * 1e3:.0f}" for size, level in levels.items())
+        say(f"sweep, ms a step: {shown}; the oracle takes {_size(best)}")
+        if net.sent_bytes()[0] - sent < MIB:
+            raise RuntimeError("the job's bytes do not cross the shaped link")
+        for repeat in range(repeats):
+            order = [*arms[repeat % len(arms) :], *arms[: repeat % len(arms)]]
+            for arm in order:
+                runs.append(run_arm(net, case, arm, steps, best))
+                say(f"  {repeat + 1}: {arm:10} {runs[-1].total:8.1f} s, {runs[-1].final * 1e3:.0f} ms")
+    table(case, arms, runs)
+    return {
+        "case": str(case),
+        "curve_seconds": {str(size): paces for size, paces in curve.items()},
+        "best_bytes": best,
+        "runs": [asdict(run) for run in runs],
+    }
+
+
+def table(case: Case, arms: Sequence[str], runs: Sequence[Run]) -> None:
+    """Print what the arms brought."""
+    by_arm = {arm: [run for run in runs if run.arm == arm] for arm in arms}
+    never = by_arm.get("never") or runs
+    typical = median(pace for run in never for pace in run.paces)
+    never_total = median(run.total for run in never)
+    oracle = by_arm.get("oracle") or never
+    best_final = median(run.final for run in oracle)
+    say(f"\n{case}")
+    say(
+        f"{'arm':10} {'mean step':>10} {'total against never':>26} {'end against oracle':>26}"
+        f" {'trial steps':>11} {'slowest trial':>13} {'>20 % slower':>12} {'expected | measured':>20}"
+    )
+    for arm, mine in by_arm.items():
+        totals = _spread([run.total / never_total - 1 for run in mine])
+        finals = _spread([run.final / best_final - 1 for run in mine])
+        slow = median(sum(pace > SLOW_RATIO * typical for pace in run.paces) for run in mine)
+        worst = min((v["measured_gain_ratio"] or 0.0 for run in mine for v in run.verdicts), default=None)
+        pairs = [pair for run in mine for pair in run.forecasts]
+        told = f"{fmean(e for e, _ in pairs):.1%} | {fmean(m for _, m in pairs):.1%}" if pairs else ""
+        say(
+            f"{arm:10} {fmean(fmean(run.paces) for run in mine) * 1e3:7.1f} ms {totals:>26} {finals:>26}"
+            f" {median(run.trial_steps for run in mine):11.0f}"
+            f" {'' if worst is None else f'{max(0.0, -worst):.0%}':>13} {slow:12.0f} {told:>20}"
+        )
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{median(values):+.1%} ({min(values):+.1%} .. {max(values):+.1%})"
+
+
+def _size(size: int) -> str:
+    return "default" if not size else f"{size / MIB:g} MiB"
+
+
+def main() -> None:
+    """Run the cases that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", help="MODEL@LINK[>LINK][:RANKS], separated by commas; 'all' for every one")
+    parser.add_argument("--arms", default=",".join(ARMS), help=f"of {', '.join(ARMS)}")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2, help="rounds of the sweep")
+    parser.add_argument("--json", type=Path, help="keep everything in this file")
+    args = parser.parse_args()
+    reason = why_not()
+    if reason is not None:
+        raise SystemExit(f"bench-tuning cannot run here: {reason}")
+    cases = QUICK if args.cases is None else FULL if args.cases == "all" else map(Case.parse, args.cases.split(","))
+    arms = args.arms.split(",")
+    unknown = [arm for arm in arms if arm not in ARMS]
+    if unknown:
+        parser.error(f"no arm {', '.join(unknown)}; there are {', '.join(ARMS)}")
+    begun = time.monotonic()
+    kept = []
+    for case in cases:
+        kept.append(run_case(case, arms, steps=args.steps, repeats=args.repeats, rounds=args.rounds))
+        if args.json is not None:
+            args.json.write_text(json.dumps(kept))
+    say(f"\n{time.monotonic() - begun:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""One rank of a training job on a shaped link, for bench_tuning: real DDP over gloo, and a model of stated size.
+
+The layers' arithmetic is a wait that lets go of the GIL, as if a device computed: then both cores belong to the
+network, and steps repeat within a percent.  Their gradients are real and of full size, so buckets, copies and
+all-reduces are.  The model `gpt` computes for real.
+
+A job runs `steps` steps under one arm (never tuned, a fixed bucket, or a policy of pacecar's), or sweeps over settings
+in rounds, for the oracle.  It says one JSON line at its end: this rank's wall time of every step and, on rank 0, what
+the tuner did; and on the way `{"reached": step}` where the driver wants to know.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+MIB = 2**20
+
+
+class Shape(NamedTuple):
+    """A model of `layers` layers with `parameters` each, and how long its arithmetic takes in all."""
+
+    layers: int
+    parameters: int
+    forward_seconds: float
+    backward_seconds: float
+
+
+SHAPES = {
+    "stack10": Shape(40, 262_144, 0.1, 0.2),
+    "deep": Shape(300, 66_667, 0.15, 0.3),
+    "wide": Shape(8, 5_250_000, 0.25, 0.5),
+    "stack1": Shape(20, 52_429, 0.01, 0.02),
+}
+"""stack10 is TUNING's case of 10.5 M parameters; stack1 is for trying things out."""
+
+
+class _Work(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, forward_seconds: float, backward_seconds: float) -> Tensor:
+        time.sleep(forward_seconds)
+        ctx.backward_seconds = backward_seconds
+        ctx.save_for_backward(weight)
+        return x + weight[0]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        time.sleep(ctx.backward_seconds)
+        (weight,) = ctx.saved_tensors
+        return gradient, weight * 1e-3 + gradient.mean(), None, None
+
+
+class Layer(nn.Module):
+    """Waits as long as its arithmetic would take; its gradient decays its weights."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((shape.parameters,), 0.01))
+        self.seconds = shape.forward_seconds / shape.layers, shape.backward_seconds / shape.layers
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the first weight."""
+        return _Work.apply(x, self.weight, *self.seconds)
+
+
+def say(line: str) -> None:
+    """Tell the driver."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def make_model(name: str) -> tuple[nn.Module, Tensor]:
+    """Return the model and a batch for it."""
+    torch.manual_seed(0)
+    if name == "gpt":
+        width, layers = 512, 12
+        layer = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True)
+        return nn.TransformerEncoder(layer, layers), torch.randn(1, 64, width)
+    shape = SHAPES[name]
+    return nn.Sequential(*(Layer(shape) for _ in range(shape.layers))), torch.randn(4, 8)
+
+
+class Job:
+    """The loop of one rank."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.given = given
+        self.rank = int(os.environ["RANK"])
+        network, self.batch = make_model(given["model"])
+        buckets: dict[str, Any] = {}
+        if given.get("bucket_bytes"):
+            buckets["bucket_cap_mb"] = given["bucket_bytes"] / MIB
+        self.model = DistributedDataParallel(network, **buckets)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
+        self.walls: list[float] = []
+        self._ended = time.perf_counter()
+
+    def step(self) -> None:
+        """Train one step and note its wall time, from optimizer step to optimizer step."""
+        self.model(self.batch).square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        now = time.perf_counter()
+        self.walls.append(now - self._ended)
+        self._ended = now
+        if len(self.walls) in self.given.get("say", ()) and self.rank == 0:
+            say(json.dumps({"reached": len(self.walls)}))
+
+
+def run(given: dict[str, Any]) -> dict[str, Any]:
+    """Run `steps` steps under the arm and return what is known of them."""
+    job = Job(given)
+    options = given.get("attach")
+    if options is None:
+        for _ in range(given["steps"]):
+            job.step()
+        return {"walls": job.walls}
+    import pacecar
+
+    with tempfile.TemporaryDirectory() as folder:
+        pacer = pacecar.attach(
+            job.model, job.optimizer, run_dir=folder, socket=f"{folder}/none.sock", remember=False, **options
+        )
+        if not pacer.is_active:
+            raise RuntimeError(f"pacecar is inert: {pacer.inert_because}")
+        for _ in range(given["steps"]):
+            job.step()
+        pacer.close()
+        lines = (Path(folder) / f"rank{job.rank}.jsonl").read_bytes().splitlines()
+    records = [json.loads(line) for line in lines]
+    kept = [record for record in records if record["type"] in ("decision", "verdict", "tuner", "switch")]
+    values = {record["step"]: record["knobs"]["values"] for record in records if record["type"] == "step"}
+    return {"walls": job.walls, "records": kept, "values": values}
+
+
+def sweep(given: dict[str, Any]) -> dict[str, Any]:
+    """Try every setting in rounds, on all ranks alike; return setting -> walls of its judged steps, round by round."""
+    from pacecar.config import TuneConfig
+    from pacecar.controller.ddp_buckets import BucketActuator
+
+    job = Job(given)
+    for _ in range(3):
+        job.step()
+    actuator = BucketActuator(job.model, TuneConfig(bucket_bytes_min=1, bucket_bytes_max=2**40))
+    reason = actuator.refusal()
+    if reason is not None:
+        raise RuntimeError(reason)
+    default = actuator.value()
+    taken: dict[int, list[float]] = {size: [] for size in given["sweep"]}
+    for number in range(given["rounds"]):
+        sizes = given["sweep"] if number % 2 == 0 else given["sweep"][::-1]
+        for size in sizes:
+            actuator.apply(size or default)
+            for _ in range(2):
+                job.step()
+            for _ in range(given["steps"]):
+                job.step()
+                taken[size].append(job.walls[-1])
+    return {"sweep": taken}
+
+
+def main() -> None:
+    """Join the ranks, run, say what came of it."""
+    given = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
+    answer = sweep(given) if "sweep" in given else run(given)
+    say(json.dumps(answer))
+    dist.barrier()
+    os._exit(0)  # torch aborts at exit now and then (pytorch#190489)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,430 @@
+"""Is there any order of events in which ranks part?  Every one is tried, within bounds, on the real protocol.
+
+Random orders find what is likely.  What hangs a job of a thousand ranks once a month is not, so here nothing is drawn:
+the agreements of all ranks (`RankAgreement`, with `Member` in it) stand on roads of paper, and from every state every
+event that can come next is tried.  States that were seen are not looked into again.
+
+    a rank comes to its next boundary    not before all ranks are done with the `lag`th before it; 1 in training
+    a gather that all ranks posted       is seen by each rank now or later, at most `delay` looks later
+    rank 0 wishes, or takes it back      where it looks at the side road, as often as there are `wishes`
+    a fault, `faults` of them            a rank freezes, loses its side road, will not or cannot carry out, or is lost
+
+A vote is read when all ranks have launched it and not before; a rank whose vote never comes blocks the others, which is
+a violation unless that rank was lost (then the training has ended too).  Boundaries at which an agreement has nothing
+to do are passed in one go: no other rank can tell.
+
+Left out: what the Tuner makes of it; the roads themselves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pacecar.controller.agreement import RankAgreement
+from pacecar.controller.offers import KnobOffer, Offer
+from pacecar.controller.protocol import PERIOD, Member, Proposal
+
+__all__ = ["Bounds", "Census", "ViolationError", "check"]
+
+OFFER = Offer((KnobOffer("bucket_bytes", 0, tuple(range(8)), None, ""),))
+
+Settle = Callable[..., bool]
+
+
+class ViolationError(AssertionError):
+    """An order of events in which the ranks part or hang; the message tells it."""
+
+
+class BlockedError(Exception):
+    """This rank waits for a vote of another one."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How far to look; `kinds` are the faults that there are."""
+
+    ranks: int = 2
+    boundaries: int = 5 * PERIOD
+    lag: int = 1
+    delay: int = 2
+    wishes: int = 2
+    withdrawals: int = 0
+    faults: int = 0
+    times_wishes: bool = False
+    kinds: tuple[str, ...] = ("freeze", "side", "refuse", "fail", "lose")
+
+
+@dataclass
+class Census:
+    """What was seen: `longest_wish` counts rank 0's boundaries from a wish to its end."""
+
+    states: int = 0
+    events: int = 0
+    switches: int = 0
+    failures: int = 0
+    retired: int = 0
+    longest_wish: int = 0
+
+
+class Side:
+    """One rank's end of the side road."""
+
+    def __init__(self, world: World, rank: int) -> None:
+        self.world, self.rank, self.taken, self.is_busy, self.is_seen, self.looks = world, rank, 0, False, False, 0
+
+    def post(self, words: Sequence[int]) -> None:
+        gather = self.world.gathers.setdefault(self.taken, [None] * len(self.world.ranks))
+        gather[self.rank] = tuple(words)
+        self.is_busy, self.looks = True, 0
+
+    @property
+    def is_complete(self) -> bool:
+        return self.is_busy and None not in self.world.gathers[self.taken]
+
+    def take(self) -> list[Any] | None:
+        if not self.is_complete:
+            return None
+        if not self.is_seen:
+            self.looks += 1
+            return None
+        self.is_busy, self.taken = False, self.taken + 1
+        return list(self.world.gathers[self.taken - 1])
+
+
+class Main:
+    """One rank's end of the main road."""
+
+    def __init__(self, world: World, rank: int) -> None:
+        self.world, self.rank, self.read_votes, self.is_busy = world, rank, 0, False
+        self.answers: tuple[bool, ...] = ()
+
+    def launch(self, vote: Sequence[int]) -> None:
+        ballots = self.world.votes.setdefault(self.read_votes, [None] * len(self.world.ranks))
+        ballots[self.rank] = tuple(vote)
+        self.is_busy = True
+
+    def read(self) -> list[int]:
+        ballots = self.world.votes[self.read_votes]
+        if None in ballots:
+            raise BlockedError
+        self.is_busy, self.read_votes = False, self.read_votes + 1
+        return [min(words) for words in zip(*ballots, strict=True)]
+
+    def confirm(self, *, is_done: bool) -> bool:
+        answer, *rest = self.answers
+        self.answers = tuple(rest)
+        return answer
+
+
+class Rank:
+    """One rank: its agreement, what is in force, and how far it is within a boundary."""
+
+    def __init__(self, world: World, rank: int, member: type[Member], settle: Settle) -> None:
+        self.agreement = RankAgreement(rank, len(world.ranks), votes=True)
+        self.agreement._member = member(rank, len(world.ranks))
+        self.agreement._side = Side(world, rank)  # type: ignore[assignment]
+        self.agreement._main = Main(world, rank)  # type: ignore[assignment]
+        self.settle = settle
+        self.value, self.at, self.next, self.phase = 0, 0, 1, "step"
+        self.is_lost = self.refuses = self.was_frozen = False
+        self.proposal: Proposal | None = None
+        self.is_done = True
+
+    def clone(self, world: World) -> Rank:
+        twin = copied(self)
+        twin.agreement = copied(self.agreement)
+        twin.agreement._member = copied(self.agreement._member)
+        for road in ("_side", "_main"):
+            mine = copied(getattr(self.agreement, road))
+            mine.world = world
+            setattr(twin.agreement, road, mine)
+        return twin
+
+    @property
+    def reach(self) -> int:
+        """The boundary that this rank is done with whatever the others do."""
+        return self.next - 1 if self.phase == "step" else self.at - 1
+
+    def rest(self) -> None:
+        """This boundary is done: find the next one at which there is something to do."""
+        agreement, self.phase = self.agreement, "step"
+        agreement._boundary += 1
+        while not agreement.has_business:
+            agreement._boundary += 1
+        self.next, agreement._boundary = agreement._boundary, self.at
+
+    def key(self) -> tuple[Any, ...]:
+        parts: list[Any] = [self.value, self.at, self.phase, self.is_lost, self.was_frozen, self.proposal, self.is_done]
+        for thing in (self.agreement, self.agreement._member, self.agreement._side, self.agreement._main):
+            for name, value in vars(thing).items():
+                if name not in ("world", "_member", "_side", "_main", "_meet_seconds", "spaces"):
+                    parts.append(frozen(value))
+        return tuple(parts)
+
+
+def copied(thing: Any) -> Any:
+    """Return a copy whose lists and queues are its own; all else is never changed in place."""
+    twin = object.__new__(type(thing))
+    twin.__dict__.update({k: v.copy() if isinstance(v, list | deque) else v for k, v in thing.__dict__.items()})
+    return twin
+
+
+def frozen(value: Any) -> Any:
+    if isinstance(value, list | deque):
+        return tuple(value)
+    return repr(value) if isinstance(value, Offer) else value
+
+
+class World:
+    """A state of the whole job.  `wishes` and so on are what may still happen."""
+
+    def __init__(self, bounds: Bounds, member: type[Member], settle: Settle) -> None:
+        self.ranks: list[Rank] = [None] * bounds.ranks  # type: ignore[list-item]
+        self.gathers: dict[int, list[Any]] = {}
+        self.votes: dict[int, list[Any]] = {}
+        self.outcomes: dict[int, Proposal | None] = {}
+        self.in_force: dict[int, tuple[int, int]] = {}
+        self.wishes, self.withdrawals, self.faults = bounds.wishes, bounds.withdrawals, bounds.faults
+        self.wished_at: int | None = None
+        self.story: tuple[Any, ...] = ()
+        self.ranks = [Rank(self, rank, member, settle) for rank in range(bounds.ranks)]
+        for rank in self.ranks:
+            rank.rest()
+
+    def clone(self, *event: object) -> World:
+        twin = copied(self)
+        twin.gathers = {n: list(g) for n, g in self.gathers.items()}
+        twin.votes = {n: list(v) for n, v in self.votes.items()}
+        twin.outcomes, twin.in_force = dict(self.outcomes), dict(self.in_force)
+        twin.ranks = [rank.clone(twin) for rank in self.ranks]
+        twin.story = (self.story, event)
+        return twin
+
+    def forget(self) -> None:
+        """Drop what no rank will look at any more."""
+        taken = min(rank.agreement._side.taken for rank in self.ranks)  # type: ignore[attr-defined]
+        read = min(rank.agreement._main.read_votes for rank in self.ranks)  # type: ignore[attr-defined]
+        at = min(rank.at for rank in self.ranks)
+        self.gathers = {n: g for n, g in self.gathers.items() if n >= taken}
+        self.votes = {n: v for n, v in self.votes.items() if n >= read}
+        self.outcomes = {n: o for n, o in self.outcomes.items() if n >= read}
+        self.in_force = {b: k for b, k in self.in_force.items() if b > at}
+
+    def key(self) -> tuple[Any, ...]:
+        """Return what the future depends on."""
+        return (
+            tuple(rank.key() for rank in self.ranks),
+            tuple((n, tuple(g)) for n, g in sorted(self.gathers.items())),
+            tuple((n, tuple(v)) for n, v in sorted(self.votes.items())),
+            tuple(sorted(self.in_force.items())),
+            tuple(sorted(self.outcomes.items())),
+            (self.wishes, self.withdrawals, self.faults, self.wished_at),
+        )
+
+    def violate(self, what: str) -> ViolationError:
+        events, story = [], self.story
+        while story:
+            story, event = story
+            events.append(" ".join(str(word) for word in event))
+        return ViolationError(what + "; it came so:\n  " + "\n  ".join(reversed(events)))
+
+
+def check(bounds: Bounds, *, member: type[Member] = Member, settle: Settle = RankAgreement.settle) -> Census:
+    """Look into every order of events; return what was seen.
+
+    Raises:
+        ViolationError: ranks part, hang, apply what none wants, or a frozen one applies.
+    """
+    census = Census()
+    first = World(bounds, member, settle)
+    seen = {first.key()}
+    waiting = deque([first])
+    while waiting:
+        world = waiting.popleft()
+        census.states += 1
+        followers = 0
+        for follower in _followers(world, bounds, census):
+            followers += 1
+            census.events += 1
+            follower.forget()
+            key = follower.key()
+            if key not in seen:
+                seen.add(key)
+                waiting.append(follower)
+        has_lost = any(rank.is_lost for rank in world.ranks)
+        if (
+            not followers
+            and not has_lost
+            and any(r.next <= bounds.boundaries or r.phase != "step" for r in world.ranks)
+        ):
+            raise world.violate(f"all ranks wait, at {[(rank.at, rank.phase) for rank in world.ranks]}")
+        if not followers:
+            census.retired += all(rank.agreement.has_retired for rank in world.ranks)
+    return census
+
+
+def _followers(world: World, bounds: Bounds, census: Census) -> Iterator[World]:
+    """Yield what can come next.
+
+    What a rank does with a vote touches no gather, so no other rank's next step comes out differently for it: where one
+    is able to, that alone is tried now, and what others do meanwhile comes after it.
+    """
+    if all(rank.phase == "settle" for rank in world.ranks):
+        yield _settle(world, census)
+        return
+    for i, rank in enumerate(world.ranks):
+        if rank.phase in ("decide", "apply") and not rank.is_lost:
+            step = _decide if rank.phase == "decide" else _apply
+            found = list(step(world, i, bounds))
+            if found:
+                yield from found
+                yield from _lose(world, i, bounds)
+                return
+    for i, rank in enumerate(world.ranks):
+        if rank.is_lost:
+            continue
+        yield from _lose(world, i, bounds)
+        is_free = rank.next - min(other.reach for other in world.ranks) <= bounds.lag
+        if rank.phase == "step" and rank.next <= bounds.boundaries and is_free:
+            yield from _boundary(world, i, bounds, census)
+
+
+def _lose(world: World, i: int, bounds: Bounds) -> Iterator[World]:
+    if world.faults and "lose" in bounds.kinds:
+        lost = world.clone(f"rank {i} is lost")
+        lost.faults, lost.ranks[i].is_lost = world.faults - 1, True
+        yield lost
+
+
+def _boundary(world: World, i: int, bounds: Bounds, census: Census) -> Iterator[World]:
+    """Rank `i` ends a step: it counts the boundary and listens; rank 0 may wish."""
+    faults = [""] + ([k for k in ("freeze", "side") if k in bounds.kinds] if world.faults else [])
+    side: Side = world.ranks[i].agreement._side  # type: ignore[assignment]
+    looks = [True] if side.is_complete and side.looks >= bounds.delay else [False, True]
+    for fault in faults:
+        for sees in looks if side.is_complete else [False]:
+            heard = world.clone(f"rank {i} at", world.ranks[i].at + 1, fault, "hears" if sees else "")
+            _listen(heard, i, sees=sees, fault=fault)
+            _watch_wish(heard, census)
+            yield heard
+            if i == 0 and heard.ranks[0].agreement.spaces and heard.ranks[0].agreement.frozen is None:
+                yield from _wishes(heard, bounds)
+
+
+def _listen(world: World, i: int, *, sees: bool, fault: str) -> None:
+    rank = world.ranks[i]
+    agreement = rank.agreement
+    world.faults -= bool(fault)
+    target = rank.at + 1 if fault else rank.next
+    while rank.at < target - 1:
+        rank.at += 1
+        agreement.note(rank.at, 1, profiled=False)
+    rank.at += 1
+    known = world.in_force.setdefault(rank.at, (agreement._member.epoch, rank.value))
+    if known != (agreement._member.epoch, rank.value):
+        raise world.violate(f"at boundary {rank.at} one rank has (epoch, value) {known}, rank {i} {rank.value}")
+    agreement.note(rank.at, 1, profiled=False)
+    if rank.at == PERIOD:
+        agreement.offer(OFFER)
+    if fault == "freeze":
+        agreement.freeze("planted")
+    elif fault == "side":
+        agreement._side_failed(RuntimeError("planted"))
+    side: Side = agreement._side  # type: ignore[assignment]
+    side.is_seen = sees and not agreement._member._side_is_done
+    agreement.listen()
+    rank.phase = "decide"
+    if hasattr(agreement, "rest"):
+        agreement.rest(is_calm=bool(agreement.spaces))
+
+
+def _wishes(world: World, bounds: Bounds) -> Iterator[World]:
+    agreement = world.ranks[0].agreement
+    if world.wishes:
+        wish = world.clone("rank 0 wishes", world.wishes)
+        wish.wishes -= 1
+        wish.wished_at = wish.ranks[0].at if bounds.times_wishes else None
+        wish.ranks[0].agreement.propose(wish.wishes, [wish.wishes + 1])
+        yield wish
+    if world.withdrawals and agreement._member.wanted is not None:
+        back = world.clone("rank 0 takes its wish back")
+        back.withdrawals -= 1
+        back.wished_at = None
+        back.ranks[0].agreement.withdraw()
+        yield back
+
+
+def _watch_wish(world: World, census: Census) -> None:
+    if world.wished_at is None:
+        return
+    wanted = world.ranks[0].agreement._member.wanted
+    census.longest_wish = max(census.longest_wish, world.ranks[0].at - world.wished_at)
+    if wanted is None or world.ranks[0].agreement.frozen is not None:
+        world.wished_at = None
+
+
+def _decide(world: World, i: int, bounds: Bounds) -> Iterator[World]:
+    """Rank `i` votes, or reads a vote if all ranks have launched it."""
+    votes = world.ranks[i].agreement._member.held is not None and not world.ranks[i].agreement._main.is_busy
+    refusals = [False, True] if world.faults and votes and "refuse" in bounds.kinds else [False]
+    for refuses in refusals:
+        decided = world.clone(f"rank {i} decides", "and refuses" if refuses else "")
+        rank = decided.ranks[i]
+        agreement = rank.agreement
+        main: Main = agreement._main  # type: ignore[assignment]
+        number, was_busy = main.read_votes, main.is_busy
+        try:
+            proposal = agreement.decide(lambda held, no=refuses: not no)
+        except BlockedError:
+            continue
+        decided.faults -= refuses
+        if main.is_busy and not was_busy:
+            rank.was_frozen = agreement.frozen is not None
+        rank.rest()
+        if main.read_votes > number:
+            _compare(decided, i, number, proposal)
+        if proposal is not None:
+            rank.proposal, rank.phase = proposal, "apply"
+        yield decided
+
+
+def _compare(world: World, i: int, number: int, proposal: Proposal | None) -> None:
+    rank = world.ranks[i]
+    if world.outcomes.setdefault(number, proposal) != proposal:
+        raise world.violate(f"vote {number} says {world.outcomes[number]} to one rank and {proposal} to rank {i}")
+    if proposal is not None and rank.was_frozen:
+        raise world.violate(f"rank {i} was frozen when it voted and applies {proposal}")
+
+
+def _apply(world: World, i: int, bounds: Bounds) -> Iterator[World]:
+    for fails in [False, True] if world.faults and "fail" in bounds.kinds else [False]:
+        applied = world.clone(f"rank {i} applies", "and fails" if fails else "")
+        applied.faults -= fails
+        applied.ranks[i].is_done = not fails
+        applied.ranks[i].phase = "settle"
+        yield applied
+
+
+def _settle(world: World, census: Census) -> World:
+    """All ranks have applied, or tried to: they tell each other."""
+    settled = world.clone("all ranks settle")
+    done = [rank.is_done for rank in settled.ranks]
+    census.switches += all(done)
+    census.failures += not all(done)
+    for i, rank in enumerate(settled.ranks):
+        proposal, old = rank.proposal, rank.value
+        assert proposal is not None
+        rank.value = proposal.values[0] if rank.is_done else old
+        rank.agreement._main.answers = (all(done), True)  # type: ignore[attr-defined]
+
+        def undo(rank: Rank = rank, old: int = old) -> bool:
+            rank.value = old
+            return True
+
+        rank.settle(rank.agreement, proposal, is_done=done[i], undo=undo)
+        rank.proposal, rank.is_done = None, True
+        rank.rest()
+    return settled

@@ -1,0 +1,239 @@
+"""What do step times look like over bucket size and compression, on which link?  Curves to replay policies on.
+
+Simulated, and said so in the file: a curve here is the timeline of DDP that `pacecar.controller.model` plays (alpha +
+bytes x beta a bucket, against gradients that become ready through backward), with constants fitted to the percentages
+of measured runs (shared/TUNING: best bucket, one bucket for all, bf16) to within about 3 points of the step for the
+best settings and 17 for the worst.  They are the model's own kind, so forecasts look better on them than they are: the
+model is told neither constants nor what overlap costs, only what a window shows: each all-reduce with noise.
+`make bench-tuning` measures; `load` reads its file as well.
+
+    {"source": "simulated", "curves": [{"name", "start", "batch_samples", "gradient_bytes",
+      "first_bucket_bytes", "backward_ns",
+      "points": [{"values", "step_ns", "exposed_ns", "communication_ns", "alpha_ns", "ns_per_byte"}]}]}
+
+`python -m tests.controller.curves` writes curves.json anew; a test compares.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pacecar.controller.timeline import pack_buckets, play
+
+MIB = 2**20
+FILE = Path(__file__).with_name("curves.json")
+MEASURED = Path(__file__).parents[2] / "docs" / "measurements" / "tuning-curves.json"
+"""Where `make bench-tuning` leaves measured curves, in the same form."""
+
+POINTS_MAX = 10_000
+NONE, BF16, FP16 = 0, 1, 2
+DEFAULT = 25 * MIB
+BUCKETS = tuple(sorted({*(MIB * 2**k // 4 for k in range(11)), DEFAULT}))
+
+Setting = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting's step, and what of it is communication; None where it was not measured."""
+
+    step_ns: int
+    exposed_ns: int | None = None
+    communication_ns: int | None = None
+    alpha_ns: int | None = None
+    ns_per_byte: float | None = None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Step time by setting."""
+
+    name: str
+    start: dict[str, int]
+    points: dict[Setting, Point]
+    gradient_bytes: tuple[int, ...] = ()
+    batch_samples: int | None = None
+    first_bucket_bytes: int | None = None
+    backward_ns: int | None = None
+
+    def at(self, values: dict[str, int]) -> Point:
+        return self.points[tuple(sorted(values.items()))]
+
+    @property
+    def domains(self) -> dict[str, tuple[int, ...]]:
+        return {knob: tuple(sorted({dict(setting)[knob] for setting in self.points})) for knob in self.start}
+
+    @property
+    def oracle_ns(self) -> int:
+        return min(point.step_ns for point in self.points.values())
+
+    def buckets(self, values: dict[str, int]) -> list[int]:
+        """The buckets as DDP makes them: the first one of its own size with the setting of the start only."""
+        size = values["bucket_bytes"]
+        first = self.first_bucket_bytes if size == self.start["bucket_bytes"] else None
+        return pack_buckets(self.gradient_bytes, size, first)
+
+    def only(self, knob: str, value: int) -> Curve:
+        """The curve with one knob left alone."""
+        kept = {
+            tuple(pair for pair in setting if pair[0] != knob): point
+            for setting, point in self.points.items()
+            if dict(setting)[knob] == value
+        }
+        start = {name: at for name, at in self.start.items() if name != knob}
+        return replace(self, start=start, points=kept)
+
+
+@dataclass(frozen=True)
+class Link:
+    """Constants of a simulated job on a link; `convert` is the nanoseconds a byte that compression costs."""
+
+    name: str
+    gradients: Sequence[int]
+    fixed_ms: float
+    backward_ms: float
+    alpha_ms: float
+    ns_per_byte: float
+    overlap_worth: float
+    convert: float
+
+
+def _gpt() -> list[int]:
+    """8 blocks of width 512 and a tied embedding, ready last: 39 M parameters."""
+    block = [2048 * 512, 2048, 2048 * 512, 512, 512 * 512, 1536 * 512, 1536, 512, 512]
+    return [4 * n for n in [*block * 8, 14_000_000]]
+
+
+_DEEP = [4 * n for n in (1024 * 1024, 1024) * 40]
+_SMALL = [4 * n for n in (256 * 256, 256) * 300]
+_TEN = [4 * n for n in (512 * 512, 512) * 40]
+_WIDE = [4 * n for n in (4096 * 2048, 4096) * 5]
+
+LINKS = (
+    Link("1 Gbit/s, GPT 39 M", _gpt(), 10, 540, 0.3, 8.56, 0.95, 1.04),
+    Link("1 Gbit/s, 40 layers 42 M", _DEEP, 6, 815, 1.06, 9.0, 0.98, 2.25),
+    Link("1 Gbit/s 1 ms, 40 layers 42 M", _DEEP, 8, 1092, 0.37, 9.99, 0.95, 1.99),
+    Link("1 Gbit/s 5 ms, 40 layers 42 M", _DEEP, 22, 1782, 25.0, 13.0, 1.0, 0.79),
+    Link("1 Gbit/s 5 ms, 300 layers 20 M", _SMALL, 4, 586, 7.65, 7.71, 0.96, 0.22),
+    Link("1 Gbit/s, 40 layers 10.5 M", _TEN, 124, 257, 0.33, 8.53, 1.0, 0.14),
+    Link("1 Gbit/s, 5 wide layers 42 M", _WIDE, 20, 900, 0.5, 8.6, 0.97, 1.5),
+    Link("5 Gbit/s, 40 layers 42 M", _DEEP, 54, 358, 0.25, 2.07, 0.83, 0.5),
+    Link("unlimited, 40 layers 42 M", _DEEP, 78, 415, 3.2, 1.3, 1.0, 1.1),
+)
+
+
+def simulate(link: Link) -> Curve:
+    """Play every bucket size with and without compression."""
+    points = {}
+    for size in BUCKETS:
+        for compression, bytes_ratio, price in ((NONE, 1.0, 0.0), (BF16, 0.5, 1.0), (FP16, 0.5, 1.02)):
+            cost = link.ns_per_byte * bytes_ratio + link.convert * price
+            backward = link.backward_ms * 1e6
+            first = MIB if size == DEFAULT else None
+            timeline = play(pack_buckets(link.gradients, size, first), backward, link.alpha_ms * 1e6, cost)
+            hidden = (1 - link.overlap_worth) * timeline.overlapped_ns
+            step = link.fixed_ms * 1e6 + backward + timeline.exposed_ns + hidden
+            setting = (("bucket_bytes", size), ("compression", compression))
+            exposed, communication = round(timeline.exposed_ns), round(timeline.communication_ns)
+            points[setting] = Point(round(step), exposed, communication, round(link.alpha_ms * 1e6), round(cost, 6))
+    return Curve(
+        link.name,
+        {"bucket_bytes": DEFAULT, "compression": NONE},
+        points,
+        tuple(link.gradients),
+        first_bucket_bytes=MIB,
+        backward_ns=round(link.backward_ms * 1e6),
+    )
+
+
+def simulate_micro_batch() -> Curve:
+    """32 samples a step: 12 ms a pass, 6 ms a sample, 4 % more for every doubling beyond 8, where the cache ends."""
+    points = {}
+    for size in (1, 2, 4, 8, 16, 32):
+        spill = 1.0 + 0.04 * max(0, size.bit_length() - 4)
+        points[(("micro_batch", size),)] = Point(round((12 * 32 / size + 6 * 32 * spill) * 1e6))
+    return Curve("micro-batch of 2, batch of 32", {"micro_batch": 2}, points, batch_samples=32)
+
+
+def simulate_all() -> list[Curve]:
+    return [*map(simulate, LINKS), simulate_micro_batch()]
+
+
+def dump(curves: Iterable[Curve]) -> str:
+    """Write curves down, a point a line."""
+    said: list[str] = []
+    for curve in curves:
+        points = ",\n   ".join(
+            json.dumps(
+                {
+                    "values": dict(setting),
+                    "step_ns": point.step_ns,
+                    "exposed_ns": point.exposed_ns,
+                    "communication_ns": point.communication_ns,
+                    "alpha_ns": point.alpha_ns,
+                    "ns_per_byte": point.ns_per_byte,
+                }
+            )
+            for setting, point in curve.points.items()
+        )
+        head = {
+            "name": curve.name,
+            "start": curve.start,
+            "batch_samples": curve.batch_samples,
+            "gradient_bytes": curve.gradient_bytes,
+            "first_bucket_bytes": curve.first_bucket_bytes,
+            "backward_ns": curve.backward_ns,
+        }
+        said.append(f' {json.dumps(head)[:-1]}, "points": [\n   {points}]}}')
+    return '{"source": "simulated", "curves": [\n' + ",\n".join(said) + "]}\n"
+
+
+def load(path: Path = FILE) -> tuple[str, list[Curve]]:
+    """Read curves, simulated or measured; return what they come from and the curves.
+
+    Raises:
+        ValueError: not such a file, or one whose settings do not make up a full grid with the start in it.
+    """
+    try:
+        said: dict[str, Any] = json.loads(path.read_text())
+        curves = [_curve(one) for one in said["curves"]]
+        source = str(said["source"])
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: no curves: {type(error).__name__} {error}") from error
+    for curve in curves:
+        wanted = 1
+        for domain in curve.domains.values():
+            wanted *= len(domain)
+        if tuple(sorted(curve.start.items())) not in curve.points or len(curve.points) != wanted:
+            raise ValueError(f"{path}: {curve.name}: {len(curve.points)} points, a full grid has {wanted}")
+    return source, curves
+
+
+def _curve(one: dict[str, Any]) -> Curve:
+    if len(one["points"]) > POINTS_MAX:
+        raise ValueError(f"more than {POINTS_MAX} points")
+    points = {
+        tuple(sorted(point["values"].items())): Point(
+            int(point["step_ns"]),
+            *(point.get(name) for name in ("exposed_ns", "communication_ns", "alpha_ns", "ns_per_byte")),
+        )
+        for point in one["points"]
+    }
+    if any(point.step_ns <= 0 for point in points.values()):
+        raise ValueError(f"{one['name']}: a step takes time")
+    gradients = tuple(one.get("gradient_bytes") or ())
+    return Curve(
+        one["name"],
+        dict(one["start"]),
+        points,
+        gradients,
+        *(one.get(name) for name in ("batch_samples", "first_bucket_bytes", "backward_ns")),
+    )
+
+
+if __name__ == "__main__":
+    FILE.write_text(dump(simulate_all()))

@@ -1,0 +1,125 @@
+"""One rank of an FSDP2 job on a CPU mesh whose knobs are turned; prints what it saw as JSON.
+
+Run by test_fsdp.py:  RANK, WORLD_SIZE and STORE in the environment, a JSON list of jobs' options as the argument.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import pacecar
+from pacecar.config import TuneConfig
+from pacecar.controller.fsdp import fsdp_knobs
+
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def make(options: dict[str, Any]) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 32), *[nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(5)])
+    mesh = init_device_mesh("cpu", (WORLD,))
+    kept = {"reshard_after_forward": False} if options.get("keeps") else {}
+    for block in list(net)[1:]:
+        fully_shard(block, mesh=mesh, **kept)
+    fully_shard(net, mesh=mesh, **kept)
+    return net, torch.optim.AdamW(net.parameters(), lr=1e-2)
+
+
+def train(net: nn.Module, optimizer: torch.optim.Optimizer, step: int, micro: int) -> str:
+    """Return a hash of this rank's shards of gradients and weights after one step."""
+    generator = torch.Generator().manual_seed(100 * step + RANK)
+    optimizer.zero_grad()
+    for _ in range(micro):
+        net(torch.randn(8, 16, generator=generator)).square().mean().backward()
+    digest = hashlib.blake2b()
+    for p in net.parameters():
+        digest.update(p.grad.to_local().numpy().tobytes())
+    optimizer.step()
+    for p in net.parameters():
+        digest.update(p.detach().to_local().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def attached(steps: int) -> dict[str, Any]:
+    """Let the tuner turn the knobs, and compare with a job that nobody tunes."""
+    net, optimizer = make({})
+    expected = [train(net, optimizer, step, 1) for step in range(steps)]
+    net, optimizer = make({})
+    seen, values = [], []
+    os.environ["PACECAR_TUNE_KNOBS"] = "fsdp_prefetch,fsdp_reshard"
+    tuning = {"remember": False, "crew": False, "windows": False, "exploration_budget": 0.5, "warmup_steps": 4}
+    with pacecar.attach(net, optimizer, tune="exact", **tuning) as pacer:
+        for step in range(steps):
+            seen.append(train(net, optimizer, step, 1))
+            values.append(sorted(pacer.knobs.values.items()))
+        refused = {} if pacer._tuner is None else pacer._tuner.refused
+    return {"is_equal": seen == expected, "values": values, "refused": refused}
+
+
+def main(options: dict[str, Any]) -> dict[str, Any]:
+    micro = options.get("micro", 1)
+    if options.get("tuned"):
+        return attached(options["tuned"])
+    net, optimizer = make(options)
+    expected = [train(net, optimizer, step, micro) for step in range(12)]
+    net, optimizer = make(options)
+    knobs = fsdp_knobs(net, TuneConfig())
+    seen = [train(net, optimizer, step, micro) for step in range(2)]
+    answer: dict[str, Any] = {
+        "refused": [knob.refusal() for knob in knobs],
+        "domains": [knob.domain() for knob in knobs],
+        "values": [knob.value() for knob in knobs],
+        "layouts": [knob.layout() for knob in knobs],
+    }
+    flags = [
+        [g._reshard_after_forward for g in m._get_fsdp_state()._fsdp_param_groups] for m in knobs[0]._shards.modules
+    ]
+    prefetch, reshard = knobs
+    turns = [
+        (prefetch, 1),
+        (reshard, 0),
+        (prefetch, 4),
+        (prefetch, 2),
+        (reshard, 1),
+        (prefetch, 0),
+        (reshard, 0),
+        (reshard, 1),
+    ]
+    for step in range(2, 12):
+        if step - 2 < len(turns):
+            knob, value = turns[step - 2]
+            knob.apply(value)
+            assert knob.value() == value
+        with torch.no_grad():
+            if options.get("evaluates"):
+                net(torch.ones(2, 16))
+        seen.append(train(net, optimizer, step, micro))
+    answer["is_equal"] = seen == expected
+    for knob, value in zip(knobs, answer["values"], strict=True):
+        knob.apply(value)
+    answer["is_undone"] = flags == [
+        [g._reshard_after_forward for g in m._get_fsdp_state()._fsdp_param_groups] for m in prefetch._shards.modules
+    ]
+    return answer
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method="file://" + os.environ["STORE"], rank=RANK, world_size=WORLD, timeout=timedelta(seconds=60)
+    )
+    answers = [main(options) for options in json.loads(sys.argv[1])]
+    dist.barrier()
+    print(json.dumps(answers), flush=True)  # noqa: T201  this is what the test reads
+    os._exit(0)  # as in the other jobs: gloo's threads may still need the GIL

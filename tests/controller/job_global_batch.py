@@ -1,0 +1,117 @@
+"""One rank of a job in mode "adaptive" whose gradients have a known noise; prints what it saw as JSON.
+
+The loss of a sample with input z is the mean over z of (w - w*)^2 / 2 plus noise * z.w, so its gradient is (w - w*) +
+noise * z: with w held still by a tiny true learning rate the noise scale is noise^2 * size / |w - w*|^2.  An update
+costs a fixed 20 ms, so that fewer, larger updates go through more samples a second.
+
+Run by test_global_batch.py:  RANK, WORLD_SIZE and STORE in the environment, a JSON list of options as the argument.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import pacecar
+from pacecar.records import KnobSwitch, Verdict
+
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+SIZE, BATCH = 4096, 16
+
+
+class Bowl(nn.Module):
+    def __init__(self, noise: float) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(SIZE))
+        self.noise = noise
+
+    def forward(self, z: Tensor) -> Tensor:
+        return 0.5 * self.w.square().sum() + self.noise * (z @ self.w)
+
+
+class Slow(torch.optim.SGD):
+    """An optimizer whose step costs time and hardly moves; notes the rate that it used."""
+
+    rates: list[list[float]]
+
+    def step(self, closure: Any = None) -> Any:
+        time.sleep(0.02)
+        self.rates.append([0, self.param_groups[0]["lr"]])
+        for group in self.param_groups:
+            group["lr"] /= 1e4
+        answer = super().step(closure)
+        for group in self.param_groups:
+            group["lr"] *= 1e4
+        return answer
+
+
+def main(options: dict[str, Any]) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Bowl(options["noise"]))
+    optimizer = Slow(model.parameters(), lr=0.01)
+    optimizer.rates = []
+    pacer = pacecar.attach(
+        model, optimizer, tune="adaptive", knobs=("batch_samples",), learning_rate_rule="sqrt", remember=False,
+        socket="/nonexistent/pacecar.sock", exploration_budget=0.5, batch_samples_max=256,
+    )  # fmt: skip
+    records: list[Any] = []
+    for sink in pacer._sinks:
+        put = sink.put
+        sink.put = lambda record, put=put: (records.append(record), put(record))[1]
+    generator = torch.Generator().manual_seed(RANK)
+    drawn: list[float] = []
+    seen: list[float] = []
+
+    def loader() -> Any:
+        while True:
+            z = torch.randn(BATCH, SIZE, generator=generator)
+            drawn.append(float(z[0, 0]))
+            yield z
+
+    scales: list[float | None] = []
+    updates = pacer.batches(loader())
+    for _ in range(options["steps"]):
+        update = next(updates)
+        seen += update[::BATCH, 0].tolist()
+        optimizer.zero_grad()
+        pacer.train_batch(update, lambda z: model(z).mean())
+        optimizer.step()
+        optimizer.rates[-1][0] = len(update) * WORLD
+        scales.append(pacer._global_batch.noise_scale())
+    value, state = pacer.knobs.values["batch_samples"], pacer._tuner.state
+    pacer.close()
+    weights = model.module.w.detach()
+    gathered = [torch.empty_like(weights) for _ in range(WORLD)]
+    dist.all_gather(gathered, weights)
+    return {
+        "noise_scales": scales[::10],
+        "true_noise_scale": options["noise"] ** 2 * SIZE / float(weights.square().sum()),
+        "batch_samples": value,
+        "state": state,
+        "rates": optimizer.rates,
+        "drawn": drawn,
+        "seen": seen,
+        "switches": [[r.step, r.epoch, r.knobs.values] for r in records if isinstance(r, KnobSwitch)],
+        "verdicts": [[r.outcome, r.reason] for r in records if isinstance(r, Verdict)],
+        "models_agree": all(torch.equal(gathered[0], other) for other in gathered),
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method="file://" + os.environ["STORE"], rank=RANK, world_size=WORLD, timeout=timedelta(seconds=60)
+    )
+    answer = [main(options) for options in json.loads(sys.argv[1])]
+    dist.barrier()
+    print(json.dumps(answer), flush=True)  # noqa: T201  this is what the test reads
+    os._exit(0)  # not by the interpreter's end: see job_tuner.py

@@ -1,0 +1,161 @@
+"""One rank of a job whose micro-batch is far too small, under `pacecar.attach`; prints what it saw as JSON.
+
+Run by test_microbatch_ranks.py and bench_microbatch.py:  RANK, WORLD_SIZE and STORE in the environment, a JSON list of
+jobs' options as the argument.  `cap` is the largest micro-batch that "fits into memory" on the last rank, `where` what
+runs out of it there: forward or backward.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import pacecar
+from pacecar.records import KnobSwitch, TunerStatus, Verdict
+
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+VOCABULARY, WIDTH, POSITIONS = 64, 64, 32
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, 4, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        y = self.norm1(x)
+        x = x + self.attention(y, y, y, attn_mask=mask, need_weights=False, is_causal=True)[0]
+        out: Tensor = x + self.mlp(self.norm2(x))
+        return out
+
+
+class Full(torch.autograd.Function):
+    """Runs out of memory in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("planted: no memory for the backward of this micro-batch")
+
+
+class Gpt(nn.Module):
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(POSITIONS, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(layers))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+        self.register_buffer("mask", torch.full((POSITIONS, POSITIONS), float("-inf")).triu(1))
+        self.cap: int | None = None
+        self.where = "forward"
+        self.tries: list[int] = []
+        self.sleep_seconds = 0.0
+
+    def forward(self, ids: Tensor) -> Tensor:
+        is_over = self.cap is not None and len(ids) > self.cap
+        if is_over:
+            self.tries.append(len(ids))
+        if is_over and self.where == "forward":
+            raise torch.OutOfMemoryError("planted: no memory for a micro-batch of this size")
+        time.sleep(self.sleep_seconds)  # what a forward costs however small it is
+        x = self.tokens(ids) + self.places.weight
+        for block in self.blocks:
+            x = block(x, self.mask)
+        if is_over:
+            x = Full.apply(x)
+        out: Tensor = self.head(x)
+        return out
+
+
+def make_loss(model: nn.Module) -> Any:
+    def loss(part: tuple[Tensor, Tensor]) -> Tensor:
+        ids, labels = part
+        return nn.functional.cross_entropy(model(ids).flatten(0, 1), labels.flatten())
+
+    return loss
+
+
+class Ear:
+    """What the tuner says, taken from the logs of its records."""
+
+    def __init__(self, pacer: Any) -> None:
+        self.records: list[Any] = []
+        for sink in pacer._sinks:
+            put = sink.put
+            sink.put = lambda record, put=put: (self.records.append(record), put(record))[1]
+
+
+def main(options: dict[str, Any]) -> dict[str, Any]:
+    torch.manual_seed(0)
+    net = Gpt(options.get("layers", 2))
+    net.sleep_seconds = options.get("sleep_ms", 0) / 1000
+    model = DistributedDataParallel(net)
+    if RANK == WORLD - 1:
+        net.cap, net.where = options.get("cap"), options.get("where", "forward")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    batch = options.get("batch", 32)
+    pacer = pacecar.attach(
+        model, optimizer, tune=options["tune"], micro_batch=options["micro_batch"], knobs=("micro_batch",),
+        remember=False, socket="/nonexistent/pacecar.sock", exploration_budget=options.get("budget", 0.01),
+    )  # fmt: skip
+    ear = Ear(pacer)
+    generator = torch.Generator().manual_seed(RANK)
+    loss_of = make_loss(model)
+    losses: list[float] = []
+    ends = [time.perf_counter_ns()]
+    for _ in range(options["steps"]):
+        text = torch.randint(0, VOCABULARY, (batch, POSITIONS + 1), generator=generator)
+        text[:, 1::2] = text[:, :-1:2]  # something to learn
+        pair = (text[:, :-1], text[:, 1:])
+        optimizer.zero_grad()
+        if options.get("plain"):
+            losses.append(0.0)
+            for part in pacer.microbatches(pair):
+                loss = loss_of(part)
+                pacer.backward(loss)
+                losses[-1] += loss.item() * len(part[0]) / batch
+        else:
+            losses.append(pacer.train_batch(pair, loss_of).item())
+        optimizer.step()
+        ends.append(time.perf_counter_ns())
+    knobs = pacer.knobs.values
+    pacer.close()
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    gathered = [torch.empty_like(weights) for _ in range(WORLD)]
+    dist.all_gather(gathered, weights)
+    return {
+        "losses": losses,
+        "step_ns": [b - a for a, b in pairwise(ends)],
+        "knobs": knobs,
+        "tries": net.tries,
+        "switches": [[r.step, r.epoch, r.knobs.values] for r in ear.records if isinstance(r, KnobSwitch)],
+        "status": [[r.step, r.state, r.detail] for r in ear.records if isinstance(r, TunerStatus)],
+        "verdicts": [[r.knob, r.outcome, r.reason] for r in ear.records if isinstance(r, Verdict)],
+        "models_agree": all(torch.equal(gathered[0], other) for other in gathered),
+        "weights": weights.tolist()[::97],
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method="file://" + os.environ["STORE"], rank=RANK, world_size=WORLD, timeout=timedelta(seconds=60)
+    )
+    answer = [main(options) for options in json.loads(sys.argv[1])]
+    dist.barrier()
+    print(json.dumps(answer), flush=True)  # noqa: T201  this is what the test reads
+    os._exit(0)  # not by the interpreter's end: see job_tuner.py

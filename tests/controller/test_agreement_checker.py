@@ -1,0 +1,134 @@
+"""Every order of events within bounds: ranks never part, never hang; rules broken on purpose are found out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pacecar.controller.agreement import RankAgreement
+from pacecar.controller.protocol import PERIOD, Member, Proposal
+
+sys.path.insert(0, str(Path(__file__).parent))  # the tests are no package
+from checker import Bounds, ViolationError, check
+
+PERIODS_MAX = 4
+"""From a wish to its switch when a gather is seen at the second look at the latest."""
+
+
+def test_two_ranks_with_one_fault_anywhere_never_part() -> None:
+    census = check(Bounds(faults=1, wishes=1, boundaries=4 * PERIOD, delay=1))
+    assert census.states > 5_000
+    assert census.switches > 10
+    assert census.failures > 5
+    assert census.retired > 100
+
+
+def test_three_ranks_never_part_when_one_freezes_or_fails() -> None:
+    census = check(
+        Bounds(ranks=3, faults=1, wishes=1, boundaries=3 * PERIOD, delay=1, kinds=("side", "refuse", "fail"))
+    )
+    assert census.states > 5_000
+    assert census.failures > 0
+
+
+def test_a_wish_is_applied_or_replaced_within_four_periods_whenever_the_gathers_are_seen() -> None:
+    census = check(Bounds(wishes=1, boundaries=6 * PERIOD, delay=1, times_wishes=True))
+    assert census.switches > 10
+    assert 0 < census.longest_wish <= PERIODS_MAX * PERIOD
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        Bounds(faults=1, wishes=2, boundaries=5 * PERIOD),
+        Bounds(faults=2, wishes=1, boundaries=4 * PERIOD, delay=1),
+        Bounds(faults=1, wishes=1, withdrawals=1, lag=3, boundaries=4 * PERIOD),
+        Bounds(ranks=3, faults=1, wishes=1, boundaries=4 * PERIOD, delay=1),
+    ],
+    ids=["two wishes", "two faults", "ranks that lag by three steps", "three ranks"],
+)
+def test_wider_bounds(bounds: Bounds) -> None:
+    print(bounds, check(bounds))  # noqa: T201  the figures
+
+
+# --- broken rules -------------------------------------------------------------------------------------------
+
+
+class VotesWithoutADigest(Member):
+    """Says that it holds something, not what."""
+
+    def ballot(self, *, can_apply: bool = True) -> Any:
+        digest, _, *rest = super().ballot(can_apply=can_apply)
+        return (min(digest, 1), -min(digest, 1), *rest)
+
+
+class LeavesWithoutAWord(Member):
+    """Stops voting when it freezes."""
+
+    def freeze(self, reason: str) -> None:
+        super().freeze(reason)
+        self.has_retired = True
+
+
+class VotesThoughFrozen(Member):
+    """Votes for what it holds after it froze, and says that it is alive."""
+
+    def ballot(self, *, can_apply: bool = True) -> Any:
+        frozen, self.frozen = self.frozen, None
+        try:
+            return super().ballot(can_apply=can_apply)
+        finally:
+            self.frozen = frozen
+
+
+class AppliesWhatItVotedFor(Member):
+    """Does not look at what the others voted."""
+
+    def tally(self, lowest: Sequence[int]) -> Proposal | None:
+        voted = self._voted
+        super().tally(lowest)
+        return voted
+
+
+class DoesNotCount(Member):
+    """Does not count the switches: the others do."""
+
+    def applied(self, proposal: Proposal) -> None:
+        super().applied(proposal)
+        if self.rank == 0:
+            self.epoch -= 1
+
+
+def keeps_what_it_has(agreement: RankAgreement, proposal: Proposal, *, is_done: bool, undo: Callable[[], bool]) -> bool:
+    """Where another rank failed, go on as if it had not."""
+    (agreement._member.applied if is_done else agreement._member.failed)(proposal)
+    return is_done
+
+
+@pytest.mark.parametrize(
+    ("rule", "bounds", "found"),
+    [
+        ({"member": VotesWithoutADigest}, Bounds(withdrawals=0), "says"),
+        ({"member": AppliesWhatItVotedFor}, Bounds(wishes=1), "says"),
+        ({"member": LeavesWithoutAWord}, Bounds(wishes=0, faults=1, kinds=("freeze",)), "all ranks wait"),
+        ({"member": VotesThoughFrozen}, Bounds(wishes=1, faults=1, kinds=("freeze",)), "was frozen when it voted"),
+        ({"member": DoesNotCount}, Bounds(wishes=1), "has \\(epoch, value\\)"),
+        ({"settle": keeps_what_it_has}, Bounds(wishes=1, faults=1, kinds=("fail",)), "has \\(epoch, value\\)"),
+    ],
+    ids=lambda value: next(iter(value.values())).__name__ if isinstance(value, dict) else None,
+)
+def test_a_broken_rule_is_found_out(rule: dict[str, Any], bounds: Bounds, found: str) -> None:
+    with pytest.raises(ViolationError, match=found):
+        check(bounds, **rule)
+
+
+def test_a_violation_tells_the_order_of_events() -> None:
+    with pytest.raises(ViolationError) as told:
+        check(Bounds(wishes=0, faults=1, kinds=("freeze",)), member=LeavesWithoutAWord)
+    assert "freeze" in str(told.value)
+    assert str(told.value).count("\n") > 5

@@ -1,0 +1,255 @@
+"""The guard against divergence: it does not cry wolf, sees a rise within the stated steps, takes back for good."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pacecar.controller.divergence import LEVEL_STEPS, NONFINITE_MAX, Alarm, Divergence, Signals
+from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
+from pacecar.controller.safeguard import Safeguard
+from pacecar.controller.vigil import PENDING_MAX, Vigil
+from pacecar.records import Decision, Verdict
+
+Noise = Callable[[random.Random], float]
+
+
+def normal(rng: random.Random) -> float:
+    return rng.gauss(0, 1)
+
+
+def heavy(rng: random.Random) -> float:
+    """Student's t with 3 degrees of freedom."""
+    return rng.gauss(0, 1) / math.sqrt(rng.gammavariate(1.5, 2) / 3)
+
+
+def run(
+    seed: int, steps: int, noise: Noise = normal, *, jump: float = 0.0, at: int = 0, falls: bool = True
+) -> int | None:
+    """A loss with 5 % noise, compressed from step 100 on, that rises by `jump` times its noise; steps to the alarm."""
+    rng, guard = random.Random(seed), Divergence()
+    for step in range(steps + 100):
+        level = -0.5 * math.log1p(step / 500) if falls else 0.0
+        level += 0.05 * jump if jump and step >= 100 + at else 0.0
+        loss = math.exp(level + 0.05 * noise(rng))
+        norm = math.exp(0.3 * rng.gauss(0, 1) + 0.3 * math.sin(step / 2000))
+        if guard.observe(Signals(step, loss, norm, "none" if step < 100 else "bf16")) is not None:
+            return step - 99 - at
+    return None
+
+
+@pytest.mark.parametrize("noise", [normal, heavy])
+@pytest.mark.parametrize("falls", [True, False])
+def test_twenty_thousand_compressed_steps_raise_no_false_alarm(noise: Noise, falls: bool) -> None:
+    assert [run(seed, 2000, noise, falls=falls) for seed in range(10)] == [None] * 10
+
+
+@pytest.mark.parametrize(("jump", "within"), [(10, 6), (5, 10), (3, 40)])
+def test_a_rise_is_found_within_the_stated_steps(jump: float, within: int) -> None:
+    found = [run(seed, 300, jump=jump, at=100, falls=False) for seed in range(40)]
+    assert all(steps is not None for steps in found)
+    assert sorted(s for s in found if s is not None)[37] <= within, "38 of 40"
+
+
+def test_a_single_wild_step_is_no_alarm() -> None:
+    guard = Divergence()
+    for step in range(400):
+        loss = 50.0 if step % 40 == 39 else 1.0 + 0.05 * math.sin(step * 1.7)
+        assert guard.observe(Signals(step, loss, None, "none" if step < 100 else "fp16")) is None
+
+
+def test_a_loss_that_is_not_finite_is_an_alarm_at_once_and_names_it() -> None:
+    guard = Divergence()
+    assert guard.observe(Signals(1, math.nan, None)) is None, "without compression it is not our doing"
+    alarm = guard.observe(Signals(2, math.nan, None, "fp16"))
+    assert alarm == Alarm("the loss", 2, "the loss is nan under fp16")
+
+
+def test_a_scaler_s_single_infinite_norms_are_none_but_three_on_end_are() -> None:
+    guard = Divergence()
+    norms = [1.0, math.inf, 1.0, math.inf, math.inf, 1.0] + [math.inf] * NONFINITE_MAX
+    alarms = [guard.observe(Signals(step, None, norm, "fp16")) for step, norm in enumerate(norms)]
+    assert [a is not None for a in alarms] == [False] * 8 + [True]
+
+
+def test_losses_around_zero_and_below_are_judged_too() -> None:
+    rng, guard = random.Random(0), Divergence()
+    for step in range(200):
+        assert guard.observe(Signals(step, -2 + rng.gauss(0, 0.1), None, "none" if step < 100 else "bf16")) is None
+    assert any(guard.observe(Signals(step, 0.5 + rng.gauss(0, 0.1), None, "bf16")) for step in range(200, 210))
+
+
+def test_a_job_that_begins_compressed_is_judged_by_its_first_compressed_steps() -> None:
+    rng, guard = random.Random(0), Divergence()
+    for step in range(2 * LEVEL_STEPS):
+        assert guard.observe(Signals(step, 1 + rng.gauss(0, 0.02), None, "bf16")) is None
+    assert any(guard.observe(Signals(step, 2.0, None, "bf16")) for step in range(200, 206))
+
+
+def test_top_k_may_change_the_norm_and_bf16_may_not() -> None:
+    def alarm(choice: str) -> bool:
+        guard = Divergence()
+        found = [
+            guard.observe(Signals(s, None, 1.0 if s < 100 else 6.0, "none" if s < 100 else choice)) for s in range(140)
+        ]
+        return any(found)
+
+    assert alarm("bf16")
+    assert not alarm("topk")
+
+
+# --- the policy around the policy ------------------------------------------------------------------
+
+
+class Inner(Policy):
+    """Wishes for what it is told to; remembers what it saw."""
+
+    def __init__(self) -> None:
+        self.turn: Turn | None = None
+        self.seen: list[dict[str, int]] = []
+
+    def begin(self, facts: Facts, spaces: Sequence[KnobSpace], *, mode: Any) -> None:
+        self.spaces = spaces
+
+    def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
+        self.held = reason
+
+    def advance(self, observations: Sequence[Observation]) -> tuple[Turn | None, list[Any]]:
+        assert observations, "a policy is asked about steps"
+        self.seen += [o.values for o in observations]
+        decision = Decision(
+            job="j", decision=7, kind="trial", knob="compression", from_value=0, to_value=1, step=1, wall_ns=1,
+            reason="", expected_gain_ratio=None,
+        )  # fmt: skip
+        return self.turn, [decision] if len(self.seen) == 1 else []
+
+    def finish(self, reason: str = "") -> list[Any]:
+        return []
+
+
+@pytest.fixture
+def guarded() -> tuple[Safeguard, Inner, list[Signals]]:
+    inner, pending = Inner(), list[Signals]()
+
+    def take() -> list[Signals]:
+        taken = pending[:]
+        pending.clear()
+        return taken
+
+    guard = Safeguard(inner, take)  # type: ignore[arg-type]
+    guard.begin(
+        Facts("j", 2), [KnobSpace("compression", 0, (0, 1)), KnobSpace("bucket_bytes", 4, (4, 8))], mode="exact"
+    )
+    return guard, inner, pending
+
+
+def seen(step: int, compression: int) -> Observation:
+    return Observation(step, step, {"compression": compression, "bucket_bytes": 4}, 100)
+
+
+def test_without_an_alarm_wishes_and_records_pass_through_as_they_are(guarded: Any) -> None:
+    guard, inner, pending = guarded
+    inner.turn = Turn(7, {"compression": 1, "bucket_bytes": 4}, is_trial=True)
+    pending.append(Signals(1, 1.0, 1.0))
+    turn, records = guard.advance([seen(1, 0)])
+    assert turn is inner.turn
+    assert [type(r) for r in records] == [Decision]
+    assert not guard.is_urgent()
+
+
+def test_an_alarm_takes_compression_back_for_good_and_the_policy_goes_on_without_it(guarded: Any) -> None:
+    guard, inner, pending = guarded
+    guard.advance([seen(1, 0)])
+    inner.turn = Turn(8, {"bucket_bytes": 8}, is_trial=True)
+    pending.append(Signals(2, math.inf, None, "fp16"))
+    turn, records = guard.advance([seen(2, 1)])
+    assert turn == Turn(7, {"compression": 0}, is_trial=False), (
+        "kept, so that a freeze does not undo it; the trial waits"
+    )
+    (verdict,) = [r for r in records if isinstance(r, Verdict)]
+    assert (verdict.decision, verdict.knob, verdict.outcome) == (7, "compression", "rolled_back")
+    assert verdict.reason == "taken back: the loss is inf under fp16"
+    assert inner.seen[-1] == {"bucket_bytes": 4}
+    pending.append(Signals(3, 1.0, None, "none"))
+    turn, records = guard.advance([seen(3, 0)])
+    assert turn == Turn(8, {"bucket_bytes": 8, "compression": 0}, is_trial=True)
+    assert records == [], "it is said once"
+
+
+def test_an_alarm_acts_where_no_step_is_observed_any_more(guarded: Any) -> None:
+    """The hook may have turned itself off; loss and gradients are seen all the same."""
+    guard, _, pending = guarded
+    guard.advance([seen(1, 0)])
+    pending.append(Signals(2, math.nan, None, "bf16"))
+    assert guard.is_urgent()
+    turn, records = guard.advance([])
+    assert turn == Turn(7, {"compression": 0})
+    assert len(records) == 1
+    pending.append(Signals(3, 1.0, None, "none"))
+    assert not guard.is_urgent()
+
+
+def test_in_advice_nothing_is_watched(guarded: Any) -> None:
+    guard, _, pending = guarded
+    guard.begin(Facts("j", 2), [KnobSpace("compression", 0, (0, 1))], mode="advise")
+    pending.append(Signals(2, math.nan, None, "bf16"))
+    assert not guard.is_urgent()
+
+
+# --- what the guard sees with -----------------------------------------------------------------------
+
+
+def stepped() -> tuple[nn.Module, Vigil]:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    return model, Vigil(model)
+
+
+def test_losses_of_micro_batches_add_up_by_their_weights_and_the_norm_is_the_gradients() -> None:
+    model, vigil = stepped()
+    vigil.choice = lambda: "bf16"
+    for p in model.parameters():
+        p.grad = torch.full_like(p, 2.0)
+    vigil.loss(torch.tensor(1.0), weight=0.25)
+    vigil.loss(torch.tensor([3.0, 5.0]), weight=0.75)
+    vigil.boundary(41)
+    vigil.boundary(None)
+    numel = sum(p.numel() for p in model.parameters())
+    first, second = vigil.take()
+    assert first == Signals(41, 3.25, pytest.approx(2 * math.sqrt(numel)), "bf16")
+    assert (second.step, second.loss) == (42, None)
+    assert vigil.take() == []
+
+
+def test_zero_is_a_measurement_and_no_gradient_is_none() -> None:
+    model, vigil = stepped()
+    vigil.loss(0.0)
+    vigil.boundary(1)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    vigil.boundary(2)
+    assert [(s.loss, s.norm) for s in vigil.take()] == [(0.0, None), (None, 0.0)]
+
+
+def test_what_nobody_takes_is_bounded() -> None:
+    _, vigil = stepped()
+    for step in range(3 * PENDING_MAX):
+        vigil.boundary(step)
+    assert [s.step for s in vigil.take()] == list(range(2 * PENDING_MAX, 3 * PENDING_MAX))
+
+
+def test_a_loss_that_is_no_number_breaks_the_vigil_and_not_the_job(caplog: pytest.LogCaptureFixture) -> None:
+    _, vigil = stepped()
+    with caplog.at_level(logging.WARNING):
+        vigil.loss("three")  # type: ignore[arg-type]
+    assert "ValueError" in caplog.text
+    vigil.loss(1.0)
+    vigil.boundary(1)
+    with pytest.raises(RuntimeError, match="cannot be read"):  # it freezes the tuner, which takes compression back
+        vigil.take()

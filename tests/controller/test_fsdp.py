@@ -1,0 +1,164 @@
+"""FSDP2's knobs move gathers in time and nothing else; what cannot be turned is refused with the reason."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from pacecar.config import TuneConfig
+from pacecar.controller import fsdp
+from pacecar.controller.actuator import ActuatorError
+from pacecar.controller.fsdp import fsdp_knobs
+
+JOBS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "accumulates": {"micro": 3},
+    "keeps its parameters": {"keeps": True},
+    "evaluates between steps": {"evaluates": True},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_gradients_and_weights_are_equal_to_the_last_bit_whatever_is_turned_and_everything_can_be_undone(
+    run_ranks: Any,
+) -> None:
+    *turned, tuned = run_ranks("job_fsdp.py", 2, [*JOBS.values(), {"tuned": 80}])
+    jobs = dict(zip(JOBS, turned, strict=True))
+    assert [name for name, ranks in jobs.items() if not all(rank["is_equal"] for rank in ranks)] == []
+    assert [name for name, ranks in jobs.items() if not all(rank["is_undone"] for rank in ranks)] == []
+    for name, ranks in jobs.items():
+        assert all(rank["refused"] == [None, None] for rank in ranks)
+        assert ranks[0]["domains"] == [[0, 1, 2, 3, 4], [0, 1]]
+        assert ranks[0]["values"] == [0, 0 if name == "keeps its parameters" else 1]
+        assert ranks[0]["layouts"] == ranks[1]["layouts"]
+    assert [rank["refused"] for rank in tuned] == [{}, {}]
+    assert all(rank["is_equal"] for rank in tuned)
+    assert tuned[0]["values"] == tuned[1]["values"]
+    assert len({str(values) for values in tuned[0]["values"]}) > 1, "the tuner has tried one"
+
+
+class FSDPModule:
+    """What FSDP2 puts under a module's class, with its setters."""
+
+    reshards = True
+
+    def set_modules_to_forward_prefetch(self, modules: list[Any]) -> None:
+        self.forward_prefetch = modules
+
+    def set_modules_to_backward_prefetch(self, modules: list[Any]) -> None:
+        self.backward_prefetch = modules
+
+    def set_reshard_after_forward(self, reshards: bool, recurse: bool = True) -> None:
+        assert not recurse
+        self.reshards = reshards
+
+    def _get_fsdp_state(self) -> Any:
+        mesh = object() if self.reshards else None
+        group = SimpleNamespace(
+            _reshard_after_forward=self.reshards, post_forward_mesh_info=mesh, mesh_info=mesh, is_unsharded=False
+        )
+        return SimpleNamespace(_fsdp_param_group=group, _states_to_forward_prefetch=[], _states_to_backward_prefetch=[])
+
+
+class Block(FSDPModule, nn.Linear):
+    pass
+
+
+class Root(FSDPModule, nn.Sequential):
+    reshards = False
+
+
+def model(blocks: int = 3) -> Root:
+    return Root(*[Block(4, 4) for _ in range(blocks)])
+
+
+def test_blocks_are_gathered_ahead_in_forward_and_behind_in_backward() -> None:
+    net = model(4)
+    prefetch, _ = fsdp_knobs(net, TuneConfig())
+    prefetch.apply(2)
+    blocks = list(net)
+    assert [blocks.index(m) for m in blocks[0].forward_prefetch] == [1, 2]
+    assert [blocks.index(m) for m in blocks[3].backward_prefetch] == [2, 1]
+    assert blocks[3].forward_prefetch == blocks[0].backward_prefetch == []
+    prefetch.apply(0)
+    assert all(m.forward_prefetch == m.backward_prefetch == [] for m in blocks)
+    with pytest.raises(ActuatorError):
+        prefetch.apply(9)
+
+
+def test_what_the_script_set_for_each_module_comes_back() -> None:
+    net = model()
+    _, reshard = fsdp_knobs(net, TuneConfig())
+    assert reshard.value() == 1
+    reshard.apply(0)
+    assert [m.reshards for m in (net, *net)] == [False, False, False, False]
+    reshard.apply(1)
+    assert [m.reshards for m in (net, *net)] == [False, True, True, True]
+
+
+def test_a_setter_that_raises_leaves_the_setting_before_in_force(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = model()
+    prefetch, _ = fsdp_knobs(net, TuneConfig())
+    prefetch.apply(1)
+    plain = FSDPModule.set_modules_to_backward_prefetch
+
+    def breaks(self: FSDPModule, modules: list[Any]) -> None:
+        if len(modules) > 1:
+            raise ValueError("planted")
+        plain(self, modules)
+
+    monkeypatch.setattr(FSDPModule, "set_modules_to_backward_prefetch", breaks)
+    with pytest.raises(ActuatorError, match="planted"):
+        prefetch.apply(2)
+    assert prefetch.value() == 1
+    assert [len(m.forward_prefetch) for m in net] == [1, 1, 0]
+
+
+def test_more_memory_than_the_device_has_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = model()
+    device = SimpleNamespace(type="cuda", index=0)
+    monkeypatch.setattr(fsdp.torch.cuda, "max_memory_allocated", lambda device: 800)
+    monkeypatch.setattr(fsdp.torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1000))
+    prefetch, reshard = fsdp_knobs(net, TuneConfig())
+    # A block is 80 bytes: one more ahead would fit (880), two would not (960), all three neither (1040).
+    monkeypatch.setattr(net, "parameters", lambda: iter([SimpleNamespace(device=device, numel=int, element_size=int)]))
+    assert prefetch.domain() == (0, 1, 2)
+    assert reshard.domain() == (1,)
+    assert "104%" in str(reshard.refusal())
+
+
+class FullyShardedDataParallel(nn.Sequential):
+    """As FSDP1's class is called."""
+
+
+class OldBlock(nn.Linear):
+    pass
+
+
+OldFSDPModule = type("FSDPModule", (), {})
+
+
+class Old(OldFSDPModule, nn.Linear):  # type: ignore[misc, valid-type]  # FSDP2 of a torch without the setters
+    pass
+
+
+@pytest.mark.parametrize(
+    ("net", "reason"),
+    [
+        (FullyShardedDataParallel(nn.Linear(2, 2)), "FSDP1 fixes"),
+        (Old(2, 2), f"torch {torch.__version__}: FSDP2 has no set_modules_to_forward_prefetch"),
+    ],
+)
+def test_what_cannot_be_turned_is_refused_with_the_reason(net: nn.Module, reason: str) -> None:
+    assert all(reason in str(knob.refusal()) for knob in fsdp_knobs(net, TuneConfig()))
+    assert len(fsdp_knobs(net, TuneConfig())) == 2
+
+
+def test_a_model_that_is_not_sharded_has_no_such_knobs() -> None:
+    assert fsdp_knobs(nn.Linear(2, 2), TuneConfig()) == []
+    assert len(fsdp_knobs(model(), TuneConfig(knobs=("fsdp_reshard",)))) == 1

@@ -1,0 +1,64 @@
+"""A real two-rank job whose micro-batch is far too small is tuned, and survives sizes that do not fit on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+SLOW = {"micro_batch": 2, "batch": 16, "layers": 0, "sleep_ms": 3, "steps": 170}
+"""Three of every four milliseconds are what a forward costs however small it is: a host-bound job, that repeats."""
+
+TUNED = {"tune": "exact", "budget": 0.5}
+JOBS: dict[str, dict[str, Any]] = {
+    "off": {"tune": "off"},
+    "forward": {**TUNED, "cap": 4},
+    "backward": {**TUNED, "cap": 4, "where": "backward"},
+    "plain": {**TUNED, "plain": True},
+}
+
+
+@pytest.fixture(scope="module")
+def jobs(run_ranks: Callable[..., list[list[dict[str, Any]]]]) -> dict[str, list[dict[str, Any]]]:
+    """All jobs, one after the other in the same two processes."""
+    return dict(zip(JOBS, run_ranks("job_microbatch.py", 2, [SLOW | job for job in JOBS.values()]), strict=True))
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_the_run_survives_a_size_that_one_rank_has_no_memory_for_and_names_it(jobs: Any, where: str) -> None:
+    first, last = jobs[where]
+    assert last["tries"], "a size over the cap was tried"
+    assert all(tried > 4 for tried in last["tries"])
+    assert len(last["tries"]) == len(set(last["tries"])), "none was tried twice"
+    assert first["tries"] == [], "the other rank had the memory"
+    for size in last["tries"]:
+        named = f"micro_batch {size} is barred and 4 in force again: "
+        assert any(detail.startswith(named + "another rank") for _, _, detail in first["status"])
+        assert any(detail.startswith(named + "OutOfMemoryError: planted") for _, _, detail in last["status"])
+        assert ["micro_batch", "barred"] in [verdict[:2] for verdict in first["verdicts"]]
+    assert first["switches"] == last["switches"]
+    assert first["knobs"] == last["knobs"] == {"micro_batch": 4}
+    assert not any(state == "frozen" for rank in (first, last) for _, state, _ in rank["status"])
+
+
+@pytest.mark.parametrize("job", ["forward", "backward", "plain"])
+def test_losses_and_weights_are_those_of_the_untuned_run(jobs: Any, job: str) -> None:
+    for rank, untuned in zip(jobs[job], jobs["off"], strict=True):
+        assert rank["losses"] == pytest.approx(untuned["losses"], rel=1e-4)
+        assert rank["weights"] == pytest.approx(untuned["weights"], rel=1e-2, abs=1e-4)
+        assert rank["models_agree"]
+
+
+@pytest.mark.parametrize("job", ["forward", "plain"])
+def test_a_poor_default_becomes_at_least_1_3_times_as_fast(jobs: Any, job: str) -> None:
+    """At the same global batch; the last fifth of the run against the untuned one's, of the slower rank."""
+
+    def pace(ranks: list[dict[str, Any]]) -> float:
+        steps = [max(pair) for pair in zip(*(rank["step_ns"] for rank in ranks), strict=True)]
+        return median(steps[-len(steps) // 5 :])
+
+    assert pace(jobs["off"]) / pace(jobs[job]) >= 1.3

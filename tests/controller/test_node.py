@@ -1,0 +1,269 @@
+"""A rank knows its own node, says the kind of what disturbs it, and hears it of others; what is old is not known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pacecar.clock import NS_PER_SECOND, FakeClock
+from pacecar.config import TuneConfig
+from pacecar.controller.gate import AGE_PERIODS, WORDS, Disturbance
+from pacecar.controller.headroom import Headroom
+from pacecar.controller.holds import HeldPolicy, Holds
+from pacecar.controller.node import SIGNALS_MAX, Node, ranks_on_node
+from pacecar.controller.observation import Facts, KnobSpace, NodeView, Observation
+from pacecar.controller.offers import KnobOffer, Offer
+from pacecar.controller.policy import PacecarPolicy
+from pacecar.controller.protocol import DISTURBANCE_MAX, Member
+from pacecar.controller.screen import Screen
+from pacecar.controller.sway import FULL_LINK_RATIO, ROOM_RATIO_MIN, STALLED_CPU_RATIO
+from pacecar.records import JobHello, TunerStatus
+from pacecar.signals import HostSignals
+
+S = NS_PER_SECOND
+GIB = 2**30
+LINK = 125_000_000
+
+
+def hello(rank: int = 0, world_size: int = 4, **changes: Any) -> JobHello:
+    told: dict[str, Any] = {
+        "job": "j", "rank": rank, "local_rank": 0, "world_size": world_size, "pid": 1, "host": "h", "device": "cpu",
+        "framework": "torch", "pacecar_version": "0", "started_wall_ns": 0,
+    }  # fmt: skip
+    return JobHello(**(told | changes))
+
+
+class Bench:
+    def __init__(self, **changes: Any) -> None:
+        self.clock = FakeClock(monotonic_ns=1000 * S)
+        options = {"gradient_bytes": 10_000_000, "environ": {"LOCAL_WORLD_SIZE": "1"}} | changes
+        self.node = Node(options.pop("hello", hello()), self.clock, **options)
+
+    def say(self, **changes: Any) -> Disturbance | None:
+        self.clock.advance(3 * S)
+        told: dict[str, Any] = {"period_ns": 3 * S, "taken_ns": self.clock.monotonic_ns()}
+        self.node.heed(HostSignals(**(told | changes)))
+        return self.node.look()
+
+
+def traffic(ratio: float) -> dict[str, Any]:
+    return {
+        "interface": "eth0", "receive_bytes_per_second": 0.0, "transmit_bytes_per_second": ratio * LINK,
+        "link_bytes_per_second": LINK,
+    }  # fmt: skip
+
+
+def test_without_a_daemon_nothing_is_known_and_nothing_held() -> None:
+    node = Bench().node
+    assert node.look() is None
+    assert (node.reason(), node.room_bytes(), node.view) == (None, None, NodeView())
+    assert node.describe() == ("nothing is known of it: no daemon says anything",)
+
+
+def test_what_disturbs_the_own_node_is_said_and_ends() -> None:
+    bench = Bench()
+    assert bench.say(faults=("Xid 79",)) is Disturbance.FAULT
+    assert bench.node.reason() == "this node's device has a fault: Xid 79"
+    assert bench.node.describe()[-1] == "holds tuning: this node's device has a fault: Xid 79"
+    assert bench.say(faults=()) is None
+    assert bench.node.reason() is None
+
+
+def test_what_disturbs_another_rank_s_node_is_named_with_the_rank() -> None:
+    node = Bench().node
+    node.look()
+    node.others = {0: 2, 3: int(Disturbance.THROTTLED)}
+    assert node.reason() == "rank 3: its device is throttled", "what it told itself is what it knows better"
+    node.others = {2: DISTURBANCE_MAX}
+    assert node.reason() is None, "of a later version, perhaps"
+
+
+def test_a_daemon_that_falls_silent_is_not_believed_and_one_that_hangs_up_at_once() -> None:
+    bench = Bench()
+    assert bench.say(throttled_by=("hw_slowdown",), host_available_bytes=7, host_total_bytes=9) is not None
+    bench.clock.advance(AGE_PERIODS * 3 * S)
+    assert bench.node.look() is Disturbance.THROTTLED
+    assert bench.node.room_bytes() == 7
+    bench.clock.advance(1)
+    assert bench.node.look() is None
+    assert (bench.node.room_bytes(), bench.node.view) == (None, NodeView())
+    assert bench.node.describe() == ("nothing is known of it: the daemon's last word is 9.0 s old",)
+    assert bench.say(throttled_by=("hw_slowdown",)) is not None
+    bench.node.heed(None)
+    assert bench.node.look() is None
+
+
+def test_signals_that_wait_are_bounded_and_the_newest_counts() -> None:
+    bench = Bench()
+    for number in range(3 * SIGNALS_MAX):
+        told = HostSignals(period_ns=3 * S, taken_ns=bench.clock.monotonic_ns(), host_available_bytes=number)
+        bench.node.heed(told)
+    assert len(bench.node._waiting) == SIGNALS_MAX
+    bench.node.look()
+    assert bench.node.room_bytes() == 3 * SIGNALS_MAX - 1
+
+
+def test_the_job_s_own_gradients_are_nobody_else_s_traffic() -> None:
+    """15 MB leave each of 4 nodes in a step of 0.2 s: 60 % of the link."""
+    bench = Bench()
+    for _ in range(20):
+        bench.node.note(S // 5)
+    assert [bench.say(**traffic(0.6)) for _ in range(5)] == [None] * 5
+    assert bench.node.view.link_ratio == pytest.approx(0.6)
+    for _ in range(20):
+        bench.node.note(10 * S)  # now it sends next to nothing
+    assert [bench.say(**traffic(0.6)) for _ in range(2)] == [None, Disturbance.TRAFFIC]
+
+
+@pytest.mark.parametrize("options", [{"environ": {}}, {"gradient_bytes": None}, {"environ": {"LOCAL_WORLD_SIZE": "4"}}])
+def test_traffic_disturbs_no_job_that_has_one_node_or_sends_nobody_knows_what(options: dict[str, Any]) -> None:
+    bench = Bench(**options)
+    bench.node.note(S)
+    assert [bench.say(**traffic(0.9)) for _ in range(5)] == [None] * 5
+
+
+@pytest.mark.parametrize(
+    ("environ", "ranks"),
+    [({}, 8), ({"LOCAL_WORLD_SIZE": "2"}, 2), ({"SLURM_NTASKS_PER_NODE": "4"}, 4), ({"LOCAL_WORLD_SIZE": "99"}, 8),
+     ({"LOCAL_WORLD_SIZE": "0", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, 1), ({"SLURM_NTASKS_PER_NODE": "4(x2)"}, 8)],
+)  # fmt: skip
+def test_the_launcher_says_how_many_ranks_a_node_has(environ: dict[str, str], ranks: int) -> None:
+    assert ranks_on_node(8, environ) == ranks
+
+
+def test_room_is_the_device_s_with_what_this_process_holds_unused_or_a_share_of_the_host_s() -> None:
+    memory = {"host_available_bytes": 6 * GIB, "host_total_bytes": 16 * GIB}
+    device = {"device_free_bytes": 2 * GIB, "device_total_bytes": 80 * GIB}
+    gpu = Bench(hello=hello(device="cuda:1", device_uuid="GPU-1"), spare_bytes=lambda: GIB)
+    gpu.say(**memory, **device)
+    assert gpu.node.room_bytes() == 3 * GIB
+    assert gpu.node.view.headroom_ratio == pytest.approx(3 / 80)
+    cpu = Bench(environ={"LOCAL_WORLD_SIZE": "2"})
+    cpu.say(**memory)
+    assert cpu.node.room_bytes() == 3 * GIB
+    assert cpu.node.view.headroom_ratio == pytest.approx(3 / 16)
+    gpu.say(**memory)
+    assert gpu.node.room_bytes() is None
+
+
+def test_what_is_known_is_said_in_words() -> None:
+    bench = Bench()
+    bench.say(
+        **traffic(0.1), throttled_by=(), faults=(), host_available_bytes=GIB, host_total_bytes=2 * GIB,
+        memory_stalled_ratio=0.0, cpu_stalled_ratio=0.125,
+    )  # fmt: skip
+    assert bench.node.describe() == (
+        "0.0 s ago: eth0 receives and sends 0.0 and 12.5 of 125 MB/s, throttled: no, faults: none,"
+        " 1.0 of 2.0 GiB host memory free, tasks wait for memory 0% of the time,"
+        " tasks wait for a processor 12% of the time",
+    )
+
+
+# --- what the others hear ---------------------------------------------------------------------------
+
+
+def test_each_rank_s_disturbance_reaches_all_with_its_paces_and_is_gone_with_the_next() -> None:
+    ranks = [Member(rank, 3) for rank in range(3)]
+    for member in ranks:
+        member.offer(Offer((KnobOffer("bucket_bytes", 1, (1, 2), None, ""),)))
+    offers = [member.next_vector() or [] for member in ranks]
+    for member in ranks:
+        member.hear_offers(offers)
+    ranks[0].propose(1, (2,))
+    for numbers in ((None, int(Disturbance.TRAFFIC), DISTURBANCE_MAX), (None, None, None)):
+        for member, number in zip(ranks, numbers, strict=True):
+            member.disturbance = number
+            member.close_range(1, [5, 6, 7, 8], [False] * 4)
+        vectors = [member.next_vector() or [] for member in ranks]
+        paces = [member.hear(vectors) for member in ranks]
+        told = {rank: number for rank, number in enumerate(numbers) if number is not None}
+        assert [dict(member.disturbed) for member in ranks] == [told] * 3
+        assert [[pace.pace_ns for pace in one] for one in paces] == [[5, 6, 7, 8]] * 3
+        assert {member.held.values for member in ranks if member.held} == {(2,)}, "the flags beside it are whole"
+
+
+def test_every_disturbance_crosses_and_has_words() -> None:
+    assert set(WORDS) == set(Disturbance)
+    assert all(0 < kind <= DISTURBANCE_MAX for kind in Disturbance)
+
+
+# --- the policy ---------------------------------------------------------------------------------------
+
+
+def test_a_policy_is_held_for_the_node_and_goes_on_and_sees_it_with_each_step() -> None:
+    bench = Bench()
+    policy = HeldPolicy(PacecarPolicy(TuneConfig()), Holds(bench.node))
+    policy.begin(Facts(job="job", world_size=2), [KnobSpace("bucket_bytes", 2, (1, 2, 4))], mode="exact")
+    said: list[TunerStatus] = []
+
+    def steps(first: int, last: int) -> None:
+        for step in range(first, last):
+            _, records = policy.advance([Observation(step, step, {"bucket_bytes": 2}, 100_000 + step % 7)])
+            said.extend(record for record in records if isinstance(record, TunerStatus))
+
+    steps(1, 30)
+    bench.say(memory_stalled_ratio=0.5)
+    steps(30, 60)
+    assert said[-1].state == "frozen"
+    assert said[-1].detail.startswith("this node is short of memory")
+    bench.say(memory_stalled_ratio=0.0)
+    steps(60, 70)
+    assert said[-1].state != "frozen"
+
+
+# --- order and room -----------------------------------------------------------------------------------
+
+SPACES = (
+    KnobSpace("bucket_bytes", 8, (2, 4, 8, 16)),
+    KnobSpace("loader_workers", 4, (2, 4, 8)),
+    KnobSpace("micro_batch", 8, (4, 8, 16, 32)),
+)
+HERE = {space.knob: space.value for space in SPACES}
+
+
+def order(node: NodeView | None) -> tuple[list[tuple[str, int]], list[str]]:
+    found, left_out = Screen(SPACES).candidates(dict(HERE), lambda *_: None, None, node)
+    return [(candidate.knob, candidate.value) for candidate in found], left_out
+
+
+def test_what_is_not_known_sways_nothing() -> None:
+    assert order(None) == order(NodeView())
+    assert order(None)[0][0] == ("micro_batch", 16)
+
+
+def test_a_full_link_puts_the_knobs_of_communication_first() -> None:
+    full, _ = order(NodeView(link_ratio=FULL_LINK_RATIO))
+    assert {knob for knob, _ in full[:2]} == {"bucket_bytes"}
+    assert order(NodeView(link_ratio=FULL_LINK_RATIO - 0.01)) == order(None)
+
+
+def test_without_memory_no_larger_micro_batch_is_tried_and_the_reason_is_said() -> None:
+    short, left_out = order(NodeView(headroom_ratio=ROOM_RATIO_MIN - 0.01))
+    assert ("micro_batch", 16) not in short
+    assert ("micro_batch", 4) in short
+    assert left_out == ["micro_batch: nothing larger while 9.0% of the memory is free"]
+    assert order(NodeView(headroom_ratio=ROOM_RATIO_MIN)) == order(None)
+    assert ("micro_batch", 16) not in order(NodeView(headroom_ratio=0.0))[0], "zero is a measurement"
+
+
+def test_where_tasks_wait_for_processors_more_loader_workers_come_last() -> None:
+    stalled, _ = order(NodeView(cpu_stalled_ratio=STALLED_CPU_RATIO))
+    assert stalled[-1] == ("loader_workers", 8)
+
+
+def test_a_size_that_a_host_may_not_hold_is_not_even_tried() -> None:
+    headroom = Headroom(torch.device("cpu"))
+    assert headroom.refuse(8, 16, None) is None, "nobody knows"
+    assert headroom.refuse(8, 16, 2**50) is None
+    refused = headroom.refuse(8, 2**30, 0)
+    assert refused is not None
+    assert "are to be had" in refused
+
+
+def test_a_process_whose_own_memory_cannot_be_read_refuses_nothing(tmp_path: Any) -> None:
+    for text in ("", "12", "x y z"):
+        (tmp_path / "statm").write_text(text)
+        assert Headroom(torch.device("cpu"), statm=tmp_path / "statm").refuse(8, 2**30, 0) is None
+    assert Headroom(torch.device("cpu"), statm=tmp_path / "none").refuse(8, 2**30, 0) is None

@@ -1,0 +1,97 @@
+"""What one rank does at a switch follows from what all agreed on, whatever this rank can or cannot see of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pacecar.clock import SystemClock
+from pacecar.controller.actuator import ActuatorError
+from pacecar.controller.agreement import LocalAgreement
+from pacecar.controller.offers import KnobOffer, Offer
+from pacecar.controller.protocol import Kind, Proposal
+from pacecar.controller.switchboard import Switchboard
+
+
+class Knob:
+    """Remembers every value that it was brought to."""
+
+    knob = "bucket_bytes"
+
+    def __init__(self) -> None:
+        self.applied = [4]
+        self.is_blind = self.is_stuck = False
+
+    def value(self) -> int:
+        if self.is_blind:
+            raise RuntimeError("planted")
+        return self.applied[-1]
+
+    def domain(self) -> tuple[int, ...]:
+        return (2, 4, 8)
+
+    def refusal(self) -> str | None:
+        return None
+
+    def layout(self) -> str:
+        return ""
+
+    def apply(self, value: int) -> None:
+        self.applied.append(value)
+        if self.is_stuck:
+            self.is_stuck = False
+            raise ActuatorError("planted")
+
+
+class OneOfMany(LocalAgreement):
+    """Another rank fails where `others_fail`."""
+
+    others_fail = False
+
+    def settle(self, proposal: Proposal, *, is_done: bool, undo: Callable[[], bool]) -> bool:
+        return super().settle(proposal, is_done=is_done and not self.others_fail, undo=undo)
+
+
+@pytest.fixture
+def knob() -> Knob:
+    return Knob()
+
+
+@pytest.fixture
+def board(knob: Knob) -> Switchboard:
+    agreement = OneOfMany()
+    agreement.offer(Offer((KnobOffer("bucket_bytes", 4, (2, 4, 8), None, ""),)))
+    board = Switchboard({"bucket_bytes": knob}, agreement, SystemClock())
+    assert board.carry_out(Proposal(1, 1, (4,), Kind.REHEARSAL)).is_done
+    return board
+
+
+def test_a_rank_that_cannot_see_its_values_builds_anew_whenever_the_others_do(board: Switchboard, knob: Knob) -> None:
+    board._agreement.others_fail = True  # type: ignore[attr-defined]
+    knob.is_blind = True
+    assert not board.carry_out(Proposal(2, 1, (8,), Kind.TRIAL)).is_done
+    assert knob.applied == [4, 4, 8, 4], "to the new value and back, as on the other ranks"
+
+
+def test_a_failed_switch_goes_back_to_what_was_agreed_on(board: Switchboard, knob: Knob) -> None:
+    knob.is_stuck = True
+    assert not board.carry_out(Proposal(2, 1, (8,), Kind.TRIAL)).is_done
+    assert knob.applied[-1] == 4
+    assert board.agreed() == (4,)
+    assert board.barred == {"bucket_bytes"}
+
+
+def test_a_value_that_somebody_else_changed_is_not_voted_away(board: Switchboard, knob: Knob) -> None:
+    assert board.can_apply(Proposal(2, 1, (8,), Kind.TRIAL))
+    knob.applied.append(2)
+    assert not board.can_apply(Proposal(2, 1, (8,), Kind.TRIAL))
+    assert board.agreed() == (4,)
+    board.adopt()
+    assert board.can_apply(Proposal(2, 1, (8,), Kind.TRIAL))
+
+
+def test_a_switch_that_is_done_is_what_the_next_one_begins_from(board: Switchboard) -> None:
+    assert board.carry_out(Proposal(2, 1, (8,), Kind.TRIAL)).turned == {"bucket_bytes": (4, 8)}
+    assert board.carry_out(Proposal(3, 1, (8,), Kind.KEEP)).turned == {}
+    assert board.carry_out(Proposal(4, 2, (2,), Kind.TRIAL)).turned == {"bucket_bytes": (8, 2)}
