@@ -149,7 +149,11 @@ class Hook:
         )
         self.look, self.flush, self.charge = self._books.look, self._books.settle, self._budget.charge
         """Let other threads write the records that wait; write them now, on the training thread; add a cost."""
-        self.begun, self.charge_records = self._pulse.begun, self._books.charge
+        self.begun, self.charge_records, self.is_strained = (
+            self._pulse.begun,
+            self._books.charge,
+            self._budget.is_strained,
+        )
         self._listener_ns = self._opening_ns = 0
         self._pulse.care_step = self._budget.next_look(0)
         self._beat_handle: RemovableHandle | None = None
