@@ -8,8 +8,7 @@ StepRecords, for the sinks, a fraction of a second later and not on the step pat
                   all of that lies inside step N+1's wall time, and is charged there as overhead
 
 `on_boundary` is called at every boundary until `close`, with None where the hook could not measure the step or has
-turned itself off: who listens may have promised other ranks to be there.  Who asks a step for its record there pays
-for writing it.
+turned itself off: who listens may have promised other ranks to be there.  Asking a step for its record writes it.
 
 On a device job a window opens one step early: kernels that were launched before it are never seen, so the device must
 first run dry of them.  Left out: how records travel (sinks, which belong to the caller), what is tuned (on_boundary).
@@ -149,11 +148,8 @@ class Hook:
         )
         self.look, self.flush, self.charge = self._books.look, self._books.settle, self._budget.charge
         """Let other threads write the records that wait; write them now, on the training thread; add a cost."""
-        self.begun, self.charge_records, self.is_strained = (
-            self._pulse.begun,
-            self._books.charge,
-            self._budget.is_strained,
-        )
+        self.begun, self.charge_records = self._pulse.begun, self._books.charge
+        self.is_strained = self._budget.is_strained
         self._listener_ns = self._opening_ns = 0
         self._pulse.care_step = self._budget.next_look(0)
         self._beat_handle: RemovableHandle | None = None
