@@ -128,6 +128,7 @@ def test_served_and_catalogued_are_the_same(start, job):
         assert {tuple(sorted(s.labels)) for s in samples} == {tuple(sorted(entry.labels))}, name
     due = {entry.name for entry in CATALOG if entry.subject in (Subject.JOB, Subject.TUNER, Subject.DAEMON)}
     due -= {"pacecar_daemon_cpu_utilization_ratio"}  # known when the budget was looked at, after a window
+    due = {name for name in due if "_otlp_" not in name}  # where [otlp] names an endpoint: test_otlp.py
     assert due <= served.keys()
     host = {entry.name for entry in CATALOG if entry.subject is Subject.HOST}
     depends = re.compile(
@@ -240,7 +241,9 @@ def test_a_scrape_reads_nothing(start, machine):
             reads.append(path)
             return super().read(path)
 
-    daemon = start([CpuCollector(Counting(machine / "proc", machine / "sys"))], period_seconds=60.0)
+    daemon = start(
+        [CpuCollector(Counting(machine / "proc", machine / "sys"))], period_seconds=60.0, glances_per_second=0.0
+    )
     before = len(reads)
     for _ in range(5):
         assert families(daemon.port)["pacecar_host_cpus_online"][0].value == 3
@@ -250,7 +253,6 @@ def test_a_scrape_reads_nothing(start, machine):
 def test_over_its_budget_the_daemon_glances_less_and_says_so(start, caplog):
     caplog.set_level(logging.INFO)
     daemon = start([CpuCollector(Files())], cpu_budget=0.0, window_seconds=1.0)
-    assert families(daemon.port)["pacecar_daemon_glance_frequency_hertz"][0].value == 10.0
 
     def value(name):
         return families(daemon.port)[name][0].value
