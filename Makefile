@@ -29,7 +29,7 @@ HTA := .tools/attribution/hta
 TRACELENS := .tools/attribution/tracelens
 TRACEML := .tools/traceml
 
-.PHONY: help run test check lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-microbatch soak-daemon soak-faults soak-windows dashboards tools clean
+.PHONY: help run test check lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-microbatch bench-run soak-daemon soak-faults soak-windows dashboards tools clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -54,7 +54,7 @@ fmt: $(DEV_STAMP) ## Format the code and mend what ruff can mend
 	$(BIN)/ruff format .
 
 bench: $(DEV_STAMP) ## Measure what pacecar costs
-	@for bench in $(filter-out %/bench_daemon.py %/bench_attribution.py %/bench_overhead.py %/bench_tuning.py %/bench_policies.py %/bench_microbatch.py,$(wildcard tests/bench/bench_*.py)); do echo "== $$bench"; $(BIN)/python $$bench || exit; done
+	@for bench in $(filter-out %/bench_daemon.py %/bench_attribution.py %/bench_overhead.py %/bench_tuning.py %/bench_policies.py %/bench_microbatch.py %/bench_run.py,$(wildcard tests/bench/bench_*.py)); do echo "== $$bench"; $(BIN)/python $$bench || exit; done
 
 bench-daemon: $(DEV_STAMP) tools $(NVITOP) ## Measure the daemon against nvitop-exporter and node_exporter
 	@exec $(BIN)/python tests/bench/bench_daemon.py $(BENCH_FLAGS)
@@ -73,6 +73,9 @@ bench-tuning: $(DEV_STAMP) ## Train on shaped links under every policy (root; BE
 
 bench-microbatch: $(DEV_STAMP) ## Tune the micro-batch of a job whose default is poor
 	@exec $(BIN)/python tests/bench/bench_microbatch.py $(BENCH_FLAGS)
+
+bench-run: $(DEV_STAMP) ## Measure what `pacecar run` costs a script that knows nothing of it
+	@exec $(BIN)/python tests/bench/bench_run.py $(BENCH_FLAGS)
 
 soak-windows: $(DEV_STAMP) ## Take 10 000 windows in one process and watch its memory
 	@exec $(BIN)/python -m pytest -m soak -s tests/profiler/test_soak_windows.py

@@ -128,6 +128,7 @@ class TuneConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     powersgd_rank: Annotated[int, Meta(ge=1, le=64)] = 2
     learning_rate_rule: Literal["none", "linear", "sqrt", "adascale"] = "none"
     scheduler_by_samples: bool = False
+    at_forward: bool = False
     remember: bool = True
     knobs_file: str | None = None
     knobs: tuple[KnobName, ...] = get_args(KnobName)
@@ -153,7 +154,7 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "tune": TuneConfig,
 }
 _ENV_PREFIX = "PACECAR_"
-_ENV_OTHER = frozenset({"PACECAR_CONFIG", "PACECAR_JOB"})
+_ENV_OTHER = frozenset({"PACECAR_CONFIG", "PACECAR_JOB", "PACECAR_RUN"})
 
 S = TypeVar("S", bound=msgspec.Struct)
 

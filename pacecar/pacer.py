@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 from pacecar.clock import SystemClock
 from pacecar.config import Config, ConfigError, HookConfig, load_config
+from pacecar.controller.boundaries import ForwardBoundaries
 from pacecar.controller.cuts import Given
 from pacecar.controller.ddp_knobs import find_ddp
 from pacecar.controller.desk import Desk, open_desk, tune_is_off
@@ -83,6 +84,7 @@ class Pacer:
         inert_because: str | None = None,
     ) -> None:
         self._desk = desk
+        self._boundaries: ForwardBoundaries | None = None
         self._loaders: LoaderKnobs | None = None
         self._global_batch: GlobalBatchActuator | None = None
         self._batcher = rescue.batcher
@@ -214,6 +216,8 @@ class Pacer:
         """Detach: remove every hook, deliver what is queued (for at most two seconds).  Harmless when repeated."""
         if os.getpid() != self._pid:  # a forked child: whatever there is belongs to the parent
             return
+        if self._boundaries is not None:
+            self._boundaries.close()
         if self._tuner is not None:
             self._tuner.close()
         if self._global_batch is not None:
@@ -341,12 +345,15 @@ def _start(model: nn.Module, optimizer: Optimizer, rescue: Rescue, settings: Con
     desk: Desk | None = None
     loaders: LoaderKnobs | None = None
     global_batch: GlobalBatchActuator | None = None
+    boundaries: ForwardBoundaries | None = None
     vigil = make_vigil(model, hello, settings.tune)
 
     def on_boundary(step: FinishedStep | None) -> None:
         if vigil is not None:
             vigil.boundary(None if step is None else step.step)
-        if tuner is not None:
+        if boundaries is not None:
+            boundaries.step_ended(step)
+        elif tuner is not None:
             tuner.on_boundary(step)
         if tracing.is_tracing:
             tracing.boundary()
@@ -395,6 +402,9 @@ def _start(model: nn.Module, optimizer: Optimizer, rescue: Rescue, settings: Con
                 model, hook, rescue, loaders, global_batch, hello, settings.tune, _emitter(sinks), vigil, desk, holds
             )
             tuner.start()
+            if settings.tune.at_forward and find_ddp(model) is not None:
+                boundaries = ForwardBoundaries(model, tuner.on_boundary, now_ns=clock.monotonic_ns, charge=hook.charge)
+                boundaries.open()
         crew = _start_crew(hook, hello, settings.hook, [*sinks, holds], throttling) if settings.hook.crew else None
     except BaseException:
         if desk is not None:
@@ -405,7 +415,7 @@ def _start(model: nn.Module, optimizer: Optimizer, rescue: Rescue, settings: Con
     pacer = Pacer(
         rescue, hook=hook, tuner=tuner, sinks=sinks, crew=crew, orders=orders, tracing=tracing, vigil=vigil, desk=desk
     )
-    pacer._loaders, pacer._global_batch = loaders, global_batch
+    pacer._loaders, pacer._global_batch, pacer._boundaries = loaders, global_batch, boundaries
     atexit.register(pacer.close)
     return pacer
 

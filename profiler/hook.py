@@ -132,7 +132,7 @@ class Hook:
             wall_ns=self._wall_ns,
             care=self._care,
         )
-        loop = self._loop = Loop(
+        loop = self.loop = self._loop = Loop(
             self._timer,
             self._guard,
             self._counts,

@@ -1,0 +1,91 @@
+"""What does `pacecar run` cost a script that knows nothing of it?  Ratios against the bare script, interleaved.
+
+Start-up: fresh interpreters that do nothing, and that import torch.  Steps: a script on two gloo ranks, bare and
+watched in turn; medians of its steps after both have settled, and the whole run's wall time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pacecar.run_command import PTH, STARTUP, environment
+
+JOBS = Path(__file__).resolve().parents[1] / "jobs"
+PLAIN = {name: value for name, value in os.environ.items() if not name.startswith("PACECAR_") and name != "PYTHONPATH"}
+SETTLED_STEPS = 20
+"""Imports, attaching and the first window are start-up; they are in the wall time."""
+
+
+def seconds(command: list[str], environ: dict[str, str]) -> float:
+    """Return how long `command` took."""
+    begun = time.perf_counter()
+    subprocess.run(command, env=PLAIN | environ, check=True, capture_output=True, timeout=300)
+    return time.perf_counter() - begun
+
+
+def compare(name: str, rounds: int, bare: Callable[[], float], watched: Callable[[], float], unit: str) -> None:
+    """Print medians, quartiles and the ratios of neighbours."""
+    pairs = []
+    for turn in range(rounds):
+        first, second = (bare, watched) if turn % 2 == 0 else (watched, bare)
+        a, b = first(), second()
+        pairs.append((a, b) if turn % 2 == 0 else (b, a))
+    scale = {"ms": 1e3, "s": 1.0}[unit]
+    plain, ours = ([scale * pair[side] for pair in pairs] for side in (0, 1))
+    ratios = sorted(b / a for a, b in pairs)
+    low, _, high = statistics.quantiles(ratios, n=4) if rounds > 1 else (ratios[0], 0, ratios[0])
+    sys.stdout.write(
+        f"{name:<34} bare {statistics.median(plain):9.2f} {unit:<2}  watched {statistics.median(ours):9.2f} {unit:<2}"
+        f"  ratio {statistics.median(ratios):6.4f}  (quartiles {low:.4f} .. {high:.4f}, {rounds} pairs)\n"
+    )
+    sys.stdout.flush()
+
+
+def job(script: str, arguments: list[str], environ: dict[str, str]) -> tuple[float, float]:
+    """Return the median step of a script on two ranks and the wall time of all of it."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
+    command += ["--rdzv-endpoint", "127.0.0.1:0", str(JOBS / script), "--paces", *arguments]
+    begun = time.perf_counter()
+    done = subprocess.run(command, env=PLAIN | environ, check=True, capture_output=True, text=True, timeout=600)
+    wall = time.perf_counter() - begun
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("paces ")]
+    return statistics.median([float(pace) for pace in line.split()[1:]][SETTLED_STEPS:]), wall
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=11, help="of interpreters")
+    parser.add_argument("--pairs", type=int, default=5, help="of jobs")
+    parser.add_argument("--steps", type=int, default=200)
+    args = parser.parse_args()
+    ours = environment({})
+    for name, code in (("python, nothing imported", "pass"), ("import torch", "import torch")):
+        command = [sys.executable, "-c", code]
+        compare(name, args.rounds, lambda c=command: seconds(c, {}), lambda c=command: seconds(c, ours), "ms")
+    pth = PTH.format(folder=str(STARTUP))
+    bare, lines = [sys.executable, "-c", "pass"], [sys.executable, "-c", pth]
+    compare("the .pth line, variable not set", args.rounds, lambda: seconds(bare, {}), lambda: seconds(lines, {}), "ms")
+    sizes = ["--steps", str(args.steps), "--width", "128", "--layers", "4", "--batch", "4"]
+    for mode in ("off", "exact"):
+        walls: dict[bool, list[float]] = {False: [], True: []}
+
+        def step(is_watched: bool, mode: str = mode, walls: dict[bool, list[float]] = walls) -> float:
+            added = environment({}, tune=mode) | {"PACECAR_TUNE_REMEMBER": "false"} if is_watched else {}
+            pace, wall = job("nanogpt_like.py", sizes, {"OMP_NUM_THREADS": "1"} | added)
+            walls[is_watched].append(wall)
+            return pace
+
+        compare(f"GPT steps, 2 ranks, mode {mode}", args.pairs, lambda: step(False), lambda: step(True), "ms")
+        plain, watched = (statistics.median(walls[key]) for key in (False, True))
+        sys.stdout.write(f"{'  its whole run':<34} bare {plain:9.2f} s   watched {watched:9.2f} s\n")
+
+
+if __name__ == "__main__":
+    main()
