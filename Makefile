@@ -28,8 +28,9 @@ NVITOP := .tools/nvitop
 HTA := .tools/attribution/hta
 TRACELENS := .tools/attribution/tracelens
 TRACEML := .tools/traceml
+ADAPTERS := .tools/adapters
 
-.PHONY: help run test check lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-microbatch bench-run soak-daemon soak-faults soak-windows dashboards tools clean
+.PHONY: help run test check lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-microbatch bench-run soak-daemon soak-faults soak-windows dashboards tools adapters compatibility clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -37,7 +38,7 @@ help: ## Say what can be made
 run: $(RUN_STAMP) ## Train a small language model with pacecar attached, and show what tuning was worth
 	@exec $(BIN)/python -m pacecar demo $(DEMO_FLAGS)
 
-test: lint tools ## All checks and all tests (but the soak tests)
+test: lint tools $(ADAPTERS)/.installed ## All checks and all tests (but the soak tests)
 	@exec $(BIN)/python -m pytest -m "not soak" $(PYTEST_FLAGS)
 
 check: lint ## The checks and the fast tests
@@ -113,6 +114,23 @@ $(TRACEML): $(RUN_STAMP)
 	  $(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' > \
 	  "$$($(TRACEML).new/bin/python -c 'import site; print(site.getsitepackages()[0])')/ours.pth"; \
 	  mv $(TRACEML).new $(TRACEML); }
+
+# A venv of its own, because these libraries bring some forty packages; torch it takes from ours, by a path file.
+$(ADAPTERS)/.installed: requirements/adapters.txt constraints.txt $(RUN_STAMP)
+	@echo "installing the libraries that the adapters are for into $(ADAPTERS) ..."
+	@rm -rf $(ADAPTERS) $(ADAPTERS).new
+	@$(PYTHON) -m venv $(ADAPTERS).new
+	@$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' > \
+	"$$($(ADAPTERS).new/bin/python -c 'import site; print(site.getsitepackages()[0])')/ours.pth"
+	@$(ADAPTERS).new/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) -c constraints.txt -r requirements/adapters.txt \
+	  || { echo "the adapters' libraries cannot be had: their tests will be skipped, and fail on CI" >&2; rm -rf $(ADAPTERS).new; }
+	@[ ! -d $(ADAPTERS).new ] || { mv $(ADAPTERS).new $(ADAPTERS); touch $@; }
+
+adapters: $(ADAPTERS)/.installed ## Install the libraries that the adapters are for, for their tests
+
+compatibility: $(DEV_STAMP) $(ADAPTERS)/.installed ## Run the adapters' tests and write docs/compatibility.md of what they ran
+	@RECORD_COMPATIBILITY=1 $(BIN)/python -m pytest tests/adapters -k table
+	@$(BIN)/python tests/adapters/compatibility.py
 
 dashboards: $(RUN_STAMP) ## Generate the dashboards and docs/metrics.md from the catalog
 	$(BIN)/python -m pacecar.dashboards

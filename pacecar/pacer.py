@@ -105,6 +105,11 @@ class Pacer:
         return self._hook is not None and self._hook.is_alive
 
     @property
+    def batcher(self) -> MicroBatcher:
+        """What holds the micro-batch in force; for adapters, whose library runs forward and backward itself."""
+        return self._batcher
+
+    @property
     def knobs(self) -> Knobs:
         """The knobs in force and their epoch; empty values when nothing is tuned."""
         return self._tuner.knobs if self._tuner is not None else Knobs()
@@ -212,6 +217,10 @@ class Pacer:
         """
         return self._hook.checkpoint() if self._hook is not None else nullcontext()
 
+    def waiting(self) -> AbstractContextManager[None]:
+        """Return a context whose time is charged to `data_wait`, for loops whose loader cannot go through `data`."""
+        return self._hook.waiting() if self._hook is not None else nullcontext()
+
     def close(self, reason: str = "closed") -> None:
         """Detach: remove every hook, deliver what is queued (for at most two seconds).  Harmless when repeated."""
         if os.getpid() != self._pid:  # a forked child: whatever there is belongs to the parent
@@ -261,6 +270,7 @@ def attach(
     job: str | None = None,
     run_dir: str | os.PathLike[str] | None = None,
     config: Config | None = None,
+    loggers: Sequence[RecordSink] = (),
     **options: Any,  # noqa: ANN401  checked against HookConfig and TuneConfig, key by key
 ) -> Pacer:
     """Measure, and unless `tune` is "off" tune, the job that trains `model` with `optimizer`.
@@ -278,6 +288,7 @@ def attach(
         job: name of the job; default from the launcher's environment.
         run_dir: folder for `rank<r>.jsonl`; default none.
         config: all settings; default from file and environment (see `pacecar.config.load_config`).
+        loggers: where records go besides, see `pacecar.adapters.loggers`; `close` closes them.
         options: any key of [hook] or [tune], for example `exploration_budget=0.02`.
 
     Returns:
@@ -301,7 +312,7 @@ def attach(
     if not settings.hook.enabled:
         return _inert(rescue, "[hook] enabled is false", level=logging.INFO)
     try:
-        return _start(model, optimizer, rescue, settings)
+        return _start(model, optimizer, rescue, settings, loggers)
     except AlreadyAttachedError as error:
         return _inert(rescue, f"{error}; close that one first if this one shall measure")
     except Exception as error:  # the job comes first: nothing of ours may end it
@@ -314,7 +325,9 @@ def _inert(rescue: Rescue, reason: str, *, level: int = logging.WARNING) -> Pace
     return Pacer(rescue, inert_because=reason)
 
 
-def _start(model: nn.Module, optimizer: Optimizer, rescue: Rescue, settings: Config) -> Pacer:
+def _start(
+    model: nn.Module, optimizer: Optimizer, rescue: Rescue, settings: Config, loggers: Sequence[RecordSink]
+) -> Pacer:
     clock = SystemClock()
     hello = make_hello(model, job=settings.hook.job)
     hello = structs.replace(hello, hears_signals=settings.tune.mode != "off")
@@ -340,7 +353,7 @@ def _start(model: nn.Module, optimizer: Optimizer, rescue: Rescue, settings: Con
         for courier in couriers:
             courier.put(record)
 
-    sinks: list[RecordSink] = [*couriers, RankLadder(emit, is_job=hello.world_size == 1)]
+    sinks: list[RecordSink] = [*couriers, *loggers, RankLadder(emit, is_job=hello.world_size == 1)]
     tuner: Tuner | None = None
     desk: Desk | None = None
     loaders: LoaderKnobs | None = None

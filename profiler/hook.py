@@ -8,8 +8,7 @@ StepRecords, for the sinks, a fraction of a second later and not on the step pat
                   all of that lies inside step N+1's wall time, and is charged there as overhead
 
 `on_boundary` is called at every boundary until `close`, with None where the hook could not measure the step or has
-turned itself off: who listens may have promised other ranks to be there.  Who asks a step for its record there pays
-for writing it.
+turned itself off: who listens may have promised other ranks to be there.  Asking a step for its record writes it.
 
 On a device job a window opens one step early: kernels that were launched before it are never seen, so the device must
 first run dry of them.  Left out: how records travel (sinks, which belong to the caller), what is tuned (on_boundary).
@@ -142,7 +141,7 @@ class Hook:
             batch_samples=batch_samples,
             batch_tokens=batch_tokens,
         )
-        self.data, self.count = loop.data, loop.count
+        self.data, self.count, self.waiting = loop.data, loop.count, loop.waiting
         self.checkpoint, self.was_paused = loop.checkpoint, loop.was_paused
         self._books = Books(
             hello, self._sinks, self._budget, self._calibrations, self._vitals, self._guard, self._cadence, self._pulse

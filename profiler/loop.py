@@ -80,6 +80,16 @@ class Loop:
         self._counts.say(samples, tokens)
 
     @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Charge the time of the body, which gets a batch, to the ledger's `data_wait`."""
+        self._timer.waits()
+        start = self._now_ns()
+        try:
+            yield
+        finally:
+            self._guard.wrap(self._timer.waited)(start, self._now_ns())
+
+    @contextlib.contextmanager
     def checkpoint(self) -> Iterator[None]:
         """Charge the time of the body, saving a checkpoint, to the ledger's `checkpoint`; one inside another is its."""
         start, self.checkpoint_depth = self._now_ns(), self.checkpoint_depth + 1

@@ -1,0 +1,144 @@
+"""Pace, ledger and decisions arrive in three libraries' own logs, and nothing of it disturbs the script's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import compatibility
+from world import adapters_python, environment
+
+from pacecar.adapters.journal import Journal, event_of
+from pacecar.ledger import LEDGER_HEADINGS, Ledger
+from pacecar.records import Decision, Goodbye, Knobs, StepRecord, Straggler
+
+
+def record(step: int, *, seconds: float, step_ns: int = 10_000_000) -> StepRecord:
+    """Step `step` of a job that computes for three quarters of its time, at `seconds` on the wall."""
+    ledger = Ledger(wall_ns=step_ns, compute_ns=step_ns * 3 // 4, unknown_ns=step_ns - step_ns * 3 // 4)
+    wall_ns = step_ns * (step + 1)
+    totals = Ledger(wall_ns=wall_ns, compute_ns=wall_ns * 3 // 4, unknown_ns=wall_ns - wall_ns * 3 // 4)
+    return StepRecord(
+        job="job", rank=0, step=step, ended_wall_ns=int(seconds * 1e9), wall_ns=step_ns, data_wait_ns=None,
+        forward_ns=None, backward_ns=None, optimizer_ns=None, micro_batches=None, samples=8, tokens=None, ledger=ledger,
+        source="estimate", calibration_age_steps=None, totals=totals, total_steps=step + 1, total_samples=8 * (step + 1),
+        total_tokens=None, overhead_ns=0, total_overhead_ns=0, total_windows=0, dropped_records=0,
+        knobs=Knobs(1, {"bucket_bytes": 4194304}),
+    )  # fmt: skip
+
+
+def test_a_stretch_has_the_mean_of_all_its_steps_also_of_those_whose_records_were_dropped() -> None:
+    journal = Journal(5.0)
+    assert journal.take(record(0, seconds=100.0)) is None, "nothing to compare with yet"
+    assert journal.take(record(3, seconds=104.9)) is None
+    entry = journal.take(record(500, seconds=105.0))
+    assert entry is not None
+    assert entry.step == 500
+    assert entry.scalars["pacecar/step_seconds"] == pytest.approx(0.01)
+    assert entry.scalars["pacecar/share/compute"] == pytest.approx(0.75)
+    assert entry.scalars["pacecar/samples_per_second"] == pytest.approx(800)
+    assert entry.scalars["pacecar/knob/bucket_bytes"] == 4194304
+    assert sum(entry.scalars[f"pacecar/share/{heading}"] for heading in LEDGER_HEADINGS) == pytest.approx(1)
+
+
+def test_samples_that_were_not_counted_are_missing_and_a_share_of_zero_is_a_measurement() -> None:
+    import msgspec
+
+    journal = Journal(1.0)
+    journal.take(msgspec.structs.replace(record(0, seconds=0.0), total_samples=None))
+    entry = journal.take(msgspec.structs.replace(record(9, seconds=2.0), total_samples=None))
+    assert entry is not None
+    assert "pacecar/samples_per_second" not in entry.scalars
+    assert entry.scalars["pacecar/share/exposed_communication"] == 0.0
+
+
+def test_a_clock_that_was_set_back_delays_an_entry_and_breaks_none() -> None:
+    journal = Journal(1.0)
+    journal.take(record(0, seconds=100.0))
+    assert journal.take(record(1, seconds=50.0)) is None
+    assert journal.take(record(2, seconds=102.0)) is not None
+
+
+def test_events_say_what_people_look_for_and_other_records_say_nothing() -> None:
+    decision = Decision(
+        job="job", decision=7, kind="trial", knob="bucket_bytes", from_value=26214400, to_value=4194304, step=5,
+        wall_ns=0, reason="the model says so", expected_gain_ratio=None,
+    )  # fmt: skip
+    entry = event_of(decision)
+    assert entry is not None
+    assert entry.event == "trial 7: bucket_bytes 25 MiB -> 4 MiB (the model says so)"
+    late = Straggler(
+        job="job", late_rank=3, cause="data_wait", phase="data_wait", since_step=1, step=4, wall_ns=0, excess_ns=5,
+        evidence="9 of 10 steps",
+    )  # fmt: skip
+    assert event_of(late).event == "rank 3 is held up by data_wait (9 of 10 steps)"  # type: ignore[union-attr]
+    assert event_of(Goodbye(job="job", rank=0, reason="finished", wall_ns=0)) is None
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the three libraries' own readers found."""
+    folder = tmp_path_factory.mktemp("logs")
+    done = subprocess.run(
+        [adapters_python(), str(Path(__file__).with_name("job_loggers.py")), str(folder)],
+        env=environment(WANDB_MODE="offline", WANDB_SILENT="true", MLFLOW_DISABLE_TELEMETRY="true"),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return answer | {"stderr": done.stderr}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["board", "mlflow"])
+def test_the_pace_is_there_at_rising_steps(logged: dict[str, Any], place: str) -> None:
+    points = logged["mlflow"] if place == "mlflow" else logged["board"]["pacecar/step_seconds"]
+    assert len(points) >= 1
+    assert [step for step, _ in points] == sorted({step for step, _ in points})
+    assert all(0 < value < 10 for _, value in points)
+
+
+@pytest.mark.slow
+def test_the_ledger_is_there_whole(logged: dict[str, Any]) -> None:
+    shares = [logged["board"][f"pacecar/share/{heading}"] for heading in LEDGER_HEADINGS]
+    for parts in zip(*shares, strict=True):
+        assert sum(value for _, value in parts) == pytest.approx(1, abs=1e-5)
+    assert {f"pacecar/share/{heading}" for heading in LEDGER_HEADINGS} <= set(logged["wandb"])
+
+
+@pytest.mark.slow
+def test_decisions_and_verdicts_are_events(logged: dict[str, Any]) -> None:
+    decided, judged = "trial 1: bucket_bytes 25 MiB -> 4 MiB", "verdict on 1: bucket_bytes kept"
+    for events in (logged["board_events"], list(logged["mlflow_events"].values())):
+        assert any(decided in event for event in events)
+        assert any(judged in event for event in events)
+    assert judged in logged["wandb"]["pacecar/event"]
+
+
+@pytest.mark.slow
+def test_the_script_s_own_rows_keep_their_numbers(logged: dict[str, Any]) -> None:
+    assert logged["wandb_rows"] == 4
+    assert logged["wandb"]["mine"] == 399
+
+
+@pytest.mark.slow
+def test_a_logger_that_raises_ends_its_own_logging_and_nothing_else(logged: dict[str, Any]) -> None:
+    assert "pacecar stops writing to TensorBoard after an error" in logged["stderr"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["tensorboard", "wandb", "mlflow"])
+def test_the_table_says_what_ran(logged: dict[str, Any], library: str) -> None:
+    answer = {"measured": ["pace", "ledger", "decisions"], "switches": [], "refused": {}}
+    compatibility.ran(f"zlogger_{library}", library, logged["versions"][library], "logger", answer)
