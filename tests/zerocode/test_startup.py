@@ -49,6 +49,24 @@ def test_a_script_that_needs_no_torch_sees_the_same_modules_path_and_main(tmp_pa
     assert watched == bare
 
 
+def test_a_script_that_imports_torch_finds_pacecar_s_modules_besides_and_its_random_numbers_untouched(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "before.py").write_text(
+        "import random\nrandom.seed(1)\nimport torch\nprint([random.random(), torch.initial_seed() >= 0])\n"
+        "import sys\nprint(sorted(m for m in sys.modules if not m.startswith('pacecar')), [f.__class__.__name__ for f in "
+        "sys.meta_path], type(torch.__loader__).__name__, type(torch.__spec__.loader).__name__)\n"
+    )
+    said = []
+    for environ in ({}, environment({})):
+        command = [sys.executable, "before.py"]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=120, env=PLAIN | environ, check=True, cwd=tmp_path
+        )
+        said.append((done.stdout, done.stderr))
+    assert said[0] == said[1]
+
+
 def test_the_users_own_sitecustomize_is_the_one_that_python_has(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
