@@ -42,6 +42,7 @@ from pacecar.profiler.tracing import Tracing
 from pacecar.profiler.whatif import RankLadder
 from pacecar.records import Command, JobHello, JobRecord, Throttling
 from pacecar.signals import HostSignals
+from pacecar.steering import Answer
 from pacecar.tuning import make_node, make_tuner, make_vigil
 
 __all__ = ["Parts", "assemble"]
@@ -115,7 +116,7 @@ class _Listener:
         self._throttling = throttling
         self._node = node
         self.vigil = vigil
-        self.reply: Callable[[JobRecord], None] = _drop
+        self.reply: Callable[[Answer], None] = _drop
         self.orders = Orders(hello.job, hello.rank, reply=lambda answer: self.reply(answer))
         self.tuner: Tuner | None = None
         self.boundaries: ForwardBoundaries | None = None
@@ -229,5 +230,5 @@ def _emitter(sinks: Sequence[RecordSink]) -> Callable[[JobRecord], None]:
     return emit
 
 
-def _drop(record: JobRecord) -> None:
+def _drop(answer: Answer) -> None:
     """Say it to nobody: the outbox is not made yet, so nobody can have asked."""

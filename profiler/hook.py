@@ -331,7 +331,7 @@ class Hook:
         finished.listener_ns, self._listener_ns = self._listener_ns, 0
         if pulse.passed is not None:
             finished.passed, pulse.passed = pulse.passed, None
-        if opening.may_be_open:
+        if opening.may_be_open and self._meter.is_open:
             opening.end(finished)
         pulse.step += 1
         self._books.enter(finished)

@@ -53,9 +53,7 @@ class Opening:
         self._timer.keep_marks()
 
     def end(self, finished: FinishedStep) -> None:
-        """Read the window of the step that is over, if there is one; ending and reading it falls into the next step."""
-        if not self._meter.is_open:
-            return
+        """Read the window of the step that is over; ending and reading it falls into the next step."""
         begun = self._now_ns()
         finished.was_profiled = finished.disturbed = self.has_aftermath = True
         finished.timed = time_step(finished.raw)
