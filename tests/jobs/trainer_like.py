@@ -5,6 +5,7 @@ accumulation, evaluation and a checkpoint at the end.  `--end` says how it ends.
 """
 
 import dataclasses
+import os
 import sys
 import tempfile
 
@@ -69,7 +70,7 @@ def main() -> None:
             disable_tqdm=True,
             save_strategy="no",
             dataloader_pin_memory=False,
-            ddp_backend="gloo",
+            ddp_backend="gloo" if "RANK" in os.environ else None,
         )
         torch.manual_seed(3)
         model = GPT2LMHeadModel(

@@ -47,11 +47,24 @@ def free_port() -> int:
 
 
 def command(
-    script: Path, *arguments: str, ranks: int, watched: tuple[str, ...] | None, python: str = sys.executable
+    script: Path,
+    *arguments: str,
+    ranks: int,
+    watched: tuple[str, ...] | None,
+    python: str = sys.executable,
+    is_torchrun: bool = True,
 ) -> list[str]:
-    """Return the command line; `watched` holds the options of `pacecar run`, None is the bare script."""
+    """Return the command line; `watched` holds the options of `pacecar run`, None is the bare script.
+
+    Where not `is_torchrun`, a shell starts the ranks: it need not import torch for that.
+    """
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(free_port())]
     start = [python, *(launcher if ranks > 1 else []), str(script), *arguments]
+    if ranks > 1 and not is_torchrun:
+        lines = [f"export WORLD_SIZE={ranks} MASTER_ADDR=127.0.0.1 MASTER_PORT={free_port()}"]
+        lines += [f'RANK={rank} LOCAL_RANK={rank} "$0" "$@" & p{rank}=$!' for rank in range(ranks)]
+        lines += [" && ".join(f"wait $p{rank}" for rank in range(ranks))]
+        start = ["sh", "-c", "\n".join(lines), python, str(script), *arguments]
     return start if watched is None else [python, "-m", "pacecar", "run", *watched, "--", *start]
 
 
@@ -61,11 +74,12 @@ def run(
     ranks: int = 2,
     watched: tuple[str, ...] | None = None,
     python: str = sys.executable,
+    is_torchrun: bool = True,
     **environ: str,
 ) -> Done:
     """Run a script to its end."""
     done = subprocess.run(
-        command(script, *arguments, ranks=ranks, watched=watched, python=python),
+        command(script, *arguments, ranks=ranks, watched=watched, python=python, is_torchrun=is_torchrun),
         capture_output=True,
         text=True,
         timeout=TIMEOUT_SECONDS,
@@ -85,23 +99,16 @@ def run(
 
 
 @cache
-def bare_run(script: Path, *arguments: str, ranks: int = 2) -> Done:
-    """Run a script without pacecar, once for all tests that compare with it."""
-    return run(script, *arguments, ranks=ranks)
+def bare_run(script: Path, *arguments: str) -> Done:
+    """Run a script without pacecar on two ranks, once for all tests that compare with it."""
+    return run(script, *arguments)
 
 
-def run_both(
-    script: Path,
-    *arguments: str,
-    watched: tuple[str, ...],
-    ranks: int = 2,
-    python: str = sys.executable,
-    **environ: str,
-) -> tuple[Done, Done]:
+def run_both(script: Path, *arguments: str, watched: tuple[str, ...], **options: Any) -> tuple[Done, Done]:
     """Run a script bare and watched, side by side: most of such a run is one process that imports torch."""
     with ThreadPoolExecutor(2) as both:
-        bare = both.submit(run, script, *arguments, ranks=ranks, python=python, **environ)
-        seen = both.submit(run, script, *arguments, ranks=ranks, python=python, watched=watched, **environ)
+        bare = both.submit(run, script, *arguments, **options)
+        seen = both.submit(run, script, *arguments, watched=watched, **options)
         return bare.result(), seen.result()
 
 

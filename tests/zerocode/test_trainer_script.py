@@ -41,7 +41,7 @@ def test_a_trainer_script_has_its_buckets_tuned_and_prints_and_trains_the_same(t
         (hello,) = seen.of(rank, "hello")
         assert (hello["rank"], hello["local_rank"], hello["world_size"]) == (rank, rank, 2)
         steps = seen.of(rank, "step")
-        assert 80 < len(steps) < 90, "updates, not batches"
+        assert 75 < steps[-1]["total_steps"] < 90, "updates, not batches"
         assert {step["micro_batches"] for step in steps[1:]} == {2}
         assert all(sum(v for k, v in step["ledger"].items() if k != "wall_ns") > 0 for step in steps)
     assert [one for one in seen.of(0, "decision") if "bucket" in one["knob"]]
