@@ -90,7 +90,9 @@ def assemble(
     )
     listener.hear(hook, model, directory=settings.hook.run_dir)
     for courier in couriers:
-        courier.before_look, courier.charge = hook.look, hook.charge_records
+        courier.before_look = hook.look
+    for courier in [*couriers, *(logger for logger in loggers if isinstance(logger, Courier))]:
+        courier.charge = hook.charge_records
     parts = Parts(hook, tuple(sinks), vigil=listener.vigil, orders=listener.orders, tracing=listener.tracing)
     hook.start()
     holds = Holds(node)
