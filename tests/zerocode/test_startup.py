@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,22 @@ def test_the_line_for_a_pth_file_does_the_same_and_nothing_without_the_variable(
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=PLAIN | environ, check=True)
         assert done.stdout == printed
+
+
+def test_a_pth_file_needs_only_the_variable_and_no_path(tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+    (site,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    (site / "pacecar-run.pth").write_text(PTH.format(folder=str(STARTUP)) + "\n")
+    code = "import sys; print([type(f).__name__ for f in sys.meta_path].count('Finder'), sys.path)"
+    said = {}
+    for value in ("", "1"):
+        command = [str(tmp_path / "env/bin/python"), "-c", code]
+        env = PLAIN | {"PACECAR_RUN": value}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, check=True)
+        assert done.stderr == ""
+        said[value] = done.stdout
+    assert said["1"].startswith("1 [")
+    assert said["1"][2:] == said[""][2:], "sys.path is as it was"
 
 
 def test_the_first_python_that_sees_a_ranks_variables_is_the_rank_and_its_children_are_helpers() -> None:
