@@ -280,7 +280,7 @@ class Books:
         """Tell what measuring costs, without the listener: it is called whether or not a step is measured."""
         passed = step.passed
         if passed is None or not passed.steps:
-            self._cadence.measured(step.wall_ns, own_ns - step.listener_ns)
+            self._cadence.measured(step.wall_ns, own_ns - step.listener_ns, is_strained=self._budget.is_strained())
             return
         share_ns = step.listener_ns // (passed.steps + 1)
         self._cadence.measured(
@@ -288,6 +288,7 @@ class Books:
             own_ns - share_ns,
             passed=passed.steps,
             passed_cost_ns=passed.cost_ns - share_ns * passed.steps,
+            is_strained=self._budget.is_strained(),
         )
 
     def _count_passed(self, passed: Passed, step: FinishedStep, timed: TimedStep) -> None:

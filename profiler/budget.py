@@ -15,6 +15,10 @@ waits as well.
 
 Ranks take `turns`, or a tuner's request would open the windows of all of them at once.
 
+Debt.  What is lent at the start is earned back while the always-on part goes on, which may take most of a small budget
+itself.  Who is still over the ratio after DEBT_NS has a strained budget: fewer steps are measured and ranks look at
+each other less often, until the debt is paid.
+
 A ratio of 1 is no limit, of 0 no window.  Pure: numbers in, a yes or no out.
 """
 
@@ -46,6 +50,9 @@ FIRST_CREDIT_STEPS = 1000
 
 CREDIT_STEPS = 100
 """A calibration of a new setting may be bought before it is earned if so many steps earn it back."""
+
+DEBT_NS = 15_000_000_000
+"""Of training after which the start must be paid for: by then a budget of 0.01 has earned 150 ms."""
 
 
 class Budget:
@@ -87,6 +94,12 @@ class Budget:
     def ratio(self) -> float | None:
         """Cost over wall time; None before the first step."""
         return self.cost_ns / self._wall_ns if self._wall_ns else None
+
+    def is_strained(self) -> bool:
+        """Return whether pacecar still owes what it spent at the start, or costs more than it may; from any thread."""
+        if not 0.0 < self._ratio < 1.0 or self._wall_ns < DEBT_NS:
+            return False
+        return self.cost_ns > self._ratio * self._wall_ns
 
     def charge(self, cost_ns: int) -> None:
         """Add a cost that was measured outside any step: the attach itself, a thread of ours; from any thread."""

@@ -12,8 +12,8 @@ steps in common.
     k = 4    mmmm............mmmm............mmmm............
     k = 1    mmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmmm
 
-k grows at once and shrinks with a margin, or it would swing.  A ratio of 0 means no windows and of 1 no limit; then
-every step is measured.
+k grows at once and shrinks with a margin, or it would swing.  Under a strained budget the share is a quarter.  A ratio
+of 0 means no windows and of 1 no limit; then every step is measured.
 
 Pure: numbers in, k out.
 """
@@ -37,6 +37,9 @@ EVERY_MAX = 64
 SHARE = 0.5
 """Of the budget that the always-on part may take."""
 
+STRAINED_SHARE = SHARE / 4
+"""The same while the budget is overdrawn: the rest pays the debt."""
+
 SHRINK = 0.7
 """k is halved only when that would cost less than this part of its share."""
 
@@ -55,7 +58,6 @@ class Cadence:
 
     def __init__(self, ratio: float) -> None:
         self._is_limited = 0.0 < ratio < 1.0
-        self._share = SHARE * ratio
         self._ratio = ratio
         self._walls: deque[int] = deque(maxlen=REVIEW_STEPS)
         self._costs: deque[int] = deque(maxlen=REVIEW_STEPS)
@@ -69,8 +71,10 @@ class Cadence:
         """Take what a thread of ours spent on writing and bringing away the records of measured steps."""
         self._records_ns += cost_ns
 
-    def measured(self, wall_ns: int, cost_ns: int, *, passed: int = 0, passed_cost_ns: int = 0) -> None:
-        """Take a measured step, its cost, and the steps that were only counted before it."""
+    def measured(
+        self, wall_ns: int, cost_ns: int, *, passed: int = 0, passed_cost_ns: int = 0, is_strained: bool = False
+    ) -> None:
+        """Take a measured step, its cost, and the steps that were only counted before it; `is_strained` the budget."""
         if not self._is_limited:
             return
         self._walls.append(wall_ns)
@@ -80,9 +84,9 @@ class Cadence:
         self._since += 1
         if self._since >= REVIEW_STEPS and self.every is not None:
             self._since = 0
-            self.every = self._review(self.every)
+            self.every = self._review(self.every, STRAINED_SHARE if is_strained else SHARE)
 
-    def _review(self, every: int) -> int | None:
+    def _review(self, every: int, share: float) -> int | None:
         # What was paid, but for the few highest: another program had the processor then.  Of walls the median: one
         # long wait is no slower job.
         costs = self._usual_costs(every)
@@ -91,7 +95,7 @@ class Cadence:
         of_records = sum(self._records) / (REVIEW_STEPS * len(self._records))
         wall, cost = median(self._walls), sum(costs) / len(costs) + of_records
         passing = median(self._passes) if self._passes else PASS_NS
-        allowed = self._share * wall
+        allowed = share * self._ratio * wall
 
         def price(k: int) -> float:
             return (cost + (k - 1) * passing) / k

@@ -150,6 +150,7 @@ class Hook:
         self.look, self.flush, self.charge = self._books.look, self._books.settle, self._budget.charge
         """Let other threads write the records that wait; write them now, on the training thread; add a cost."""
         self.begun, self.charge_records = self._pulse.begun, self._books.charge
+        self.is_strained = self._budget.is_strained
         self._opening = Opening(self._meter, self._budget, self._books, self._timer, self._now_ns)
         self._listener_ns = 0
         self._pulse.care_step = self._budget.next_look(0)

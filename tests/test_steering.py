@@ -125,7 +125,8 @@ def test_a_person_sets_freezes_resumes_and_rolls_back_and_all_ranks_follow(daemo
         (tmp_path / "end").touch()
         finish(job)
     finally:
-        job.kill()
+        with job:  # closes its pipes
+            job.kill()
     check_log(tmp_path / "run")
 
 

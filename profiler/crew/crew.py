@@ -65,6 +65,9 @@ HANG_LOOKS = 8
 ALARM_SPREADS = 1.5
 """Of the median change from glance to glance: to look at the steps is cheap, and a glance sees only a few of them."""
 
+STRAINED = 4
+"""So many times rarer are looks while the overhead budget is overdrawn, and no range is told in a hurry."""
+
 SURROUNDINGS_SECONDS = 0.5
 """What the kernel says is read no less often, so that what is told first of a change is mostly about the change."""
 
@@ -106,6 +109,10 @@ class Watched(Protocol):
 
     def begun(self) -> tuple[int, int | None]:
         """Return that number, and when the step began, monotonic ns; None before the first."""
+        ...
+
+    def is_strained(self) -> bool:
+        """Return whether it has cost the job more than it may."""
         ...
 
     @property
@@ -267,8 +274,12 @@ class Crew:
             return min(longest, FIRST_LOOK_SECONDS)
         over_ns = begun_ns + max(1, end - step) * median
         seconds = (over_ns - self._clock.monotonic_ns()) / 1e9 + RANGE_OVER_SECONDS
-        glance_seconds = max(self._glance_seconds, self._period * median / 1e9)
+        glance_seconds = max(self._glance_seconds * self._rarity, self._period * median / 1e9)
         return min(longest, max(median / 1e9, self._exchange.pause_seconds, min(seconds, glance_seconds)))
+
+    @property
+    def _rarity(self) -> int:
+        return STRAINED if self._watched.is_strained() else 1
 
     @property
     def _told_after(self) -> int | None:
@@ -328,7 +339,8 @@ class Crew:
         if exchange is None:
             return
         self._hear(exchange)
-        self._surroundings.latest(SURROUNDINGS_SECONDS)
+        self._surroundings.latest(SURROUNDINGS_SECONDS * self._rarity)
+        exchange.may_hurry = self._rarity == 1
         for cut in self._ranges.cut():
             exchange.add(self._row(cut), ends_batch=cut.ends_batch)
         if exchange.left:

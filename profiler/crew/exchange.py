@@ -67,6 +67,8 @@ class Exchange:
         self._now_ns = now_ns
         self._pending: deque[RankRange] = deque()  # at most ranges.LAG, which are all that may be cut
         self._heard: list[deque[RankRange]] = [deque() for _ in range(world_size)]  # of each rank at most as many
+        self.may_hurry = True
+        """Whether there is budget for more than what is due."""
         self.gathers = 0
         """How many are complete."""
         self._walls = Usual()
@@ -94,11 +96,11 @@ class Exchange:
     @property
     def hurries(self) -> bool:
         """Whether every range is told as soon as it is over."""
-        return self._hurry > 0 and self._count_tokens() >= 1.0
+        return self._hurry > 0 and self.may_hurry and self._count_tokens() >= 1.0
 
     def alarm(self) -> bool:
         """Return whether steps that may be unusual should be looked at now, and pay for it; not while it hurries."""
-        if self.hurries or self._added <= CALM_RANGES or self._count_tokens() < 1.0:
+        if self.hurries or not self.may_hurry or self._added <= CALM_RANGES or self._count_tokens() < 1.0:
             return False
         self._tokens -= ALARM_TOKENS
         return True

@@ -128,6 +128,9 @@ class Training:
     def begun(self):
         return self.step, self.begun_ns
 
+    def is_strained(self):
+        return False
+
     def look(self, after_seconds):
         pass
 

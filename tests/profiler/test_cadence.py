@@ -17,10 +17,10 @@ from pacecar.records import Ledger, StepRecord
 US = 1000
 
 
-def review(cadence, wall, cost, *, passing=2 * US, rounds=1):
+def review(cadence, wall, cost, *, passing=2 * US, rounds=1, is_strained=False):
     for _ in range(rounds * REVIEW_STEPS):
         passed = (cadence.every or 1) - 1
-        cadence.measured(wall, cost, passed=passed, passed_cost_ns=passed * passing)
+        cadence.measured(wall, cost, passed=passed, passed_cost_ns=passed * passing, is_strained=is_strained)
     return cadence.every
 
 
@@ -44,6 +44,13 @@ def test_where_even_counting_is_too_much_it_is_none():
     assert review(Cadence(0.001), 1_000 * US, 60 * US, passing=3 * US, rounds=2) is None
     cadence = Cadence(0.01)
     assert review(cadence, 300 * US, 60 * US, passing=1 * US, rounds=4) <= EVERY_MAX
+
+
+def test_under_a_strained_budget_fewer_steps_are_measured_until_the_debt_is_paid():
+    cadence = Cadence(0.01)
+    assert review(cadence, 8_000 * US, 50 * US) == 2
+    assert review(cadence, 8_000 * US, 50 * US, is_strained=True) == 8
+    assert review(cadence, 8_000 * US, 50 * US, rounds=2) == 2
 
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])

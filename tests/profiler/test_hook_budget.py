@@ -160,3 +160,19 @@ def test_a_look_skips_the_turns_at_which_a_window_cannot_be_paid_yet():
     assert budget.next_look(10) >= 53, "an interval after the last one"
     budget.request()
     assert 10 <= budget.next_look(10) <= 10 + 50 + 5
+
+
+@pytest.mark.parametrize(
+    ("ratio", "cost_ms", "owes"), [(0.01, 149, False), (0.01, 151, True), (0.0, 999, False), (1.0, 999, False)]
+)
+def test_who_still_owes_after_fifteen_seconds_has_a_strained_budget_until_it_is_earned(ratio, cost_ms, owes):
+    budget = Budget(ratio, warmup_steps=1, interval_steps=100)
+    budget.charge(cost_ms * MS)
+    for _ in range(1499):
+        budget.step(10 * MS, 0, profiled=False)
+        assert not budget.is_strained(), "what is lent at the start may be owed for a while"
+    budget.step(10 * MS, 0, profiled=False)
+    assert budget.is_strained() is owes
+    for _ in range(10):
+        budget.step(10 * MS, 0, profiled=False)
+    assert not budget.is_strained()
