@@ -30,6 +30,12 @@ TRACELENS := .tools/attribution/tracelens
 TRACEML := .tools/traceml
 ADAPTERS := .tools/adapters
 
+# Tests of several processes measure each other if they run side by side; the others share the cores.
+FAST := not slow and not distributed and not soak
+PARALLEL := --numprocesses=auto --dist=worksteal
+# pytest exits with 5 when it finds no test, as one of the two runs may where PYTEST_FLAGS names some.
+MAY_BE_NONE = $(if $(strip $(PYTEST_FLAGS)),|| [ $$? -eq 5 ])
+
 .PHONY: help run test check lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-microbatch bench-run soak-daemon soak-faults soak-windows dashboards tools adapters compatibility clean
 
 help: ## Say what can be made
@@ -39,10 +45,13 @@ run: $(RUN_STAMP) ## Train a small language model with pacecar attached, and sho
 	@exec $(BIN)/python -m pacecar demo $(DEMO_FLAGS)
 
 test: lint tools $(ADAPTERS)/.installed ## All checks and all tests (but the soak tests)
-	@exec $(BIN)/python -m pytest -m "not soak" $(PYTEST_FLAGS)
+	@failed=0; \
+	$(BIN)/python -m pytest $(PARALLEL) -m "$(FAST)" $(PYTEST_FLAGS) $(MAY_BE_NONE) || failed=1; \
+	$(BIN)/python -m pytest -m "(slow or distributed) and not soak" $(PYTEST_FLAGS) $(MAY_BE_NONE) || failed=1; \
+	exit $$failed
 
 check: lint ## The checks and the fast tests
-	@exec $(BIN)/python -m pytest -m "not slow and not distributed and not soak" $(PYTEST_FLAGS)
+	@exec $(BIN)/python -m pytest $(PARALLEL) -m "$(FAST)" $(PYTEST_FLAGS)
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .
