@@ -402,7 +402,9 @@ def _start(
     hook.windows.is_held = lambda: bool(orders.waiting)
     orders.register("trace", tracing.trace)
     for courier in couriers:
-        courier.before_look, courier.charge = hook.look, hook.charge_records
+        courier.before_look = hook.look
+    for courier in [*couriers, *(logger for logger in loggers if isinstance(logger, Courier))]:
+        courier.charge = hook.charge_records
     hook.start()
     holds = Holds(node)
     try:
