@@ -1,0 +1,79 @@
+"""A Ray Train run of two workers, and the example; run by test_ray.py.  Argument: a folder for what each worker says."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import ray
+import torch
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer, prepare_data_loader, prepare_model
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+EXAMPLE = Path(__file__).resolve().parent.parent.parent / "docs" / "examples" / "ray_train.py"
+
+
+def job(tune: str | None, run_dir: str, steps: int = 60) -> dict[str, Any]:
+    from turning import OPTIONS, Ear
+
+    from pacecar.adapters.ray import attach
+
+    torch.manual_seed(0)
+    x = torch.randn(8 * 2 * steps, 16)
+    loader = prepare_data_loader(DataLoader(TensorDataset(x, x[:, :4].sum(1, keepdim=True)), batch_size=8))
+    model = prepare_model(nn.Sequential(nn.Linear(16, 64), *(nn.Linear(64, 64) for _ in range(4)), nn.Linear(64, 1)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    ear = Ear()
+    pacer = None if tune is None else attach(model, optimizer, tune=tune, **OPTIONS, run_dir=run_dir)
+    if pacer is not None:
+        ear.follow(pacer)
+    losses = []
+    for inputs, targets in loader if pacer is None else pacer.data(loader):
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    if pacer is not None:
+        with pacer.checkpoint():
+            ray.train.report({"loss": losses[-1]})
+        pacer.close()
+    return ear.answer(model) | {"history": losses, "version": ray.__version__}
+
+
+def loop(config: dict[str, Any]) -> None:
+    """Train twice in each worker, without pacecar and with it: starting workers is what takes time."""
+    sys.path.insert(0, config["here"])
+    torch.set_num_threads(1)
+    folder = Path(config["folder"])
+    answers = [job(tune, str(folder / "run")) for tune in (None, "exact")]
+    (folder / f"rank{ray.train.get_context().get_world_rank()}.json").write_text(json.dumps(answers))
+
+
+def main(folder: Path) -> None:
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100_000_000)
+    TorchTrainer(
+        loop,
+        train_loop_config={"folder": str(folder), "here": str(Path(__file__).parent)},
+        scaling_config=ScalingConfig(num_workers=2),
+        torch_config=TorchConfig(backend="gloo"),
+        run_config=RunConfig(name="tested", storage_path=str(folder / "storage")),
+    ).fit()
+    sys.argv = [str(EXAMPLE), "--steps", "40"]
+    with (folder / "example").open("w") as said, redirect_stdout(said):  # in the same Ray: another takes ten seconds
+        runpy.run_path(str(EXAMPLE), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
+    os._exit(0)
