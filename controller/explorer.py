@@ -82,7 +82,7 @@ class Explorer:
     def candidates(self, kept: dict[str, int]) -> tuple[list[Candidate], list[str]]:
         """Return what could be tried from `kept`, best first, and the reasons for what was left out."""
         model = self.model
-        return self._screen.candidates(kept, model.expect, model.exposed_ratio, self._config.dead_band, self._node)
+        return self._screen.candidates(kept, model.expect, model.exposed_ratio, self._node, self._config.dead_band)
 
     def is_clear(self, kept: dict[str, int], typical_ns: float) -> bool:
         """Return whether the model is sure that the first trial wins: then less of the noise need be known before."""

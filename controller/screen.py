@@ -235,8 +235,8 @@ class Screen:
         values: dict[str, int],
         expect: Expect,
         exposed_ratio: float | None,
-        dead_band: float = 0.01,
         node: NodeView | None = None,
+        dead_band: float = 0.01,
     ) -> tuple[list[Candidate], list[str]]:
         """Return what is worth trying, best first, and the reasons for what was left out."""
         found: list[Candidate] = []

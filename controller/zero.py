@@ -4,7 +4,7 @@ Everything in DeepSpeed's configuration looks alike there, and most of it is rea
 where the work is done, and so what can change between two steps:
 
     reduce_bucket_size     ZeRO 1 and 2 allocate the bucket anew at the first gradient after a reduction,
-                           and compare each with the size; ZeRO 3 compares too, but allocates once: there it only shrinks
+                           and compare each with the size; ZeRO 3 does too, but allocates once: there it only shrinks
     prefetch_bucket_size   ZeRO 3's coordinator, at each module that it gathers; max_live_parameters bounds it as ever
 
 Both only group what is communicated: sums are the same but for their order, gathered parameters to the last bit.  There

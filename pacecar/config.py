@@ -146,6 +146,7 @@ class TuneConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     learning_rate_rule: Literal["none", "linear", "sqrt", "adascale"] = "none"
     scheduler_by_samples: bool = False
     at_forward: bool = False
+    meet_seconds: Annotated[float, Meta(gt=0.0, le=600.0)] = 30.0
     remember: bool = True
     knobs_file: str | None = None
     knobs: tuple[KnobName, ...] = get_args(KnobName)

@@ -1,4 +1,4 @@
-"""Pace, ledger and decisions in the experiment's own logs: TensorBoard, Weights & Biases (offline) and MLflow (a file).
+"""Pace, ledger and decisions in an experiment's own logs: TensorBoard, Weights & Biases (offline), MLflow (a file).
 
 torchrun --nproc_per_node 2 docs/examples/loggers.py
 """

@@ -81,7 +81,8 @@ def _is_low(trainer: Any) -> bool:  # noqa: ANN401  transformers gives no types
 
 def _is_well_known(model: nn.Module) -> bool:
     """Return whether forward and loss come with transformers, perhaps inside peft."""
-    inner = model.get_base_model() if type(model).__module__.startswith("peft.") else model
+    is_wrapped = type(model).__module__.startswith("peft.")
+    inner: Any = model.get_base_model() if is_wrapped else model  # type: ignore[operator]  # peft's own, untyped here
     return type(inner).__module__.startswith("transformers.models.")
 
 

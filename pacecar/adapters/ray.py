@@ -8,9 +8,10 @@
             with pacer.checkpoint():
                 ray.train.report(metrics, checkpoint=checkpoint)
 
-Ray starts the workers, so nothing of a launcher's variables names the job: its name is that of Ray's run.  All else is a
-plain loop's, because that is what Ray Train's workers run: `prepare_model` returns torch's own DistributedDataParallel
-or FSDP, ranks are torch's.  A worker group that Ray starts anew is new processes, and attaches anew.
+Ray starts the workers, so nothing of a launcher's variables names the job: its name is that of Ray's run.  All else is
+a plain loop's, because that is what Ray Train's workers run: `prepare_model` returns torch's own
+DistributedDataParallel or FSDP, ranks are torch's.  A worker group that Ray starts anew is new processes, and attaches
+anew.
 
 Left out: data. `prepare_data_loader` returns a loader of Ray's own, and so do its datasets: waits are measured, workers
 stay.

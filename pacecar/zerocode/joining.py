@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
@@ -29,6 +30,10 @@ from pacecar.zerocode.waits import time_waits
 __all__ = ["Wish", "join", "refusal", "wish"]
 
 MODE_VARIABLE = "PACECAR_TUNE_MODE"
+
+AS_NOBODY_ASKED: dict[str, Any] = {"at_forward": True, "meet_seconds": 5.0}
+"""Ranks that gathered are in the same step, and meet within its last moments; a rank that counted its first steps in
+another way (it left one out) is the exception, and this is what the others wait for it, once."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +101,15 @@ def join(wished: Wish) -> tuple[Pacer, str]:
     """Attach; return the pacer, and the line that says what it does."""
     hello = make_hello(wished.model, job=wished.config.hook.job)
     keep_quiet(hello.rank, wished.config.hook.run_dir)
-    pacer = attach(wished.model, wished.optimizer, tune=wished.mode, config=wished.config, at_forward=True)
+    pacer = attach(wished.model, wished.optimizer, tune=wished.mode, config=wished.config, **AS_NOBODY_ASKED)
     if pacer.inert_because is not None:
         return pacer, f"does not attach: {pacer.inert_because}"
     if pacer._hook is not None:
         time_waits(pacer._hook)
-    does = f"mode {wished.mode}" if wished.mode != "off" else "tunes nothing"
-    if wished.reason is not None:
-        does += f": {wished.reason}"
+    status = None if pacer._tuner is None else pacer._tuner._status
+    reason = wished.reason if status is None or status.state != "off" else status.detail
+    does = "tunes nothing" if reason is not None or wished.mode == "off" else f"mode {wished.mode}"
+    if reason is not None:
+        does += f": {reason.removeprefix('not tuning: ')}"
     what = f"{type(wished.model).__name__} and {type(wished.optimizer).__name__}"
     return pacer, f"measures job {hello.job}, {what} on {hello.world_size} ranks; {does}"

@@ -55,7 +55,10 @@ def page(folder: Path = FOLDER) -> str:
     rows = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     lines = []
     for row in rows:
-        refused = "; ".join(f"`{knob}`: {reason}" for knob, reason in sorted(row["refused"].items())) or "-"
+        by_reason: dict[str, list[str]] = {}
+        for knob, reason in sorted(row["refused"].items()):
+            by_reason.setdefault(reason, []).append(f"`{knob}`")
+        refused = "; ".join(f"{', '.join(knobs)}: {reason}" for reason, knobs in by_reason.items()) or "-"
         measured = ", ".join(row["measured"]).replace("_", " ")
         live = ", ".join(f"`{knob}`" for knob in row["live"]) or "-"
         lines.append(f"| {row['library']} | {row['version']} | {row['job']} | {measured} | {live} | {refused} |\n")

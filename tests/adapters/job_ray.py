@@ -1,4 +1,4 @@
-"""A Ray Train run of two workers, and the example; run by test_ray.py.  Argument: a folder for what each worker says."""
+"""A Ray Train run of two workers, and the example; run by test_ray.py.  Argument: a folder for what they say."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer, prepare_data_loader, prepare_model
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-
 
 EXAMPLE = Path(__file__).resolve().parent.parent.parent / "docs" / "examples" / "ray_train.py"
 

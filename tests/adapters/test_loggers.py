@@ -32,8 +32,8 @@ def record(step: int, *, seconds: float, step_ns: int = 10_000_000) -> StepRecor
         job="job", rank=0, step=step, ended_wall_ns=int(seconds * 1e9), wall_ns=step_ns, data_wait_ns=None,
         forward_ns=None, backward_ns=None, optimizer_ns=None, micro_batches=None, samples=8, tokens=None, ledger=ledger,
         source="estimate", calibration_age_steps=None, totals=totals, total_steps=step + 1,
-        total_samples=8 * (step + 1),
-        total_tokens=None, overhead_ns=0, total_overhead_ns=0, total_windows=0, dropped_records=0,
+        total_samples=8 * (step + 1), total_tokens=None, overhead_ns=0, total_overhead_ns=0, total_windows=0,
+        dropped_records=0,
         knobs=Knobs(1, {"bucket_bytes": 4194304}),
     )  # fmt: skip
 

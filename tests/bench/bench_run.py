@@ -31,18 +31,24 @@ def seconds(command: list[str], environ: dict[str, str]) -> float:
 
 
 def compare(name: str, rounds: int, bare: Callable[[], float], watched: Callable[[], float], unit: str) -> None:
-    """Print medians, quartiles and the ratios of neighbours."""
+    """Measure both by turns and print what `show` does."""
     pairs = []
     for turn in range(rounds):
         first, second = (bare, watched) if turn % 2 == 0 else (watched, bare)
         a, b = first(), second()
         pairs.append((a, b) if turn % 2 == 0 else (b, a))
+    show(name, pairs, unit)
+
+
+def show(name: str, pairs: list[tuple[float, float]], unit: str) -> None:
+    """Print medians, and median and quartiles of the ratios of neighbours."""
+    rounds = len(pairs)
     scale = {"ms": 1e3, "s": 1.0}[unit]
     plain, ours = ([scale * pair[side] for pair in pairs] for side in (0, 1))
     ratios = sorted(b / a for a, b in pairs)
     low, _, high = statistics.quantiles(ratios, n=4) if rounds > 1 else (ratios[0], 0, ratios[0])
     sys.stdout.write(
-        f"{name:<34} bare {statistics.median(plain):9.2f} {unit:<2}  watched {statistics.median(ours):9.2f} {unit:<2}"
+        f"{name:<36} bare {statistics.median(plain):9.2f} {unit:<2}  watched {statistics.median(ours):9.2f} {unit:<2}"
         f"  ratio {statistics.median(ratios):6.4f}  (quartiles {low:.4f} .. {high:.4f}, {rounds} pairs)\n"
     )
     sys.stdout.flush()
@@ -59,6 +65,18 @@ def job(script: str, arguments: list[str], environ: dict[str, str]) -> tuple[flo
     return statistics.median([float(pace) for pace in line.split()[1:]][SETTLED_STEPS:]), wall
 
 
+def compare_jobs(name: str, script: str, arguments: list[str], mode: str, pairs: int) -> None:
+    """Run a script bare and watched by turns; compare its steps and the whole of it."""
+    threads = {"OMP_NUM_THREADS": "1"}
+    added = threads | environment({}, tune=mode) | {"PACECAR_TUNE_REMEMBER": "false"}
+    found: list[dict[bool, tuple[float, float]]] = []
+    for turn in range(pairs):
+        order = (False, True) if turn % 2 == 0 else (True, False)
+        found.append({is_watched: job(script, arguments, added if is_watched else threads) for is_watched in order})
+    for what, index, unit in (("steps", 0, "ms"), ("whole run", 1, "s")):
+        show(f"{name}, mode {mode}: {what}", [(one[False][index], one[True][index]) for one in found], unit)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=11, help="of interpreters")
@@ -72,19 +90,11 @@ def main() -> None:
     pth = PTH.format(folder=str(STARTUP))
     bare, lines = [sys.executable, "-c", "pass"], [sys.executable, "-c", pth]
     compare("the .pth line, variable not set", args.rounds, lambda: seconds(bare, {}), lambda: seconds(lines, {}), "ms")
-    sizes = ["--steps", str(args.steps), "--width", "128", "--layers", "4", "--batch", "4"]
+    gpt = ["--steps", str(args.steps), "--width", "128", "--layers", "4", "--batch", "4"]
+    resnet = ["--images", str(16 * args.steps), "--batch", "8", "--width", "16", "--epochs", "1"]
     for mode in ("off", "exact"):
-        walls: dict[bool, list[float]] = {False: [], True: []}
-
-        def step(is_watched: bool, mode: str = mode, walls: dict[bool, list[float]] = walls) -> float:
-            added = environment({}, tune=mode) | {"PACECAR_TUNE_REMEMBER": "false"} if is_watched else {}
-            pace, wall = job("nanogpt_like.py", sizes, {"OMP_NUM_THREADS": "1"} | added)
-            walls[is_watched].append(wall)
-            return pace
-
-        compare(f"GPT steps, 2 ranks, mode {mode}", args.pairs, lambda: step(False), lambda: step(True), "ms")
-        plain, watched = (statistics.median(walls[key]) for key in (False, True))
-        sys.stdout.write(f"{'  its whole run':<34} bare {plain:9.2f} s   watched {watched:9.2f} s\n")
+        compare_jobs("GPT on 2 ranks", "nanogpt_like.py", gpt, mode, args.pairs)
+    compare_jobs("ResNet on 2 ranks", "resnet_like.py", resnet, "off", args.pairs)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ import itertools
 import json
 import os
 import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -24,9 +26,19 @@ def build(width: int, depth: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(width, 8))
 
 
+def repeated(batches: list[tuple[torch.Tensor, torch.Tensor]], until: Path) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield the batches over and over, on all ranks equally often, until a file is there."""
+    is_there = torch.zeros(1)
+    while not is_there:
+        yield from batches
+        is_there[0] = until.exists()
+        dist.all_reduce(is_there, dist.ReduceOp.MAX)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--until", type=Path, default=None, help="repeat the steps until this file is there")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds of sleep a step, to stretch the run")
@@ -66,7 +78,7 @@ def main() -> None:
         with pacecar.attach(
             model, optimizer, tune=args.tune, micro_batch=args.micro_batch, run_dir=args.run_dir, **args.options
         ) as pacer:
-            for batch in pacer.data(batches):
+            for batch in pacer.data(batches if args.until is None else repeated(batches, args.until)):
                 loss = torch.zeros(())
                 for inputs, targets in pacer.microbatches(batch):
                     loss = nn.functional.cross_entropy(model(inputs), targets)

@@ -8,12 +8,14 @@ import re
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 JOBS = Path(__file__).resolve().parents[1] / "jobs"
-NANOGPT, RESNET = JOBS / "nanogpt_like.py", JOBS / "resnet_like.py"
+NANOGPT, RESNET, TRAINER = JOBS / "nanogpt_like.py", JOBS / "resnet_like.py", JOBS / "trainer_like.py"
 PLAIN = {name: value for name, value in os.environ.items() if not name.startswith("PACECAR_") and name != "PYTHONPATH"}
 TIMEOUT_SECONDS = 300
 
@@ -32,6 +34,11 @@ class Done:
         """Return a rank's records of one type."""
         return [record for record in self.records[rank] if record["type"] == kind]
 
+    @property
+    def ended(self) -> tuple[int, str, list[str]]:
+        """What a user sees of the script, with and without pacecar."""
+        return self.code, self.out, self.errors
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -39,17 +46,40 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def command(script: Path, *arguments: str, ranks: int, watched: tuple[str, ...] | None) -> list[str]:
-    """Return the command line; `watched` holds the options of `pacecar run`, None is the bare script."""
+def command(
+    script: Path,
+    *arguments: str,
+    ranks: int,
+    watched: tuple[str, ...] | None,
+    python: str = sys.executable,
+    is_torchrun: bool = True,
+) -> list[str]:
+    """Return the command line; `watched` holds the options of `pacecar run`, None is the bare script.
+
+    Where not `is_torchrun`, a shell starts the ranks: it need not import torch for that.
+    """
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(free_port())]
-    start = [sys.executable, *(launcher if ranks > 1 else []), str(script), *arguments]
-    return start if watched is None else [sys.executable, "-m", "pacecar", "run", *watched, "--", *start]
+    start = [python, *(launcher if ranks > 1 else []), str(script), *arguments]
+    if ranks > 1 and not is_torchrun:
+        lines = [f"export WORLD_SIZE={ranks} MASTER_ADDR=127.0.0.1 MASTER_PORT={free_port()}"]
+        lines += [f'RANK={rank} LOCAL_RANK={rank} "$0" "$@" & p{rank}=$!' for rank in range(ranks)]
+        lines += [" && ".join(f"wait $p{rank}" for rank in range(ranks))]
+        start = ["sh", "-c", "\n".join(lines), python, str(script), *arguments]
+    return start if watched is None else [python, "-m", "pacecar", "run", *watched, "--", *start]
 
 
-def run(script: Path, *arguments: str, ranks: int = 2, watched: tuple[str, ...] | None = None, **environ: str) -> Done:
+def run(
+    script: Path,
+    *arguments: str,
+    ranks: int = 2,
+    watched: tuple[str, ...] | None = None,
+    python: str = sys.executable,
+    is_torchrun: bool = True,
+    **environ: str,
+) -> Done:
     """Run a script to its end."""
     done = subprocess.run(
-        command(script, *arguments, ranks=ranks, watched=watched),
+        command(script, *arguments, ranks=ranks, watched=watched, python=python, is_torchrun=is_torchrun),
         capture_output=True,
         text=True,
         timeout=TIMEOUT_SECONDS,
@@ -68,6 +98,20 @@ def run(script: Path, *arguments: str, ranks: int = 2, watched: tuple[str, ...] 
     )
 
 
+@cache
+def bare_run(script: Path, *arguments: str) -> Done:
+    """Run a script without pacecar on two ranks, once for all tests that compare with it."""
+    return run(script, *arguments)
+
+
+def run_both(script: Path, *arguments: str, watched: tuple[str, ...], **options: Any) -> tuple[Done, Done]:
+    """Run a script bare and watched, side by side: most of such a run is one process that imports torch."""
+    with ThreadPoolExecutor(2) as both:
+        bare = both.submit(run, script, *arguments, **options)
+        seen = both.submit(run, script, *arguments, watched=watched, **options)
+        return bare.result(), seen.result()
+
+
 def read_records(path: Path) -> list[dict[str, Any]]:
     """Return what a rank wrote; a rank that was killed may have left half a line."""
     if not path.exists():
@@ -81,5 +125,5 @@ def neutral(line: str) -> str:
 
 
 def is_chance(line: str) -> bool:
-    """What gloo and torchrun say of peers that are gone depends on who noticed first."""
-    return bool(re.match(r"\[[WEI]\d|[WEI]\d{4}|\[rank|\[c10d|\[Gloo", line))
+    """What gloo and torchrun say of peers that are gone depends on who noticed first; two profilers mix their lines."""
+    return not line.strip() or bool(re.match(r"\[[WEI]\d|[WEI]\d{4}|\[rank|\[c10d|\[Gloo|USDT:", line))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,15 @@ print(json.dumps({
     "modules": sorted(sys.modules), "site": getattr(sys.modules.get("sitecustomize"), "__file__", None),
     "finders": [type(finder).__name__ for finder in sys.meta_path],
 }))
+"""
+
+AFTER_TORCH = """
+import random, sys
+random.seed(1)
+import torch
+print(random.random(), torch.initial_seed() == torch.default_generator.initial_seed())
+print(sorted(name for name in sys.modules if not name.startswith("pacecar")))
+print([type(finder).__name__ for finder in sys.meta_path], torch.__loader__, torch.__spec__.loader)
 """
 
 
@@ -47,6 +58,20 @@ def test_a_script_that_needs_no_torch_sees_the_same_modules_path_and_main(tmp_pa
     modules = set(watched.pop("modules"))  # type: ignore[call-overload]
     assert modules - set(bare.pop("modules")) == {"pacecar_startup"}  # type: ignore[call-overload]
     assert watched == bare
+
+
+def test_a_script_that_imports_torch_finds_pacecar_s_modules_besides_and_its_random_numbers_untouched(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "before.py").write_text(AFTER_TORCH)
+    said = []
+    for environ in ({}, environment({})):
+        command = [sys.executable, "before.py"]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=120, env=PLAIN | environ, check=True, cwd=tmp_path
+        )
+        said.append((re.sub("0x[0-9a-f]+", "", done.stdout), done.stderr))
+    assert said[0] == said[1]
 
 
 def test_the_users_own_sitecustomize_is_the_one_that_python_has(tmp_path: Path) -> None:
@@ -103,6 +128,22 @@ def test_the_line_for_a_pth_file_does_the_same_and_nothing_without_the_variable(
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=PLAIN | environ, check=True)
         assert done.stdout == printed
+
+
+def test_a_pth_file_needs_only_the_variable_and_no_path(tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", with_pip=False, symlinks=True)
+    (site,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    (site / "pacecar-run.pth").write_text(PTH.format(folder=str(STARTUP)) + "\n")
+    code = "import sys; print([type(f).__name__ for f in sys.meta_path].count('Finder'), sys.path)"
+    said = {}
+    for value in ("", "1"):
+        command = [str(tmp_path / "env/bin/python"), "-c", code]
+        env = PLAIN | {"PACECAR_RUN": value}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, check=True)
+        assert done.stderr == ""
+        said[value] = done.stdout
+    assert said["1"].startswith("1 [")
+    assert said["1"][2:] == said[""][2:], "sys.path is as it was"
 
 
 def test_the_first_python_that_sees_a_ranks_variables_is_the_rank_and_its_children_are_helpers() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.zerocode.scripts import NANOGPT, PLAIN, RESNET, command, free_port, read_records, run
+from tests.zerocode.scripts import NANOGPT, PLAIN, RESNET, bare_run, command, read_records, run, run_both
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -18,12 +18,10 @@ SHORT = ("--steps", "10")
 
 
 def test_a_gpt_script_is_measured_on_both_ranks_and_trains_to_the_same_bits(tmp_path: Path) -> None:
-    bare = run(NANOGPT, *SHORT)
+    bare = bare_run(NANOGPT, *SHORT)
     seen = run(NANOGPT, *SHORT, watched=("--job", "gpt", "--run-dir", str(tmp_path)))
-    assert (seen.code, seen.out, seen.errors) == (bare.code, bare.out, bare.errors) == (0, bare.out, [])
-    assert seen.pacecar == [
-        "pacecar: measures job gpt, DistributedDataParallel and AdamW on 2 ranks; tunes nothing"
-    ]  # fmt: skip
+    assert seen.ended == bare.ended == (0, bare.out, [])
+    assert seen.pacecar == ["pacecar: measures job gpt, DistributedDataParallel and AdamW on 2 ranks; tunes nothing"]
     for rank in range(2):
         (hello,) = seen.of(rank, "hello")
         assert (hello["job"], hello["rank"], hello["local_rank"], hello["world_size"]) == ("gpt", rank, rank, 2)
@@ -34,9 +32,8 @@ def test_a_gpt_script_is_measured_on_both_ranks_and_trains_to_the_same_bits(tmp_
 
 
 def test_a_resnet_script_with_loader_workers_has_its_waits_in_the_ledger(tmp_path: Path) -> None:
-    bare = run(RESNET, "--fork")
-    seen = run(RESNET, "--fork", watched=("--run-dir", str(tmp_path)))
-    assert (seen.code, seen.out, seen.errors) == (bare.code, bare.out, bare.errors)
+    bare, seen = run_both(RESNET, "--fork", is_torchrun=False, watched=("--run-dir", str(tmp_path)))
+    assert seen.ended == bare.ended
     assert "child: 7" in seen.out, "it forked before the process group, and the child trained"
     assert len(seen.pacecar) == 1
     for rank in range(2):
@@ -55,7 +52,9 @@ def test_exact_tuning_decides_about_buckets_on_all_ranks_alike(tmp_path: Path, s
     seen = run(
         script,
         *size,
+        is_torchrun=script is NANOGPT,
         watched=("--tune", "exact", "--run-dir", str(tmp_path)),
+        PACECAR_HOOK_WINDOWS="false",  # what windows foretell is not the same twice; on hope a trial always begins
         PACECAR_TUNE_EXPLORATION_BUDGET="1.0",
         PACECAR_TUNE_WARMUP_STEPS="3",
         PACECAR_TUNE_KNOBS="bucket_bytes,first_bucket_bytes",
@@ -75,28 +74,35 @@ def test_exact_tuning_decides_about_buckets_on_all_ranks_alike(tmp_path: Path, s
 )
 def test_a_script_that_ends_badly_ends_in_the_same_way(tmp_path: Path, end: str, code: int) -> None:
     arguments = (*SHORT, "--end", end)
-    bare = run(NANOGPT, *arguments, ranks=1)
-    seen = run(NANOGPT, *arguments, ranks=1, watched=("--run-dir", str(tmp_path)))
-    assert (seen.code, seen.out, seen.errors) == (bare.code, bare.out, bare.errors)
+    bare, seen = run_both(NANOGPT, *arguments, ranks=1, watched=("--run-dir", str(tmp_path)))
+    assert seen.ended == bare.ended
     assert seen.code == code
     assert seen.pacecar == [line for line in seen.pacecar if line.startswith("pacecar: measures job nanogpt_like-")]
-    assert seen.of(0, "hello")[0]["world_size"] == 1
+    if end in (
+        "raise",
+        "exit",
+        "interrupt",
+    ):  # else python had no time for its exit, nor pacecar for what it had to say
+        assert seen.of(0, "hello")[0]["world_size"] == 1
 
 
 @pytest.mark.parametrize("end", ["exit", "kill"])
 def test_a_job_of_two_ranks_that_ends_badly_while_it_is_tuned_ends_in_the_same_way(tmp_path: Path, end: str) -> None:
     arguments = (*SHORT, "--end", end)
-    bare = run(NANOGPT, *arguments)
-    seen = run(NANOGPT, *arguments, watched=("--tune", "exact", "--run-dir", str(tmp_path)))
+    bare, seen = run_both(NANOGPT, *arguments, watched=("--tune", "exact", "--run-dir", str(tmp_path)))
     assert (seen.code, seen.out) == (bare.code, bare.out)
     assert seen.code == 1
-    assert seen.errors == bare.errors
+    # Which rank's end torchrun saw first, and whether it ended the other, is in its report, and chance.
+    assert not [line for line in seen.errors if "/pacecar/" in line]
 
 
-def test_an_interrupt_from_the_keyboard_ends_all_ranks(tmp_path: Path) -> None:
-    codes = []
-    for watched in (None, ("--tune", "exact", "--run-dir", str(tmp_path))):
-        job = subprocess.Popen(
+@pytest.mark.parametrize(
+    ("number", "said"), [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGTERM, "SignalException")]
+)
+def test_a_signal_to_the_whole_job_ends_all_ranks(tmp_path: Path, number: signal.Signals, said: str) -> None:
+    """Ctrl-C at a terminal, and a scheduler that cancels the job."""
+    jobs = [
+        subprocess.Popen(
             command(NANOGPT, "--steps", "500", "--pause", "0.05", ranks=2, watched=watched),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -104,21 +110,25 @@ def test_an_interrupt_from_the_keyboard_ends_all_ranks(tmp_path: Path) -> None:
             start_new_session=True,
             env=PLAIN | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
         )
+        for watched in (None, ("--tune", "exact", "--run-dir", str(tmp_path)))
+    ]
+    for job in jobs:
         assert job.stdout is not None
         while "iter 10:" not in job.stdout.readline():
             assert job.poll() is None
-        os.killpg(job.pid, signal.SIGINT)
-        begun = time.monotonic()
+    begun = time.monotonic()
+    for job in jobs:
+        os.killpg(job.pid, number)
+    for job in jobs:
         _, errors = job.communicate(timeout=60)
-        codes.append(job.returncode)
-        assert "KeyboardInterrupt" in errors
+        assert said in errors
         assert "/pacecar/" not in errors
-        assert time.monotonic() - begun < 45
-    assert codes[0] == codes[1]
+    assert time.monotonic() - begun < 45
+    assert jobs[0].returncode == jobs[1].returncode
 
 
 SPAWNED = """
-import os, sys, torch, torch.distributed as dist, torch.multiprocessing as mp
+import socket, torch, torch.distributed as dist, torch.multiprocessing as mp
 from torch import nn
 def work(rank, port):
     torch.set_num_threads(1)
@@ -136,7 +146,10 @@ def work(rank, port):
         print(float(loss).hex(), flush=True)
     dist.barrier(); dist.destroy_process_group()
 if __name__ == "__main__":
-    mp.spawn(work, (int(sys.argv[1]),), nprocs=2)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(work, (port,), nprocs=2)
 """
 
 
@@ -144,9 +157,8 @@ if __name__ == "__main__":
 def test_ranks_that_a_script_spawns_itself_are_ranks_of_one_job(tmp_path: Path, environ: dict[str, str]) -> None:
     script = tmp_path / "spawned.py"
     script.write_text(SPAWNED)
-    bare = run(script, str(free_port()), ranks=1, **environ)
-    seen = run(script, str(free_port()), ranks=1, watched=("--run-dir", str(tmp_path)), **environ)
-    assert (seen.code, seen.out, seen.errors) == (bare.code, bare.out, bare.errors)
+    bare, seen = run_both(script, ranks=1, watched=("--run-dir", str(tmp_path)), **environ)
+    assert seen.ended == bare.ended == (0, bare.out, bare.errors)
     (line,) = seen.pacecar
     assert line.endswith("DistributedDataParallel and SGD on 2 ranks; tunes nothing")
     hellos = [read_records(tmp_path / f"rank{rank}.jsonl")[0] for rank in range(2)]
@@ -155,10 +167,19 @@ def test_ranks_that_a_script_spawns_itself_are_ranks_of_one_job(tmp_path: Path, 
 
 
 def test_a_script_with_its_own_profiler_keeps_it(tmp_path: Path) -> None:
-    bare = run(NANOGPT, *SHORT, "--profile")
-    seen = run(NANOGPT, *SHORT, "--profile", watched=("--run-dir", str(tmp_path)), PACECAR_HOOK_OVERHEAD_BUDGET="1.0")
-    assert (seen.code, seen.out, seen.errors) == (bare.code, bare.out, bare.errors)
-    assert "profiled the whole run: True" in seen.out
+    bare = bare_run(NANOGPT, *SHORT)
+    seen = run(
+        NANOGPT,
+        *SHORT,
+        "--profile",
+        is_torchrun=False,
+        watched=("--run-dir", str(tmp_path)),
+        PACECAR_HOOK_OVERHEAD_BUDGET="1.0",
+    )
+    lines = seen.out.splitlines(keepends=True)
+    assert "profiled the whole run: True, True\n" in lines
+    lines.remove("profiled the whole run: True, True\n")
+    assert (seen.code, "".join(lines), seen.errors) == bare.ended
     assert not [step for step in seen.of(0, "step") if step["source"] == "exact"]
 
 
@@ -166,33 +187,70 @@ def test_a_script_with_its_own_profiler_keeps_it(tmp_path: Path) -> None:
     ("subclass", "said"), [("passing", "; mode exact"), ("own", "; tunes nothing: Own has its own forward")]
 )
 def test_a_subclass_of_ddp_is_tuned_only_if_it_leaves_ddps_work_alone(tmp_path: Path, subclass: str, said: str) -> None:
-    arguments = ("--steps", "16", "--subclass", subclass)
-    bare = run(NANOGPT, *arguments)
-    seen = run(NANOGPT, *arguments, watched=("--tune", "exact", "--run-dir", str(tmp_path)))
-    assert (seen.code, seen.out, seen.errors) == (bare.code, bare.out, bare.errors)
+    bare = bare_run(NANOGPT, *SHORT)  # the subclass changes no number
+    watched = ("--tune", "exact", "--run-dir", str(tmp_path))
+    seen = run(NANOGPT, *SHORT, "--subclass", subclass, is_torchrun=False, watched=watched)
+    assert seen.ended == bare.ended
     (line,) = seen.pacecar
     assert line.endswith(said)
     assert seen.of(1, "step")
 
 
-def test_a_rank_that_leaves_out_an_optimizer_step_does_not_fall_out_of_step_with_the_votes(tmp_path: Path) -> None:
-    arguments = ("--steps", "60", "--skip", "21")
-    bare = run(NANOGPT, *arguments)
-    seen = run(NANOGPT, *arguments, watched=("--tune", "exact", "--run-dir", str(tmp_path)))
-    assert (seen.code, seen.out, seen.errors) == (bare.code, bare.out, bare.errors)
-    assert len(seen.of(0, "step")) == len(seen.of(1, "step")) + 1
+@pytest.mark.parametrize(
+    ("skip", "said"), [("21", "; mode exact"), ("3", "; tunes nothing: ranks [1] did not attach within 5 s")]
+)
+def test_a_rank_that_leaves_out_an_optimizer_step_does_not_fall_out_of_step_with_the_votes(
+    tmp_path: Path, skip: str, said: str
+) -> None:
+    """While ranks gather it is waited for, once and not for long; later not at all."""
+    arguments = ("--steps", "40", "--skip", skip)
+    watched = ("--tune", "exact", "--run-dir", str(tmp_path))
+    bare, seen = run_both(NANOGPT, *arguments, is_torchrun=False, watched=watched)
+    assert seen.ended == bare.ended
+    assert seen.pacecar[0].endswith(said)
+    if skip == "21":
+        assert len(seen.of(0, "step")) == len(seen.of(1, "step")) + 1
 
 
 def test_where_only_one_rank_can_attach_nobody_waits_for_the_other_and_nothing_is_tuned(tmp_path: Path) -> None:
     script = tmp_path / "half.py"
     text = NANOGPT.read_text()
     script.write_text("import os, sys\nif os.environ['RANK'] == '1':\n    sys.modules['pacecar.pacer'] = None\n" + text)
-    begun = time.monotonic()
-    bare = run(script, "--steps", "130")
-    took = time.monotonic() - begun
-    begun = time.monotonic()
-    seen = run(script, "--steps", "130", watched=("--tune", "exact", "--run-dir", str(tmp_path)))
+    steps = ("--steps", "116", "--accumulate", "1", "--batch", "1")
+    bare, seen = run_both(script, *steps, is_torchrun=False, watched=("--tune", "exact", "--run-dir", str(tmp_path)))
     assert (seen.code, seen.out) == (bare.code, bare.out)
-    assert time.monotonic() - begun < 3 * took + 15
-    assert seen.pacecar[-1].endswith("tunes nothing: some ranks did not come to attach")
+    line = seen.pacecar[-1]
+    assert line.endswith("tunes nothing: some ranks did not come to attach"), "another line would have been waited for"
     assert not seen.of(1, "step")
+
+
+MIXED = """
+import os, torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+torch.manual_seed(0)
+trunk = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8)))
+head = nn.Linear(8, 2)
+fully_shard(head, mesh=init_device_mesh("cpu", (2,)))
+optimizer = torch.optim.SGD([{"params": trunk.parameters()}, {"params": head.parameters()}], lr=0.1, foreach=False)
+for step in range(12):
+    loss = head(trunk(torch.full((4, 8), dist.get_rank() + 1.0))).square().mean()
+    loss.backward(); optimizer.step(); optimizer.zero_grad()
+if dist.get_rank() == 0:
+    print(float(loss).hex(), flush=True)
+dist.barrier(); dist.destroy_process_group()
+"""
+
+
+def test_under_mixed_wrappers_it_is_measured_and_nothing_is_tuned(tmp_path: Path) -> None:
+    script = tmp_path / "mixed.py"
+    script.write_text(MIXED)
+    bare, seen = run_both(script, is_torchrun=False, watched=("--tune", "exact", "--run-dir", str(tmp_path)))
+    assert seen.ended == bare.ended == (0, bare.out, bare.errors)
+    (line,) = seen.pacecar
+    assert line.endswith("on 2 ranks; tunes nothing: the loop trains several models")
+    assert [len(seen.of(rank, "step")) for rank in range(2)] == [10, 10]
+    assert not seen.of(0, "switch")
