@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 import torch
-from ray.train import RunConfig, ScalingConfig
+from ray.train import Checkpoint, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, prepare_model
 from torch import nn
 
@@ -33,8 +33,10 @@ def train_loop(config: dict[str, Any]) -> None:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-        with pacer.checkpoint():
-            ray.train.report({"loss": loss.item(), "knobs": dict(pacer.knobs.values)})
+        with pacer.checkpoint(), tempfile.TemporaryDirectory() as folder:
+            torch.save(net.state_dict(), f"{folder}/net.pt")
+            metrics = {"loss": loss.item(), "knobs": dict(pacer.knobs.values)}
+            ray.train.report(metrics, checkpoint=Checkpoint.from_directory(folder))
 
 
 def main() -> None:
@@ -42,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=200)
     steps = parser.parse_args().steps
-    ray.init(num_cpus=None if torch.cuda.is_available() else 2, include_dashboard=False, ignore_reinit_error=True)
+    ray.init(num_cpus=None if torch.cuda.is_available() else 2, include_dashboard=False)
     result = TorchTrainer(
         train_loop,
         train_loop_config={"steps": steps},

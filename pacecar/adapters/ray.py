@@ -13,6 +13,9 @@ a plain loop's, because that is what Ray Train's workers run: `prepare_model` re
 DistributedDataParallel or FSDP, ranks are torch's.  A worker group that Ray starts anew is new processes, and attaches
 anew.
 
+Ray runs that function on a thread of its own.  Windows are as exact there; torch's profiler says once, on stderr, that
+its callback is of another thread than its registration.
+
 Left out: data. `prepare_data_loader` returns a loader of Ray's own, and so do its datasets: waits are measured, workers
 stay.
 """

@@ -54,7 +54,7 @@ def test_buckets_turn_while_it_trains_to_the_untuned_run_s_losses_and_weights(
 
 def test_the_job_has_the_name_of_rays_run_and_each_worker_its_rank(job: tuple[list[Rank], list[Rank], Path]) -> None:
     hellos = [json.loads((job[2] / "run" / f"rank{rank}.jsonl").read_text().splitlines()[0]) for rank in range(2)]
-    assert [hello["job"] for hello in hellos] == ["tested"] * 2
+    assert [hello["job"] for hello in hellos] == ["sums"] * 2
     assert [hello["rank"] for hello in hellos] == [0, 1]
 
 
