@@ -149,13 +149,20 @@ class _Wandb:
     def write(self, entry: Entry) -> None:
         row: dict[str, Any] = {**entry.scalars, "pacecar/step": entry.step}
         if entry.event is not None:
-            at = getattr(self._run, "step", None)  # a question to wandb's own process
+            at = self._at()
             if self._own_rows or at != self._row:  # what waited is in a row by now
                 self._row, self._events = at, []
             # A row has one value a name, so events that wait for the same row share it.
             self._events = [*self._events, entry.event][-EVENTS_MAX:]
             row["pacecar/event"] = "\n".join(self._events)
         self._run.log(row, commit=self._own_rows)
+
+    def _at(self) -> object:
+        """Return the number of the script's next row: a question to wandb's own process."""
+        try:
+            return self._run.step
+        except Exception:  # noqa: BLE001  the library's: a run that several processes share has none
+            return None
 
 
 class Mlflow(Courier):

@@ -20,13 +20,13 @@ from ray.train.torch import TorchTrainer, prepare_data_loader, prepare_model
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from pacecar.adapters.ray import attach
+
 EXAMPLE = Path(__file__).resolve().parent.parent.parent / "docs" / "examples" / "ray_train.py"
 
 
 def job(tune: str | None, run_dir: str, steps: int = 60) -> dict[str, Any]:
-    from turning import OPTIONS, Ear
-
-    from pacecar.adapters.ray import attach
+    from turning import OPTIONS, Ear  # here the worker knows its rank
 
     torch.manual_seed(0)
     x = torch.randn(8 * 2 * steps, 16)
@@ -71,6 +71,10 @@ def main(folder: Path) -> None:
         more = {"folder": str(folder), "here": str(Path(__file__).parent)}
         return TorchTrainer(both, train_loop_config=train_loop_config | more, **options)
 
+    try:
+        attach(nn.Linear(1, 1), torch.optim.SGD([nn.Parameter(torch.zeros(1))]))
+    except RuntimeError as error:
+        (folder / "outside").write_text(str(error))
     ray.train.torch.TorchTrainer = trainer
     sys.argv = [str(EXAMPLE), "--steps", "40"]
     with (folder / "example").open("w") as said, redirect_stdout(said):

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import compatibility
 from world import adapters_python, environment
 
+import pacecar
 from pacecar.adapters import loggers
 from pacecar.adapters.journal import Entry, Journal, event_of
 from pacecar.adapters.loggers import TensorBoard, Wandb
@@ -167,6 +171,43 @@ def test_no_event_is_lost_that_waits_for_the_script_s_next_row_of_wandb() -> Non
     for number in range(100):
         writer.write(Entry(number, 0.0, {}, f"event {number}"))
     assert len(rows.waiting["pacecar/event"].splitlines()) == loggers.EVENTS_MAX
+
+
+def test_a_wandb_run_without_steps_gets_events_too() -> None:
+    rows = Rows()
+    shared = SimpleNamespace(log=rows.log)
+    writer = loggers._Wandb(shared, own_rows=False)
+    for number in range(2):
+        writer.write(Entry(number, 0.0, {}, f"event {number}"))
+    assert rows.waiting["pacecar/event"] == "event 0\nevent 1"
+
+
+def test_what_a_logger_takes_of_the_processor_is_charged_to_the_overhead_budget() -> None:
+    class Busy(Kept):
+        def add_scalar(self, name: str, value: float, step: int, walltime: float) -> None:
+            begun = time.thread_time_ns()
+            while time.thread_time_ns() - begun < 2_000_000:
+                pass
+            super().add_scalar(name, value, step, walltime)
+
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    writer = Busy()
+    logger = TensorBoard(writer, period_seconds=0.0)
+    with pacecar.attach(
+        model, optimizer, tune="off", loggers=[logger], socket="/nonexistent/s", windows=False, crew=False
+    ) as pacer:
+        assert pacer.is_active
+        charge, charged = logger.charge, list[int]()
+        assert charge is not None
+        logger.charge = lambda cost_ns: (charged.append(cost_ns), charge(cost_ns))[1]  # type: ignore[func-returns-value]
+        limit = time.monotonic() + 20
+        while not charged or max(charged) < 2_000_000:
+            assert time.monotonic() < limit
+            model(torch.randn(2, 4)).sum().backward()
+            optimizer.step()
+            time.sleep(0.01)
+    assert writer.scalars
 
 
 @pytest.mark.parametrize("logger", [TensorBoard, Wandb])
