@@ -15,6 +15,10 @@ together only where they have the same number of samples and the same shapes, so
 differs (another padding, the rest of an epoch) goes through by itself.  Ranks may group differently: only the last
 piece of an update synchronizes.
 
+How large a micro-batch may be is told by the memory that the first updates took (microbatch_knobs), and nobody can redo
+a trainer's step that fails.  So what is put together has no more elements than as many of the largest batches of those
+updates: where later texts are longer, fewer of them go through together.
+
 Left out: reordering samples; deciding the size (the tuner); losses that are no means over samples.
 """
 
@@ -30,11 +34,15 @@ from torch.nn.parallel import DistributedDataParallel
 from pacecar.controller.cuts import samples_in
 from pacecar.controller.global_batch import put_together
 from pacecar.controller.microbatch import MicroBatcher
+from pacecar.controller.protocol import PERIOD
 
 __all__ = ["Regrouper"]
 
 UPDATE_BATCHES_MAX = 4096
 """Loader batches that may wait to be put together; no accumulation is longer."""
+
+SIZING_UPDATES = PERIOD
+"""Updates until the sizes that may be tried are offered: the memory at that time is that of their batches."""
 
 PLAIN = (int, float, str, bool, type(None))
 """What may stand beside tensors in batches that are put together, if it is equal in all of them."""
@@ -51,6 +59,8 @@ class Regrouper:
         self._waiting: list[Any] = []
         self._kind: Hashable | None = None
         self._update_samples = 0
+        self._updates = 0
+        self._largest = (0, 1)  # elements and samples of the batch with most elements a sample
 
     def reset(self) -> None:
         """Forget what waits: the loop gave up the update under way."""
@@ -74,7 +84,7 @@ class Regrouper:
 
     def _groups(self, batch: Any, *, is_last: bool) -> list[list[Any]]:  # noqa: ANN401  any nest of tensors
         samples = _samples(batch)
-        self._note(samples, is_last=is_last)
+        self._note(batch, samples, is_last=is_last)
         kind = None if samples is None else kind_of(batch)
         groups: list[list[Any]] = []
         if self._waiting and (kind is None or kind != self._kind):
@@ -82,8 +92,11 @@ class Regrouper:
         self._waiting.append(batch)
         self._kind = kind
         size = self._batcher.samples.value
-        wanted = 1 if samples is None or kind is None or size is None else max(1, size // max(1, samples))
-        if is_last or len(self._waiting) >= min(wanted, UPDATE_BATCHES_MAX):
+        wanted = 1
+        if samples and kind is not None and size is not None:
+            most, among = self._largest
+            wanted = min(size // samples, size * most // (among * elements_in(batch)), UPDATE_BATCHES_MAX)
+        if is_last or len(self._waiting) >= wanted:
             groups.append(self._take())
         return groups
 
@@ -91,7 +104,7 @@ class Regrouper:
         taken, self._waiting, self._kind = self._waiting, [], None
         return taken
 
-    def _note(self, samples: int | None, *, is_last: bool) -> None:
+    def _note(self, batch: Any, samples: int | None, *, is_last: bool) -> None:  # noqa: ANN401  any nest of tensors
         """Tell the knob what there is to choose from: up to all samples of an update at once."""
         batcher = self._batcher
         if samples is None:
@@ -99,6 +112,9 @@ class Regrouper:
             return
         if batcher.samples.value is None and samples:
             batcher.samples.value = samples
+        if self._updates < SIZING_UPDATES and samples:
+            self._largest = max(self._largest, (elements_in(batch), samples), key=lambda pair: pair[0] / pair[1])
+            self._updates += is_last
         self._update_samples += samples
         batcher.batch_samples = max(self._update_samples, batcher.batch_samples or 1)
         if is_last:
@@ -110,6 +126,14 @@ def _samples(batch: Any) -> int | None:  # noqa: ANN401  any nest of tensors
         return samples_in(batch)
     except ValueError:
         return None
+
+
+def elements_in(value: Any) -> int:  # noqa: ANN401  any nest of tensors
+    """Return how many elements the tensors of a batch have; 1 where there are none."""
+    if isinstance(value, Tensor):
+        return max(1, value.numel())
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return max(1, sum(elements_in(part) for part in parts))
 
 
 def kind_of(value: Any) -> Hashable | None:  # noqa: ANN401  any nest of tensors

@@ -80,7 +80,10 @@ def meet(helper_of):
 
 
 class Finder:
-    """Finds nothing but torch, once, and only by asking those who would have been asked without it."""
+    """Finds nothing but torch, and only by asking those who would have been asked without it.
+
+    It stays until torch is loaded: libraries ask for its spec, to see whether it is installed, and load it later.
+    """
 
     def __init__(self, helper_of):
         self.helper_of = helper_of
@@ -89,15 +92,19 @@ class Finder:
         """Return torch's own spec with a loader that tells when it is done; None for every other name."""
         if name != "torch":
             return None
-        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
-        for finder in sys.meta_path:
+        for finder in [finder for finder in sys.meta_path if finder is not self]:
             spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
             if spec is not None:
                 if hasattr(spec.loader, "exec_module"):
                     spec.loader = Loader(spec.loader, self)
                 return spec
-        sys.meta_path.insert(0, self)  # no torch here; it may be installed, or its folder added, later
-        return None
+        return None  # no torch here; it may be installed, or its folder added, later
+
+    def leave(self):
+        """Return whether this is the first time that torch was loaded; there is nothing more to find then."""
+        is_first = self in sys.meta_path
+        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
+        return is_first
 
 
 class Loader:
@@ -114,12 +121,9 @@ class Loader:
     def exec_module(self, module):
         """Run the module as the real loader does, then begin; a failed import may be tried again."""
         module.__spec__.loader = module.__loader__ = self.loader
-        try:
-            self.loader.exec_module(module)
-        except BaseException:
-            sys.meta_path.insert(0, self.finder)
-            raise
-        meet(self.finder.helper_of)
+        self.loader.exec_module(module)
+        if self.finder.leave():
+            meet(self.finder.helper_of)
 
     def __getattr__(self, name):
         return getattr(self.loader, name)

@@ -27,7 +27,7 @@ FOUND = [path for path in sorted(EXAMPLES.glob("*.py")) if path.stem not in ELSE
 def test_the_example_runs_and_says_what_it_did(example: Path, tmp_path: Path) -> None:
     torchrun = [adapters_python(), "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     done = subprocess.run(
-        [*torchrun, str(example), "--steps", "40"],
+        [*torchrun, str(example), "--steps", "20"],
         env=environment(PACECAR_HOOK_SOCKET=str(tmp_path / "none"), PACECAR_HOOK_RUN_DIR=str(tmp_path / "run")),
         cwd=tmp_path,
         capture_output=True,

@@ -99,9 +99,9 @@ def run(
 
 
 @cache
-def bare_run(script: Path, *arguments: str) -> Done:
-    """Run a script without pacecar on two ranks, once for all tests that compare with it."""
-    return run(script, *arguments)
+def bare_run(script: Path, *arguments: str, ranks: int = 2) -> Done:
+    """Run a script without pacecar, once for all tests that compare with it."""
+    return run(script, *arguments, ranks=ranks)
 
 
 def run_both(script: Path, *arguments: str, watched: tuple[str, ...], **options: Any) -> tuple[Done, Done]:

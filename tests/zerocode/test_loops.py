@@ -31,7 +31,7 @@ optimizer = torch.optim.Adam(model.parameters())
 total = 0.0
 for _ in range(12):
     loss = model(x).square().mean()
-    loss.backward(); optimizer.step(); optimizer.zero_grad(); total += float(loss)
+    loss.backward(); optimizer.step(); optimizer.zero_grad(); total += float(loss.detach())
 """
 
 GAN = """
@@ -44,7 +44,7 @@ for _ in range(12):
         loss = critic(generator(x).detach()).mean() - critic(torch.ones(4, 1)).mean()
         loss.backward(); one.step(); one.zero_grad()
     loss = -critic(generator(x)).mean()
-    loss.backward(); other.step(); other.zero_grad(); total += float(loss)
+    loss.backward(); other.step(); other.zero_grad(); total += float(loss.detach())
 """
 
 HOLDER = """
@@ -55,7 +55,7 @@ optimizer = torch.optim.SGD(task.parameters(), lr=0.1)
 total = 0.0
 for _ in range(12):
     loss = task.model(x).square().mean()
-    loss.backward(); optimizer.step(); optimizer.zero_grad(); total += float(loss)
+    loss.backward(); optimizer.step(); optimizer.zero_grad(); total += float(loss.detach())
 """
 
 COMPILED = PLAIN.replace("model = mlp()", "model = torch.compile(mlp(), backend='eager')")
@@ -69,19 +69,41 @@ def work(x): return model(x).square().mean()
 total = 0.0
 for _ in range(12):
     loss = work(x)
-    loss.backward(); optimizer.step(); optimizer.zero_grad(); total += float(loss)
+    loss.backward(); optimizer.step(); optimizer.zero_grad(); total += float(loss.detach())
 """
 OPTIMIZER = PLAIN.replace("total = 0.0", "optimizer.step = torch.compile(optimizer.step, backend='eager')\ntotal = 0.0")
 
 MEASURES = "pacecar: measures job j, {} on 1 ranks; tunes nothing"
 
 
-def both(tmp_path: Path, text: str, *options: str) -> tuple[Done, Done]:
+def both(tmp_path: Path, text: str) -> tuple[Done, Done]:
     script = tmp_path / "script.py"
     script.write_text(HEAD + text + TAIL)
-    bare, seen = run_both(script, ranks=1, watched=("--job", "j", "--run-dir", str(tmp_path), *options))
+    bare, seen = run_both(script, ranks=1, watched=("--job", "j", "--run-dir", str(tmp_path)))
     assert bare.code == 0, bare.errors
     return bare, seen
+
+
+EACH = """
+import torch
+for text in {texts!r}:
+    if "torch._dynamo" in __import__("sys").modules:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+    exec(text, {{"__name__": "__main__"}})
+    print("---")
+"""
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each of the loops prints without pacecar: all in one process, as each starts torch anew."""
+    texts = [PLAIN, GAN, HOLDER, COMPILED, BLOCKS, IN_PLACE, FUNCTION, OPTIMIZER]
+    script = tmp_path_factory.mktemp("bare") / "script.py"
+    script.write_text(EACH.format(texts=[HEAD + text + TAIL for text in texts]))
+    done = run(script, ranks=1)
+    assert (done.code, done.errors) == (0, [])
+    return dict(zip(texts, done.out.split("---\n")[:-1], strict=True))
 
 
 @pytest.mark.parametrize(
@@ -103,10 +125,12 @@ def both(tmp_path: Path, text: str, *options: str) -> tuple[Done, Done]:
     ids=["plain", "gan", "holder", "compiled", "blocks", "in place", "function", "optimizer"],
 )
 def test_a_loop_is_measured_or_left_alone_and_prints_and_compiles_the_same(
-    tmp_path: Path, text: str, line: str | None, steps: int
+    tmp_path: Path, bare: dict[str, str], text: str, line: str | None, steps: int
 ) -> None:
-    bare, seen = both(tmp_path, text)
-    assert seen.ended == bare.ended
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + text + TAIL)
+    seen = run(script, ranks=1, watched=("--job", "j", "--run-dir", str(tmp_path)))
+    assert seen.ended == (0, bare[text], [])
     assert seen.pacecar == ([] if line is None else [line])
     assert len(seen.of(0, "step")) == steps
 
@@ -115,7 +139,9 @@ def test_a_script_that_attaches_by_itself_is_left_to_it(tmp_path: Path) -> None:
     text = PLAIN.replace(
         "total = 0.0", "import pacecar; pacer = pacecar.attach(model, optimizer, tune='off')\ntotal = 0.0"
     )
-    _, seen = both(tmp_path, text + "print(pacer.is_active)\n")
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + text + "print(pacer.is_active)\n")
+    seen = run(script, ranks=1, watched=("--run-dir", str(tmp_path)))
     assert seen.pacecar == []
     assert "True" in seen.out
     assert len(seen.of(0, "step")) == 12

@@ -74,6 +74,21 @@ def test_a_script_that_imports_torch_finds_pacecar_s_modules_besides_and_its_ran
     assert said[0] == said[1]
 
 
+def test_a_library_that_looks_whether_torch_is_installed_does_not_use_the_finder_up(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("")
+    asks = "import importlib.util as u\nspec = u.find_spec('torch')\nassert spec.origin.endswith('torch.py')\n"
+    loads = "import torch, sys\nassert torch.__spec__.loader is torch.__loader__\n"
+    said = "print('Finder' in [type(finder).__name__ for finder in sys.meta_path], type(torch.__loader__).__name__)\n"
+    (tmp_path / "state.py").write_text(asks + asks + loads + said)
+    done = subprocess.run(
+        [sys.executable, "state.py"],
+        capture_output=True, text=True, cwd=tmp_path, timeout=60, env=PLAIN | environment({}), check=True,
+    )  # fmt: skip
+    assert done.stdout == "False SourceFileLoader\n"
+    assert done.stderr.startswith("pacecar: does not attach: "), "it listened to this torch, which has no optimizers"
+    assert done.stderr.count("\n") == 1
+
+
 def test_the_users_own_sitecustomize_is_the_one_that_python_has(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()

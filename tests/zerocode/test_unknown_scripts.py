@@ -69,21 +69,26 @@ def test_exact_tuning_decides_about_buckets_on_all_ranks_alike(tmp_path: Path, s
     assert switches[0], "a decision is tried"
 
 
-@pytest.mark.parametrize(
-    ("end", "code"), [("raise", 1), ("exit", 3), ("os_exit", 4), ("interrupt", -2), ("terminate", -15), ("kill", -9)]
-)
-def test_a_script_that_ends_badly_ends_in_the_same_way(tmp_path: Path, end: str, code: int) -> None:
-    arguments = (*SHORT, "--end", end)
-    bare, seen = run_both(NANOGPT, *arguments, ranks=1, watched=("--run-dir", str(tmp_path)))
+MEASURES = "pacecar: measures job nanogpt_like-"
+
+
+@pytest.mark.parametrize(("end", "code"), [("raise", 1), ("interrupt", -2)])
+def test_a_script_that_fails_or_is_interrupted_says_so_in_the_same_words(tmp_path: Path, end: str, code: int) -> None:
+    bare, seen = run_both(NANOGPT, *SHORT, "--end", end, ranks=1, watched=("--run-dir", str(tmp_path)))
     assert seen.ended == bare.ended
     assert seen.code == code
-    assert seen.pacecar == [line for line in seen.pacecar if line.startswith("pacecar: measures job nanogpt_like-")]
-    if end in (
-        "raise",
-        "exit",
-        "interrupt",
-    ):  # else python had no time for its exit, nor pacecar for what it had to say
-        assert seen.of(0, "hello")[0]["world_size"] == 1
+    assert [line.startswith(MEASURES) for line in seen.pacecar] == [True]
+    assert seen.of(0, "hello")[0]["world_size"] == 1, "what was measured is written at python's exit"
+
+
+@pytest.mark.parametrize(("end", "code"), [("exit", 3), ("os_exit", 4), ("terminate", -15), ("kill", -9)])
+def test_a_script_that_ends_itself_or_is_killed_ends_with_its_own_code(tmp_path: Path, end: str, code: int) -> None:
+    whole = bare_run(NANOGPT, *SHORT, ranks=1)
+    seen = run(NANOGPT, *SHORT, "--end", end, ranks=1, watched=("--run-dir", str(tmp_path)))
+    assert (seen.code, seen.errors) == (code, [])
+    assert seen.out, "it ended after most of its lines"
+    assert whole.out.startswith(seen.out)
+    assert [line.startswith(MEASURES) for line in seen.pacecar] == [True]
 
 
 @pytest.mark.parametrize("end", ["exit", "kill"])
