@@ -54,7 +54,7 @@ def daemon(config_file: Path | None, **flags: Any) -> None:  # noqa: ANN401  cli
 
     _log_to_stderr(config.daemon.log_level)
     try:
-        code = run(config.daemon)
+        code = run(config.daemon, config.otlp)
     except DaemonError as error:
         _fail(str(error))
     sys.exit(code)

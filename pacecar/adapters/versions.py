@@ -18,6 +18,8 @@ TESTED: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
     "transformers": ((5, 23), (5, 23)),
     "accelerate": ((1, 15), (1, 15)),
     "lightning": ((2, 6), (2, 6)),
+    "deepspeed": ((0, 19), (0, 19)),
+    "ray": ((2, 60), (2, 60)),
 }
 """Library -> first and last minor version, both included: what `requirements/adapters.txt` was when tests passed."""
 

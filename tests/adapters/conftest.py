@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,24 +32,25 @@ def run_job(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[list
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        ranks = [
-            subprocess.Popen(
-                [python, str(Path(__file__).with_name(script)), json.dumps(jobs)],
-                env=environment(**world, STORE=str(folder / "store"), RANK=str(rank), LOCAL_RANK=str(rank)),
-                cwd=folder,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(2)
-        ]
-        outputs: list[tuple[str, str]] = []
+        # Into files: a rank whose full pipe nobody reads yet stands still, and the other waits for it in a collective.
+        out, err = ([folder / f"{kind}{rank}" for rank in range(2)] for kind in ("out", "err"))
+        ranks = []
+        for rank in range(2):
+            with out[rank].open("w") as stdout, err[rank].open("w") as stderr:
+                process = subprocess.Popen(
+                    [python, str(Path(__file__).with_name(script)), json.dumps(jobs)],
+                    env=environment(**world, STORE=str(folder / "store"), RANK=str(rank), LOCAL_RANK=str(rank)),
+                    cwd=folder,
+                    stdout=stdout,
+                    stderr=stderr,
+                )
+                ranks.append(process)
+        deadline = time.monotonic() + RANKS_SECONDS_MAX
         try:
-            outputs.extend(process.communicate(timeout=RANKS_SECONDS_MAX) for process in ranks)
-        except subprocess.TimeoutExpired:
             for process in ranks:
-                process.kill()
-            errors = [process.communicate()[1][-3000:] for process in ranks]
+                process.wait(timeout=max(1.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            errors = [path.read_text()[-3000:] for path in err]
             pytest.fail(f"{script} did not end within {RANKS_SECONDS_MAX} s: " + "\n".join(errors))
         finally:
             for process in ranks:
@@ -57,8 +59,8 @@ def run_job(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[list
                     process.wait()
         codes = [process.returncode for process in ranks]
         if any(codes):
-            pytest.fail(f"{script} exited {codes}:\n" + "\n".join(err[-4000:] for _, err in outputs))
-        answers = [json.loads(out.strip().splitlines()[-1]) for out, _ in outputs]
+            pytest.fail(f"{script} exited {codes}:\n" + "\n".join(path.read_text()[-4000:] for path in err))
+        answers = [json.loads(path.read_text().strip().splitlines()[-1]) for path in out]
         return [list(ranks_of_job) for ranks_of_job in zip(*answers, strict=True)]
 
     return run

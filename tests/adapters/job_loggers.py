@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 from turning import OPTIONS
+from wandb.proto.wandb_internal_pb2 import Record
 
 import pacecar
 from pacecar.adapters.loggers import Mlflow, TensorBoard, Wandb
@@ -28,6 +32,40 @@ class Broken:
 
     def add_scalar(self, *args: Any, **kwargs: Any) -> None:
         raise RuntimeError("planted: this writer is broken")
+
+    add_text = add_scalar
+
+
+class Hanging:
+    """A writer whose file system has gone away."""
+
+    def add_scalar(self, *args: Any, **kwargs: Any) -> None:
+        threading.Event().wait()
+
+    add_text = add_scalar
+
+
+def history(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of the one offline run below `folder`, by wandb's own message.
+
+    The file is a LevelDB log behind 7 bytes of header: blocks of 32 KiB of fragments (crc 4, length 2, kind 1).
+    """
+    data = next(folder.glob("wandb/offline-run-*/*.wandb")).read_bytes()
+    at, message, rows = 7, b"", []
+    while at + 7 <= len(data):
+        left = 32768 - at % 32768
+        length, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        if left < 7 or kind == 0:
+            at += left
+            continue
+        message = (message if kind in (3, 4) else b"") + data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last of several
+            record = Record.FromString(message)
+            if record.HasField("history"):
+                items = record.history.item
+                rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items})
+    return rows
 
 
 def decisions() -> list[Any]:
@@ -54,7 +92,7 @@ def main(folder: Path) -> dict[str, Any]:
     period = {"period_seconds": 0.05}
     loggers = [
         TensorBoard(writer, **period), Wandb(run, **period), Mlflow(run_id, client=client, **period),
-        TensorBoard(Broken(), **period),
+        TensorBoard(Broken(), **period), TensorBoard(Hanging(), **period),
     ]  # fmt: skip
     options = OPTIONS | {"loggers": loggers}
     pacer = pacecar.attach(model, optimizer, tune="exact", **options)
@@ -63,14 +101,16 @@ def main(folder: Path) -> dict[str, Any]:
         model(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+        time.sleep(0.008)
         if number % 100 == 99:
             run.log({"mine": number})  # the script's own rows
         if number == 10:
             for record in decisions():
                 for logger in loggers:
                     logger.put(record)
+    begun = time.monotonic()
     pacer.close()
-    rows, summary = run.step, dict(run.summary)
+    close_seconds = time.monotonic() - begun
     writer.close()
     run.finish()
     board = EventAccumulator(str(folder / "board")).Reload()
@@ -79,11 +119,11 @@ def main(folder: Path) -> dict[str, Any]:
     return {
         "board": {name: [[e.step, e.value] for e in board.Scalars(name)] for name in board.Tags()["scalars"]},
         "board_events": texts,
-        "wandb_rows": rows,
-        "wandb": {key: value for key, value in summary.items() if isinstance(value, (int, float, str))},
+        "wandb": history(folder),
         "mlflow": [[metric.step, metric.value] for metric in pace],
         "mlflow_events": {k: v for k, v in client.get_run(run_id).data.tags.items() if k.startswith("pacecar")},
-        "broken_dropped": loggers[3].dropped,
+        "close_seconds": close_seconds,
+        "hanging_dropped": loggers[4].dropped,
         "versions": {name: __import__(name).__version__ for name in ("tensorboard", "wandb", "mlflow")},
     }
 
