@@ -62,26 +62,27 @@ def show(name: str, pairs: list[tuple[float, float]], unit: str) -> None:
     sys.stdout.flush()
 
 
-def job(script: str, arguments: list[str], environ: dict[str, str]) -> tuple[float, float]:
-    """Return the median step of a script on two ranks and the wall time of all of it."""
+def job(script: str, arguments: list[str], environ: dict[str, str]) -> tuple[float, float, float]:
+    """Return the median step of a script on two ranks, and the time of all of it by the clock and of processors."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d"]
     command += ["--rdzv-endpoint", "127.0.0.1:0", str(JOBS / script), "--paces", *arguments]
-    begun = time.perf_counter()
+    before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(command, env=PLAIN | environ, check=True, capture_output=True, text=True, timeout=600)
-    wall = time.perf_counter() - begun
+    wall, after = time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)
+    processors = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("paces ")]
-    return statistics.median([float(pace) for pace in line.split()[1:]][SETTLED_STEPS:]), wall
+    return statistics.median([float(pace) for pace in line.split()[1:]][SETTLED_STEPS:]), wall, processors
 
 
 def compare_jobs(name: str, script: str, arguments: list[str], mode: str, pairs: int) -> None:
     """Run a script bare and watched by turns; compare its steps and the whole of it."""
     threads = {"OMP_NUM_THREADS": "1"}
     added = threads | environment({}, tune=mode) | {"PACECAR_TUNE_REMEMBER": "false"}
-    found: list[dict[bool, tuple[float, float]]] = []
+    found: list[dict[bool, tuple[float, float, float]]] = []
     for turn in range(pairs):
         order = (False, True) if turn % 2 == 0 else (True, False)
         found.append({is_watched: job(script, arguments, added if is_watched else threads) for is_watched in order})
-    for what, index, unit in (("steps", 0, "ms"), ("whole run", 1, "s")):
+    for what, index, unit in (("steps", 0, "ms"), ("whole run", 1, "s"), ("its processors", 2, "s")):
         show(f"{name}, mode {mode}: {what}", [(one[False][index], one[True][index]) for one in found], unit)
 
 
