@@ -241,7 +241,9 @@ def test_a_scrape_reads_nothing(start, machine):
             reads.append(path)
             return super().read(path)
 
-    daemon = start([CpuCollector(Counting(machine / "proc", machine / "sys"))], period_seconds=60.0)
+    daemon = start(
+        [CpuCollector(Counting(machine / "proc", machine / "sys"))], period_seconds=60.0, glances_per_second=0.0
+    )
     before = len(reads)
     for _ in range(5):
         assert families(daemon.port)["pacecar_host_cpus_online"][0].value == 3
@@ -251,7 +253,6 @@ def test_a_scrape_reads_nothing(start, machine):
 def test_over_its_budget_the_daemon_glances_less_and_says_so(start, caplog):
     caplog.set_level(logging.INFO)
     daemon = start([CpuCollector(Files())], cpu_budget=0.0, window_seconds=1.0)
-    assert families(daemon.port)["pacecar_daemon_glance_frequency_hertz"][0].value == 10.0
 
     def value(name):
         return families(daemon.port)[name][0].value
