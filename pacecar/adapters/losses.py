@@ -119,13 +119,14 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     """Leave random numbers, buffers and the training mode as they are, whatever runs inside, in training mode."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]  # frozen parts may be in evaluation mode
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             model.train()
             yield
     finally:
-        model.train(was_training)
+        for module, mode in modes:
+            module.training = mode
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
+from pacecar.adapters.losses import undisturbed
 from pacecar.adapters.regroup import SIZING_UPDATES, Regrouper
 from pacecar.controller.microbatch import MicroBatcher
 
@@ -105,3 +106,14 @@ def test_an_update_that_the_loop_gave_up_leaves_nothing_for_the_next() -> None:
     regrouper.reset()
     seen = update(regrouper, batches([4, 4], 2))
     assert torch.cat([numbers for numbers, _, _ in seen]).tolist() == [0, 1, 2, 3]
+
+
+def test_trying_a_loss_leaves_each_module_in_its_own_mode():
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model[1].eval()
+    before = model[1].running_mean.clone()
+    with undisturbed(model):
+        assert model[1].training
+        model(torch.randn(4, 2))
+    assert [module.training for module in model.modules()] == [True, True, False]
+    assert torch.equal(model[1].running_mean, before)
