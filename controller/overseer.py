@@ -39,6 +39,9 @@ ORDER_STEPS_MAX = 128
 """An order takes 4 to 16 steps to be agreed, and as many until rank 0 sees it; where the ranks were calm, CALM_PERIOD
 more each, and it is counted from a step that was seen as long ago.  After so many it will not come."""
 
+ORDER_SEEN_MIN = 32
+"""Of steps too short to be measured one by one only some are seen, a few in a row: so many must have been, too."""
+
 PACES_MAX = 64
 """Steps whose pace is kept, to be remembered with the knobs."""
 
@@ -89,6 +92,7 @@ class Order:
         self.who = who
         self.answer = answer
         self.since_step = 0
+        self.since_seen = 0
         self.number = 0
 
 
@@ -200,7 +204,7 @@ class Overseer(Policy):
             OrderError: it cannot be; nothing was done, and nothing answered.
         """
         self._check(order)
-        order.since_step = self.step
+        order.since_step, order.since_seen = self.step, self.steps
         if order.action == "resume":
             self._resume(order)
             return
@@ -278,9 +282,10 @@ class Overseer(Policy):
         if all(step.values.get(knob) == value for knob, value in wanted.items()):
             named = order.values if order.action == "set" else wanted
             return self._end(order, "done", ", ".join(f"{k} {setting(k, named[k])}" for k in sorted(named)))
-        if step.step - order.since_step > ORDER_STEPS_MAX:
+        waited, seen = step.step - order.since_step, self.steps - order.since_seen
+        if waited > ORDER_STEPS_MAX and seen >= ORDER_SEEN_MIN:
             self._must_ask = True
-            return self._end(order, "refused", f"the ranks did not switch within {ORDER_STEPS_MAX} steps")
+            return self._end(order, "refused", f"the ranks did not switch within {waited} steps")
         return None
 
     def _end(self, order: Order, end: Literal["done", "refused"], detail: str) -> Literal["done", "refused"]:
