@@ -16,8 +16,9 @@ waits as well.
 Ranks take `turns`, or a tuner's request would open the windows of all of them at once.
 
 Debt.  What is lent at the start is earned back while the always-on part goes on, which may take most of a small budget
-itself.  Who is still over the ratio after DEBT_NS has a strained budget: fewer steps are measured and ranks look at
-each other less often, until the debt is paid.
+itself.  After DEBT_NS of training a budget of which all but the windows takes more than ALWAYS_ON_SHARE is strained:
+fewer steps are measured and ranks look at each other less often, until it is not.  Windows are left out, because they
+always fill what is left: they wait by themselves, and nobody else has to.
 
 A ratio of 1 is no limit, of 0 no window.  Pure: numbers in, a yes or no out.
 """
@@ -54,6 +55,9 @@ CREDIT_STEPS = 100
 DEBT_NS = 15_000_000_000
 """Of training after which the start must be paid for: by then a budget of 0.01 has earned 150 ms."""
 
+ALWAYS_ON_SHARE = 0.8
+"""Of the budget; the rest is for windows."""
+
 
 class Budget:
     """Adds up wall time and pacecar's cost, and says when a window may open."""
@@ -80,6 +84,7 @@ class Budget:
         self._charging = threading.Lock()
         self._recent: deque[int] = deque(maxlen=RECENT_STEPS)
         self._window_ns: deque[int] = deque(maxlen=PRICES_MAX)
+        self._windows_ns = 0
         self._requested = False
         self._on_credit = True
         self._last_window: int | None = None
@@ -96,10 +101,10 @@ class Budget:
         return self.cost_ns / self._wall_ns if self._wall_ns else None
 
     def is_strained(self) -> bool:
-        """Return whether pacecar still owes what it spent at the start, or costs more than it may; from any thread."""
+        """Return whether pacecar without its windows takes more than its share of the budget; from any thread."""
         if not 0.0 < self._ratio < 1.0 or self._wall_ns < DEBT_NS:
             return False
-        return self.cost_ns > self._ratio * self._wall_ns
+        return self.cost_ns - self._windows_ns > ALWAYS_ON_SHARE * self._ratio * self._wall_ns
 
     def charge(self, cost_ns: int) -> None:
         """Add a cost that was measured outside any step: the attach itself, a thread of ours; from any thread."""
@@ -129,6 +134,7 @@ class Budget:
     def window_taken(self, step: int, price_ns: int) -> None:
         """Remember what the window of `step` cost in all, to predict the next."""
         self._window_ns.append(price_ns)
+        self._windows_ns += price_ns
         if self._aftermath is not None:
             self._aftermath.window(int(median(self._recent)) if self._recent else None)
         self._last_window = step

@@ -38,7 +38,7 @@ SHARE = 0.5
 """Of the budget that the always-on part may take."""
 
 STRAINED_SHARE = SHARE / 4
-"""The same while the budget is overdrawn: the rest pays the debt."""
+"""The same while the budget is strained: the rest pays the debt."""
 
 SHRINK = 0.7
 """k is halved only when that would cost less than this part of its share."""

@@ -66,7 +66,7 @@ ALARM_SPREADS = 1.5
 """Of the median change from glance to glance: to look at the steps is cheap, and a glance sees only a few of them."""
 
 STRAINED = 4
-"""So many times rarer are looks while the overhead budget is overdrawn, and no range is told in a hurry."""
+"""So many times rarer are looks while the overhead budget is strained, and no range is told in a hurry."""
 
 SURROUNDINGS_SECONDS = 0.5
 """What the kernel says is read no less often, so that what is told first of a change is mostly about the change."""
@@ -112,7 +112,7 @@ class Watched(Protocol):
         ...
 
     def is_strained(self) -> bool:
-        """Return whether it has cost the job more than it may."""
+        """Return whether its overhead budget is strained."""
         ...
 
     @property

@@ -163,9 +163,9 @@ def test_a_look_skips_the_turns_at_which_a_window_cannot_be_paid_yet():
 
 
 @pytest.mark.parametrize(
-    ("ratio", "cost_ms", "owes"), [(0.01, 149, False), (0.01, 151, True), (0.0, 999, False), (1.0, 999, False)]
+    ("ratio", "cost_ms", "owes"), [(0.01, 119, False), (0.01, 121, True), (0.0, 999, False), (1.0, 999, False)]
 )
-def test_who_still_owes_after_fifteen_seconds_has_a_strained_budget_until_it_is_earned(ratio, cost_ms, owes):
+def test_who_takes_too_much_after_fifteen_seconds_has_a_strained_budget_until_it_is_earned(ratio, cost_ms, owes):
     budget = Budget(ratio, warmup_steps=1, interval_steps=100)
     budget.charge(cost_ms * MS)
     for _ in range(1499):
@@ -173,6 +173,18 @@ def test_who_still_owes_after_fifteen_seconds_has_a_strained_budget_until_it_is_
         assert not budget.is_strained(), "what is lent at the start may be owed for a while"
     budget.step(10 * MS, 0, profiled=False)
     assert budget.is_strained() is owes
-    for _ in range(10):
+    for _ in range(20):
         budget.step(10 * MS, 0, profiled=False)
     assert not budget.is_strained()
+
+
+def test_windows_that_fill_the_budget_strain_nobody():
+    """They would make the tuner blind: with fewer measured steps its trials take as many times longer."""
+    budget = Budget(0.01, warmup_steps=1, interval_steps=100)
+    for step in range(2000):
+        price_ms = 10 if step % 100 == 50 else 0
+        budget.step(10 * MS, price_ms * MS + MS // 20, profiled=False)
+        if price_ms:
+            budget.window_taken(step, price_ms * MS)
+        assert not budget.is_strained()
+    assert budget.ratio > 0.01
