@@ -6,10 +6,15 @@ And how fast the machine is decides nothing.
 from __future__ import annotations
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("PACECAR_TUNE_REMEMBER", "false")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell without job control starts what it puts in the background like this, and our scripts would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("pacecar", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("pacecar")
