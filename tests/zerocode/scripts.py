@@ -18,6 +18,8 @@ JOBS = Path(__file__).resolve().parents[1] / "jobs"
 NANOGPT, RESNET, TRAINER = JOBS / "nanogpt_like.py", JOBS / "resnet_like.py", JOBS / "trainer_like.py"
 PLAIN = {name: value for name, value in os.environ.items() if not name.startswith("PACECAR_") and name != "PYTHONPATH"}
 TIMEOUT_SECONDS = 300
+# DeepSpeed, which accelerate imports where it is installed, would say with a time stamp that it found no GPU.
+SAME = {"OMP_NUM_THREADS": "1", "PACECAR_TUNE_REMEMBER": "false", "DS_ACCELERATOR": "cpu"}
 
 
 @dataclass
@@ -84,7 +86,7 @@ def run(
         text=True,
         timeout=TIMEOUT_SECONDS,
         check=False,
-        env=PLAIN | {"OMP_NUM_THREADS": "1", "PACECAR_TUNE_REMEMBER": "false"} | environ,
+        env=PLAIN | SAME | environ,
     )
     lines = done.stderr.splitlines()
     own = [line for line in lines if line.startswith("pacecar:")]
