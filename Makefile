@@ -28,6 +28,7 @@ NVITOP := .tools/nvitop
 HTA := .tools/attribution/hta
 TRACELENS := .tools/attribution/tracelens
 TRACEML := .tools/traceml
+ADAPTERS := .tools/adapters
 
 # Tests of several processes measure each other if they run side by side; the others share the cores.
 FAST := not slow and not distributed and not soak
@@ -35,7 +36,7 @@ PARALLEL := --numprocesses=auto --dist=worksteal
 # pytest exits with 5 when it finds no test, as one of the two runs may where PYTEST_FLAGS names some.
 MAY_BE_NONE = $(if $(strip $(PYTEST_FLAGS)),|| [ $$? -eq 5 ])
 
-.PHONY: help run test check lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-microbatch soak-daemon soak-faults soak-windows dashboards tools clean
+.PHONY: help run test check lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-microbatch bench-run soak-daemon soak-faults soak-windows dashboards tools adapters compatibility clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -43,7 +44,7 @@ help: ## Say what can be made
 run: $(RUN_STAMP) ## Train a small language model with pacecar attached, and show what tuning was worth
 	@exec $(BIN)/python -m pacecar demo $(DEMO_FLAGS)
 
-test: lint tools ## All checks and all tests (but the soak tests)
+test: lint tools $(ADAPTERS)/.installed ## All checks and all tests (but the soak tests)
 	@failed=0; \
 	$(BIN)/python -m pytest $(PARALLEL) -m "$(FAST)" $(PYTEST_FLAGS) $(MAY_BE_NONE) || failed=1; \
 	$(BIN)/python -m pytest -m "(slow or distributed) and not soak" $(PYTEST_FLAGS) $(MAY_BE_NONE) || failed=1; \
@@ -63,7 +64,7 @@ fmt: $(DEV_STAMP) ## Format the code and mend what ruff can mend
 	$(BIN)/ruff format .
 
 bench: $(DEV_STAMP) ## Measure what pacecar costs
-	@for bench in $(filter-out %/bench_daemon.py %/bench_attribution.py %/bench_overhead.py %/bench_tuning.py %/bench_policies.py %/bench_microbatch.py,$(wildcard tests/bench/bench_*.py)); do echo "== $$bench"; $(BIN)/python $$bench || exit; done
+	@for bench in $(filter-out %/bench_daemon.py %/bench_attribution.py %/bench_overhead.py %/bench_tuning.py %/bench_policies.py %/bench_microbatch.py %/bench_run.py,$(wildcard tests/bench/bench_*.py)); do echo "== $$bench"; $(BIN)/python $$bench || exit; done
 
 bench-daemon: $(DEV_STAMP) tools $(NVITOP) ## Measure the daemon against nvitop-exporter and node_exporter
 	@exec $(BIN)/python tests/bench/bench_daemon.py $(BENCH_FLAGS)
@@ -82,6 +83,9 @@ bench-tuning: $(DEV_STAMP) ## Train on shaped links under every policy (root; BE
 
 bench-microbatch: $(DEV_STAMP) ## Tune the micro-batch of a job whose default is poor
 	@exec $(BIN)/python tests/bench/bench_microbatch.py $(BENCH_FLAGS)
+
+bench-run: $(DEV_STAMP) ## Measure what `pacecar run` costs a script that knows nothing of it
+	@exec $(BIN)/python tests/bench/bench_run.py $(BENCH_FLAGS)
 
 soak-windows: $(DEV_STAMP) ## Take 10 000 windows in one process and watch its memory
 	@exec $(BIN)/python -m pytest -m soak -s tests/profiler/test_soak_windows.py
@@ -119,6 +123,23 @@ $(TRACEML): $(RUN_STAMP)
 	  $(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' > \
 	  "$$($(TRACEML).new/bin/python -c 'import site; print(site.getsitepackages()[0])')/ours.pth"; \
 	  mv $(TRACEML).new $(TRACEML); }
+
+# A venv of its own, because these libraries bring some forty packages; torch it takes from ours, by a path file.
+$(ADAPTERS)/.installed: requirements/adapters.txt constraints.txt $(RUN_STAMP)
+	@echo "installing the libraries that the adapters are for into $(ADAPTERS) ..."
+	@rm -rf $(ADAPTERS) $(ADAPTERS).new
+	@$(PYTHON) -m venv $(ADAPTERS).new
+	@$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' > \
+	"$$($(ADAPTERS).new/bin/python -c 'import site; print(site.getsitepackages()[0])')/ours.pth"
+	@$(ADAPTERS).new/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) -c constraints.txt -r requirements/adapters.txt \
+	  || { echo "the adapters' libraries cannot be had: their tests will be skipped, and fail on CI" >&2; rm -rf $(ADAPTERS).new; }
+	@[ ! -d $(ADAPTERS).new ] || { mv $(ADAPTERS).new $(ADAPTERS); touch $@; }
+
+adapters: $(ADAPTERS)/.installed ## Install the libraries that the adapters are for, for their tests
+
+compatibility: $(DEV_STAMP) $(ADAPTERS)/.installed ## Run the adapters' tests and write docs/compatibility.md of what they ran
+	@RECORD_COMPATIBILITY=1 $(BIN)/python -m pytest tests/adapters -k table
+	@$(BIN)/python tests/adapters/compatibility.py
 
 dashboards: $(RUN_STAMP) ## Generate the dashboards and docs/metrics.md from the catalog
 	$(BIN)/python -m pacecar.dashboards

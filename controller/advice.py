@@ -64,11 +64,11 @@ _HELP = (
 )
 
 ENGINES = {
-    # Its source (runtime/zero/stage_1_and_2.py, stage3.py): ZeRO 1 and 2 look at both sizes anew in each step, ZeRO 3
-    # allocates its buffer once, overlap_comm decides about streams when the engine is made.  There is no public setter.
+    # Its source (runtime/zero/stage_1_and_2.py, stage3.py): overlap_comm decides about streams when the engine is made,
+    # and reduce_scatter about the collective; sizes are looked at in each step (zero).
     "DeepSpeedEngine": (
-        "DeepSpeed owns its buckets: try reduce_bucket_size and allgather_bucket_size at half and twice their elements,"
-        " and overlap_comm, in its configuration (needs a restart)"
+        "DeepSpeed owns its buckets: zero_bucket_bytes turns ZeRO's; try overlap_comm and reduce_scatter in its"
+        " configuration (needs a restart)"
     ),
 }
 """What to say of engines that keep what we would turn to themselves, by the name of the model's class."""

@@ -98,6 +98,7 @@ class MicroBatcher:
     `batch_samples` and `batch_tokens` are the largest batch seen and `sample_tokens` its longest sample, None before
     the first; `weight` and `is_last` describe the present micro-batch.  `samples_cap` bounds this rank alone.
     `whole_samples` is what goes through at once where no `micro_batch` is in force and batches are put together.
+    `refused`: why whoever drives it must not be given another size; None where it may.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class MicroBatcher:
         self.sample_tokens: int | None = None
         self.weight = 1.0
         self.is_last = True
+        self.refused: str | None = None
         self.ddp = ddp
         self._scaler = scaler
         self._sync_before: bool | None = None

@@ -118,6 +118,8 @@ class MicroBatchActuator(_Size):
     def refusal(self) -> str | None:
         """Return what makes another micro-batch compute something else, or None."""
         batch = self._batcher.batch_samples
+        if self._batcher.refused is not None:
+            return self._batcher.refused
         if self._batcher.tokens.value is not None:
             return "micro-batches are cut by tokens (micro_tokens)"
         if batch is None:

@@ -123,7 +123,8 @@ class Tuner:
         if self._config.mode == "off":
             return
         if self._chooses_agreement and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            self._agreement = RankAgreement(dist.get_rank(), dist.get_world_size(), votes=self._mode == "exact")
+            votes, seconds = self._mode == "exact", self._config.meet_seconds
+            self._agreement = RankAgreement(dist.get_rank(), dist.get_world_size(), votes=votes, meet_seconds=seconds)
             self._board = Switchboard(self._actuators, self._agreement, self._clock)
         try:
             self._agreement.open(f"mode {self._mode}")

@@ -94,6 +94,10 @@ _FOR_THE_GPU = """
 NOT_DRAWN = {
     "pacecar_build_info": "a constant to join on; `pacecar version` shows it",
     "pacecar_gpu_memory_free_bytes": "size minus used, and both are drawn",
+    **{
+        f"pacecar_daemon_otlp_{name}": "of daemons that push, which a store that does not scrape draws itself"
+        for name in ("exports_total", "export_duration_seconds", "success_age_seconds")
+    },
     **{f"pacecar_{name}": "for the node dashboard: of the machine, not of a job" for name in _FOR_THE_NODE.split()},
     **{f"pacecar_{name}": "for the node dashboard: of one GPU, not of a job" for name in _FOR_THE_GPU.split()},
     **{name: "for the node dashboard: extremes of a window" for names in WINDOW_NAMES.values() for name in names},

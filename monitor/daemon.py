@@ -24,7 +24,7 @@ from types import FrameType
 import msgspec
 
 from pacecar.clock import NS_PER_SECOND, Clock, SystemClock
-from pacecar.config import DaemonConfig
+from pacecar.config import DaemonConfig, OtlpConfig
 from pacecar.monitor.board import Board
 from pacecar.monitor.budget import Budget, Change
 from pacecar.monitor.collectors.cgroup import CgroupCollector, Member
@@ -44,6 +44,7 @@ from pacecar.monitor.inbox import Inbox
 from pacecar.monitor.jobs import JobView
 from pacecar.monitor.meeting import Meeting, MeetingError
 from pacecar.monitor.nvml import PyNvml
+from pacecar.monitor.otlp import Otlp, OtlpError, Reading
 from pacecar.monitor.sampler import Pace, Sampler
 from pacecar.monitor.series import DaemonFigures, daemon_samples, job_samples
 from pacecar.monitor.signals import Signals
@@ -123,6 +124,7 @@ class Daemon:
         self,
         config: DaemonConfig,
         *,
+        otlp: OtlpConfig | None = None,
         clock: Clock | None = None,
         collectors: Sequence[Collector] | None = None,
     ) -> None:
@@ -152,6 +154,8 @@ class Daemon:
         self._signals = Signals(int(config.period_seconds * NS_PER_SECOND))
         self._exporter = Exporter(self._live_samples)
         self._web = WebServer(config.host, config.port)
+        self._otlp_config = otlp if otlp is not None and otlp.endpoint is not None else None
+        self._otlp: Otlp | None = None
         self._stopping = threading.Event()
         self._ticker: threading.Thread | None = None
         self._beat: Beat | None = None
@@ -176,7 +180,8 @@ class Daemon:
             # The port first: it tells two daemons apart before either touches the socket file.
             self._web.bind()
             self._inbox.start()
-        except (WebError, MeetingError) as error:
+            self._start_otlp()
+        except (WebError, MeetingError, OtlpError) as error:
             self.close()
             raise DaemonError(str(error)) from error
         self._sampler.start()
@@ -187,6 +192,8 @@ class Daemon:
     def close(self) -> None:
         """Stop, give back port and socket, and wait for the threads; a hanging collector is left behind."""
         self._stopping.set()
+        if self._otlp is not None:
+            self._otlp.close()
         self._sampler.interrupt()
         self._web.close()
         self._inbox.close()
@@ -194,6 +201,18 @@ class Daemon:
             self._ticker.join()
             self._ticker = None
             self._sampler.close()
+
+    def _start_otlp(self) -> None:
+        if self._otlp_config is not None:
+            otlp = Otlp(self._otlp_config, self._clock, self._readings, version=self._version, port=self.port)
+            otlp.start()
+            self._otlp = otlp
+
+    def _readings(self) -> list[Reading]:
+        """Return what a scrape would find now."""
+        snapshot = self._board.snapshot()
+        ticked = [] if snapshot is None else [Reading(snapshot.wall_ns, snapshot.samples())]
+        return [*ticked, Reading(self._clock.wall_ns(), self._live_samples())]
 
     def _live_samples(self) -> list[Sample]:
         """Return what is of the moment of a scrape and not of a tick: jobs, and the daemon's own figures."""
@@ -217,6 +236,7 @@ class Daemon:
             refused=self._inbox.refused(),
             jobs=len(jobs),
             scrapes=self._exporter.scrapes,
+            otlp=None if self._otlp is None else self._otlp.figures,
         )
         return [*job_samples(jobs), *daemon_samples(figures)]
 
@@ -284,7 +304,7 @@ def _version() -> str:
         return "not installed"
 
 
-def run(config: DaemonConfig) -> int:
+def run(config: DaemonConfig, otlp: OtlpConfig | None = None) -> int:
     """Run the daemon until SIGTERM or SIGINT and return the exit code; raises DaemonError when it cannot start."""
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     sys.setswitchinterval(SWITCH_SECONDS)
@@ -297,7 +317,7 @@ def run(config: DaemonConfig) -> int:
         """The byte is enough."""
 
     Heap().settle()  # of the whole process, so not for a Daemon that is part of another program
-    daemon = Daemon(config)
+    daemon = Daemon(config, otlp=otlp)
     before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
     woken_before = signal.set_wakeup_fd(stop, warn_on_full_buffer=False)
     try:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from pacecar.monitor.collectors.reading import sample
 from pacecar.monitor.crews import crew_samples
 from pacecar.monitor.jobs import JobView, RankView
+from pacecar.monitor.otlp import OtlpFigures
 from pacecar.records import (
     Absent,
     CollectiveWindow,
@@ -58,6 +59,7 @@ class DaemonFigures(NamedTuple):
     refused: Mapping[Refusal, int]
     jobs: int
     scrapes: tuple[int, int]
+    otlp: OtlpFigures | None = None
 
 
 def job_samples(jobs: Sequence[JobView]) -> Iterator[Sample]:
@@ -243,6 +245,15 @@ def _spending_samples(figures: DaemonFigures) -> Iterator[Sample]:
         yield sample("pacecar_collector_glance_failures_total", failed, collector)
 
 
+def _otlp_samples(figures: OtlpFigures) -> Iterator[Sample]:
+    for outcome, count in figures.exports.items():
+        yield sample("pacecar_daemon_otlp_exports_total", count, outcome)
+    if figures.duration_ns is not None:
+        yield sample("pacecar_daemon_otlp_export_duration_seconds", figures.duration_ns)
+    if figures.success_age_ns is not None:
+        yield sample("pacecar_daemon_otlp_success_age_seconds", figures.success_age_ns)
+
+
 def daemon_samples(figures: DaemonFigures) -> Iterator[Sample]:
     """Yield what the daemon serves about itself; CPU time and memory are the collector's in `collectors.own`."""
     yield sample("pacecar_build_info", 1, figures.version, platform.python_version())
@@ -257,6 +268,8 @@ def daemon_samples(figures: DaemonFigures) -> Iterator[Sample]:
     for refusal, count in figures.refused.items():
         yield sample("pacecar_inbox_frames_refused_total", count, refusal.value)
     yield from _spending_samples(figures)
+    if figures.otlp is not None:
+        yield from _otlp_samples(figures.otlp)
     for collector, count in figures.failures.items():
         yield sample("pacecar_collector_failures_total", count, collector)
     if figures.snapshot_age_ns is not None:

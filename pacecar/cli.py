@@ -19,6 +19,7 @@ import click
 
 from pacecar import __version__
 from pacecar.knobs_command import knobs
+from pacecar.run_command import run
 from pacecar.tune_command import tune
 from pacecar.usage import config_option
 from pacecar.usage import fail as _fail
@@ -53,7 +54,7 @@ def daemon(config_file: Path | None, **flags: Any) -> None:  # noqa: ANN401  cli
 
     _log_to_stderr(config.daemon.log_level)
     try:
-        code = run(config.daemon)
+        code = run(config.daemon, config.otlp)
     except DaemonError as error:
         _fail(str(error))
     sys.exit(code)
@@ -244,6 +245,7 @@ def version() -> None:
 
 
 cli.add_command(knobs)
+cli.add_command(run)
 cli.add_command(tune)
 
 

@@ -5,6 +5,7 @@ unknown key is an error that names the file, the key and the keys that exist; so
 range.  Each section is a typed record beside the bounds and the reason for its default.
 
     [daemon]              PACECAR_DAEMON_PORT=9850            --port 9850
+    [otlp]                PACECAR_OTLP_ENDPOINT=http://...
     [hook]                PACECAR_HOOK_OVERHEAD_BUDGET=0.01   attach(overhead_budget=0.01)
     [tune]                PACECAR_TUNE_MODE=exact             attach(tune="exact")
 """
@@ -16,6 +17,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -27,6 +29,7 @@ __all__ = [
     "ConfigError",
     "DaemonConfig",
     "HookConfig",
+    "OtlpConfig",
     "TuneConfig",
     "default_socket",
     "load_config",
@@ -76,6 +79,20 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ranks_max: Annotated[int, Meta(ge=1, le=100_000)] = 1024
     job_forget_seconds: Annotated[float, Meta(ge=1.0)] = 900.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class OtlpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The [otlp] section: where the daemon pushes its metrics to, if anywhere."""
+
+    endpoint: str | None = None
+    period_seconds: Annotated[float, Meta(ge=1.0, le=3600.0)] = 15.0
+    timeout_seconds: Annotated[float, Meta(ge=0.1, le=300.0)] = 10.0
+
+    def __post_init__(self) -> None:
+        if self.endpoint is not None:
+            url = urlsplit(self.endpoint)
+            if url.scheme not in ("http", "https") or not url.hostname:
+                raise ValueError(f"[otlp] endpoint {self.endpoint!r} is no http:// or https:// address")
 
 
 class HookConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -128,6 +145,8 @@ class TuneConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     powersgd_rank: Annotated[int, Meta(ge=1, le=64)] = 2
     learning_rate_rule: Literal["none", "linear", "sqrt", "adascale"] = "none"
     scheduler_by_samples: bool = False
+    at_forward: bool = False
+    meet_seconds: Annotated[float, Meta(gt=0.0, le=600.0)] = 30.0
     remember: bool = True
     knobs_file: str | None = None
     knobs: tuple[KnobName, ...] = get_args(KnobName)
@@ -143,17 +162,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """All sections."""
 
     daemon: DaemonConfig = msgspec.field(default_factory=DaemonConfig)
+    otlp: OtlpConfig = msgspec.field(default_factory=OtlpConfig)
     hook: HookConfig = msgspec.field(default_factory=HookConfig)
     tune: TuneConfig = msgspec.field(default_factory=TuneConfig)
 
 
 _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "daemon": DaemonConfig,
+    "otlp": OtlpConfig,
     "hook": HookConfig,
     "tune": TuneConfig,
 }
 _ENV_PREFIX = "PACECAR_"
-_ENV_OTHER = frozenset({"PACECAR_CONFIG", "PACECAR_JOB"})
+_ENV_OTHER = frozenset({"PACECAR_CONFIG", "PACECAR_JOB", "PACECAR_RUN"})
 
 S = TypeVar("S", bound=msgspec.Struct)
 

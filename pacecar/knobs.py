@@ -32,6 +32,8 @@ KnobName = Literal[
     "loader_prefetch",
     "fsdp_prefetch",
     "fsdp_reshard",
+    "zero_bucket_bytes",
+    "zero_prefetch_bytes",
     "compression",
     "batch_samples",
 ]
@@ -64,6 +66,8 @@ KNOBS = (
         "whether FSDP2 frees gathered parameters after forward (less memory) or keeps them (less communication)",
         ("no", "yes"),
     ),
+    Knob("zero_bucket_bytes", "exact", "scale", "size to which DeepSpeed's ZeRO fills a gradient bucket"),
+    Knob("zero_prefetch_bytes", "exact", "scale", "parameters that DeepSpeed's ZeRO 3 gathers ahead"),
     Knob(
         "compression",
         "lossy",

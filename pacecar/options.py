@@ -13,7 +13,7 @@ from torch import nn
 
 from pacecar.config import Config, ConfigError, HookConfig, TuneConfig
 
-__all__ = ["check_arguments", "with_options"]
+__all__ = ["check_arguments", "check_names", "with_options"]
 
 
 def check_arguments(model: object, optimizer: object, sizes: dict[str, object], options: dict[str, Any]) -> None:
@@ -30,6 +30,11 @@ def check_arguments(model: object, optimizer: object, sizes: dict[str, object], 
             raise TypeError(f"attach({name}=...): a whole number is needed, not {size!r}")
         if size is not None and size < 1:
             raise ConfigError(f"attach({name}={size}): at least 1 is needed")
+    check_names(options)
+
+
+def check_names(options: dict[str, Any]) -> None:
+    """Raise TypeError for an option that is neither of [hook] nor of [tune]."""
     known = {*HookConfig.__struct_fields__, *TuneConfig.__struct_fields__}
     for key in options:
         if key not in known:

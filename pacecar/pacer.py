@@ -19,38 +19,19 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
-from msgspec import structs
 from torch import nn
 from torch.optim import Optimizer
 
-from pacecar.clock import SystemClock
-from pacecar.config import Config, ConfigError, HookConfig, load_config
+from pacecar.assembly import Parts, assemble
+from pacecar.config import Config, ConfigError, load_config
 from pacecar.controller.cuts import Given
 from pacecar.controller.ddp_knobs import find_ddp
-from pacecar.controller.desk import Desk, open_desk, tune_is_off
-from pacecar.controller.global_batch import GlobalBatchActuator, open_global_batch
-from pacecar.controller.holds import Holds
-from pacecar.controller.loader_knobs import LoaderKnobs
 from pacecar.controller.microbatch import MicroBatcher
 from pacecar.controller.rescue import Rescue
-from pacecar.controller.tuner import Tuner
-from pacecar.controller.vigil import Vigil
 from pacecar.options import check_arguments, with_options
-from pacecar.profiler.books import FinishedStep
-from pacecar.profiler.courier import Courier
-from pacecar.profiler.crew.crew import Crew, sees_waits_in_forward
-from pacecar.profiler.hook import AlreadyAttachedError, Hook
-from pacecar.profiler.identity import make_hello, model_device
-from pacecar.profiler.orders import Orders
-from pacecar.profiler.outbox import News, Outbox
-from pacecar.profiler.runlog import RunLog
+from pacecar.profiler.hook import AlreadyAttachedError
 from pacecar.profiler.sink import RecordSink
-from pacecar.profiler.throttling import ThrottleNews
-from pacecar.profiler.tracing import Tracing
-from pacecar.profiler.whatif import RankLadder
-from pacecar.records import Command, JobHello, JobRecord, Knobs, Throttling
-from pacecar.signals import HostSignals
-from pacecar.tuning import make_node, make_tuner, make_vigil
+from pacecar.records import Knobs
 
 __all__ = ["Pacer", "attach"]
 
@@ -68,32 +49,21 @@ class Pacer:
     Not thread-safe: call it from the thread that trains.
     """
 
-    def __init__(
-        self,
-        rescue: Rescue,
-        *,
-        hook: Hook | None = None,
-        tuner: Tuner | None = None,
-        sinks: Sequence[RecordSink] = (),
-        orders: Orders | None = None,
-        tracing: Tracing | None = None,
-        crew: Crew | None = None,
-        vigil: Vigil | None = None,
-        desk: Desk | None = None,
-        inert_because: str | None = None,
-    ) -> None:
-        self._desk = desk
-        self._loaders: LoaderKnobs | None = None
-        self._global_batch: GlobalBatchActuator | None = None
+    def __init__(self, rescue: Rescue, parts: Parts | None = None, *, inert_because: str | None = None) -> None:
+        parts = parts or Parts()
         self._batcher = rescue.batcher
         self._rescue = rescue
-        self._crew = crew
-        self._vigil = vigil
-        self._orders = orders
-        self._tracing = tracing
-        self._sinks = tuple(sinks)
-        self._hook = hook
-        self._tuner = tuner
+        self._hook = parts.hook
+        self._sinks = parts.sinks
+        self._tuner = parts.tuner
+        self._desk = parts.desk
+        self._boundaries = parts.boundaries
+        self._loaders = parts.loaders
+        self._global_batch = parts.global_batch
+        self._vigil = parts.vigil
+        self._crew = parts.crew
+        self._orders = parts.orders
+        self._tracing = parts.tracing
         self.inert_because = inert_because
         self._pid = os.getpid()
 
@@ -101,6 +71,11 @@ class Pacer:
     def is_active(self) -> bool:
         """Whether the hook measures; False for an inert pacer, after `close` and after the hook gave up."""
         return self._hook is not None and self._hook.is_alive
+
+    @property
+    def batcher(self) -> MicroBatcher:
+        """What holds the micro-batch in force; for adapters, whose library runs forward and backward itself."""
+        return self._batcher
 
     @property
     def knobs(self) -> Knobs:
@@ -210,10 +185,16 @@ class Pacer:
         """
         return self._hook.checkpoint() if self._hook is not None else nullcontext()
 
+    def waiting(self) -> AbstractContextManager[None]:
+        """Return a context whose time is charged to `data_wait`, for loops whose loader cannot go through `data`."""
+        return self._hook.waiting() if self._hook is not None else nullcontext()
+
     def close(self, reason: str = "closed") -> None:
         """Detach: remove every hook, deliver what is queued (for at most two seconds).  Harmless when repeated."""
         if os.getpid() != self._pid:  # a forked child: whatever there is belongs to the parent
             return
+        if self._boundaries is not None:
+            self._boundaries.close()
         if self._tuner is not None:
             self._tuner.close()
         if self._global_batch is not None:
@@ -257,6 +238,7 @@ def attach(
     job: str | None = None,
     run_dir: str | os.PathLike[str] | None = None,
     config: Config | None = None,
+    loggers: Sequence[RecordSink] = (),
     **options: Any,  # noqa: ANN401  checked against HookConfig and TuneConfig, key by key
 ) -> Pacer:
     """Measure, and unless `tune` is "off" tune, the job that trains `model` with `optimizer`.
@@ -274,6 +256,7 @@ def attach(
         job: name of the job; default from the launcher's environment.
         run_dir: folder for `rank<r>.jsonl`; default none.
         config: all settings; default from file and environment (see `pacecar.config.load_config`).
+        loggers: where records go besides, see `pacecar.adapters.loggers`; `close` closes them.
         options: any key of [hook] or [tune], for example `exploration_budget=0.02`.
 
     Returns:
@@ -297,7 +280,9 @@ def attach(
     if not settings.hook.enabled:
         return _inert(rescue, "[hook] enabled is false", level=logging.INFO)
     try:
-        return _start(model, optimizer, rescue, settings)
+        pacer = Pacer(rescue, assemble(model, optimizer, rescue, settings, loggers))
+        atexit.register(pacer.close)
+        return pacer
     except AlreadyAttachedError as error:
         return _inert(rescue, f"{error}; close that one first if this one shall measure")
     except Exception as error:  # the job comes first: nothing of ours may end it
@@ -308,131 +293,3 @@ def attach(
 def _inert(rescue: Rescue, reason: str, *, level: int = logging.WARNING) -> Pacer:
     logger.log(level, "pacecar does not measure this job: %s", reason)
     return Pacer(rescue, inert_because=reason)
-
-
-def _start(model: nn.Module, optimizer: Optimizer, rescue: Rescue, settings: Config) -> Pacer:
-    clock = SystemClock()
-    hello = make_hello(model, job=settings.hook.job)
-    hello = structs.replace(hello, hears_signals=settings.tune.mode != "off")
-    throttling, node = ThrottleNews(hello), make_node(model, hello)
-    orders = Orders(hello.job, hello.rank, reply=lambda answer: outbox.put(answer))
-
-    def obey(command: Command) -> None:
-        orders.obey(command)
-        hook.wake()
-
-    def heed(news: News | None) -> None:
-        if not isinstance(news, HostSignals):
-            throttling.heed(news)
-        if not isinstance(news, Throttling):
-            node.heed(news)
-
-    outbox = Outbox(settings.hook.socket, hello, obey=obey, heed=heed)
-    couriers: list[Courier] = [outbox]
-    if settings.hook.run_dir is not None:
-        couriers.append(RunLog(settings.hook.run_dir, hello))
-
-    def emit(record: JobRecord) -> None:
-        for courier in couriers:
-            courier.put(record)
-
-    sinks: list[RecordSink] = [*couriers, RankLadder(emit, is_job=hello.world_size == 1)]
-    tuner: Tuner | None = None
-    desk: Desk | None = None
-    loaders: LoaderKnobs | None = None
-    global_batch: GlobalBatchActuator | None = None
-    vigil = make_vigil(model, hello, settings.tune)
-
-    def on_boundary(step: FinishedStep | None) -> None:
-        if vigil is not None:
-            vigil.boundary(None if step is None else step.step)
-        if tuner is not None:
-            tuner.on_boundary(step)
-        if tracing.is_tracing:
-            tracing.boundary()
-        if orders.waiting:
-            if hook.is_alive:
-                orders.boundary(hook.step)
-            else:  # it counts no steps any more, so theirs would never come
-                orders.close("pacecar's hook has turned itself off in this rank; its log says why")
-
-    def mark(is_traced: bool) -> None:
-        hook.is_traced = is_traced
-
-    hook = Hook(
-        model,
-        optimizer,
-        hello=hello,
-        config=settings.hook,
-        sinks=sinks,
-        on_boundary=on_boundary,
-        clock=clock,
-    )
-    tracing = Tracing(
-        hello.job,
-        hello.rank,
-        on_device=model_device(model).type == "cuda",
-        directory=settings.hook.run_dir,
-        step=lambda: hook.step,
-        mark=mark,
-        windows=hook.windows,
-    )
-    # At a plain boundary a call costs microseconds, also one that finds nothing to do.
-    hook.wants_boundary = lambda: tuner is not None or vigil is not None or tracing.is_tracing or bool(orders.waiting)
-    hook.windows.is_held = lambda: bool(orders.waiting)
-    orders.register("trace", tracing.trace)
-    for courier in couriers:
-        courier.before_look, courier.charge = hook.look, hook.charge_records
-    hook.start()
-    holds = Holds(node)
-    try:
-        if settings.tune.mode != "off":
-            if hello.rank == 0:
-                desk = open_desk(model, hello, settings.tune, reply=outbox.put, emit=_emitter(sinks))
-            loaders = LoaderKnobs(settings.tune)
-            global_batch = open_global_batch(optimizer, rescue.batcher, settings.tune, hello.world_size)
-            tuner = make_tuner(
-                model, hook, rescue, loaders, global_batch, hello, settings.tune, _emitter(sinks), vigil, desk, holds
-            )
-            tuner.start()
-        crew = _start_crew(hook, hello, settings.hook, [*sinks, holds], throttling) if settings.hook.crew else None
-    except BaseException:
-        if desk is not None:
-            desk.close()
-        hook.close("could not start")
-        raise
-    orders.register("tune", tune_is_off if desk is None else desk.act)
-    pacer = Pacer(
-        rescue, hook=hook, tuner=tuner, sinks=sinks, crew=crew, orders=orders, tracing=tracing, vigil=vigil, desk=desk
-    )
-    pacer._loaders, pacer._global_batch = loaders, global_batch
-    atexit.register(pacer.close)
-    return pacer
-
-
-def _emitter(sinks: list[RecordSink]) -> Callable[[JobRecord], None]:
-    def emit(record: JobRecord) -> None:
-        for sink in sinks:
-            sink.put(record)
-
-    return emit
-
-
-def _start_crew(
-    hook: Hook, hello: JobHello, config: HookConfig, sinks: list[RecordSink], throttling: ThrottleNews
-) -> Crew:
-    def waits_in_forward() -> bool:
-        return sees_waits_in_forward(hook.calibrations.find(hook.knobs))
-
-    crew = Crew(
-        hello,
-        config,
-        hook,
-        emit=_emitter(sinks),
-        throttled=throttling.is_throttled,
-        charge=hook.charge,
-        waits_in_forward=waits_in_forward,
-    )
-    hook.on_timed = crew.note
-    crew.start()
-    return crew

@@ -28,6 +28,7 @@ from pacecar.controller.rescue import Rescue
 from pacecar.controller.safeguard import Safeguard
 from pacecar.controller.tuner import Tuner
 from pacecar.controller.vigil import Vigil
+from pacecar.controller.zero import zero_knobs
 from pacecar.knobs import allows
 from pacecar.profiler.books import FinishedStep
 from pacecar.profiler.hook import Hook
@@ -76,7 +77,8 @@ def make_tuner(
         vigil.choice = ddp.choice
     micro = [knob(model, batcher, config, rescue) for knob in (MicroBatchActuator, MicroTokensActuator)]
 
-    beside = [*loaders.actuators, *fsdp_knobs(model, config), *([] if global_batch is None else [global_batch])]
+    beside = [*loaders.actuators, *fsdp_knobs(model, config), *zero_knobs(model, config)]
+    beside += [] if global_batch is None else [global_batch]
 
     def facts() -> Facts:
         return Facts(

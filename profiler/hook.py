@@ -41,11 +41,12 @@ from pacecar.profiler.identity import make_hello, model_device
 from pacecar.profiler.loop import Loop
 from pacecar.profiler.measurement import WindowMeter
 from pacecar.profiler.memory import cuda_stats
+from pacecar.profiler.opening import Opening
 from pacecar.profiler.phases import PhaseHooks
 from pacecar.profiler.pulse import UNUSUAL, Passed, Pulse, take_inputs
 from pacecar.profiler.sink import RecordSink
 from pacecar.profiler.slot import AlreadyAttachedError
-from pacecar.profiler.steptimer import StepTimer, TimedStep, time_step
+from pacecar.profiler.steptimer import StepTimer, TimedStep
 from pacecar.profiler.vitals import VitalsMeter
 from pacecar.records import Goodbye, JobHello, Knobs, StepRecord
 
@@ -131,7 +132,7 @@ class Hook:
             wall_ns=self._wall_ns,
             care=self._care,
         )
-        loop = self._loop = Loop(
+        loop = self.loop = self._loop = Loop(
             self._timer,
             self._guard,
             self._counts,
@@ -141,7 +142,7 @@ class Hook:
             batch_samples=batch_samples,
             batch_tokens=batch_tokens,
         )
-        self.data, self.count = loop.data, loop.count
+        self.data, self.count, self.waiting = loop.data, loop.count, loop.waiting
         self.checkpoint, self.was_paused = loop.checkpoint, loop.was_paused
         self._books = Books(
             hello, self._sinks, self._budget, self._calibrations, self._vitals, self._guard, self._cadence, self._pulse
@@ -150,11 +151,11 @@ class Hook:
         """Let other threads write the records that wait; write them now, on the training thread; add a cost."""
         self.begun, self.charge_records = self._pulse.begun, self._books.charge
         self.is_strained = self._budget.is_strained
-        self._listener_ns = self._opening_ns = 0
+        self._opening = Opening(self._meter, self._budget, self._books, self._timer, self._now_ns)
+        self._listener_ns = 0
         self._pulse.care_step = self._budget.next_look(0)
         self._beat_handle: RemovableHandle | None = None
         self._optimizer = optimizer
-        self._may_be_open = self._has_aftermath = False
         self._in_boundary = self._is_started = self._is_closed = False
 
     # --- life -----------------------------------------------------------------------------------
@@ -294,7 +295,7 @@ class Hook:
     def _is_pending(self) -> bool:
         """Return whether the next boundary has more to do than to note that a step ended."""
         is_heard = self._on_boundary is not None and self.wants_boundary()
-        is_looked_at = self._may_be_open or self._has_aftermath or self.is_traced
+        is_looked_at = self._opening.may_be_open or self._opening.has_aftermath or self.is_traced
         is_odd = self._cadence.every is None or self._pulse.passed is not None or self._pulse.step <= 1
         is_counted = self._phases.tells_inputs or self._vitals.wants_count or self._vitals.is_due
         return is_heard or is_looked_at or is_odd or is_counted
@@ -309,7 +310,7 @@ class Hook:
 
     def _finish(self, now_ns: int) -> FinishedStep:
         """Enter the step that is over, in what is already the next step's time."""
-        timer, phases, pulse = self._timer, self._phases, self._pulse
+        timer, phases, pulse, opening = self._timer, self._phases, self._pulse, self._opening
         phases.optimizer_ended(now_ns)
         timer.overhead_ns += phases.own_ns
         phases.own_ns = 0
@@ -325,14 +326,14 @@ class Hook:
         raw = timer.finish(now_ns)
         now = self._wall_ns()
         finished = FinishedStep(self._books, pulse.step, raw, now, pulse.knobs, samples, tokens, pulse.usual.flops)
-        if was_counted or self._has_aftermath or self.is_traced:
+        if was_counted or opening.has_aftermath or self.is_traced:
             finished.was_counted, finished.disturbed = was_counted, True
-            self._has_aftermath = self.is_traced
+            opening.has_aftermath = self.is_traced
         finished.listener_ns, self._listener_ns = self._listener_ns, 0
         if pulse.passed is not None:
             finished.passed, pulse.passed = pulse.passed, None
-        if self._may_be_open and self._meter.is_open:
-            self._close_window(finished)
+        if opening.may_be_open and self._meter.is_open:
+            opening.end(finished)
         pulse.step += 1
         self._books.enter(finished)
         if self._vitals.is_due:
@@ -351,28 +352,17 @@ class Hook:
             self._phases.resume()  # the next forward retires them
         self._guard.is_alive = False
 
-    def _close_window(self, finished: FinishedStep) -> None:
-        """Read the window of the step that is over; ending and reading it falls into the next step."""
-        begun = self._now_ns()
-        finished.was_profiled = finished.disturbed = self._has_aftermath = True
-        finished.timed = time_step(finished.raw)
-        self._books.learn(finished, finished.timed, self._meter.close(finished.timed))
-        if not self._meter.is_open:
-            self._may_be_open = False
-            finished.price_ns = self._opening_ns + self._now_ns() - begun
-            self._opening_ns = 0
-
     def _prepare(self, now_ns: int) -> None:
         """Get ready for the step that began at `now_ns`, and charge it with all that was done since."""
         every = self._cadence.every
         if every is None:
             self._turn_off()
             return
-        step = self._pulse.step
+        step, opening = self._pulse.step, self._opening
         is_turn = self._config.windows and step == self._pulse.care_step and self._budget.wants_window(step)
         # A window's turn does not heed the cadence.
         measured = next_measured(step, every)
-        if step < measured and not is_turn and not self._may_be_open:
+        if step < measured and not is_turn and not opening.may_be_open:
             passed = self._pulse.passed = self._pulse.passed or Passed()
             # Boundaries that nobody else wants need not come here until one is measured or a window's turn.
             if step >= self._pulse.care_step:
@@ -387,18 +377,20 @@ class Hook:
             return
         if self._phases.is_resting:
             self._phases.resume()
-        is_watched = self._may_be_open or self._has_aftermath or step == 1  # `install` has taken one too
+        is_watched = opening.may_be_open or opening.has_aftermath or step == 1  # `install` has taken one too
         if step >= self._pulse.care_step:
             self._pulse.care_step = self._budget.next_look(step + 1) if self._config.windows else sys.maxsize
             if self._config.windows:
-                self._open_window()
+                opening.try_to_open(step)
             is_watched = True
-        elif self._may_be_open:
+        elif opening.may_be_open:
             self._timer.keep_marks()
         if every > 1:
             self._pulse.care_step = min(self._pulse.care_step, burst_end(step, every))
         vitals = self._vitals
-        if vitals.wants_count and not (self._may_be_open or self.is_traced):  # they would see the dispatch mode's time
+        if vitals.wants_count and not (
+            opening.may_be_open or self.is_traced
+        ):  # they would see the dispatch mode's time
             self._books.settle()
             vitals.prepare(self._pulse.step, self._may_count)
             self._phases.tells_inputs = vitals.tells_inputs
@@ -412,22 +404,6 @@ class Hook:
 
     def _may_count(self, price_ns: int) -> bool:
         return self._budget.can_afford(price_ns, on_credit=not self._vitals.was_ever_counted)
-
-    def _open_window(self) -> None:
-        if not self._meter.is_open:
-            self._may_be_open = False
-            if not self._budget.is_due(self._pulse.step):
-                return
-            if not self._budget.wants_window(self._pulse.step) and self._books.is_fresh:
-                return
-            self._books.settle()  # the budget must know what was spent
-            if not self._budget.wants_window(self._pulse.step) or not self._meter.may_open():
-                return
-            begun = self._now_ns()
-            self._meter.open()
-            self._may_be_open = True
-            self._opening_ns = self._now_ns() - begun
-        self._timer.keep_marks()
 
     def _last_words(self) -> None:
         """Put what the last steps and a checkpoint after them have to say into the sinks; never raises."""

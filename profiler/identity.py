@@ -2,13 +2,19 @@
 
 A rank number alone does not name a series: two jobs on a node both have a rank 0.  So every record carries a job id
 that all ranks of a job agree on without asking each other: what the user said (PACECAR_JOB), else what the launcher
-gave all of them (torchrun's run id, Slurm's job id), else the script's name and process id, which is right for the
-one-process job that is left.  Ranks come from torch.distributed when it is up, else from the launcher's environment,
-else the process is alone.
+gave all of them, else the script's name and a process id: of the process that started them, or its own.
+
+    torchrun     its run id; without one ("none") what the cluster says, and its rendezvous' port
+    Slurm, LSF, PBS   the job's id
+    Kubernetes   the job's name, which is a part of its pods' names (Kubeflow's masters, indexed jobs)
+    MPI          the namespace that PMIx gives a launch
+
+Ranks come from torch.distributed when it is up, else from the launcher's environment, else the process is alone.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import socket
@@ -30,6 +36,13 @@ __all__ = ["job_id", "make_hello", "model_device"]
 JOB_LENGTH_MAX = 128
 """A job id becomes a label value."""
 
+RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+WORLD_SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+"""Where launchers say it: torchrun, Slurm, Open MPI, PMIx; MPICH and Intel MPI (Hydra)."""
+
+SCHEDULERS = (("slurm", "SLURM_JOB_ID"), ("lsf", "LSB_JOBID"), ("pbs", "PBS_JOBID"))
+
 
 def make_hello(
     model: nn.Module,
@@ -43,9 +56,9 @@ def make_hello(
     Call it after `torch.distributed` was initialized, if it will be.
     """
     is_distributed = dist.is_available() and dist.is_initialized()
-    rank = dist.get_rank() if is_distributed else _number(environ, "RANK", "SLURM_PROCID") or 0
-    world_size = dist.get_world_size() if is_distributed else _number(environ, "WORLD_SIZE", "SLURM_NTASKS") or 1
-    local_rank = _number(environ, "LOCAL_RANK", "SLURM_LOCALID")
+    rank = dist.get_rank() if is_distributed else _number(environ, *RANK) or 0
+    world_size = dist.get_world_size() if is_distributed else _number(environ, *WORLD_SIZE) or 1
+    local_rank = _number(environ, *LOCAL_RANK)
     device = model_device(model)
     is_cuda = device.type == "cuda"
     backend = dist.get_backend() if is_distributed else None
@@ -72,14 +85,38 @@ def make_hello(
 def job_id(environ: Mapping[str, str] = os.environ) -> str:
     """Return the job id that the environment gives, the same on all ranks of a launched job."""
     torchrun = environ.get("TORCHELASTIC_RUN_ID")
-    if torchrun == "none":  # torchrun's default names no run; the rendezvous port does, on one machine at a time
-        torchrun = f"torchrun-{environ.get('MASTER_PORT', 'none')}"
-    slurm = environ.get("SLURM_JOB_ID")
-    name = environ.get("PACECAR_JOB") or torchrun or (f"slurm-{slurm}" if slurm else None)
+    cluster = _cluster_job(environ)
+    if torchrun == "none":  # torchrun's default names no run; with the port of its rendezvous two in one job differ
+        torchrun = f"{cluster or 'torchrun'}-{environ.get('MASTER_PORT', 'none')}"
+    name = environ.get("PACECAR_JOB") or torchrun or cluster or _mpi_job(environ)
     if not name:
         script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else "python"
-        name = f"{script}-{os.getpid()}"
+        parent = multiprocessing.parent_process()  # torch.multiprocessing.spawn starts all ranks of a node
+        port = environ.get("MASTER_PORT")  # or somebody started them one by one
+        name = f"{script}-{parent.pid if parent is not None else port or os.getpid()}"
     return re.sub(r"[^\w.:@+-]", "_", name)[:JOB_LENGTH_MAX]
+
+
+def _cluster_job(environ: Mapping[str, str]) -> str | None:
+    for scheduler, variable in SCHEDULERS:
+        if environ.get(variable):
+            return f"{scheduler}-{environ[variable]}"
+    if "KUBERNETES_SERVICE_HOST" not in environ:
+        return None
+    # Kubeflow's pods are called <job>-<kind>-<index>, and are told the first one's name.
+    for name in (environ.get("HOSTNAME", ""), environ.get("MASTER_ADDR", "")):
+        pod = re.match(r"(.+)-(?:master|worker|launcher|node)-\d+(?:[.-]|$)", name)
+        if pod:
+            return f"k8s-{pod[1]}"
+    # The host of an indexed Job's pod is called <job>-<index> (kubernetes.io, "Indexed Job"), the pod has a suffix.
+    index = environ.get("JOB_COMPLETION_INDEX", "")
+    indexed = re.match(rf"(.+)-{index}(?:-[a-z0-9]{{5}})?$", environ.get("HOSTNAME", "")) if index.isdigit() else None
+    return f"k8s-{indexed[1]}" if indexed else None
+
+
+def _mpi_job(environ: Mapping[str, str]) -> str | None:
+    namespace = environ.get("PMIX_NAMESPACE")
+    return f"mpi-{namespace}" if namespace else None
 
 
 def model_device(model: nn.Module) -> torch.device:

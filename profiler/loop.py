@@ -16,7 +16,7 @@ from pacecar.profiler.counts import StepCounts
 from pacecar.profiler.guard import Guard
 from pacecar.profiler.loader import TimedLoader, guess_samples
 from pacecar.profiler.phases import PhaseHooks
-from pacecar.profiler.steptimer import StepTimer
+from pacecar.profiler.steptimer import EVENTS_MAX, StepTimer
 from pacecar.profiler.vitals import VitalsMeter
 
 __all__ = ["Loop"]
@@ -61,9 +61,33 @@ class Loop:
             drawn=self._guard.wrap(self._drawn),
         )
 
+    def waits(self) -> None:
+        """Note that the loop begins to wait for a batch that does not come through `data`."""
+        if self._guard.is_alive:  # a forked child must not mark a device
+            self._timer.waits()
+
+    def waited(self, start_ns: int, end_ns: int) -> None:
+        """Note that it has the batch; how many samples, and whether they are trained on, is not known here."""
+        self._guard.wrap(self._waited)(start_ns, end_ns)
+
+    def _waited(self, start_ns: int, end_ns: int) -> None:
+        self._timer.waited(start_ns, end_ns)
+        if len(self._timer.events) >= EVENTS_MAX:  # an evaluation ends no step
+            self._phases.absorb()
+
     def count(self, *, samples: int | None = None, tokens: int | None = None) -> None:
         """Add to this step's samples and tokens; overrides what the hook would guess."""
         self._counts.say(samples, tokens)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Charge the time of the body, which gets a batch, to the ledger's `data_wait`."""
+        self._timer.waits()
+        start = self._now_ns()
+        try:
+            yield
+        finally:
+            self._guard.wrap(self._timer.waited)(start, self._now_ns())
 
     @contextlib.contextmanager
     def checkpoint(self) -> Iterator[None]:

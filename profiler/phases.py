@@ -38,7 +38,7 @@ from pacecar.profiler.identity import model_device
 from pacecar.profiler.loader import guess_samples
 from pacecar.profiler.steptimer import EVENTS_MAX, StepTimer
 
-__all__ = ["OUTPUTS_MAX", "PhaseHooks"]
+__all__ = ["OUTPUTS_MAX", "PhaseHooks", "with_gradient"]
 
 OUTPUTS_MAX = 4
 """Output tensors that are watched: the loss may use any of them, and the first gradient to arrive begins backward."""
@@ -195,7 +195,7 @@ class PhaseHooks:
                 # Most models take one tensor; its shape says the samples too.
                 self.inputs.append((args[0].shape, args[0].requires_grad))
                 if len(self._events) >= EVENTS_MAX:
-                    self._absorb()
+                    self.absorb()
             else:
                 self._look_at(args, kwargs or {})
         except Exception:  # noqa: BLE001  as in the guard, without its second frame
@@ -210,9 +210,9 @@ class PhaseHooks:
                 self.forward_samples = (self.forward_samples or 0) + samples
         self._forward_begins(args, kwargs)
         if len(self._events) >= EVENTS_MAX:
-            self._absorb()
+            self.absorb()
 
-    def _absorb(self) -> None:
+    def absorb(self) -> None:
         """Keep what is noted bounded, in a loop that never ends a step."""
         self.has_looked = True  # this step is not like the last one in any case
         self._timer.absorb()
@@ -243,7 +243,7 @@ class PhaseHooks:
                 elif node is not None:
                     self._watch(output, node, self._gradient_seen)
             else:
-                for count, tensor in enumerate(_with_gradient(output), start=1):
+                for count, tensor in enumerate(with_gradient(output), start=1):
                     self._watch(tensor, tensor.grad_fn, self._gradient_seen)
                     if count == OUTPUTS_MAX:
                         break
@@ -355,17 +355,17 @@ def _can_watch_directly() -> bool:
     return heard == ["direct", "registered"]
 
 
-def _with_gradient(output: object) -> Iterator[torch.Tensor]:
+def with_gradient(output: object) -> Iterator[torch.Tensor]:
     """Yield the output's tensors that backward can come from."""
     if isinstance(output, torch.Tensor):
         if output.grad_fn is not None:
             yield output
     elif isinstance(output, Mapping):
         for part in output.values():
-            yield from _with_gradient(part)
+            yield from with_gradient(part)
     elif isinstance(output, list | tuple):
         for part in output:
-            yield from _with_gradient(part)
+            yield from with_gradient(part)
     elif dataclasses.is_dataclass(output) and not isinstance(output, type):
         for field in dataclasses.fields(output):
-            yield from _with_gradient(getattr(output, field.name, None))
+            yield from with_gradient(getattr(output, field.name, None))

@@ -63,6 +63,6 @@ in_child(_forked)
 def _caller() -> str:
     """Return file:line of the first frame outside pacecar's own hook and facade."""
     for frame in reversed(traceback.extract_stack(limit=13)[:-3]):
-        if not frame.filename.endswith(("profiler/hook.py", "pacecar/pacer.py")):
+        if not frame.filename.endswith(("profiler/hook.py", "pacecar/assembly.py", "pacecar/pacer.py")):
             return f"{frame.filename}:{frame.lineno}"
     return "an unknown place"

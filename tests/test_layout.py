@@ -32,7 +32,8 @@ def packages_on_disk() -> set[str]:
 
 
 def modules() -> list[Path]:
-    tops = [ROOT / "pacecar" / "demo", *(ROOT / room for room in ROOMS)]
+    inner = [ROOT / "pacecar" / name for name in ("adapters", "demo", "startup", "zerocode")]
+    tops = [*inner, *(ROOT / room for room in ROOMS)]
     return sorted([*(ROOT / "pacecar").glob("*.py"), *(path for top in tops for path in top.rglob("*.py"))])
 
 

@@ -224,7 +224,7 @@ def test_a_heading_over_its_share_is_named_with_the_figure_and_what_helps() -> N
 def test_an_engine_that_owns_its_buckets_is_named_with_what_its_configuration_can_change() -> None:
     engine = type("DeepSpeedEngine", (torch.nn.Module,), {})
     for actuator in DdpKnobs(engine(), TuneConfig(), has_scaler=False).actuators:
-        assert "reduce_bucket_size and allgather_bucket_size" in str(actuator.refusal())
+        assert "zero_bucket_bytes turns" in str(actuator.refusal())
         assert len(str(actuator.refusal())) <= 200, "an offer cuts it there"
 
 

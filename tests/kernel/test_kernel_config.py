@@ -51,7 +51,7 @@ def test_the_environment_is_text_and_becomes_what_the_key_is() -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("[deamon]\nport = 1\n", ["[deamon]", "daemon, hook, tune"]),
+        ("[deamon]\nport = 1\n", ["[deamon]", "daemon, otlp, hook, tune"]),
         ("[daemon]\nprot = 1\n", ["[daemon]", "'prot'", "period_seconds"]),
         ('[daemon]\nport = "9850"\n', ["port", "'9850'", "int"]),
         ("[daemon]\nport = 70000\n", ["port = 70000", "65535"]),

@@ -17,6 +17,20 @@ def test_the_job_id_is_what_all_ranks_were_given():
     assert job_id({}).endswith(f"-{os.getpid()}")
 
 
+def test_the_cluster_names_a_job_that_torchrun_does_not():
+    none = {"TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "29500"}
+    assert job_id({**none, "SLURM_JOB_ID": "9"}) == "slurm-9-29500"
+    assert job_id({"LSB_JOBID": "8"}) == "lsf-8"
+    assert job_id({"PBS_JOBID": "7.head"}) == "pbs-7.head"
+    pod = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    assert job_id({**pod, **none, "MASTER_ADDR": "llama-master-0.ns.svc"}) == "k8s-llama-29500"
+    assert job_id({**pod, **none, "HOSTNAME": "llama-worker-12", "MASTER_ADDR": "localhost"}) == "k8s-llama-29500"
+    assert job_id({**pod, "JOB_COMPLETION_INDEX": "3", "HOSTNAME": "gpt-2-3-x7k2p"}) == "k8s-gpt-2"
+    assert job_id({**pod, "JOB_COMPLETION_INDEX": "3", "HOSTNAME": "gpt-3"}) == "k8s-gpt"
+    assert job_id({**pod, **none}) == "torchrun-29500"
+    assert job_id({"PMIX_NAMESPACE": "prterun-host-17@1"}) == "mpi-prterun-host-17@1"
+
+
 def test_a_job_id_can_be_a_label_and_a_file_name():
     assert job_id({"PACECAR_JOB": 'a "b"/c\n'}) == "a__b__c_"
     assert len(job_id({"PACECAR_JOB": "x" * 999})) == JOB_LENGTH_MAX
@@ -35,6 +49,11 @@ def test_ranks_come_from_the_launcher_and_the_given_job_wins():
     assert (hello.rank, hello.local_rank, hello.world_size, hello.job) == (5, 1, 8, "configured")
     slurm = make_hello(nn.Identity(), environ={"SLURM_PROCID": "3", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"})
     assert (slurm.rank, slurm.local_rank, slurm.world_size) == (3, 0, 4)
+    openmpi = {"OMPI_COMM_WORLD_RANK": "6", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "2"}
+    mpi = make_hello(nn.Identity(), environ=openmpi)
+    assert (mpi.rank, mpi.local_rank, mpi.world_size) == (6, 2, 8)
+    hydra = make_hello(nn.Identity(), environ={"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0"})
+    assert (hydra.rank, hydra.local_rank, hydra.world_size) == (1, 0, 2)
 
 
 def test_torch_distributed_knows_better_than_the_environment(tmp_path):

@@ -1,0 +1,22 @@
+"""Which `sitecustomize` does python find first?  This one: it begins pacecar, and then is the user's own.
+
+Python imports one module of this name at its start, the first on the path.  A folder in front of the path hides that of
+the user, his company or his distribution.  So this one takes its folder off the path again and imports the name anew:
+what is found then is what would have been found without us, and becomes `sys.modules["sitecustomize"]`; where there is
+none, the ImportError that python expects goes on.
+"""
+
+import os
+import sys
+
+_folder = os.path.dirname(os.path.abspath(__file__))
+try:
+    import pacecar_startup  # type: ignore[import-not-found]  # beside this file, while its folder is on the path
+
+    pacecar_startup.begin()
+except Exception:  # noqa: BLE001  the script must start whatever is wrong here
+    pass
+sys.path[:] = [entry for entry in sys.path if entry != _folder]
+sys.path_importer_cache.pop(_folder, None)
+del sys.modules[__name__]
+import sitecustomize  # type: ignore[import-not-found]  # noqa: E402, F401  the next one on the path

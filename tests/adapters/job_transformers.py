@@ -1,0 +1,182 @@
+"""One rank of a transformers.Trainer job; run by test_transformers.py in the adapters' environment."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from turning import OPTIONS, Ear, main
+
+from pacecar.adapters.transformers import PacecarCallback
+
+VOCABULARY, POSITIONS = 64, 12
+
+
+class Texts(torch.utils.data.Dataset[dict[str, Tensor]]):
+    """Tokens with something to learn; of different lengths where `pads`, so that batches pad to different widths."""
+
+    def __init__(self, count: int, *, pads: bool) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.rows = torch.randint(1, VOCABULARY, (count, POSITIONS), generator=generator)
+        self.rows[:, 1::2] = self.rows[:, ::2]
+        lengths = torch.randint(4, POSITIONS + 1, (count,), generator=generator) if pads else None
+        self.lengths = [POSITIONS] * count if lengths is None else lengths.tolist()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"input_ids": self.rows[index][: self.lengths[index]]}
+
+
+def collate(samples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    rows = [sample["input_ids"] for sample in samples]
+    ids = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    mask = nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+
+class Numbers(torch.utils.data.Dataset[dict[str, Tensor]]):
+    def __init__(self, count: int) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self.x = torch.randn(count, 16, generator=generator)
+        self.y = self.x[:, :4].sum(1, keepdim=True)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"x": self.x[index], "labels": self.y[index]}
+
+
+class Regression(nn.Module):
+    """A model that returns a mean and knows nothing of num_items_in_batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": nn.functional.mse_loss(self.net(x), labels)}
+
+
+class Ignorant(Regression):
+    """Takes any keyword, so that Trainer believes it to divide by num_items_in_batch, and returns a mean."""
+
+    def forward(self, x: Tensor, labels: Tensor, **kwargs: Any) -> dict[str, Tensor]:
+        return super().forward(x, labels)
+
+
+class Contrast(Regression):
+    """Compares the samples that go through together."""
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        out = self.net(x)
+        return {"loss": (out - out.mean(0)).square().mean() + super().forward(x, labels)["loss"]}
+
+
+class OwnStep(Trainer):
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        return super().training_step(*args, **kwargs)
+
+
+class OwnLoss(Trainer):
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        return super().compute_loss(*args, **kwargs)
+
+
+def model_of(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    if name == "llama":
+        return LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+                num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=POSITIONS,
+            )
+        )  # fmt: skip
+    return {"regression": Regression, "ignorant": Ignorant, "contrast": Contrast}[name]()
+
+
+class Late(TrainerCallback):
+    """Follows the pacer from the moment at which it is there; ends the training early where asked."""
+
+    def __init__(self, ear: Ear, ours: PacecarCallback | None) -> None:
+        self.ear, self.ours = ear, ours
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        if self.ours is not None and self.ours.pacer is not self.ear.pacer:
+            assert self.ours.pacer is not None
+            self.ear.follow(self.ours.pacer)
+
+
+def train(
+    *,
+    tune: str | None,
+    model: str = "llama",
+    trainer: str = "Trainer",
+    steps: int = 60,
+    batch: int = 4,
+    accumulation: int = 4,
+    pads: bool = False,
+    micro_batch: bool | None = None,
+    save_at: int | None = None,
+    untested: bool = False,
+    epochs: bool = False,
+) -> dict[str, Any]:
+    import pacecar.adapters.versions as versions
+
+    net, ear = model_of(model), Ear()
+    ours = None if tune is None else PacecarCallback(tune=tune, micro_batch=micro_batch, **OPTIONS)
+    kind = {"Trainer": Trainer, "OwnStep": OwnStep, "OwnLoss": OwnLoss}[trainer]
+    # 2 ranks, and an epoch that ends in the middle of an update where asked.
+    count = 2 * batch * accumulation * steps // 3 + (2 * batch * 2 if epochs else 0)
+    data = Texts(count, pads=pads) if model == "llama" else Numbers(count)
+    with tempfile.TemporaryDirectory() as folder:
+        folders = [folder]
+        torch.distributed.broadcast_object_list(folders)
+        arguments = TrainingArguments(
+            output_dir=folders[0], max_steps=steps, per_device_train_batch_size=batch, use_cpu=True, seed=1,
+            gradient_accumulation_steps=accumulation, learning_rate=3e-3, report_to=[], disable_tqdm=True,
+            logging_steps=10, save_strategy="no" if save_at is None else "steps", save_steps=save_at or 500,
+            dataloader_pin_memory=False, remove_unused_columns=False, ddp_backend="gloo",
+        )  # fmt: skip
+
+        def make(net: nn.Module, ours: PacecarCallback | None) -> Trainer:
+            callbacks = [Late(ear, ours)] if ours is None else [ours, Late(ear, ours)]
+            return kind(
+                model=net, args=arguments, train_dataset=data, callbacks=callbacks,
+                data_collator=collate if model == "llama" else None,
+            )  # fmt: skip
+
+        before = versions.TESTED["transformers"]
+        if untested:
+            versions.TESTED["transformers"] = ((4, 1), (4, 2))
+        made = make(net, ours)
+        result = made.train()
+        versions.TESTED["transformers"] = before
+        answer = ear.answer(net)
+        if save_at is not None:
+            net = model_of(model)
+            ear.pacer, ear.records = None, []
+            ours = None if tune is None else PacecarCallback(tune=tune, **OPTIONS)
+            made = make(net, ours)
+            result = made.train(resume_from_checkpoint=f"{folders[0]}/checkpoint-{save_at}")
+            answer["resumed"] = ear.answer(net) | {"loss": result.training_loss}
+        torch.distributed.barrier()
+        mine = [name for name in ("training_step", "get_batch_samples", "_save_checkpoint") if name in made.__dict__]
+        history = [entry["loss"] for entry in made.state.log_history if "loss" in entry]
+        return answer | {
+            "loss": result.training_loss, "history": history, "left_behind": mine, "version": transformers.__version__,
+        }  # fmt: skip
+
+
+if __name__ == "__main__":
+    main({"train": train}, sys.argv[1])
