@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from grafanalib import core
 
-from pacecar.catalog import WINDOW_NAMES
+from pacecar.catalog import CATALOG, WINDOW_NAMES
 from pacecar.config import HookConfig
 from pacecar.dashboards.node import gpu_section, host_section
 from pacecar.dashboards.palette import BAD, GOOD, HEADING_COLOURS, WARN
@@ -91,6 +91,8 @@ _FOR_THE_GPU = """
     gpu_instance_memory_reserved_bytes gpu_instance_processes gpu_instance_active_ratio
 """
 
+_FOR_ALERTS = "pacecar_processes_left_out pacecar_inbox_left_out_total"
+
 NOT_DRAWN = {
     "pacecar_build_info": "a constant to join on; `pacecar version` shows it",
     "pacecar_gpu_memory_free_bytes": "size minus used, and both are drawn",
@@ -98,6 +100,9 @@ NOT_DRAWN = {
         f"pacecar_daemon_otlp_{name}": "of daemons that push, which a store that does not scrape draws itself"
         for name in ("exports_total", "export_duration_seconds", "success_age_seconds")
     },
+    "pacecar_process_info": "to join on: which job, pod or container a pid is",
+    **dict.fromkeys(_FOR_ALERTS.split(), "for alerts: zero on a healthy node"),
+    **{m.name: "of the flight recorder: for alerts, and `pacecar dump`" for m in CATALOG if "_recorder_" in m.name},
     **{f"pacecar_{name}": "for the node dashboard: of the machine, not of a job" for name in _FOR_THE_NODE.split()},
     **{f"pacecar_{name}": "for the node dashboard: of one GPU, not of a job" for name in _FOR_THE_GPU.split()},
     **{name: "for the node dashboard: extremes of a window" for names in WINDOW_NAMES.values() for name in names},

@@ -31,6 +31,7 @@ from pacecar.monitor.collectors.cgroup import CgroupCollector, Member
 from pacecar.monitor.collectors.cpu import CpuCollector
 from pacecar.monitor.collectors.disk import DiskCollector, MountCollector
 from pacecar.monitor.collectors.gpu import GpuCollector
+from pacecar.monitor.collectors.identity import IdentityCollector, gpu_processes
 from pacecar.monitor.collectors.memory import MemoryCollector
 from pacecar.monitor.collectors.network import NetworkCollector
 from pacecar.monitor.collectors.numa import NumaCollector
@@ -38,6 +39,7 @@ from pacecar.monitor.collectors.own import OwnCollector
 from pacecar.monitor.collectors.rdma import RdmaCollector
 from pacecar.monitor.collectors.reading import Collector, Files
 from pacecar.monitor.collectors.tcp import TcpCollector
+from pacecar.monitor.energy import Energies
 from pacecar.monitor.exporter import Exporter
 from pacecar.monitor.heap import Heap
 from pacecar.monitor.inbox import Inbox
@@ -45,6 +47,7 @@ from pacecar.monitor.jobs import JobView
 from pacecar.monitor.meeting import Meeting, MeetingError
 from pacecar.monitor.nvml import PyNvml
 from pacecar.monitor.otlp import Otlp, OtlpError, Reading
+from pacecar.monitor.recorder import Around, Limits, Recorder
 from pacecar.monitor.sampler import Pace, Sampler
 from pacecar.monitor.series import DaemonFigures, daemon_samples, job_samples
 from pacecar.monitor.signals import Signals
@@ -90,13 +93,18 @@ class NodeSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def default_collectors(
-    config: DaemonConfig, clock: Clock, members: Callable[[], Sequence[Member]] = tuple
+    config: DaemonConfig,
+    clock: Clock,
+    members: Callable[[], Sequence[Member]] = tuple,
+    identity: IdentityCollector | None = None,
 ) -> list[Collector]:
     """Return the collectors that `config` does not disable; raises DaemonError for a name that is none.
 
-    `members` gives the processes whose control groups are read beside the daemon's own.
+    `members` gives the processes whose control groups are read beside the daemon's own; `identity` is the daemon's, who
+    asks it where ranks run.
     """
     files = Files(config.proc_root, config.sys_root)
+    identity = identity or IdentityCollector(files, clock, tuple, tuple)
     collectors: list[Collector] = [
         CpuCollector(files),
         MemoryCollector(files),
@@ -107,6 +115,7 @@ def default_collectors(
         TcpCollector(files),
         RdmaCollector(files, clock),
         CgroupCollector(files, members),
+        identity,
         GpuCollector(PyNvml(), clock, deadline_seconds=GPU_DEADLINE_RATIO * config.period_seconds),
         OwnCollector(),
     ]
@@ -136,12 +145,26 @@ class Daemon:
         )
         self._pace = Pace(self._budget.rate)
         self._heap = Heap()
+        self._identity = IdentityCollector(
+            Files(config.proc_root, config.sys_root),
+            self._clock,
+            lambda: self._inbox.members(),
+            lambda: self._on_gpus,
+            pod_logs=config.pod_logs,
+            forget_seconds=config.job_forget_seconds,
+        )
+        self._recorder = self._make_recorder(config) if config.recorder else None
+        self._on_gpus: set[int] = set()
+        self._energies = Energies()
         self._sampler = Sampler(
-            default_collectors(config, self._clock, self._members) if collectors is None else collectors,
+            default_collectors(config, self._clock, self._members, self._identity)
+            if collectors is None
+            else collectors,
             self._clock,
             deadline_seconds=config.period_seconds * DEADLINE_RATIO,
             pace=self._pace,
             window_seconds=config.window_seconds,
+            overhear=None if self._recorder is None else self._recorder.overhear_glance,
         )
         self._board = Board(
             self._clock,
@@ -149,7 +172,13 @@ class Daemon:
             ranks_max=config.ranks_max,
             job_forget_seconds=config.job_forget_seconds,
         )
-        self._inbox = Inbox(Meeting(config.socket), self._board, self._clock)
+        self._inbox = Inbox(
+            Meeting(config.socket),
+            self._board,
+            self._clock,
+            overhear=None if self._recorder is None else self._recorder.overhear_record,
+            dump=None if self._recorder is None else self._recorder.ask,
+        )
         self._throttles = Throttles()
         self._signals = Signals(int(config.period_seconds * NS_PER_SECOND))
         self._exporter = Exporter(self._live_samples)
@@ -184,6 +213,8 @@ class Daemon:
         except (WebError, MeetingError, OtlpError) as error:
             self.close()
             raise DaemonError(str(error)) from error
+        if self._recorder is not None:
+            self._recorder.start()
         self._sampler.start()
         self._ticker = threading.Thread(target=self._tick, name="pacecar-tick", daemon=True)
         self._ticker.start()
@@ -201,6 +232,8 @@ class Daemon:
             self._ticker.join()
             self._ticker = None
             self._sampler.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     def _start_otlp(self) -> None:
         if self._otlp_config is not None:
@@ -237,8 +270,10 @@ class Daemon:
             jobs=len(jobs),
             scrapes=self._exporter.scrapes,
             otlp=None if self._otlp is None else self._otlp.figures,
+            left_out=self._board.left_out(),
+            recorder=None if self._recorder is None else self._recorder.figures(),
         )
-        return [*job_samples(jobs), *daemon_samples(figures)]
+        return [*job_samples(jobs, self._identity.residence), *daemon_samples(figures)]
 
     def snapshot_json(self) -> bytes:
         """Return the latest snapshot and the jobs as JSON, in inside units; see `NodeSnapshot`."""
@@ -271,11 +306,38 @@ class Daemon:
         ):
             self._beat = beat
             snapshot = self._sampler.sample(beat)
-            self._exporter.publish(snapshot.samples())
+            self._on_gpus = gpu_processes(snapshot.samples())
+            energy = self._energies.take(snapshot, self._board.jobs)
+            self._exporter.publish([*snapshot.samples(), *energy])
             self._board.publish(snapshot)
+            if self._recorder is not None:
+                self._recorder.overhear_tick(snapshot)
             self._inbox.tell(self._throttles.take(snapshot), self._signals.take(snapshot))
             self._keep_budget()
             self._heap.tick(self._clock.monotonic_ns())
+
+    def _make_recorder(self, config: DaemonConfig) -> Recorder:
+        limits = Limits(
+            window_ns=int(config.recorder_seconds * NS_PER_SECOND),
+            memory_bytes=config.recorder_bytes,
+            folder=config.recordings,
+            folder_bytes=config.recordings_bytes,
+            stall_ns=int(config.stall_seconds * NS_PER_SECOND),
+        )
+        return Recorder(
+            self._clock,
+            limits,
+            host=platform.node(),
+            version=self._version,
+            around=self._around,
+            paces=lambda: self._board.paces(),
+        )
+
+    def _around(self) -> Around:
+        """Return who is on the board, for a recording."""
+        jobs = self._board.jobs()
+        identity = [s for s in job_samples(jobs, self._identity.residence) if s.metric == "pacecar_rank_info"]
+        return Around(tuple(rank.hello for job in jobs for rank in job.ranks), tuple(identity))
 
     def _keep_budget(self) -> None:
         """Glance as often as the budget allows, and say so once when that changes."""

@@ -19,16 +19,17 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Literal
 
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.monitor.board import Board
 from pacecar.monitor.conversation import Conversation, Peer, own_pid
 from pacecar.monitor.meeting import Meeting
-from pacecar.monitor.permission import Target
+from pacecar.monitor.permission import Target, may_dump
 from pacecar.monitor.requests import Requests
 from pacecar.monitor.signals import NodeSignals
-from pacecar.records import Answer, JobHello, Request, Throttling
-from pacecar.wire import FRAME_BYTES_MAX, FrameError, Message, Refusal, encode_frame
+from pacecar.records import Answer, DumpRequest, JobHello, JobRecord, Request, Throttling
+from pacecar.wire import FRAME_BYTES_MAX, FrameError, Message, Refusal, encode_frame, payload_of
 
 __all__ = ["CONNECTIONS_MAX", "Inbox"]
 
@@ -43,6 +44,12 @@ HELLO_SECONDS = 5
 
 ACCEPT_PAUSE_SECONDS = 1.0
 """After accept failed (no file descriptors left): do not spin on a listener that stays readable."""
+
+Overhear = Callable[[JobRecord, bytes], None]
+"""Told of each record that the board took, with its encoding; must not wait."""
+
+Dump = Callable[[int, str, Callable[[bool, str], None]], None]
+"""Writes a recording for a user who may have one, and says later whether it did; must not wait."""
 
 _PEERCRED = struct.Struct("3i")
 
@@ -78,12 +85,15 @@ class Inbox:
         *,
         connections_max: int = CONNECTIONS_MAX,
         own_pid: Callable[[int], int | None] = own_pid,
+        overhear: Overhear | None = None,
+        dump: Dump | None = None,
     ) -> None:
         self._meeting = meeting
         self._board = board
         self._clock = clock
         self._connections_max = connections_max
         self._own_pid = own_pid
+        self._overhear, self._dump = overhear, dump
         self._connections: dict[int, _Connection] = {}
         self._requests = Requests(self._send)
         self._numbers = itertools.count(1)
@@ -244,12 +254,16 @@ class Inbox:
         record, hello = connection.conversation.take(frame)
         if isinstance(record, Request):
             self._ask(connection, record)
+        elif isinstance(record, DumpRequest):
+            self._ask_for_dump(connection, record)
         elif isinstance(record, Answer):
             self._requests.answered(record, connection=connection.number)
         else:
             assert hello is not None, "a record has a hello before it"
             self._board.take(record, hello=hello, uid=connection.conversation.peer.uid, owner=connection.number)
             connection.is_admitted = True
+            if self._overhear is not None:
+                self._overhear(record, payload_of(frame))
         self._frames += 1
         if isinstance(record, JobHello):
             _log.info("%s: hello from %s on %s", connection, record.host, record.device)
@@ -264,8 +278,25 @@ class Inbox:
         ]
         self._requests.ask(request, asker=connection.number, uid=peer.uid, targets=targets, meet=self._board.rendezvous)
 
+    def _ask_for_dump(self, connection: _Connection, request: DumpRequest) -> None:
+        uid = connection.conversation.peer.uid
+
+        def answer(done: bool, said: str) -> None:  # called by the recorder's threads
+            state: Literal["done", "refused"] = "done" if done else "refused"
+            self._send(connection.number, Answer(job="", rank=None, number=request.serial, state=state, detail=said))
+
+        if not may_dump(uid, os.geteuid()):
+            _log.warning("%s: asked for a recording and may have none", connection)
+            answer(
+                False, "a recording holds what all users' jobs did: only root and the daemon's own user may have one"
+            )
+        elif self._dump is None:
+            answer(False, "this daemon has no recorder: see [daemon] recorder_seconds")
+        else:
+            self._dump(uid, request.note, answer)
+
     def _send(self, number: int, message: Message) -> bool:
-        for connection in self._connections.values():
+        for connection in list(self._connections.values()):
             if connection.number == number:
                 return self._say(connection, message)
         return False

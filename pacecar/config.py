@@ -31,6 +31,7 @@ __all__ = [
     "HookConfig",
     "OtlpConfig",
     "TuneConfig",
+    "default_recordings",
     "default_socket",
     "load_config",
 ]
@@ -60,6 +61,20 @@ def default_socket(environ: Mapping[str, str] = os.environ) -> str:
     return f"{runtime}/pacecar.sock" if runtime else f"/tmp/pacecar-{os.geteuid()}/pacecar.sock"
 
 
+def default_recordings(environ: Mapping[str, str] = os.environ) -> str:
+    """Return where recordings are written when nobody says: where the service manager or the user keeps state.
+
+    systemd names the folder of StateDirectory= in $STATE_DIRECTORY (systemd.exec(5)), several with colons between.
+    """
+    state = environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    if state:
+        return f"{state}/recordings"
+    if os.geteuid() == 0:
+        return "/var/lib/pacecar/recordings"
+    home = environ.get("XDG_STATE_HOME") or f"{environ.get('HOME') or f'/tmp/pacecar-{os.geteuid()}'}/.local/state"
+    return f"{home}/pacecar/recordings"
+
+
 class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The [daemon] section."""
 
@@ -79,6 +94,17 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ranks_max: Annotated[int, Meta(ge=1, le=100_000)] = 1024
     job_forget_seconds: Annotated[float, Meta(ge=1.0)] = 900.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    pod_logs: str = "/var/log/pods"
+    recorder: bool = True
+    recorder_seconds: Annotated[float, Meta(ge=10.0, le=3600.0)] = 300.0
+    recorder_bytes: Annotated[int, Meta(ge=1_000_000, le=1_000_000_000)] = 32_000_000
+    recordings: str = msgspec.field(default_factory=default_recordings)
+    recordings_bytes: Annotated[int, Meta(ge=1_000_000)] = 256_000_000
+    stall_seconds: Annotated[float, Meta(ge=1.0)] = 300.0
+
+    def __post_init__(self) -> None:
+        if self.recordings_bytes < self.recorder_bytes:
+            raise ValueError("recordings_bytes is below recorder_bytes: one recording would not fit")
 
 
 class OtlpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

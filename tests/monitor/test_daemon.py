@@ -129,6 +129,7 @@ def test_served_and_catalogued_are_the_same(start, job):
     due = {entry.name for entry in CATALOG if entry.subject in (Subject.JOB, Subject.TUNER, Subject.DAEMON)}
     due -= {"pacecar_daemon_cpu_utilization_ratio"}  # known when the budget was looked at, after a window
     due = {name for name in due if "_otlp_" not in name}  # where [otlp] names an endpoint: test_otlp.py
+    due -= {name for name in due if name.startswith("pacecar_job_energy_")}  # of GPUs
     assert due <= served.keys()
     host = {entry.name for entry in CATALOG if entry.subject is Subject.HOST}
     depends = re.compile(
@@ -372,14 +373,14 @@ def test_name_parameter_restricts_the_scrape(start, steady):
 def test_an_unknown_collector_in_disable_is_an_error(make_config):
     with pytest.raises(
         DaemonError,
-        match="no collector gpus; there are cpu, memory, numa, disk, network, tcp, rdma, cgroup, gpu, daemon",
+        match=r"no collector gpus; there are .*, tcp, rdma, cgroup, identity, gpu, daemon",
     ):
         Daemon(make_config(disable=("gpus",)))
 
 
 def test_disabled_collectors_do_not_run(make_config):
     names = [c.name for c in default_collectors(make_config(disable=("gpu", "disk")), None)]
-    assert names == ["cpu", "memory", "numa", "network", "tcp", "rdma", "cgroup", "daemon"]
+    assert names == ["cpu", "memory", "numa", "network", "tcp", "rdma", "cgroup", "identity", "daemon"]
 
 
 def test_sample_once_has_rates(make_config):
