@@ -32,6 +32,11 @@ class Board:
             clock, jobs_max=jobs_max, ranks_max=ranks_max, forget_ns=int(job_forget_seconds * NS_PER_SECOND)
         )
 
+    def limit(self, *, jobs_max: int, ranks_max: int, job_forget_seconds: float) -> None:
+        """Change the limits; what is there beyond them stays until it is over."""
+        with self._lock:
+            self._jobs.limit(jobs_max=jobs_max, ranks_max=ranks_max, forget_ns=int(job_forget_seconds * NS_PER_SECOND))
+
     def publish(self, snapshot: Snapshot) -> None:
         """Make `snapshot` the latest, and forget the jobs that said nothing for too long."""
         with self._lock:

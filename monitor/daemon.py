@@ -10,16 +10,12 @@ Left out on purpose: everything that acts.  The daemon sets nothing on any devic
 from __future__ import annotations
 
 import logging
-import os
 import platform
 import random
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
-from types import FrameType
 
 import msgspec
 
@@ -48,15 +44,18 @@ from pacecar.monitor.meeting import Meeting, MeetingError
 from pacecar.monitor.nvml import PyNvml
 from pacecar.monitor.otlp import Otlp, OtlpError, Reading
 from pacecar.monitor.recorder import Around, Limits, Recorder
+from pacecar.monitor.reload import ReloadFigures, in_force
 from pacecar.monitor.sampler import Pace, Sampler
 from pacecar.monitor.series import DaemonFigures, daemon_samples, job_samples
+from pacecar.monitor.server import WebError, WebServer
 from pacecar.monitor.signals import Signals
 from pacecar.monitor.throttles import Throttles
 from pacecar.monitor.tick import Beat, beats
-from pacecar.monitor.web import WebError, WebServer, pages
+from pacecar.monitor.web import pages
+from pacecar.monitor.webconfig import Security, WebConfigError, read_security
 from pacecar.records import Sample, Snapshot
 
-__all__ = ["Daemon", "DaemonError", "default_collectors", "run", "sample_once"]
+__all__ = ["Daemon", "DaemonError", "default_collectors", "sample_once"]
 
 DEADLINE_RATIO = 0.8
 """Share of the period that a tick waits for its collectors; the rest is for jitter and for publishing."""
@@ -69,10 +68,6 @@ GPU_DEADLINE_RATIO = 0.5
 
 SAMPLE_ONCE_SECONDS = 0.2
 """Between the two ticks of `sample_once`; twenty of the kernel's 10 ms ticks, so utilization is good to 5 %."""
-
-SWITCH_SECONDS = 0.0005
-"""How long a thread may keep the interpreter from others that wait.  With Python's 5 ms a scrape that meets a tick
-waits for up to 5 ms for each of the threads at work; less than this was no shorter when measured."""
 
 _log = logging.getLogger(__name__)
 
@@ -140,9 +135,7 @@ class Daemon:
         self._config = config
         self._clock = clock or SystemClock()
         self._version = _version()
-        self._budget = Budget(
-            config.cpu_budget, config.glances_per_second, interval_ns=int(config.window_seconds * NS_PER_SECOND)
-        )
+        self._budget = _budget(config)
         self._pace = Pace(self._budget.rate)
         self._heap = Heap()
         self._identity = IdentityCollector(
@@ -173,7 +166,7 @@ class Daemon:
             job_forget_seconds=config.job_forget_seconds,
         )
         self._inbox = Inbox(
-            Meeting(config.socket),
+            Meeting(config.socket, mode=config.socket_mode, group=config.socket_group),
             self._board,
             self._clock,
             overhear=None if self._recorder is None else self._recorder.overhear_record,
@@ -191,6 +184,19 @@ class Daemon:
         self._started_wall_ns: int | None = None
         self._spending: Change | None = None
         self._glance_changes = {"down": 0, "up": 0}
+        self._security = Security()
+        self.reloads: Callable[[], ReloadFigures] | None = None
+        """What reloads came to; None where nobody reloads."""
+
+    @property
+    def config(self) -> DaemonConfig:
+        """What is in force."""
+        return self._config
+
+    @property
+    def security(self) -> Security:
+        """What clients are asked for."""
+        return self._security
 
     @property
     def port(self) -> int:
@@ -206,11 +212,12 @@ class Daemon:
         """Take the port and the socket and begin to tick; raises DaemonError and then holds nothing."""
         self._started_wall_ns = self._clock.wall_ns()
         try:
+            self.secure(self._config)
             # The port first: it tells two daemons apart before either touches the socket file.
             self._web.bind()
             self._inbox.start()
             self._start_otlp()
-        except (WebError, MeetingError, OtlpError) as error:
+        except (WebError, WebConfigError, MeetingError, OtlpError) as error:
             self.close()
             raise DaemonError(str(error)) from error
         if self._recorder is not None:
@@ -219,6 +226,24 @@ class Daemon:
         self._ticker = threading.Thread(target=self._tick, name="pacecar-tick", daemon=True)
         self._ticker.start()
         self._web.start(pages(self._exporter, self.snapshot_json, self.is_healthy))
+
+    def secure(self, config: DaemonConfig) -> None:
+        """Read the web configuration anew and ask each client for it from now on; raises WebConfigError."""
+        self._security = read_security(config.web_config_file)
+        self._web.secure(self._security)
+
+    def adopt(self, wanted: DaemonConfig) -> None:
+        """Put what of `wanted` needs no restart in force; raises WebConfigError and has then changed nothing."""
+        config = in_force(self._config, wanted)
+        if config.web_config_file != self._config.web_config_file:
+            self.secure(config)
+        if (config.cpu_budget, config.glances_per_second) != (self._config.cpu_budget, self._config.glances_per_second):
+            self._budget = _budget(config)  # the tick's thread takes it with its next look
+            self._pace.glances_per_second = self._budget.rate
+        self._board.limit(
+            jobs_max=config.jobs_max, ranks_max=config.ranks_max, job_forget_seconds=config.job_forget_seconds
+        )
+        self._config = config
 
     def close(self) -> None:
         """Stop, give back port and socket, and wait for the threads; a hanging collector is left behind."""
@@ -251,9 +276,10 @@ class Daemon:
         """Return what is of the moment of a scrape and not of a tick: jobs, and the daemon's own figures."""
         snapshot, jobs = self._board.snapshot(), self._board.jobs()
         beat = self._beat
+        started_wall_ns = self._started_wall_ns or self._clock.wall_ns()
         figures = DaemonFigures(
             version=self._version,
-            started_wall_ns=self._started_wall_ns or self._clock.wall_ns(),
+            started_wall_ns=started_wall_ns,
             ticks=0 if beat is None else beat.number + 1,
             ticks_missed=0 if beat is None else beat.missed,
             snapshot=snapshot,
@@ -272,6 +298,9 @@ class Daemon:
             otlp=None if self._otlp is None else self._otlp.figures,
             left_out=self._board.left_out(),
             recorder=None if self._recorder is None else self._recorder.figures(),
+            reloads=ReloadFigures.at_start(started_wall_ns) if self.reloads is None else self.reloads(),
+            web_connections=self._web.connections,
+            web_refused=self._web.refused(),
         )
         return [*job_samples(jobs, self._identity.residence), *daemon_samples(figures)]
 
@@ -358,44 +387,17 @@ class Daemon:
         return [Member(str(pid), "rank", hello.job, str(hello.rank)) for pid, hello in self._inbox.members()]
 
 
+def _budget(config: DaemonConfig) -> Budget:
+    interval_ns = int(config.window_seconds * NS_PER_SECOND)
+    return Budget(config.cpu_budget, config.glances_per_second, interval_ns=interval_ns)
+
+
 def _version() -> str:
     # Not pacecar.__version__: the root package also leads to the hook, and the daemon must not depend on that.
     try:
         return metadata.version("pacecar")
     except metadata.PackageNotFoundError:
         return "not installed"
-
-
-def run(config: DaemonConfig, otlp: OtlpConfig | None = None) -> int:
-    """Run the daemon until SIGTERM or SIGINT and return the exit code; raises DaemonError when it cannot start."""
-    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    sys.setswitchinterval(SWITCH_SECONDS)
-    # Not an Event: python runs a handler when the main thread next runs python, and it would be waiting for the Event.
-    # The byte in the pipe is written at once, by whichever thread the kernel gives the signal to.
-    stopped, stop = os.pipe2(os.O_CLOEXEC)
-    os.set_blocking(stop, False)
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        """The byte is enough."""
-
-    Heap().settle()  # of the whole process, so not for a Daemon that is part of another program
-    daemon = Daemon(config, otlp=otlp)
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-    woken_before = signal.set_wakeup_fd(stop, warn_on_full_buffer=False)
-    try:
-        daemon.start()
-        _log.info("serving http://%s:%d/metrics, hooks connect at %s", config.host, daemon.port, daemon.socket)
-        while os.read(stopped, 1)[0] not in before:
-            pass
-        _log.info("stopping")
-    finally:
-        daemon.close()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(woken_before)
-        os.close(stopped)
-        os.close(stop)
-    return 0
 
 
 def sample_once(config: DaemonConfig) -> Snapshot:

@@ -226,6 +226,10 @@ class Jobs:
         """Return how many hellos found no room, by what there were too many of."""
         return dict(self._left_out)
 
+    def limit(self, *, jobs_max: int, ranks_max: int, forget_ns: int) -> None:
+        """Change the limits for whoever comes from now on."""
+        self._jobs_max, self._ranks_max, self._forget_ns = jobs_max, ranks_max, forget_ns
+
     def __len__(self) -> int:
         return len(self._jobs)
 

@@ -14,10 +14,12 @@ from typing import NamedTuple
 
 from pacecar.monitor.collectors.reading import sample
 from pacecar.monitor.crews import crew_samples
+from pacecar.monitor.http import WebRefusal
 from pacecar.monitor.jobs import JobView, RankView
 from pacecar.monitor.membership import Residence, reside
 from pacecar.monitor.otlp import OtlpFigures
 from pacecar.monitor.recorder import Figures
+from pacecar.monitor.reload import ReloadFigures
 from pacecar.records import (
     Absent,
     CollectiveWindow,
@@ -64,6 +66,9 @@ class DaemonFigures(NamedTuple):
     scrapes: tuple[int, int]
     left_out: Mapping[str, int]
     recorder: Figures | None
+    reloads: ReloadFigures
+    web_connections: int
+    web_refused: Mapping[WebRefusal, int]
     otlp: OtlpFigures | None = None
 
 
@@ -279,6 +284,16 @@ def _recorder_samples(figures: Figures) -> Iterator[Sample]:
         yield sample("pacecar_recorder_files_bytes", figures.files_bytes)
 
 
+def _service_samples(figures: DaemonFigures) -> Iterator[Sample]:
+    yield sample("pacecar_web_connections", figures.web_connections)
+    for refusal, count in figures.web_refused.items():
+        yield sample("pacecar_web_refused_total", count, refusal.value)
+    yield sample("pacecar_daemon_config_last_reload_successful", int(figures.reloads.is_good))
+    yield sample("pacecar_daemon_config_last_reload_success_timestamp_seconds", figures.reloads.good_wall_ns)
+    for outcome, count in figures.reloads.reloads.items():
+        yield sample("pacecar_daemon_config_reloads_total", count, outcome)
+
+
 def daemon_samples(figures: DaemonFigures) -> Iterator[Sample]:
     """Yield what the daemon serves about itself; CPU time and memory are the collector's in `collectors.own`."""
     yield sample("pacecar_build_info", 1, figures.version, platform.python_version())
@@ -299,6 +314,7 @@ def daemon_samples(figures: DaemonFigures) -> Iterator[Sample]:
         yield from _otlp_samples(figures.otlp)
     if figures.recorder is not None:
         yield from _recorder_samples(figures.recorder)
+    yield from _service_samples(figures)
     for collector, count in figures.failures.items():
         yield sample("pacecar_collector_failures_total", count, collector)
     if figures.snapshot_age_ns is not None:

@@ -353,6 +353,11 @@ CATALOG: tuple[Metric, ...] = (
         ("recorder_write_failures_total", _C, _N, "", "Attempts to write a recording that failed; each is tried again for ten minutes."),
         ("recorder_lost_total", _C, _N, "", "Recordings given up, after ten minutes of attempts."),
         ("recorder_files_bytes", _G, _B, "", "Bytes of the recordings on disk, when the last one was written."),
+        ("web_connections", _G, _N, "", "Clients of the endpoint connected now."),
+        ("web_refused_total", _C, _N, "refusal", "Clients of the endpoint that were not served, by reason."),
+        ("daemon_config_last_reload_successful", _G, _N, "", "1 when the configuration files could be used when they were last read, 0 when older settings are in force."),
+        ("daemon_config_last_reload_success_timestamp_seconds", _G, _NS, "", "When the configuration was last read and could be used, seconds since the Unix epoch."),
+        ("daemon_config_reloads_total", _C, _N, "outcome", "Times that the configuration was read anew, by outcome."),
     ),
 )  # fmt: skip
 

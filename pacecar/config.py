@@ -31,6 +31,7 @@ __all__ = [
     "HookConfig",
     "OtlpConfig",
     "TuneConfig",
+    "config_path",
     "default_recordings",
     "default_socket",
     "load_config",
@@ -38,6 +39,8 @@ __all__ = [
 
 CONFIG_BYTES_MAX = 1024 * 1024
 """No hand-written configuration is larger; a wrong path (a log, a device) is."""
+
+SYSTEM_FILE = Path("/etc/pacecar/pacecar.toml")
 
 Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
 PositiveInt = Annotated[int, Meta(ge=1)]
@@ -94,6 +97,9 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ranks_max: Annotated[int, Meta(ge=1, le=100_000)] = 1024
     job_forget_seconds: Annotated[float, Meta(ge=1.0)] = 900.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    web_config_file: str | None = None
+    socket_mode: Annotated[str, Meta(pattern="^0?[0-7]{3}$")] | None = None
+    socket_group: str | None = None
     pod_logs: str = "/var/log/pods"
     recorder: bool = True
     recorder_seconds: Annotated[float, Meta(ge=10.0, le=3600.0)] = 300.0
@@ -205,6 +211,11 @@ _ENV_OTHER = frozenset({"PACECAR_CONFIG", "PACECAR_JOB", "PACECAR_RUN"})
 S = TypeVar("S", bound=msgspec.Struct)
 
 
+def config_path(file: str | os.PathLike[str] | None = None, *, environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the file that `load_config` reads; only the system's, which is last, need not be there."""
+    return Path(file or environ.get("PACECAR_CONFIG") or SYSTEM_FILE)
+
+
 def load_config(
     file: str | os.PathLike[str] | None = None,
     *,
@@ -220,11 +231,9 @@ def load_config(
         ConfigError: unreadable file, bad TOML, unknown section or key, wrong type or range; names file and key.
     """
     layers: list[tuple[str, dict[str, dict[str, Any]]]] = []
-    path = file or environ.get("PACECAR_CONFIG")
-    if path is None and Path("/etc/pacecar/pacecar.toml").exists():
-        path = "/etc/pacecar/pacecar.toml"
-    if path is not None:
-        layers.append((str(path), _read_toml(Path(path))))
+    path = config_path(file, environ=environ)
+    if file or environ.get("PACECAR_CONFIG") or path.exists():
+        layers.append((str(path), _read_toml(path)))
     layers.append(("environment", _read_environment(environ)))
     given = {s: {k: v for k, v in keys.items() if v is not None} for s, keys in (flags or {}).items()}
     layers.append(("flags", given))

@@ -27,8 +27,8 @@ from pacecar.monitor.collectors.reading import Files
 from pacecar.monitor.daemon import Daemon, DaemonError, default_collectors, sample_once
 from pacecar.monitor.exporter import outside
 from pacecar.monitor.sampler import Sampler
+from pacecar.monitor.server import WEB_CONNECTIONS_MAX
 from pacecar.monitor.tick import Beat
-from pacecar.monitor.web import REQUESTS_MAX
 from pacecar.records import (
     Failed,
     Ok,
@@ -313,21 +313,23 @@ def test_when_the_wall_clock_jumps_only_the_time_of_day_changes(machine):
     assert ratios == [0.1, 0.1, 0.1]
 
 
-def test_slow_clients_are_bounded_and_do_not_shut_out_the_scraper_for_ever(start, steady):
+def test_more_slow_clients_than_there_are_places_do_not_shut_out_the_scraper(start, steady):
     daemon = start([steady()])
-    idle = [socket.create_connection(("127.0.0.1", daemon.port)) for _ in range(REQUESTS_MAX + 4)]
-    workers = [t for t in threading.enumerate() if t.name.startswith("pacecar-web")]
-    assert len(workers) == REQUESTS_MAX
-    for connection in idle:
-        connection.close()
-
-    def answers():
-        try:
-            return get(daemon.port, "/-/healthy")[0] == 200
-        except (http.client.HTTPException, OSError):
-            return False
-
-    until(answers, "the next one is answered again")
+    before = threading.active_count()
+    idle = []
+    try:
+        for _ in range(WEB_CONNECTIONS_MAX + 20):
+            idle.append(socket.create_connection(("127.0.0.1", daemon.port)))
+            idle[-1].send(b"GET /metrics HTTP/1.1\r\n")
+        assert get(daemon.port, "/-/healthy")[0] == 200
+        served = families(daemon.port)
+        assert served["pacecar_web_connections"][0].value <= WEB_CONNECTIONS_MAX
+        refused = {s.labels["refusal"]: s.value for s in served["pacecar_web_refused_total"]}
+        assert refused["connections"] >= 20
+        assert threading.active_count() <= before
+    finally:
+        for connection in idle:
+            connection.close()
 
 
 def test_a_port_in_use_is_named_and_nothing_is_left_behind(make_config, tmp_path):
@@ -393,7 +395,7 @@ def test_sample_once_has_rates(make_config):
 RUN = """
 import sys
 from pacecar.config import DaemonConfig
-from pacecar.monitor.daemon import run
+from pacecar.monitor.service import run
 sys.exit(run(DaemonConfig(port=0, socket=sys.argv[1], period_seconds=0.2)))
 """
 
