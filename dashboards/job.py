@@ -68,7 +68,8 @@ _FOR_THE_NODE = """
     cgroup_memory_used_bytes cgroup_memory_limit_hits_total cgroup_oom_kills_total daemon_threads
     daemon_open_files daemon_cpu_utilization_ratio daemon_cpu_budget_ratio daemon_glance_frequency_hertz
     daemon_glance_changes_total daemon_scrapes_total daemon_scrape_seconds_total collector_glances_total
-    collector_glance_failures_total
+    collector_glance_failures_total daemon_viewers daemon_viewers_refused_total daemon_viewers_dropped_total
+    daemon_viewer_frames_total daemon_history_series_left_out
 """
 
 _FOR_THE_GPU = """

@@ -2,7 +2,7 @@
 
     collectors --tick--> sampler --> board <-- inbox <-- hooks
                                        |
-                               exporter, /api/snapshot
+                               exporter, screens (page, /api/)
 
 Left out on purpose: everything that acts.  The daemon sets nothing on any device and starts no program.
 """
@@ -14,13 +14,12 @@ import platform
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-
-import msgspec
 
 from pacecar.clock import NS_PER_SECOND, Clock, SystemClock
 from pacecar.config import DaemonConfig, OtlpConfig
+from pacecar.live import Document
 from pacecar.monitor.board import Board
 from pacecar.monitor.budget import Budget, Change
 from pacecar.monitor.collectors.cgroup import CgroupCollector, Member
@@ -35,17 +34,18 @@ from pacecar.monitor.collectors.own import OwnCollector
 from pacecar.monitor.collectors.rdma import RdmaCollector
 from pacecar.monitor.collectors.reading import Collector, Files
 from pacecar.monitor.collectors.tcp import TcpCollector
+from pacecar.monitor.documents import Builder, Own
 from pacecar.monitor.energy import Energies
 from pacecar.monitor.exporter import Exporter
 from pacecar.monitor.heap import Heap
 from pacecar.monitor.inbox import Inbox
-from pacecar.monitor.jobs import JobView
 from pacecar.monitor.meeting import Meeting, MeetingError
 from pacecar.monitor.nvml import PyNvml
 from pacecar.monitor.otlp import Otlp, OtlpError, Reading
 from pacecar.monitor.recorder import Around, Limits, Recorder
 from pacecar.monitor.reload import ReloadFigures, in_force
 from pacecar.monitor.sampler import Pace, Sampler
+from pacecar.monitor.screens import Screens
 from pacecar.monitor.series import DaemonFigures, daemon_samples, job_samples
 from pacecar.monitor.server import WebError, WebServer
 from pacecar.monitor.signals import Signals
@@ -53,7 +53,7 @@ from pacecar.monitor.throttles import Throttles
 from pacecar.monitor.tick import Beat, beats
 from pacecar.monitor.web import pages
 from pacecar.monitor.webconfig import Security, WebConfigError, read_security
-from pacecar.records import Sample, Snapshot
+from pacecar.records import Sample, Snapshot, Throttling
 
 __all__ = ["Daemon", "DaemonError", "default_collectors", "sample_once"]
 
@@ -74,17 +74,6 @@ _log = logging.getLogger(__name__)
 
 class DaemonError(RuntimeError):
     """The daemon cannot start; the message names the thing and what to do."""
-
-
-class NodeSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What /api/snapshot gives: the latest tick and the jobs."""
-
-    host: str
-    pacecar_version: str
-    wall_ns: int
-    snapshot: Snapshot | None
-    snapshot_age_ns: int | None
-    jobs: tuple[JobView, ...]
 
 
 def default_collectors(
@@ -174,6 +163,9 @@ class Daemon:
         )
         self._throttles = Throttles()
         self._signals = Signals(int(config.period_seconds * NS_PER_SECOND))
+        self._throttled: Mapping[str, Throttling] = {}
+        self._builder = Builder()
+        self._screens = Screens(self._clock, config.period_seconds, self._document)
         self._exporter = Exporter(self._live_samples)
         self._web = WebServer(config.host, config.port)
         self._otlp_config = otlp if otlp is not None and otlp.endpoint is not None else None
@@ -225,7 +217,8 @@ class Daemon:
         self._sampler.start()
         self._ticker = threading.Thread(target=self._tick, name="pacecar-tick", daemon=True)
         self._ticker.start()
-        self._web.start(pages(self._exporter, self.snapshot_json, self.is_healthy))
+        self._screens.start()
+        self._web.start(pages(self._exporter, self._screens, self.is_healthy))
 
     def secure(self, config: DaemonConfig) -> None:
         """Read the web configuration anew and ask each client for it from now on; raises WebConfigError."""
@@ -252,6 +245,7 @@ class Daemon:
             self._otlp.close()
         self._sampler.interrupt()
         self._web.close()
+        self._screens.close()
         self._inbox.close()
         if self._ticker is not None:
             self._ticker.join()
@@ -301,21 +295,30 @@ class Daemon:
             reloads=ReloadFigures.at_start(started_wall_ns) if self.reloads is None else self.reloads(),
             web_connections=self._web.connections,
             web_refused=self._web.refused(),
+            viewers=self._screens.viewers.figures(),
+            history_left_out=self._screens.series_left_out,
         )
         return [*job_samples(jobs, self._identity.residence), *daemon_samples(figures)]
 
-    def snapshot_json(self) -> bytes:
-        """Return the latest snapshot and the jobs as JSON, in inside units; see `NodeSnapshot`."""
-        snapshot = self._board.snapshot()
-        node = NodeSnapshot(
-            host=platform.node(),
-            pacecar_version=self._version,
-            wall_ns=self._clock.wall_ns(),
-            snapshot=snapshot,
-            snapshot_age_ns=self._age_ns(snapshot),
-            jobs=self._board.jobs(),
+    def _document(self, viewers: int) -> Document:
+        """Return what people see now."""
+        own = Own(
+            node=platform.node(),
+            version=self._version,
+            started_wall_ns=self._started_wall_ns or self._clock.wall_ns(),
+            period_seconds=self._config.period_seconds,
+            cpu_ratio=None if self._spending is None else self._spending.cpu_ratio,
+            cpu_budget=self._config.cpu_budget,
+            viewers=viewers,
         )
-        return msgspec.json.encode(node)
+        return self._builder.build(
+            self._board.snapshot(),
+            self._board.jobs(),
+            own,
+            wall_ns=self._clock.wall_ns(),
+            now_ns=self._clock.monotonic_ns(),
+            throttled=self._throttled,
+        )
 
     def is_healthy(self) -> bool:
         """Return whether a tick was published lately."""
@@ -341,7 +344,9 @@ class Daemon:
             self._board.publish(snapshot)
             if self._recorder is not None:
                 self._recorder.overhear_tick(snapshot)
-            self._inbox.tell(self._throttles.take(snapshot), self._signals.take(snapshot))
+            self._throttled = self._throttles.take(snapshot)
+            self._inbox.tell(self._throttled, self._signals.take(snapshot))
+            self._screens.tick()
             self._keep_budget()
             self._heap.tick(self._clock.monotonic_ns())
 

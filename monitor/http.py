@@ -44,7 +44,6 @@ class WebRefusal(StrEnum):
     NO_CREDENTIALS = "no_credentials"
     CREDENTIALS = "credentials"
     GUESSES = "guesses"
-    STREAMS = "streams"
 
 
 class HttpError(ValueError):

@@ -20,6 +20,7 @@ from pacecar.monitor.membership import Residence, reside
 from pacecar.monitor.otlp import OtlpFigures
 from pacecar.monitor.recorder import Figures
 from pacecar.monitor.reload import ReloadFigures
+from pacecar.monitor.viewers import ViewerFigures
 from pacecar.records import (
     Absent,
     CollectiveWindow,
@@ -70,6 +71,8 @@ class DaemonFigures(NamedTuple):
     web_connections: int
     web_refused: Mapping[WebRefusal, int]
     otlp: OtlpFigures | None = None
+    viewers: ViewerFigures = ViewerFigures(0, 0, 0, 0)
+    history_left_out: int = 0
 
 
 def _nowhere(hello: JobHello) -> Residence:
@@ -307,6 +310,11 @@ def daemon_samples(figures: DaemonFigures) -> Iterator[Sample]:
     yield sample("pacecar_daemon_scrape_seconds_total", figures.scrapes[1])
     for what, count in figures.left_out.items():
         yield sample("pacecar_inbox_left_out_total", count, what)
+    yield sample("pacecar_daemon_viewers", figures.viewers.viewers)
+    yield sample("pacecar_daemon_viewers_refused_total", figures.viewers.refused)
+    yield sample("pacecar_daemon_viewers_dropped_total", figures.viewers.dropped)
+    yield sample("pacecar_daemon_viewer_frames_total", figures.viewers.frames)
+    yield sample("pacecar_daemon_history_series_left_out", figures.history_left_out)
     for refusal, count in figures.refused.items():
         yield sample("pacecar_inbox_frames_refused_total", count, refusal.value)
     yield from _spending_samples(figures)

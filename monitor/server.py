@@ -7,8 +7,9 @@ on; when all places are taken the one that dawdles longest makes room.  So a scr
 whoever else is there.
 
 The pages are answered on this thread: to hand one over to another is a wait for the interpreter, behind all collectors
-that want it, and longer than the page takes.  Two things are not quick, and have threads: a password that must be
-checked (bcrypt), one at a time; and a body that is not a list but comes bit by bit (server-sent events), STREAMS_MAX.
+that want it, and longer than the page takes.  One thing is not quick, and has a thread: a password that must be
+checked (bcrypt), one at a time.  A page whose answer goes on for ever (server-sent events) takes the connection over
+by HAND_OVER once its first words have left, and whoever took it bounds it.
 
 TLS and passwords come as a `Security`, which may be exchanged at any time: connections made before keep theirs.
 
@@ -25,7 +26,7 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import Full, Queue
@@ -35,7 +36,7 @@ from pacecar.clock import SystemClock
 from pacecar.monitor.credentials import GUESSES_AT_ONCE, Gate, Verdict
 from pacecar.monitor.http import HEAD_BYTES_MAX, HttpError, WebRefusal, ends, head, parse, plain
 from pacecar.monitor.notices import Notices
-from pacecar.monitor.streams import STREAMS_MAX, Streams, close_body
+from pacecar.monitor.screens import HAND_OVER
 from pacecar.monitor.webconfig import OPEN, Security
 
 if TYPE_CHECKING:
@@ -75,9 +76,9 @@ class WebError(RuntimeError):
 
 
 class _Client:
-    """One connection.  `out` is what it has not taken yet of its answer."""
+    """One connection.  `out` is what it has not taken yet of its answer; `take` gets the connection after that."""
 
-    __slots__ = ("deadline", "environ", "is_shaken", "out", "peer", "received", "sock")
+    __slots__ = ("deadline", "environ", "is_shaken", "out", "peer", "received", "sock", "take")
 
     def __init__(self, sock: socket.socket, peer: str, deadline: float) -> None:
         self.sock = sock
@@ -87,6 +88,7 @@ class _Client:
         self.received = bytearray()
         self.environ: WSGIEnvironment | None = None
         self.out: memoryview | None = None
+        self.take: Callable[[socket.socket], None] | None = None
 
 
 class WebServer:
@@ -104,7 +106,6 @@ class WebServer:
         self._notices = Notices(_log, NOTICES_PER_MINUTE, self._clock)
         self._checks: Queue[tuple[_Client, Gate, str] | None] = Queue(GUESSES_AT_ONCE)
         self._checked: Queue[tuple[_Client, Verdict]] = Queue()  # bounded by what was in the other
-        self._streams = Streams(lambda: self._count(WebRefusal.TIMEOUT))
         self._closing = False
         self._accept_again: float | None = None
         self.secure(OPEN)
@@ -116,8 +117,8 @@ class WebServer:
 
     @property
     def connections(self) -> int:
-        """How many clients are connected."""
-        return len(self._clients) + len(self._streams)
+        """How many clients are connected, without those that a page took over."""
+        return len(self._clients)
 
     def refused(self) -> dict[WebRefusal, int]:
         """Return how many clients were not served, by reason; every reason is there."""
@@ -169,7 +170,6 @@ class WebServer:
             self._rouse()
             with suppress(Full):  # then it is checking, and looks at `_closing` after each
                 self._checks.put_nowait(None)
-            self._streams.close()
             for thread in self._threads:
                 thread.join(CLOSE_SECONDS)
             # One that is still at work keeps what it works with: the number of a closed file is soon another's.
@@ -325,7 +325,7 @@ class WebServer:
                 self._safely(client, partial(self._judge, verdict=verdict))
 
     def _answer(self, client: _Client) -> None:
-        """Run the application; its answer leaves at once, or bit by bit on a thread."""
+        """Run the application; its answer leaves as fast as the client takes it."""
         assert self._app is not None, "started with one"
         assert client.environ is not None, "the head is read"
         said: list[tuple[str, list[tuple[str, str]]]] = []
@@ -334,22 +334,21 @@ class WebServer:
             said.append((status, headers))
             return lambda _: None
 
-        ours = self._secured[0].headers
+        def hand_over(take: Callable[[socket.socket], None]) -> None:
+            client.take = take
+
+        client.environ[HAND_OVER] = hand_over
         try:
-            body = self._app(client.environ, start_response)
-            if not said and isinstance(body, list | tuple):
+            body = b"".join(self._app(client.environ, start_response))
+            if not said:
                 raise AssertionError("a page without a status")
         except Exception:  # noqa: BLE001  a bug of ours in one page
             _log.exception("%s failed", client.environ["PATH_INFO"])
-            status, headers, body = plain("500 Internal Server Error", "a bug in pacecar; its log has the traceback")
-            said[:] = [(status, headers)]
+            status, headers, lines = plain("500 Internal Server Error", "a bug in pacecar; its log has the traceback")
+            said[:], body, client.take = [(status, headers)], b"".join(lines), None
         if client.environ["REQUEST_METHOD"] == "HEAD":
-            close_body(body)
-            body = ()
-            said = said or [("200 OK", [])]  # a generator that was not begun
-        if not isinstance(body, list | tuple):
-            return self._stream(client, lambda: head(*said[-1], ours) if said else None, body)
-        return self._begin(client, b"".join((head(*said[-1], ours), *body)))
+            body, client.take = b"", None
+        self._begin(client, head(*said[-1], self._secured[0].headers) + body)
 
     def _count(self, refusal: WebRefusal, client: _Client | None = None, why: object = "") -> None:
         self._refused[refusal] += 1
@@ -372,6 +371,11 @@ class WebServer:
     def _send(self, client: _Client) -> None:
         while client.out:
             client.out = client.out[client.sock.send(client.out) :]
+        if client.take is not None:
+            self._clients.pop(client.sock.fileno(), None)
+            self._deafen(client)
+            client.take(client.sock)
+            return
         if isinstance(client.sock, ssl.SSLSocket):
             with suppress(OSError, ValueError):  # says goodbye, and does not wait to hear it
                 client.sock.unwrap()
@@ -387,11 +391,3 @@ class WebServer:
     def _deafen(self, client: _Client) -> None:
         with suppress(KeyError, ValueError):
             self._selector.unregister(client.sock)
-
-    def _stream(self, client: _Client, first: Callable[[], bytes | None], body: Iterable[bytes]) -> None:
-        if self._streams.is_full:
-            close_body(body)
-            raise HttpError(WebRefusal.STREAMS, "503 Service Unavailable", f"{STREAMS_MAX} are watching already")
-        self._clients.pop(client.sock.fileno(), None)
-        self._deafen(client)
-        self._streams.begin(client.sock, first, body)

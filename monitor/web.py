@@ -11,20 +11,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
+    Screen = Callable[[WSGIEnvironment, StartResponse], Iterable[bytes] | None]
+
 __all__ = ["pages"]
 
-_INDEX = b"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>pacecar</title></head>
-<body><h1>pacecar</h1><ul>
-<li><a href="/metrics">/metrics</a> for Prometheus and OpenMetrics</li>
-<li><a href="/api/snapshot">/api/snapshot</a> the latest readings and jobs as JSON</li>
-<li><a href="/-/healthy">/-/healthy</a> 200 while the daemon ticks</li>
-</ul></body></html>
-"""
 
-
-def pages(metrics: WSGIApplication, snapshot: Callable[[], bytes], is_healthy: Callable[[], bool]) -> WSGIApplication:
-    """Return the application that hands each request to its page."""
+def pages(metrics: WSGIApplication, screens: Screen, is_healthy: Callable[[], bool]) -> WSGIApplication:
+    """Return the application that hands each request to its page; `screens` answers None for what is not its own."""
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "/")
@@ -32,15 +25,16 @@ def pages(metrics: WSGIApplication, snapshot: Callable[[], bytes], is_healthy: C
             return metrics(environ, start_response)
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             return _answer(start_response, "405 Method Not Allowed", "text/plain", b"use GET\n")
-        if path == "/":
-            return _answer(start_response, "200 OK", "text/html; charset=utf-8", _INDEX)
-        if path == "/api/snapshot":
-            return _answer(start_response, "200 OK", "application/json", snapshot())
         if path == "/-/healthy":
             if is_healthy():
                 return _answer(start_response, "200 OK", "text/plain", b"ok\n")
             return _answer(start_response, "503 Service Unavailable", "text/plain", b"no tick for too long\n")
-        return _answer(start_response, "404 Not Found", "text/plain", b"there is /metrics, /api/snapshot, /-/healthy\n")
+        answer = screens(environ, start_response)
+        if answer is not None:
+            return answer
+        return _answer(
+            start_response, "404 Not Found", "text/plain", b"there is /, /metrics, /api/snapshot, /-/healthy\n"
+        )
 
     return app
 

@@ -21,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_pro
 from pacecar.catalog import CATALOG, Subject, Unit, by_name
 from pacecar.clock import NS_PER_SECOND, FakeClock
 from pacecar.config import DaemonConfig
+from pacecar.live import Document
 from pacecar.monitor.collectors.cpu import CpuCollector
 from pacecar.monitor.collectors.network import NetworkCollector
 from pacecar.monitor.collectors.reading import Files
@@ -33,7 +34,6 @@ from pacecar.records import (
     Failed,
     Ok,
     Sample,
-    Snapshot,
 )
 from tests.monitor.testimony import everything
 from tests.tools import find_tool
@@ -164,16 +164,17 @@ def test_promtool_has_no_complaint(start, job):
 def test_other_pages(start, job):
     daemon = start()
     job(daemon)
-    assert "/metrics" in get(daemon.port, "/")[2]
+    assert 'href="metrics"' in get(daemon.port, "/")[2]
     assert get(daemon.port, "/-/healthy")[::2] == (200, "ok\n")
     assert get(daemon.port, "/nowhere")[0] == 404
     status, kind, text = get(daemon.port, "/api/snapshot")
     node = json.loads(text)
     assert (status, kind) == (200, "application/json")
-    assert [rank["step"]["total_steps"] for rank in node["jobs"][0]["ranks"]] == [42, 42]
-    assert node["jobs"][0]["verdicts"][0]["outcome"] == "kept"
-    assert node["jobs"][0]["decisions"][0]["reason"] == 'a "quoted"\nreason'
-    assert isinstance(msgspec.convert(node["snapshot"], Snapshot), Snapshot)
+    assert node["version"] == 1
+    assert [rank["step"] for rank in node["jobs"][0]["ranks"]] == [41, 41]
+    (move,) = node["jobs"][0]["moves"]
+    assert (move["outcome"], move["reason"]) == ("kept", 'a "quoted"\nreason')
+    msgspec.json.decode(text, type=Document)
 
 
 def test_series_of_a_forgotten_job_vanish(start, job):
@@ -395,6 +396,7 @@ def test_sample_once_has_rates(make_config):
 RUN = """
 import sys
 from pacecar.config import DaemonConfig
+from pacecar.live import Document
 from pacecar.monitor.service import run
 sys.exit(run(DaemonConfig(port=0, socket=sys.argv[1], period_seconds=0.2)))
 """

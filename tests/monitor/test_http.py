@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from pacecar.monitor import server as web
 from pacecar.monitor.http import HEAD_BYTES_MAX, HEADERS_MAX, HttpError, ends, head, parse
+from pacecar.monitor.screens import HAND_OVER
 from pacecar.monitor.server import WebServer
-from pacecar.monitor.streams import STREAMS_MAX
 
 
 def parsed(received):
@@ -154,27 +154,24 @@ def test_a_large_head_a_body_and_head_requests_are_answered(serve):
     assert refused == {"head_size": 1, "body": 1}
 
 
-def test_streams_are_bounded_and_end_with_the_server(serve):
-    def endless(environ, start_response):
-        start_response("200 OK", [("Content-Type", "text/event-stream")])
-        while True:
-            yield b"data: x\n\n"
-            time.sleep(0.02)
+def test_a_page_may_take_the_connection_over_once_its_first_words_have_left(serve):
+    taken = []
 
     def app(environ, start_response):
-        return page(environ, start_response) if environ["PATH_INFO"] == "/" else endless(environ, start_response)
+        start_response("200 OK", [("Content-Type", "text/event-stream")])
+        environ[HAND_OVER](taken.append)
+        yield b"retry: 1\n\n"
 
     server = serve(app)
-    viewers = [socket.create_connection(("127.0.0.1", server.port), timeout=30) for _ in range(STREAMS_MAX)]
-    try:
-        for viewer in viewers:
-            viewer.sendall(b"GET /events HTTP/1.1\r\n\r\n")
-            assert viewer.recv(100).startswith(b"HTTP/1.1 200")
-        assert ask(server, b"GET /events HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 503 ")
-        assert b"200 OK" in ask(server)
-        viewers.pop().close()
-        until(lambda: server.connections == STREAMS_MAX - 1, "its place is free")
-    finally:
-        for viewer in viewers:
-            viewer.close()
-    until(lambda: server.connections == 0, "all places are free")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as viewer:
+        viewer.sendall(b"GET /events HTTP/1.1\r\n\r\n")
+        until(lambda: taken, "the page has it")
+        assert server.connections == 0, "it is no client of the server any more"
+        taken[0].setblocking(True)
+        taken[0].sendall(b"data: 2\n\n")
+        taken[0].close()
+        said = viewer.makefile("rb").read()
+    assert said.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert said.endswith(b"\r\n\r\nretry: 1\n\ndata: 2\n\n")
+    assert ask(server, b"HEAD /events HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 200")
+    assert len(taken) == 1, "of a HEAD nothing goes on"
