@@ -147,7 +147,7 @@ compatibility: $(DEV_STAMP) $(ADAPTERS)/.installed ## Run the adapters' tests an
 dashboards: $(RUN_STAMP) ## Generate the dashboards and docs/metrics.md from the catalog
 	$(BIN)/python -m pacecar.dashboards
 
-tools: ## Fetch promtool, Prometheus and node_exporter into .tools, for the tests that compare with it
+tools: ## Fetch promtool, Prometheus, node_exporter and Chromium into .tools, for the tests that need them
 	@.ci/tools
 
 clean: ## Remove what was built and installed here; runs/ stays

@@ -1,32 +1,27 @@
 """The page in a real browser: what a user clicks, types and sees, in Chromium by playwright.
 
-Both come from elsewhere: `pip install playwright`, and Chromium as the system has it ($PACECAR_CHROMIUM names another).
-Where one is missing the test is skipped and says which.
+`make tools` fetches Chromium; $PACECAR_CHROMIUM names another.
 """
 
 import os
-import shutil
 import threading
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from playwright import sync_api
 
 from tests.monitor.showcase import ShowJob, show_daemon
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+from tests.tools import find_tool
 
 pytestmark = pytest.mark.slow
 
-NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 PATIENCE_MS = 60_000
 
 
 @pytest.fixture(scope="module")
 def browser():
-    program = os.environ.get("PACECAR_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-    if program is None:
-        pytest.skip("no Chromium here: install Debian's chromium-headless-shell, or name one in $PACECAR_CHROMIUM")
+    program = os.environ.get("PACECAR_CHROMIUM") or find_tool("chromium-headless-shell")
     with sync_api.sync_playwright() as driver:
         # Chromium's own sandbox needs a user namespace, which containers and root do not have.
         opened = driver.chromium.launch(executable_path=program, args=["--no-sandbox"] if os.geteuid() == 0 else [])
