@@ -80,7 +80,7 @@ def sample(config_file: Path | None, as_json: bool, **flags: Any) -> None:  # no
     config = _load(config_file, flags)
     import msgspec
 
-    from pacecar.monitor.daemon import DaemonError, sample_once
+    from pacecar.monitor.inventory import DaemonError, sample_once
     from pacecar.monitor.listing import document, lines
 
     _log_to_stderr("warning")

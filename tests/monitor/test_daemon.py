@@ -25,8 +25,9 @@ from pacecar.live import Document
 from pacecar.monitor.collectors.cpu import CpuCollector
 from pacecar.monitor.collectors.network import NetworkCollector
 from pacecar.monitor.collectors.reading import Files
-from pacecar.monitor.daemon import Daemon, DaemonError, default_collectors, sample_once
+from pacecar.monitor.daemon import Daemon, DaemonError
 from pacecar.monitor.exporter import outside
+from pacecar.monitor.inventory import default_collectors, sample_once
 from pacecar.monitor.sampler import Sampler
 from pacecar.monitor.server import WEB_CONNECTIONS_MAX
 from pacecar.monitor.tick import Beat
