@@ -15,8 +15,9 @@ from pacecar.live import Document, Host
 from pacecar.monitor.assets import ASSETS
 from pacecar.monitor.daemon import Daemon
 from pacecar.monitor.screens import Screens
+from pacecar.monitor.server import WebServer
 from pacecar.monitor.viewers import VIEWERS_MAX
-from pacecar.monitor.web import WebServer, pages
+from pacecar.monitor.web import pages
 
 
 def ask(port, path, method="GET", **headers):
