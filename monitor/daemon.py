@@ -111,7 +111,7 @@ class Daemon:
         self._throttles = Throttles()
         self._signals = Signals(int(config.period_seconds * NS_PER_SECOND))
         self._throttled: Mapping[str, Throttling] = {}
-        self._builder = Builder()
+        self._builder = Builder(self._identity.residence)
         self._screens = Screens(self._clock, config.period_seconds, self._document)
         self._exporter = Exporter(self._live_samples)
         self._web = WebServer(config.host, config.port)
@@ -257,6 +257,7 @@ class Daemon:
             cpu_ratio=None if self._spending is None else self._spending.cpu_ratio,
             cpu_budget=self._config.cpu_budget,
             viewers=viewers,
+            recorder=None if self._recorder is None else self._recorder.figures(),
         )
         return self._builder.build(
             self._board.snapshot(),

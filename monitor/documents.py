@@ -10,17 +10,19 @@ Everything is bounded: jobs, ranks, links and GPUs shown, with a count of what w
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from pacecar.catalog import by_name
 from pacecar.clock import NS_PER_SECOND
-from pacecar.live import VERSION, Collector, Daemon, Document, Gpu, Host, Link
+from pacecar.live import VERSION, Collector, Daemon, Document, Gpu, Host, Link, Recorder
 from pacecar.monitor.jobdocuments import Elapsed, job_document
 from pacecar.monitor.jobs import JobView
-from pacecar.records import LEDGER_HEADINGS, Ok, Sample, Snapshot, Throttling
+from pacecar.monitor.membership import Residence
+from pacecar.monitor.recorder import Figures
+from pacecar.records import LEDGER_HEADINGS, JobHello, Ok, Sample, Snapshot, Throttling
 
 __all__ = ["GPUS_MAX", "JOBS_MAX", "LINKS_MAX", "RANKS_MAX", "Builder", "Own"]
 
@@ -61,6 +63,11 @@ class Own(NamedTuple):
     cpu_ratio: float | None
     cpu_budget: float
     viewers: int
+    recorder: Figures | None = None
+
+
+def _nowhere(_: JobHello) -> Residence:
+    return Residence()
 
 
 class _Mark(NamedTuple):
@@ -74,7 +81,9 @@ class _Mark(NamedTuple):
 class Builder:
     """Builds documents, remembering what rates need."""
 
-    def __init__(self) -> None:
+    def __init__(self, residence: Callable[[JobHello], Residence] = _nowhere) -> None:
+        """`residence` says where a rank runs; it reads nothing."""
+        self._residence = residence
         self._tick: int | None = None
         self._counters: dict[tuple[str, str, str], float] = {}
         self._counters_ns: int | None = None
@@ -114,12 +123,13 @@ class Builder:
                 resident_memory_bytes=self._resident,
                 viewers=own.viewers,
                 collectors=self._collectors,
+                recorder=None if own.recorder is None else _recorder(own.recorder),
             ),
             host=self._host,
             gpus=self._gpus,
             links=self._links,
             jobs=tuple(
-                job_document(job, self._lately(job, now_ns), ranks_max)
+                job_document(job, self._lately(job, now_ns), ranks_max, self._residence)
                 for job in sorted(shown, key=lambda job: job.job)
             ),
             jobs_left_out=len(jobs) - len(shown),
@@ -229,6 +239,18 @@ def _sum(values: Iterable[int | None]) -> int | None:
 def _silence(job: JobView) -> int:
     ages = [rank.step_age_ns for rank in job.ranks if rank.step_age_ns is not None]
     return min(ages, default=1 << 62)
+
+
+def _recorder(figures: Figures) -> Recorder:
+    return Recorder(
+        span_seconds=figures.span_ns / NS_PER_SECOND,
+        memory_bytes=figures.memory_bytes,
+        triggers_total=figures.triggers,
+        files_total=figures.files,
+        files_bytes=figures.files_bytes,
+        write_failures_total=figures.failures,
+        lost_total=figures.lost,
+    )
 
 
 def _host(samples: Iterable[Sample]) -> Host:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pacecar.clock import NS_PER_SECOND
 from pacecar.live import Hang, Job, Ladder, LateRank, Move, Rank, Saving, Tuner
 from pacecar.monitor.jobs import JobView, RankView
-from pacecar.records import Decision, Knobs, Verdict, WhatIf
+from pacecar.monitor.membership import Residence
+from pacecar.records import Decision, JobHello, Knobs, Verdict, WhatIf
 from pacecar.steering import KnobValue
 
 __all__ = ["MOVES_MAX", "Elapsed", "job_document"]
@@ -29,7 +30,9 @@ class Elapsed(NamedTuple):
     tokens: int | None
 
 
-def job_document(job: JobView, lately: Elapsed | None, ranks_max: int) -> Job:
+def job_document(
+    job: JobView, lately: Elapsed | None, ranks_max: int, residence: Callable[[JobHello], Residence]
+) -> Job:
     """Return the document of `job`; `lately` is what its ranks did during the last seconds."""
     steps = [rank.step for rank in job.ranks if rank.step is not None]
     shown = _shown(job, ranks_max)
@@ -41,7 +44,7 @@ def job_document(job: JobView, lately: Elapsed | None, ranks_max: int) -> Job:
     return Job(
         job=job.job,
         world_size=max((rank.hello.world_size for rank in job.ranks), default=None),
-        ranks=tuple(_rank(rank) for rank in shown),
+        ranks=tuple(_rank(rank, residence(rank.hello)) for rank in shown),
         ranks_left_out=len(job.ranks) - len(shown),
         finished=all(_is_over(rank) for rank in job.ranks),
         step=max((step.step for step in steps), default=None),
@@ -90,7 +93,7 @@ def _shown(job: JobView, most: int) -> list[RankView]:
     return sorted(first[:most], key=lambda rank: rank.hello.rank)
 
 
-def _rank(rank: RankView) -> Rank:
+def _rank(rank: RankView, where: Residence) -> Rank:
     hello, step, vitals = rank.hello, rank.step, rank.vitals
     memory = None if vitals is None else vitals.memory
     return Rank(
@@ -109,6 +112,9 @@ def _rank(rank: RankView) -> Rank:
         mfu_ratio=None if vitals is None else vitals.mfu_ratio,
         memory_allocated_bytes=None if memory is None else memory.allocated_bytes,
         memory_reserved_bytes=None if memory is None else memory.reserved_bytes,
+        pod_name=where.pod_name or None,
+        pod_namespace=where.pod_namespace or None,
+        slurm_job=where.slurm_job or None,
     )
 
 

@@ -117,6 +117,9 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     mfu_ratio: float | None = None
     memory_allocated_bytes: int | None = None
     memory_reserved_bytes: int | None = None
+    pod_name: str | None = None
+    pod_namespace: str | None = None
+    slurm_job: str | None = None
 
 
 class LateRank(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,6 +227,18 @@ class Collector(msgspec.Struct, frozen=True, kw_only=True):
     duration_seconds: float | None
 
 
+class Recorder(msgspec.Struct, frozen=True, kw_only=True):
+    """The flight recorder: each figure is the metric `pacecar_recorder_<field>`; `triggers_total` by trigger."""
+
+    span_seconds: float
+    memory_bytes: int
+    triggers_total: dict[str, int]
+    files_total: int
+    files_bytes: int | None
+    write_failures_total: int
+    lost_total: int
+
+
 class Daemon(msgspec.Struct, frozen=True, kw_only=True):
     """The daemon itself; `viewers` is how many pages and terminals get each tick pushed."""
 
@@ -235,6 +250,7 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
     resident_memory_bytes: int | None = None
     viewers: int = 0
     collectors: tuple[Collector, ...] = ()
+    recorder: Recorder | None = None
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):

@@ -214,7 +214,7 @@ function drawRanks(job) {
   const late = new Set(job.stragglers.map((one) => one.rank));
   const columns = [
     { title: "Rank", head: true, sort: (r) => r.rank, cell: (r) => number(r.rank) },
-    { title: "Where", text: true, cell: (r) => `${r.host} ${r.device} (${r.pid})` },
+    { title: "Where", text: true, cell: whereOf },
     { title: "Step", sort: (r) => r.step, cell: (r) => number(r.step) },
     { title: "Last step", sort: (r) => r.step_duration_seconds, cell: (r) => seconds(r.step_duration_seconds) },
     { title: "Ledger of the last step", text: true, cell: (r) => (r.ledger_seconds ? ledgerBar(r.ledger_seconds, true) : "\u2013") },
@@ -242,11 +242,23 @@ function drawLinks(links) {
   return [table("Links", LINK_COLUMNS, links, (link) => `${link.kind} ${link.name}`)];
 }
 
+function recorderOf(recorder) {
+  if (!recorder) return "off";
+  const reasons = Object.entries(recorder.triggers_total).filter(([, count]) => count).map(([name, count]) => `${words(name)} ${number(count)}`);
+  const wrote = recorder.files_total === 1 ? "1 recording" : `${number(recorder.files_total)} recordings`;
+  return `the last ${seconds(recorder.span_seconds)} in ${bytes(recorder.memory_bytes)}; ${wrote} written${reasons.length ? ` (${reasons.join(", ")})` : ""}`;
+}
+
+function whereOf(rank) {
+  const pod = rank.pod_name === null ? "" : `, pod ${rank.pod_namespace}/${rank.pod_name}`;
+  return `${rank.host} ${rank.device} (${rank.pid})${pod}${rank.slurm_job === null ? "" : `, Slurm job ${rank.slurm_job}`}`;
+}
+
 function drawDaemon(said) {
   const own = said.daemon;
   const facts = [["Version", own.pacecar_version], ["Runs for", seconds(said.time_seconds - own.start_time_seconds)],
     ["Processor", own.cpu_utilization_ratio === null ? "\u2013" : `${percent(own.cpu_utilization_ratio, 1)} of a budget of ${percent(own.cpu_budget_ratio, 1)}`],
-    ["Memory", bytes(own.resident_memory_bytes)], ["Viewers", number(own.viewers)]];
+    ["Memory", bytes(own.resident_memory_bytes)], ["Viewers", number(own.viewers)], ["Flight recorder", recorderOf(own.recorder)]];
   const failed = own.collectors.filter((one) => one.outcome === "failed");
   const columns = [
     { title: "Collector", head: true, text: true, cell: (one) => one.name },
@@ -256,6 +268,8 @@ function drawDaemon(said) {
   ];
   return [
     el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", { key: name }, el("dt", {}, name), el("dd", {}, value)))),
+    ...(own.recorder && (own.recorder.lost_total || own.recorder.write_failures_total)
+      ? [el("p", { class: "alarm", key: "recorder" }, `Flight recorder: ${number(own.recorder.write_failures_total)} writes failed, ${number(own.recorder.lost_total)} recordings lost`)] : []),
     ...failed.map((one) => el("p", { class: "alarm", key: one.name }, `${one.name}: ${one.reason}`)),
     el("details", { key: "collectors" }, el("summary", {}, `Collectors (${own.collectors.length})`), el("div", { class: "wide" }, table("Collectors", columns, own.collectors, (one) => one.name))),
   ];

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pacecar.ledgerbar import glyph
-from pacecar.live import Document, Gpu, Host, Job, Ladder, Link, Move, Rank
+from pacecar.live import Document, Gpu, Host, Job, Ladder, Link, Move, Rank, Recorder
 from pacecar.records import LEDGER_HEADINGS
 from pacecar.top.table import Column, clean, cut, gauge, rows
 from pacecar.top.words import amount, binary, duration, percent, setting, spoken
@@ -16,7 +16,7 @@ from pacecar.wording import HEADING_COLOURS, HEADING_WORDS, SCENARIO_WORDS
 
 __all__ = [
     "alarm_lines", "bar", "gpu_lines", "host_lines", "job_facts", "job_line", "ladder_lines", "legend_lines",
-    "link_lines", "move_lines", "rank_lines",
+    "link_lines", "move_lines", "rank_lines", "recorder_lines",
 ]  # fmt: skip
 
 BAD = "bold red"
@@ -198,6 +198,13 @@ def move_lines(moves: Sequence[tuple[Job, Move]], width: int) -> list[Text]:
     return rows(MOVE_COLUMNS, moves, width)
 
 
+def where_words(rank: Rank) -> str:
+    """Return the node and device of a rank, and the pod or Slurm job it runs in."""
+    pod = None if rank.pod_name is None else f"pod {rank.pod_namespace}/{rank.pod_name}"
+    slurm = None if rank.slurm_job is None else f"Slurm {rank.slurm_job}"
+    return "  ".join(filter(None, (f"{rank.host} {rank.device}", pod, slurm)))
+
+
 def rank_lines(ranks: Sequence[Rank], width: int, console: Console, chosen: int | None) -> list[Text]:
     """Return a head and a line a rank, with the bar of its last step."""
     size = max(10, min(60, width - 52))
@@ -208,7 +215,7 @@ def rank_lines(ranks: Sequence[Rank], width: int, console: Console, chosen: int 
         Column("Ledger of the last step", size, lambda rank: bar(rank.ledger_seconds, size, console), is_text=True),
         Column("MFU", 5, lambda rank: percent(rank.mfu_ratio), rank=1),
         Column("Mem", 6, lambda rank: binary(rank.memory_allocated_bytes), rank=2),
-        Column("Where", 14, lambda rank: f"{rank.host} {rank.device}", is_text=True, grows=True),
+        Column("Where", 14, where_words, is_text=True, grows=True),
     )
     return rows(columns, ranks, width, chosen=chosen)
 
@@ -246,7 +253,27 @@ def job_facts(job: Job, width: int) -> list[Text]:
     return lines
 
 
+def recorder_lines(recorder: Recorder | None, width: int) -> list[Text]:
+    """Return one line: how far back the flight recorder goes, and what it wrote of what; none where it is off."""
+    if recorder is None:
+        return []
+    line = Text(no_wrap=True).append("Rec ", style="cyan")
+    line.append(f"last {duration(recorder.span_seconds)} in {binary(recorder.memory_bytes)}")
+    line.append(f"  {recorder.files_total} recording{'' if recorder.files_total == 1 else 's'} written")
+    line.append(f", {binary(recorder.files_bytes)} on disk" if recorder.files_bytes else "")
+    reasons = [f"{spoken(name)} {count}" for name, count in recorder.triggers_total.items() if count]
+    line.append(f"  of {', '.join(reasons)}" if reasons else "", style="yellow")
+    if recorder.lost_total or recorder.write_failures_total:
+        bad = f"  {recorder.write_failures_total} writes failed, {recorder.lost_total} lost"
+        line.append(bad, style=BAD)
+    return [cut(line, width)]
+
+
 def daemon_words(document: Document) -> str:
-    """Return what the title says of the daemon."""
-    own = document.daemon
-    return f"daemon {percent(own.cpu_utilization_ratio, digits=1)} of {percent(own.cpu_budget_ratio)} CPU"
+    """Return what the title says of the daemon and its recorder."""
+    own, recorder = document.daemon, document.daemon.recorder
+    words = f"daemon {percent(own.cpu_utilization_ratio, digits=1)} of {percent(own.cpu_budget_ratio)} CPU"
+    if recorder is None:
+        return words
+    wrote = f", {recorder.files_total} written" if recorder.files_total else ""
+    return f"rec {duration(recorder.span_seconds)}{wrote}  {words}"

@@ -123,6 +123,7 @@ def _panes(document: Document, view: View, width: int, console: Console) -> list
         Pane(legend, 1 if len(legend) == 1 else 0),
         Pane(panes.alarm_lines(jobs, width), 2),
         Pane(panes.move_lines(moves, width) if moves else [], 2),
+        Pane(panes.recorder_lines(document.daemon.recorder, width), 0),
         Pane(ladder, 0, step=len(ladder) or 1),
         Pane(ranks, 0),
     ]
@@ -136,7 +137,18 @@ def _troubled(jobs: list[Job]) -> Job | None:
 def _heights(parts: list[Pane], height: int) -> list[int]:
     """Share `height` lines out: what is due, from the most important on, then the rest in turn."""
     given = [0] * len(parts)
-    order = (0, 3, 1, 5, 6, 2, 4, 7, 8)  # host, jobs, GPUs, alarms, decisions, links, legend, ladder, ranks
+    order = (
+        0,
+        3,
+        1,
+        5,
+        6,
+        2,
+        4,
+        7,
+        8,
+        9,
+    )  # host, jobs, GPUs, alarms, moves, links, legend, recorder, ladder, ranks
     for number in order:
         given[number] = min(len(parts[number].lines), parts[number].least, height - sum(given))
     for number in order:

@@ -12,7 +12,8 @@ from pacecar.top.screen import HELP
 
 ROOT = Path(__file__).resolve().parents[2]
 SECTIONS = {
-    "The document": live.Document, "daemon": live.Daemon, "daemon.collectors": live.Collector, "host": live.Host,
+    "The document": live.Document, "daemon": live.Daemon, "daemon.collectors": live.Collector,
+    "daemon.recorder": live.Recorder, "host": live.Host,
     "gpus": live.Gpu, "links": live.Link, "jobs": live.Job, "jobs.ranks": live.Rank, "jobs.stragglers": live.LateRank,
     "jobs.hangs": live.Hang, "jobs.tuner": live.Tuner, "jobs.moves": live.Move, "jobs.what_if": live.Ladder,
     "jobs.what_if.rungs": live.Saving,

@@ -139,6 +139,7 @@ class ShowJob:
             job=self.name, rank=rank, local_rank=rank, world_size=2 * self.ranks, pid=os.getpid(), host="node-a",
             device=f"cuda:{rank}", device_uuid=f"GPU-{rank:04d}", backend="nccl", framework="torch 2.13.0",
             pacecar_version="0.1.0", started_wall_ns=1_700_000_000_000_000_000,
+            slurm_job="48213" if self.is_tuned else None,
         )  # fmt: skip
 
     def _say(self, rank, *records):
@@ -232,7 +233,7 @@ def show_daemon(path, port=0, period_seconds=1.0):
     """Return a daemon, not started, that shows the made-up node; `path` is its socket."""
     files = Files()
     collectors = [CpuCollector(files), MemoryCollector(files), ShowCollector(), OwnCollector()]
-    config = DaemonConfig(port=port, socket=str(path), period_seconds=period_seconds)
+    config = DaemonConfig(port=port, socket=str(path), period_seconds=period_seconds, recordings=f"{path}.recordings")
     return Daemon(config, clock=SystemClock(), collectors=collectors)
 
 

@@ -8,6 +8,8 @@ from pacecar.catalog import by_name
 from pacecar.clock import NS_PER_SECOND
 from pacecar.monitor.documents import JOBS_MAX, RANKS_MAX, RANKS_MIN, Builder, Own
 from pacecar.monitor.jobs import Jobs
+from pacecar.monitor.membership import Residence
+from pacecar.monitor.recorder import Figures
 from pacecar.records import Failed, Goodbye, Ledger, Ok, Sample, Snapshot, Throttling
 from tests.monitor.testimony import everything
 
@@ -43,9 +45,28 @@ def speak(jobs, make_hello, make_step):
     return say
 
 
+def test_where_a_rank_runs_is_what_identity_says_and_null_where_it_says_nothing(jobs, speak):
+    speak(ranks=2)
+    places = {0: Residence("t-0", "ml", "uid", "box", "42"), 1: Residence()}
+    document = build(Builder(lambda hello: places[hello.rank]), jobs=jobs.view())
+    first, second = document.jobs[0].ranks
+    assert (first.pod_name, first.pod_namespace, first.slurm_job) == ("t-0", "ml", "42")
+    assert (second.pod_name, second.pod_namespace, second.slurm_job) == (None, None, None)
+
+
+def test_the_recorder_is_in_the_document_unless_it_is_off():
+    figures = Figures(6_000_000, 300 * NS_PER_SECOND, 9, {}, {"xid": 2}, 1, 0, 0, None)
+    own = OWN._replace(recorder=figures)
+    said = Builder().build(None, (), own, wall_ns=1, now_ns=1, throttled={}).daemon.recorder
+    assert (said.span_seconds, said.memory_bytes, said.triggers_total) == (300.0, 6_000_000, {"xid": 2})
+    assert (said.files_total, said.files_bytes, said.write_failures_total, said.lost_total) == (1, None, 0, 0)
+    assert build().daemon.recorder is None
+
+
 @pytest.mark.parametrize(
     ("kind", "prefix", "apart"),
     [
+        (live.Recorder, "pacecar_recorder_", set()),
         (live.Host, "pacecar_host_", set()),
         (live.Gpu, "pacecar_gpu_", {"gpu", "name", "uuid", "down_reason", "sm_clock_hertz", "throttled_by"}),
     ],

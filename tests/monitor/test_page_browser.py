@@ -83,6 +83,8 @@ def test_a_user_looks_around(opened):
     assert "Rank 3 is late" in job.locator(".alarm").inner_text()
     assert "kept" in job.locator(".moves").inner_text()
     assert "communication hidden" in job.inner_text()
+    assert "Slurm job 48213" in job.locator("details").text_content()
+    assert "the last " in page.locator("#daemon dd", has_text="recording").inner_text()
     assert "compute 61." in job.locator(".bar").first.get_attribute("aria-label")
     # Open the ranks, sort them by their last step; they stay open and sorted at the next tick.
     job.locator("summary").click()

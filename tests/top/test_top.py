@@ -20,6 +20,7 @@ import pytest
 from pacecar import live
 from pacecar.top.fetch import FetchError, address, fetch
 from pacecar.top.keys import Keys
+from pacecar.top.panes import recorder_lines, where_words
 from pacecar.top.screen import GPU_SORTS, View, compose, everything, on_key, shown_jobs
 from pacecar.top.table import Column, clean, gauge, rows
 from pacecar.top.words import amount, binary, duration, percent
@@ -54,7 +55,13 @@ def job(name="run-7", ranks=8, **changes):
 
 
 def document(jobs=2, gpus=8, links=2):
-    own = live.Daemon(pacecar_version="1", start_time_seconds=0.0, period_seconds=1.0, cpu_utilization_ratio=0.0)
+    own = live.Daemon(
+        pacecar_version="1", start_time_seconds=0.0, period_seconds=1.0, cpu_utilization_ratio=0.0,
+        recorder=live.Recorder(
+            span_seconds=300.0, memory_bytes=6 << 20, triggers_total={"xid": 2, "hang": 0}, files_total=1,
+            files_bytes=3 << 20, write_failures_total=0, lost_total=0,
+        ),
+    )  # fmt: skip
     return live.Document(
         version=live.VERSION, node="node-a", time_seconds=1_700_000_000.0, tick=3, snapshot_age_seconds=0.1, daemon=own,
         host=live.Host(cpus_online=64, cpu_utilization_ratio=0.4, memory_size_bytes=1 << 40, memory_used_bytes=1 << 38),
@@ -90,15 +97,52 @@ def test_every_screen_is_exactly_as_large_as_the_terminal(page, size, many):
 
 def test_80_by_24_shows_gpus_links_jobs_bars_stragglers_and_decisions():
     text = "\n".join(screen())
-    for word in ("CPU", "Mem", "GPU", "  7 ", "eth0", "job-00", "job-01", "####", "rank 3 is late", "kept", "F1 Help"):
+    for word in (
+        "CPU",
+        "Mem",
+        "GPU",
+        "  7 ",
+        "eth0",
+        "job-00",
+        "job-01",
+        "####",
+        "rank 3 is late",
+        "kept",
+        "F1 Help",
+    ):
         assert word in text, word
     assert "bucket bytes" in text
+    assert "rec 5min, 1 written  daemon 0.0%" in text
 
 
 def test_200_by_60_leaves_nothing_out():
     text = "\n".join(screen(width=200, height=60))
-    for word in ("eth1", "NVLink", "data wait 25.0%", "What if", "data for free", "Ledger of the last step", "cuda:7"):
+    for word in (
+        "eth1",
+        "Rec last 5min",
+        "NVLink",
+        "data wait 25.0%",
+        "What if",
+        "data for free",
+        "Ledger of the last step",
+        "cuda:7",
+    ):
         assert word in text, word
+
+
+def test_the_recorder_says_what_it_wrote_of_what_and_what_it_could_not_and_nothing_where_it_is_off():
+    recorder = document().daemon.recorder
+    (line,) = recorder_lines(recorder, 80)
+    assert line.plain == "Rec last 5min in 6.0M  1 recording written, 3.0M on disk  of xid 2"
+    bad = msgspec.structs.replace(recorder, lost_total=1, write_failures_total=3)
+    assert recorder_lines(bad, 100)[0].plain.endswith("  3 writes failed, 1 lost")
+    assert recorder_lines(None, 80) == []
+
+
+def test_a_rank_is_where_its_node_pod_and_slurm_job_are():
+    assert where_words(rank(3)) == "node-a cuda:3"
+    placed = msgspec.structs.replace(rank(3), pod_name="t-0", pod_namespace="ml", slurm_job="7")
+    assert where_words(placed) == "node-a cuda:3  pod ml/t-0  Slurm 7"
 
 
 def test_the_chosen_job_is_on_the_screen_however_many_there_are():
