@@ -123,6 +123,7 @@ def test_served_and_catalogued_are_the_same(start, job):
     """Every family is in the catalog with its labels, and every entry that this machine can have is served."""
     daemon = start()
     job(daemon)
+    until(lambda: "pacecar_process_info" in families(daemon.port), "the tick after their hellos")
     served = families(daemon.port)
     for name, samples in served.items():
         entry = by_name(name)
