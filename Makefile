@@ -36,7 +36,7 @@ PARALLEL := --numprocesses=auto --dist=worksteal
 # pytest exits with 5 when it finds no test, as one of the two runs may where PYTEST_FLAGS names some.
 MAY_BE_NONE = $(if $(strip $(PYTEST_FLAGS)),|| [ $$? -eq 5 ])
 
-.PHONY: help run test check lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-microbatch bench-run soak-daemon soak-faults soak-windows dashboards tools adapters compatibility clean
+.PHONY: help run test check lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-microbatch bench-run soak-daemon soak-storm soak-faults soak-windows dashboards tools adapters compatibility clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -96,6 +96,9 @@ soak-faults: $(DEV_STAMP) ## Inject 500 faults into real jobs, and try the proto
 soak-daemon: $(DEV_STAMP) ## Run the daemon for 20 minutes while GPUs are lost and return, and watch its memory
 	@exec $(BIN)/python -m pytest -m soak -s tests/monitor/test_soak_daemon.py
 
+soak-storm: $(DEV_STAMP) ## 1000 jobs, a million frames, 200 slow scrapers and 50 reloads, one by one and together
+	@exec $(BIN)/python -m pytest -m soak -s tests/monitor/test_load.py
+
 # A venv of its own: nvitop pins the version of nvidia-ml-py.
 $(NVITOP):
 	@$(PYTHON) -m venv $(NVITOP).new
@@ -144,7 +147,7 @@ compatibility: $(DEV_STAMP) $(ADAPTERS)/.installed ## Run the adapters' tests an
 dashboards: $(RUN_STAMP) ## Generate the dashboards and docs/metrics.md from the catalog
 	$(BIN)/python -m pacecar.dashboards
 
-tools: ## Fetch promtool, Prometheus and node_exporter into .tools, for the tests that compare with it
+tools: ## Fetch promtool, Prometheus, node_exporter and Chromium into .tools, for the tests that need them
 	@.ci/tools
 
 clean: ## Remove what was built and installed here; runs/ stays

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from grafanalib import core
 
-from pacecar.catalog import WINDOW_NAMES
+from pacecar.catalog import CATALOG, WINDOW_NAMES
 from pacecar.config import HookConfig
 from pacecar.dashboards.node import gpu_section, host_section
 from pacecar.dashboards.palette import BAD, GOOD, HEADING_COLOURS, WARN
@@ -68,7 +68,8 @@ _FOR_THE_NODE = """
     cgroup_memory_used_bytes cgroup_memory_limit_hits_total cgroup_oom_kills_total daemon_threads
     daemon_open_files daemon_cpu_utilization_ratio daemon_cpu_budget_ratio daemon_glance_frequency_hertz
     daemon_glance_changes_total daemon_scrapes_total daemon_scrape_seconds_total collector_glances_total
-    collector_glance_failures_total
+    collector_glance_failures_total daemon_viewers daemon_viewers_refused_total daemon_viewers_dropped_total
+    daemon_viewer_frames_total daemon_history_series_left_out
 """
 
 _FOR_THE_GPU = """
@@ -91,13 +92,21 @@ _FOR_THE_GPU = """
     gpu_instance_memory_reserved_bytes gpu_instance_processes gpu_instance_active_ratio
 """
 
+_FOR_ALERTS = "pacecar_processes_left_out pacecar_inbox_left_out_total"
+
 NOT_DRAWN = {
     "pacecar_build_info": "a constant to join on; `pacecar version` shows it",
+    "pacecar_web_connections": "clients come for a millisecond; who is not served is drawn",
+    "pacecar_daemon_config_last_reload_success_timestamp_seconds": "for alerts; whether it succeeded is drawn",
+    "pacecar_daemon_config_reloads_total": "for alerts; whether the last one succeeded is drawn",
     "pacecar_gpu_memory_free_bytes": "size minus used, and both are drawn",
     **{
         f"pacecar_daemon_otlp_{name}": "of daemons that push, which a store that does not scrape draws itself"
         for name in ("exports_total", "export_duration_seconds", "success_age_seconds")
     },
+    "pacecar_process_info": "to join on: which job, pod or container a pid is",
+    **dict.fromkeys(_FOR_ALERTS.split(), "for alerts: zero on a healthy node"),
+    **{m.name: "of the flight recorder: for alerts, and `pacecar dump`" for m in CATALOG if "_recorder_" in m.name},
     **{f"pacecar_{name}": "for the node dashboard: of the machine, not of a job" for name in _FOR_THE_NODE.split()},
     **{f"pacecar_{name}": "for the node dashboard: of one GPU, not of a job" for name in _FOR_THE_GPU.split()},
     **{name: "for the node dashboard: extremes of a window" for names in WINDOW_NAMES.values() for name in names},
@@ -334,9 +343,11 @@ def _itself() -> Section:
                 Query(combine("max", select("pacecar_job_measured_every_steps")), "one step in so many is measured"),
                 Query(combine("min", select("pacecar_job_hook_measuring")), "measuring (0: a hook is off)"),
             ], unit="none", empty=NO_JOB)),
-        (8, 7, time_series("Inbox", "Frames taken in and refused by the daemons, by reason.", [
+        (8, 7, time_series("Inbox", "Frames taken in and refused by the daemons, and clients of the endpoint that were "
+            "not served, by reason.", [
                 Query(combine("sum", rate("pacecar_inbox_frames_total")), "taken"),
                 Query(combine("sum", rate("pacecar_inbox_frames_refused_total"), "refusal"), "refused: {{refusal}}"),
+                Query(combine("sum", rate("pacecar_web_refused_total"), "refusal"), "client: {{refusal}}"),
             ], unit="cps", empty="No daemon is scraped")),
         (6, 7, time_series("Daemon", "CPU time per second of the daemon on each node.",
             [Query(rate("pacecar_daemon_cpu_seconds_total"), f"{{{{{NODE}}}}}")],
@@ -364,9 +375,11 @@ def _itself() -> Section:
         (8, 6, stat("Running since", "When the daemon on each node was started: a recent time is a restart.",
             [Query(select("pacecar_daemon_start_time_seconds") + " * 1000", f"{{{{{NODE}}}}}")],
             unit="dateTimeAsIso", empty="No daemon is scraped", names=True)),
-        (8, 6, stat("Connected", "Hooks connected to the daemons, jobs on their boards, and ticks per second.", [
+        (8, 6, stat("Connected", "Hooks connected to the daemons, jobs on their boards, ticks per second, "
+            "and 0 where a daemon could not use its newest settings.", [
                 Query(combine("sum", select("pacecar_inbox_connections")), "hooks"),
                 Query(combine("max", select("pacecar_inbox_jobs")), "jobs"),
+                Query(combine("min", select("pacecar_daemon_config_last_reload_successful")), "settings in force"),
                 Query(combine("min", rate("pacecar_daemon_ticks_total")), "ticks/s, slowest daemon"),
             ], unit="none", empty="No daemon is scraped", names=True, decimals=1)),
     ], collapsed=True)  # fmt: skip

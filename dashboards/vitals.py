@@ -7,7 +7,7 @@ the peak of the device is unknown there is no MFU, and the FLOP/s beside it stil
 from __future__ import annotations
 
 from pacecar.dashboards.panels import Query, Section, columns, table, time_series
-from pacecar.dashboards.queries import RANK, increase, rate, select
+from pacecar.dashboards.queries import NODE, RANK, increase, rate, select
 
 __all__ = ["vitals_section"]
 
@@ -15,11 +15,13 @@ NO_FLOPS = "FLOPs are not known: counting was not possible and none were given"
 NO_PEAK = "FLOPs or the peak of the device are not known"
 NO_ALLOCATOR = "No rank trains on a device with a caching allocator"
 NO_CHECKPOINT = "No checkpoint inside pacer.checkpoint() yet"
+NO_ENERGY = "No energy counter of a GPU that is the job's alone"
+_NODE = f"{{{{{NODE}}}}}"
 _RANK = f"rank {{{{{RANK}}}}}"
 
 
 def vitals_section() -> Section:
-    """Return the row about FLOPs, memory of the device and checkpoints."""
+    """Return the row about FLOPs, memory of the device, checkpoints and energy."""
     return Section("Efficiency and memory", [
         (8, 7, time_series("MFU", "Model FLOPs utilization: the share of the device's arithmetic that was spent on the "
             "model, waits and all.", [Query(select("pacecar_job_mfu_ratio"), _RANK)],
@@ -55,4 +57,13 @@ def vitals_section() -> Section:
             ], empty=NO_FLOPS, transformations=columns(RANK, "source", "arithmetic"))),
         (24, 6, time_series("Checkpoints saved", "Checkpoints in the window.",
             [Query(increase("pacecar_job_checkpoints_total"), _RANK)], unit="none", empty=NO_CHECKPOINT)),
+        (8, 7, time_series("Power of the job", "What the job's GPUs take on each node, those left out that it shares "
+            "with another job.", [Query(rate("pacecar_job_energy_joules_total"), _NODE)],
+            unit="watt", empty=NO_ENERGY)),
+        (8, 7, time_series("Energy of a step", "Of the GPUs of each node; the sum is the job's.",
+            [Query(select("pacecar_job_energy_per_step_joules"), _NODE)], unit="joule", empty=NO_ENERGY)),
+        (8, 7, time_series("Energy of a sample and a token", "Of the GPUs of each node, by what its own ranks did.", [
+                Query(select("pacecar_job_energy_per_sample_joules"), f"{_NODE} sample"),
+                Query(select("pacecar_job_energy_per_token_joules"), f"{_NODE} token"),
+            ], unit="joule", empty=NO_ENERGY)),
     ], collapsed=True)  # fmt: skip

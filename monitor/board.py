@@ -14,6 +14,7 @@ import threading
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.monitor.jobs import Jobs, JobView
 from pacecar.monitor.requests import Rendezvous
+from pacecar.monitor.triggers import Pace
 from pacecar.records import JobHello, JobRecord, Snapshot
 
 __all__ = ["Board"]
@@ -30,6 +31,11 @@ class Board:
         self._jobs = Jobs(
             clock, jobs_max=jobs_max, ranks_max=ranks_max, forget_ns=int(job_forget_seconds * NS_PER_SECOND)
         )
+
+    def limit(self, *, jobs_max: int, ranks_max: int, job_forget_seconds: float) -> None:
+        """Change the limits; what is there beyond them stays until it is over."""
+        with self._lock:
+            self._jobs.limit(jobs_max=jobs_max, ranks_max=ranks_max, forget_ns=int(job_forget_seconds * NS_PER_SECOND))
 
     def publish(self, snapshot: Snapshot) -> None:
         """Make `snapshot` the latest, and forget the jobs that said nothing for too long."""
@@ -48,6 +54,16 @@ class Board:
         """Return the jobs as they are now."""
         with self._lock:
             return self._jobs.view()
+
+    def left_out(self) -> dict[str, int]:
+        """Return how many ranks were turned away at their hello, by what there were too many of."""
+        with self._lock:
+            return self._jobs.left_out()
+
+    def paces(self) -> list[Pace]:
+        """Return the running jobs, with how long ago any rank ended a step."""
+        with self._lock:
+            return self._jobs.paces()
 
     def take(self, record: JobRecord, *, hello: JobHello, uid: int, owner: int) -> None:
         """Take a job's record; raises FrameError as `Jobs.take` does."""

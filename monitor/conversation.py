@@ -20,6 +20,7 @@ from pacecar.records import (
     CollectiveWindow,
     Command,
     Decision,
+    DumpRequest,
     EstimateCheck,
     Goodbye,
     HangSuspicion,
@@ -44,7 +45,7 @@ from pacecar.wire import FrameError, Message, Refusal, decode_frame
 
 __all__ = ["Conversation", "Peer", "Said", "own_pid"]
 
-Said = tuple[JobRecord | Answer, JobHello] | tuple[Request, None]
+Said = tuple[JobRecord | Answer, JobHello] | tuple[Request | DumpRequest, None]
 """A hook's record or answer, with its hello; or a request of somebody who is no hook."""
 
 LABEL_CHARACTERS_MAX = 256
@@ -105,7 +106,10 @@ class Conversation:
         elif isinstance(record, Request) and self.hello is None:
             _check_request(record)
             return record, None
-        elif isinstance(record, Request | Command | Throttling | HostSignals):
+        elif isinstance(record, DumpRequest) and self.hello is None:
+            _check_text(TEXT_CHARACTERS_MAX, (record.note,))
+            return record, None
+        elif isinstance(record, Request | DumpRequest | Command | Throttling | HostSignals):
             raise FrameError(Refusal.MALFORMED, f"a hook sends no {_kind(record)}")
         elif self.hello is None:
             raise FrameError(Refusal.NO_HELLO, f"a {_kind(record)} came before any hello")
@@ -132,6 +136,7 @@ class Conversation:
             (hello.job, hello.host, hello.device, hello.device_uuid, hello.backend, hello.framework, hello.interface),
         )
         _check_text(LABEL_CHARACTERS_MAX, (hello.pacecar_version, *hello.parallel))
+        _check_text(LABEL_CHARACTERS_MAX, (hello.slurm_job, hello.pod_name, hello.pod_namespace))
         if len(hello.parallel) > KNOBS_MAX:
             raise FrameError(Refusal.MALFORMED, f"{len(hello.parallel)} parallel dimensions is over {KNOBS_MAX}")
         # SO_PEERCRED gives 0 for a process whose pid namespace we do not see into: nothing to compare with.

@@ -2,7 +2,7 @@
 
     collectors --tick--> sampler --> board <-- inbox <-- hooks
                                        |
-                               exporter, /api/snapshot
+                               exporter, screens (page, /api/)
 
 Left out on purpose: everything that acts.  The daemon sets nothing on any device and starts no program.
 """
@@ -10,50 +10,43 @@ Left out on purpose: everything that acts.  The daemon sets nothing on any devic
 from __future__ import annotations
 
 import logging
-import os
 import platform
 import random
-import signal
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from types import FrameType
-
-import msgspec
 
 from pacecar.clock import NS_PER_SECOND, Clock, SystemClock
 from pacecar.config import DaemonConfig, OtlpConfig
+from pacecar.live import Document
 from pacecar.monitor.board import Board
 from pacecar.monitor.budget import Budget, Change
-from pacecar.monitor.collectors.cgroup import CgroupCollector, Member
-from pacecar.monitor.collectors.cpu import CpuCollector
-from pacecar.monitor.collectors.disk import DiskCollector, MountCollector
-from pacecar.monitor.collectors.gpu import GpuCollector
-from pacecar.monitor.collectors.memory import MemoryCollector
-from pacecar.monitor.collectors.network import NetworkCollector
-from pacecar.monitor.collectors.numa import NumaCollector
-from pacecar.monitor.collectors.own import OwnCollector
-from pacecar.monitor.collectors.rdma import RdmaCollector
+from pacecar.monitor.collectors.cgroup import Member
+from pacecar.monitor.collectors.identity import IdentityCollector, gpu_processes
 from pacecar.monitor.collectors.reading import Collector, Files
-from pacecar.monitor.collectors.tcp import TcpCollector
+from pacecar.monitor.documents import Builder, Own
+from pacecar.monitor.energy import Energies
 from pacecar.monitor.exporter import Exporter
 from pacecar.monitor.heap import Heap
 from pacecar.monitor.inbox import Inbox
-from pacecar.monitor.jobs import JobView
+from pacecar.monitor.inventory import DaemonError, default_collectors
 from pacecar.monitor.meeting import Meeting, MeetingError
-from pacecar.monitor.nvml import PyNvml
 from pacecar.monitor.otlp import Otlp, OtlpError, Reading
+from pacecar.monitor.recorder import Around, Limits, Recorder
+from pacecar.monitor.reload import ReloadFigures, in_force
 from pacecar.monitor.sampler import Pace, Sampler
+from pacecar.monitor.screens import Screens
 from pacecar.monitor.series import DaemonFigures, daemon_samples, job_samples
+from pacecar.monitor.server import WebError, WebServer
 from pacecar.monitor.signals import Signals
 from pacecar.monitor.throttles import Throttles
 from pacecar.monitor.tick import Beat, beats
-from pacecar.monitor.web import WebError, WebServer, pages
-from pacecar.records import Sample, Snapshot
+from pacecar.monitor.web import pages
+from pacecar.monitor.webconfig import Security, WebConfigError, read_security
+from pacecar.records import Sample, Snapshot, Throttling
 
-__all__ = ["Daemon", "DaemonError", "default_collectors", "run", "sample_once"]
+__all__ = ["Daemon", "DaemonError"]
 
 DEADLINE_RATIO = 0.8
 """Share of the period that a tick waits for its collectors; the rest is for jitter and for publishing."""
@@ -61,60 +54,7 @@ DEADLINE_RATIO = 0.8
 UNHEALTHY_PERIODS = 10
 """A daemon that did not tick for so many periods says 503 on /-/healthy."""
 
-GPU_DEADLINE_RATIO = 0.5
-"""Share of the period that a tick waits for its GPUs: less than the sampler waits for the collector that holds them."""
-
-SAMPLE_ONCE_SECONDS = 0.2
-"""Between the two ticks of `sample_once`; twenty of the kernel's 10 ms ticks, so utilization is good to 5 %."""
-
-SWITCH_SECONDS = 0.0005
-"""How long a thread may keep the interpreter from others that wait.  With Python's 5 ms a scrape that meets a tick
-waits for up to 5 ms for each of the threads at work; less than this was no shorter when measured."""
-
 _log = logging.getLogger(__name__)
-
-
-class DaemonError(RuntimeError):
-    """The daemon cannot start; the message names the thing and what to do."""
-
-
-class NodeSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What /api/snapshot gives: the latest tick and the jobs."""
-
-    host: str
-    pacecar_version: str
-    wall_ns: int
-    snapshot: Snapshot | None
-    snapshot_age_ns: int | None
-    jobs: tuple[JobView, ...]
-
-
-def default_collectors(
-    config: DaemonConfig, clock: Clock, members: Callable[[], Sequence[Member]] = tuple
-) -> list[Collector]:
-    """Return the collectors that `config` does not disable; raises DaemonError for a name that is none.
-
-    `members` gives the processes whose control groups are read beside the daemon's own.
-    """
-    files = Files(config.proc_root, config.sys_root)
-    collectors: list[Collector] = [
-        CpuCollector(files),
-        MemoryCollector(files),
-        NumaCollector(files),
-        DiskCollector(files, named=config.mounts),
-        *(MountCollector(mountpoint, files) for mountpoint in dict.fromkeys(config.mounts)),
-        NetworkCollector(files, clock),
-        TcpCollector(files),
-        RdmaCollector(files, clock),
-        CgroupCollector(files, members),
-        GpuCollector(PyNvml(), clock, deadline_seconds=GPU_DEADLINE_RATIO * config.period_seconds),
-        OwnCollector(),
-    ]
-    names = [collector.name for collector in collectors]
-    unknown = [name for name in config.disable if name not in names]
-    if unknown:
-        raise DaemonError(f"[daemon] disable: no collector {', '.join(unknown)}; there are {', '.join(names)}")
-    return [collector for collector in collectors if collector.name not in config.disable]
 
 
 class Daemon:
@@ -131,17 +71,29 @@ class Daemon:
         self._config = config
         self._clock = clock or SystemClock()
         self._version = _version()
-        self._budget = Budget(
-            config.cpu_budget, config.glances_per_second, interval_ns=int(config.window_seconds * NS_PER_SECOND)
-        )
+        self._budget = _budget(config)
         self._pace = Pace(self._budget.rate)
         self._heap = Heap()
+        self._identity = IdentityCollector(
+            Files(config.proc_root, config.sys_root),
+            self._clock,
+            lambda: self._inbox.members(),
+            lambda: self._on_gpus,
+            pod_logs=config.pod_logs,
+            forget_seconds=config.job_forget_seconds,
+        )
+        self._recorder = self._make_recorder(config) if config.recorder else None
+        self._on_gpus: set[int] = set()
+        self._energies = Energies()
         self._sampler = Sampler(
-            default_collectors(config, self._clock, self._members) if collectors is None else collectors,
+            default_collectors(config, self._clock, self._members, self._identity)
+            if collectors is None
+            else collectors,
             self._clock,
             deadline_seconds=config.period_seconds * DEADLINE_RATIO,
             pace=self._pace,
             window_seconds=config.window_seconds,
+            overhear=None if self._recorder is None else self._recorder.overhear_glance,
         )
         self._board = Board(
             self._clock,
@@ -149,9 +101,18 @@ class Daemon:
             ranks_max=config.ranks_max,
             job_forget_seconds=config.job_forget_seconds,
         )
-        self._inbox = Inbox(Meeting(config.socket), self._board, self._clock)
+        self._inbox = Inbox(
+            Meeting(config.socket, mode=config.socket_mode, group=config.socket_group),
+            self._board,
+            self._clock,
+            overhear=None if self._recorder is None else self._recorder.overhear_record,
+            dump=None if self._recorder is None else self._recorder.ask,
+        )
         self._throttles = Throttles()
         self._signals = Signals(int(config.period_seconds * NS_PER_SECOND))
+        self._throttled: Mapping[str, Throttling] = {}
+        self._builder = Builder(self._identity.residence)
+        self._screens = Screens(self._clock, config.period_seconds, self._document)
         self._exporter = Exporter(self._live_samples)
         self._web = WebServer(config.host, config.port)
         self._otlp_config = otlp if otlp is not None and otlp.endpoint is not None else None
@@ -162,6 +123,19 @@ class Daemon:
         self._started_wall_ns: int | None = None
         self._spending: Change | None = None
         self._glance_changes = {"down": 0, "up": 0}
+        self._security = Security()
+        self.reloads: Callable[[], ReloadFigures] | None = None
+        """What reloads came to; None where nobody reloads."""
+
+    @property
+    def config(self) -> DaemonConfig:
+        """What is in force."""
+        return self._config
+
+    @property
+    def security(self) -> Security:
+        """What clients are asked for."""
+        return self._security
 
     @property
     def port(self) -> int:
@@ -177,17 +151,39 @@ class Daemon:
         """Take the port and the socket and begin to tick; raises DaemonError and then holds nothing."""
         self._started_wall_ns = self._clock.wall_ns()
         try:
+            self.secure(self._config)
             # The port first: it tells two daemons apart before either touches the socket file.
             self._web.bind()
             self._inbox.start()
             self._start_otlp()
-        except (WebError, MeetingError, OtlpError) as error:
+        except (WebError, WebConfigError, MeetingError, OtlpError) as error:
             self.close()
             raise DaemonError(str(error)) from error
+        if self._recorder is not None:
+            self._recorder.start()
         self._sampler.start()
         self._ticker = threading.Thread(target=self._tick, name="pacecar-tick", daemon=True)
         self._ticker.start()
-        self._web.start(pages(self._exporter, self.snapshot_json, self.is_healthy))
+        self._screens.start()
+        self._web.start(pages(self._exporter, self._screens, self.is_healthy))
+
+    def secure(self, config: DaemonConfig) -> None:
+        """Read the web configuration anew and ask each client for it from now on; raises WebConfigError."""
+        self._security = read_security(config.web_config_file)
+        self._web.secure(self._security)
+
+    def adopt(self, wanted: DaemonConfig) -> None:
+        """Put what of `wanted` needs no restart in force; raises WebConfigError and has then changed nothing."""
+        config = in_force(self._config, wanted)
+        if config.web_config_file != self._config.web_config_file:
+            self.secure(config)
+        if (config.cpu_budget, config.glances_per_second) != (self._config.cpu_budget, self._config.glances_per_second):
+            self._budget = _budget(config)  # the tick's thread takes it with its next look
+            self._pace.glances_per_second = self._budget.rate
+        self._board.limit(
+            jobs_max=config.jobs_max, ranks_max=config.ranks_max, job_forget_seconds=config.job_forget_seconds
+        )
+        self._config = config
 
     def close(self) -> None:
         """Stop, give back port and socket, and wait for the threads; a hanging collector is left behind."""
@@ -196,11 +192,14 @@ class Daemon:
             self._otlp.close()
         self._sampler.interrupt()
         self._web.close()
+        self._screens.close()
         self._inbox.close()
         if self._ticker is not None:
             self._ticker.join()
             self._ticker = None
             self._sampler.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     def _start_otlp(self) -> None:
         if self._otlp_config is not None:
@@ -218,9 +217,10 @@ class Daemon:
         """Return what is of the moment of a scrape and not of a tick: jobs, and the daemon's own figures."""
         snapshot, jobs = self._board.snapshot(), self._board.jobs()
         beat = self._beat
+        started_wall_ns = self._started_wall_ns or self._clock.wall_ns()
         figures = DaemonFigures(
             version=self._version,
-            started_wall_ns=self._started_wall_ns or self._clock.wall_ns(),
+            started_wall_ns=started_wall_ns,
             ticks=0 if beat is None else beat.number + 1,
             ticks_missed=0 if beat is None else beat.missed,
             snapshot=snapshot,
@@ -237,21 +237,36 @@ class Daemon:
             jobs=len(jobs),
             scrapes=self._exporter.scrapes,
             otlp=None if self._otlp is None else self._otlp.figures,
+            left_out=self._board.left_out(),
+            recorder=None if self._recorder is None else self._recorder.figures(),
+            reloads=ReloadFigures.at_start(started_wall_ns) if self.reloads is None else self.reloads(),
+            web_connections=self._web.connections,
+            web_refused=self._web.refused(),
+            viewers=self._screens.viewers.figures(),
+            history_left_out=self._screens.series_left_out,
         )
-        return [*job_samples(jobs), *daemon_samples(figures)]
+        return [*job_samples(jobs, self._identity.residence), *daemon_samples(figures)]
 
-    def snapshot_json(self) -> bytes:
-        """Return the latest snapshot and the jobs as JSON, in inside units; see `NodeSnapshot`."""
-        snapshot = self._board.snapshot()
-        node = NodeSnapshot(
-            host=platform.node(),
-            pacecar_version=self._version,
-            wall_ns=self._clock.wall_ns(),
-            snapshot=snapshot,
-            snapshot_age_ns=self._age_ns(snapshot),
-            jobs=self._board.jobs(),
+    def _document(self, viewers: int) -> Document:
+        """Return what people see now."""
+        own = Own(
+            node=platform.node(),
+            version=self._version,
+            started_wall_ns=self._started_wall_ns or self._clock.wall_ns(),
+            period_seconds=self._config.period_seconds,
+            cpu_ratio=None if self._spending is None else self._spending.cpu_ratio,
+            cpu_budget=self._config.cpu_budget,
+            viewers=viewers,
+            recorder=None if self._recorder is None else self._recorder.figures(),
         )
-        return msgspec.json.encode(node)
+        return self._builder.build(
+            self._board.snapshot(),
+            self._board.jobs(),
+            own,
+            wall_ns=self._clock.wall_ns(),
+            now_ns=self._clock.monotonic_ns(),
+            throttled=self._throttled,
+        )
 
     def is_healthy(self) -> bool:
         """Return whether a tick was published lately."""
@@ -271,11 +286,40 @@ class Daemon:
         ):
             self._beat = beat
             snapshot = self._sampler.sample(beat)
-            self._exporter.publish(snapshot.samples())
+            self._on_gpus = gpu_processes(snapshot.samples())
+            energy = self._energies.take(snapshot, self._board.jobs)
+            self._exporter.publish([*snapshot.samples(), *energy])
             self._board.publish(snapshot)
-            self._inbox.tell(self._throttles.take(snapshot), self._signals.take(snapshot))
+            if self._recorder is not None:
+                self._recorder.overhear_tick(snapshot)
+            self._throttled = self._throttles.take(snapshot)
+            self._inbox.tell(self._throttled, self._signals.take(snapshot))
+            self._screens.tick()
             self._keep_budget()
             self._heap.tick(self._clock.monotonic_ns())
+
+    def _make_recorder(self, config: DaemonConfig) -> Recorder:
+        limits = Limits(
+            window_ns=int(config.recorder_seconds * NS_PER_SECOND),
+            memory_bytes=config.recorder_bytes,
+            folder=config.recordings,
+            folder_bytes=config.recordings_bytes,
+            stall_ns=int(config.stall_seconds * NS_PER_SECOND),
+        )
+        return Recorder(
+            self._clock,
+            limits,
+            host=platform.node(),
+            version=self._version,
+            around=self._around,
+            paces=lambda: self._board.paces(),
+        )
+
+    def _around(self) -> Around:
+        """Return who is on the board, for a recording."""
+        jobs = self._board.jobs()
+        identity = [s for s in job_samples(jobs, self._identity.residence) if s.metric == "pacecar_rank_info"]
+        return Around(tuple(rank.hello for job in jobs for rank in job.ranks), tuple(identity))
 
     def _keep_budget(self) -> None:
         """Glance as often as the budget allows, and say so once when that changes."""
@@ -296,54 +340,14 @@ class Daemon:
         return [Member(str(pid), "rank", hello.job, str(hello.rank)) for pid, hello in self._inbox.members()]
 
 
+def _budget(config: DaemonConfig) -> Budget:
+    interval_ns = int(config.window_seconds * NS_PER_SECOND)
+    return Budget(config.cpu_budget, config.glances_per_second, interval_ns=interval_ns)
+
+
 def _version() -> str:
     # Not pacecar.__version__: the root package also leads to the hook, and the daemon must not depend on that.
     try:
         return metadata.version("pacecar")
     except metadata.PackageNotFoundError:
         return "not installed"
-
-
-def run(config: DaemonConfig, otlp: OtlpConfig | None = None) -> int:
-    """Run the daemon until SIGTERM or SIGINT and return the exit code; raises DaemonError when it cannot start."""
-    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    sys.setswitchinterval(SWITCH_SECONDS)
-    # Not an Event: python runs a handler when the main thread next runs python, and it would be waiting for the Event.
-    # The byte in the pipe is written at once, by whichever thread the kernel gives the signal to.
-    stopped, stop = os.pipe2(os.O_CLOEXEC)
-    os.set_blocking(stop, False)
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        """The byte is enough."""
-
-    Heap().settle()  # of the whole process, so not for a Daemon that is part of another program
-    daemon = Daemon(config, otlp=otlp)
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-    woken_before = signal.set_wakeup_fd(stop, warn_on_full_buffer=False)
-    try:
-        daemon.start()
-        _log.info("serving http://%s:%d/metrics, hooks connect at %s", config.host, daemon.port, daemon.socket)
-        while os.read(stopped, 1)[0] not in before:
-            pass
-        _log.info("stopping")
-    finally:
-        daemon.close()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(woken_before)
-        os.close(stopped)
-        os.close(stop)
-    return 0
-
-
-def sample_once(config: DaemonConfig) -> Snapshot:
-    """Return one snapshot of this machine: two ticks a moment apart, so that what needs a rate has one."""
-    clock = SystemClock()
-    sampler = Sampler(default_collectors(config, clock), clock, deadline_seconds=5.0)
-    sampler.start()
-    try:
-        sampler.sample(Beat(0, clock.monotonic_ns(), 0, 0))
-        threading.Event().wait(SAMPLE_ONCE_SECONDS)
-        return sampler.sample(Beat(1, clock.monotonic_ns(), 0, 0))
-    finally:
-        sampler.close()

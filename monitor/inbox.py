@@ -19,21 +19,29 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Literal
 
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.monitor.board import Board
 from pacecar.monitor.conversation import Conversation, Peer, own_pid
 from pacecar.monitor.meeting import Meeting
-from pacecar.monitor.permission import Target
+from pacecar.monitor.notices import Notices
+from pacecar.monitor.permission import Target, may_dump
 from pacecar.monitor.requests import Requests
 from pacecar.monitor.signals import NodeSignals
-from pacecar.records import Answer, JobHello, Request, Throttling
-from pacecar.wire import FRAME_BYTES_MAX, FrameError, Message, Refusal, encode_frame
+from pacecar.records import Answer, DumpRequest, JobHello, JobRecord, Request, Throttling
+from pacecar.wire import FRAME_BYTES_MAX, FrameError, Message, Refusal, encode_frame, payload_of
 
-__all__ = ["CONNECTIONS_MAX", "Inbox"]
+__all__ = ["CONNECTIONS_MAX", "CONNECTIONS_PER_UID_MAX", "Inbox"]
 
 CONNECTIONS_MAX = 512
 """Hooks at one time.  A node has a rank a GPU; this leaves room and stays below the usual 1024 open files."""
+
+CONNECTIONS_PER_UID_MAX = 384
+"""Of one user: whoever fills his places leaves a quarter of them to the others.  A node has a rank a GPU, under one."""
+
+WARNINGS_PER_MINUTE = 20
+"""Lines in the log for each kind of fault: a process may connect anew and do it again as often as it likes."""
 
 FRAMES_PER_TURN = 64
 """Frames taken from one connection before the next has its turn."""
@@ -41,8 +49,17 @@ FRAMES_PER_TURN = 64
 HELLO_SECONDS = 5
 """A connection that has not said hello by then makes room when the table is full."""
 
+ACCEPTS_PER_TURN = 64
+"""Hooks taken in before those that are there have their turn: a launcher starts all ranks of a node at once."""
+
 ACCEPT_PAUSE_SECONDS = 1.0
 """After accept failed (no file descriptors left): do not spin on a listener that stays readable."""
+
+Overhear = Callable[[JobRecord, bytes], None]
+"""Told of each record that the board took, with its encoding; must not wait."""
+
+Dump = Callable[[int, str, Callable[[bool, str], None]], None]
+"""Writes a recording for a user who may have one, and says later whether it did; must not wait."""
 
 _PEERCRED = struct.Struct("3i")
 
@@ -77,13 +94,20 @@ class Inbox:
         clock: Clock,
         *,
         connections_max: int = CONNECTIONS_MAX,
+        connections_per_uid_max: int = CONNECTIONS_PER_UID_MAX,
         own_pid: Callable[[int], int | None] = own_pid,
+        overhear: Overhear | None = None,
+        dump: Dump | None = None,
     ) -> None:
         self._meeting = meeting
         self._board = board
         self._clock = clock
         self._connections_max = connections_max
+        self._per_uid_max = connections_per_uid_max
+        self._by_uid: Counter[int] = Counter()
+        self._notices = Notices(_log, WARNINGS_PER_MINUTE, clock)
         self._own_pid = own_pid
+        self._overhear, self._dump = overhear, dump
         self._connections: dict[int, _Connection] = {}
         self._requests = Requests(self._send)
         self._numbers = itertools.count(1)
@@ -156,6 +180,7 @@ class Inbox:
         for connection in list(self._connections.values()):
             connection.sock.close()
         self._connections.clear()
+        self._by_uid.clear()
         self._selector.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
@@ -165,52 +190,60 @@ class Inbox:
             pause = None if self._accept_again_ns is None else ACCEPT_PAUSE_SECONDS
             for key, _ in self._selector.select(pause):
                 if key.fileobj is self._listener:
-                    self._accept()
+                    for _ in range(ACCEPTS_PER_TURN):
+                        if not self._accept():
+                            break
                 elif isinstance(key.data, _Connection):
                     self._hear_safely(key.data)
             self._resume_accepting()
 
-    def _accept(self) -> None:
+    def _accept(self) -> bool:
+        """Take one hook in; return whether there may be another."""
         try:
             sock, _ = self._listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
+            return False
         except OSError as error:
             _log.warning("cannot accept a hook: %s; trying again in %s s", error, ACCEPT_PAUSE_SECONDS)
             self._selector.unregister(self._listener)
             self._accept_again_ns = self._clock.monotonic_ns() + int(ACCEPT_PAUSE_SECONDS * NS_PER_SECOND)
-            return
+            return False
         sock.setblocking(False)
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
         peer = Peer(*_PEERCRED.unpack(credentials))
         now = self._clock.monotonic_ns()
         connection = _Connection(next(self._numbers), sock, Conversation(peer, own_pid=self._own_pid), now)
-        if not self._make_room(now):
-            self._refuse(
-                connection,
-                FrameError(Refusal.LIMIT, f"{self._connections_max} hooks are connected already, hung up on this one"),
-            )
+        full = self._make_room(now, peer.uid)
+        if full is not None:
+            self._refuse(connection, FrameError(Refusal.LIMIT, f"{full} already, hung up on this one"))
             sock.close()
-            return
+            return True
         self._connections[sock.fileno()] = connection
+        self._by_uid[peer.uid] += 1
         self._selector.register(sock, selectors.EVENT_READ, connection)
         _log.debug("%s: connected", connection)
+        return True
 
     def _resume_accepting(self) -> None:
         if self._accept_again_ns is not None and self._clock.monotonic_ns() >= self._accept_again_ns:
             self._accept_again_ns = None
             self._selector.register(self._listener, selectors.EVENT_READ)
 
-    def _make_room(self, now: int) -> bool:
-        """Return whether one more fits, hanging up on the oldest that never said hello if need be."""
-        if len(self._connections) < self._connections_max:
-            return True
+    def _make_room(self, now: int, uid: int) -> str | None:
+        """Return None if one more of `uid` fits, hanging up on the oldest that never said hello; else what is full."""
+        of_uid = self._by_uid[uid] >= self._per_uid_max
+        if not of_uid and len(self._connections) < self._connections_max:
+            return None
         for connection in self._connections.values():  # in order of age
+            if of_uid and connection.conversation.peer.uid != uid:
+                continue
             if connection.conversation.hello is None and now - connection.since_ns > HELLO_SECONDS * NS_PER_SECOND:
                 self._refuse(connection, FrameError(Refusal.NO_HELLO, f"no hello in {HELLO_SECONDS} s, hung up"))
                 self._hang_up(connection)
-                return True
-        return False
+                return None
+        if of_uid:
+            return f"{self._per_uid_max} hooks of uid {uid} are connected"
+        return f"{self._connections_max} hooks are connected"
 
     def _hear_safely(self, connection: _Connection) -> None:
         try:
@@ -244,19 +277,23 @@ class Inbox:
         record, hello = connection.conversation.take(frame)
         if isinstance(record, Request):
             self._ask(connection, record)
+        elif isinstance(record, DumpRequest):
+            self._ask_for_dump(connection, record)
         elif isinstance(record, Answer):
             self._requests.answered(record, connection=connection.number)
         else:
             assert hello is not None, "a record has a hello before it"
             self._board.take(record, hello=hello, uid=connection.conversation.peer.uid, owner=connection.number)
             connection.is_admitted = True
+            if self._overhear is not None:
+                self._overhear(record, payload_of(frame))
         self._frames += 1
         if isinstance(record, JobHello):
-            _log.info("%s: hello from %s on %s", connection, record.host, record.device)
+            self._notices.tell(logging.INFO, "hello", "%s: hello from %s on %s", connection, record.host, record.device)
 
     def _ask(self, connection: _Connection, request: Request) -> None:
         peer = connection.conversation.peer
-        _log.info("%s: asks job %s for %s", connection, request.job, request.action)
+        self._notices.tell(logging.INFO, "request", "%s: asks job %s for %s", connection, request.job, request.action)
         targets = [
             Target(other.number, other.conversation.hello, other.conversation.peer.uid)
             for other in self._connections.values()
@@ -264,8 +301,25 @@ class Inbox:
         ]
         self._requests.ask(request, asker=connection.number, uid=peer.uid, targets=targets, meet=self._board.rendezvous)
 
+    def _ask_for_dump(self, connection: _Connection, request: DumpRequest) -> None:
+        uid = connection.conversation.peer.uid
+
+        def answer(done: bool, said: str) -> None:  # called by the recorder's threads
+            state: Literal["done", "refused"] = "done" if done else "refused"
+            self._send(connection.number, Answer(job="", rank=None, number=request.serial, state=state, detail=said))
+
+        if not may_dump(uid, os.geteuid()):
+            _log.warning("%s: asked for a recording and may have none", connection)
+            answer(
+                False, "a recording holds what all users' jobs did: only root and the daemon's own user may have one"
+            )
+        elif self._dump is None:
+            answer(False, "this daemon has no recorder: see [daemon] recorder_seconds")
+        else:
+            self._dump(uid, request.note, answer)
+
     def _send(self, number: int, message: Message) -> bool:
-        for connection in self._connections.values():
+        for connection in list(self._connections.values()):
             if connection.number == number:
                 return self._say(connection, message)
         return False
@@ -282,21 +336,27 @@ class Inbox:
         self._refused[error.refusal] += 1
         if error.refusal not in connection.logged:
             connection.logged.add(error.refusal)
-            _log.warning("%s: refused a frame: %s: %s", connection, error.refusal, error)
+            self._notices.warn(error.refusal, "%s: refused a frame: %s: %s", connection, error.refusal, error)
 
     def _lose(self, connection: _Connection) -> None:
         """The peer is gone: with a goodbye that is the end of a job, without one it is worth a line."""
         hello = connection.conversation.hello
         if hello is not None and self._board.leave(hello, connection.number):
-            _log.warning("%s: went without a goodbye", connection)
+            self._notices.warn("lost", "%s: went without a goodbye", connection)
         self._hang_up(connection)
 
     def _hang_up(self, connection: _Connection) -> None:
         self._requests.left(connection.number)
         with suppress(KeyError, ValueError):
             self._selector.unregister(connection.sock)
-        self._connections.pop(connection.sock.fileno(), None)
+        if self._connections.pop(connection.sock.fileno(), None) is not None:
+            self._forget(connection.conversation.peer.uid)
         connection.sock.close()
+
+    def _forget(self, uid: int) -> None:
+        self._by_uid[uid] -= 1
+        if self._by_uid[uid] <= 0:
+            del self._by_uid[uid]  # else there is an entry for each user who ever came
 
 
 def _is_hung_up(sock: socket.socket) -> bool:

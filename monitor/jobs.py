@@ -17,6 +17,7 @@ import msgspec
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.monitor.crews import Crew, CrewView
 from pacecar.monitor.requests import Rendezvous
+from pacecar.monitor.triggers import Pace
 from pacecar.records import (
     CollectiveWindow,
     Decision,
@@ -50,6 +51,14 @@ MEETING_STEPS_MAX = 10_000
 
 TALLIES_MAX = 256
 """Kinds of decision or verdict counted for one job; further kinds are not counted one by one."""
+
+
+class _NoRoomError(FrameError):
+    """There are as many jobs or ranks as may be; `kind` says of which."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(Refusal.LIMIT, message)
+        self.kind = kind
 
 
 class Tally(msgspec.Struct, frozen=True):
@@ -211,6 +220,15 @@ class Jobs:
         self._ranks_max = ranks_max
         self._forget_ns = forget_ns
         self._jobs: dict[str, _Job] = {}
+        self._left_out = {"job": 0, "rank": 0}
+
+    def left_out(self) -> dict[str, int]:
+        """Return how many hellos found no room, by what there were too many of."""
+        return dict(self._left_out)
+
+    def limit(self, *, jobs_max: int, ranks_max: int, forget_ns: int) -> None:
+        """Change the limits for whoever comes from now on."""
+        self._jobs_max, self._ranks_max, self._forget_ns = jobs_max, ranks_max, forget_ns
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -240,6 +258,17 @@ class Jobs:
         at = max(step.step for step, _ in told)
         return Rendezvous(at, at + 2 + min(MEETING_STEPS_MAX, math.ceil(ahead - at)), max(means))
 
+    def paces(self) -> list[Pace]:
+        """Return the jobs that are running, with how long ago any rank ended a step."""
+        now = self._clock.monotonic_ns()
+        paces: list[Pace] = []
+        for job in self._jobs.values():
+            steps = [(r.step_ns, r.step) for r in job.ranks.values() if not r.is_over and r.step_ns is not None]
+            if steps:
+                heard_ns, step = max(steps, key=lambda one: one[0])
+                paces.append(Pace(job.name, now - heard_ns, 0 if step is None else step.wall_ns))
+        return paces
+
     def forget(self) -> list[str]:
         """Drop the jobs that said nothing for too long, and return their names."""
         now = self._clock.monotonic_ns()
@@ -256,7 +285,12 @@ class Jobs:
                 user's, or the rank has said hello on a newer connection.
         """
         now = self._clock.monotonic_ns()
-        job, rank = self._enter(hello, uid, owner, now)
+        try:
+            job, rank = self._enter(hello, uid, owner, now)
+        except _NoRoomError as full:
+            if isinstance(record, JobHello):  # once a rank, however much it goes on to say
+                self._left_out[full.kind] += 1
+            raise
         if isinstance(record, JobHello):
             rank = self._greet(job, rank, record, owner)
         elif rank.owner != owner:
@@ -314,12 +348,11 @@ class Jobs:
         self._make_room(hello.job)
         if job is None:
             if len(self._jobs) >= self._jobs_max:
-                raise FrameError(Refusal.LIMIT, f"job {hello.job!r} is beyond jobs_max = {self._jobs_max}")
+                raise _NoRoomError("job", f"job {hello.job!r} is beyond jobs_max = {self._jobs_max}")
             job = _Job(hello.job, uid, now)
         if sum(len(other.ranks) for other in self._jobs.values()) >= self._ranks_max:
-            raise FrameError(
-                Refusal.LIMIT,
-                f"rank {hello.rank} of job {hello.job!r} is beyond ranks_max = {self._ranks_max}",
+            raise _NoRoomError(
+                "rank", f"rank {hello.rank} of job {hello.job!r} is beyond ranks_max = {self._ranks_max}"
             )
         self._jobs[hello.job] = job
         rank = job.ranks[hello.rank] = _Rank(hello, owner)

@@ -12,6 +12,7 @@ its port before it comes here, and one port has one daemon.
 from __future__ import annotations
 
 import errno
+import grp
 import os
 import socket
 import stat
@@ -20,7 +21,8 @@ from pathlib import Path
 
 __all__ = ["Meeting", "MeetingError"]
 
-BACKLOG = 128
+BACKLOG = 1024
+"""Hooks that wait to be accepted; beyond it connect(2) fails with EAGAIN.  net.core.somaxconn may allow fewer."""
 
 PATH_BYTES_MAX = 107
 """sockaddr_un.sun_path is 108 bytes with its closing zero (unix(7))."""
@@ -38,8 +40,11 @@ class MeetingError(RuntimeError):
 class Meeting:
     """A listening SOCK_SEQPACKET socket with a path."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, mode: str | None = None, group: str | None = None) -> None:
         self.path = Path(path)
+        self._is_system = self.path.parent == SYSTEM_DIRECTORY
+        self._mode = int(mode, 8) if mode is not None else 0o666 if self._is_system else 0o600
+        self._group = group
         self._inode: tuple[int, int] | None = None
 
     def open(self) -> socket.socket:
@@ -58,6 +63,9 @@ class Meeting:
         except OSError as error:
             listener.close()
             raise self._refuse(error) from error
+        except MeetingError:
+            listener.close()
+            raise
         return listener
 
     def close(self) -> None:
@@ -82,7 +90,8 @@ class Meeting:
                 temporary.unlink()
         listener.bind(str(temporary))
         try:
-            temporary.chmod(0o666 if self.path.parent == SYSTEM_DIRECTORY else 0o600)
+            self._give_to_group(temporary)
+            temporary.chmod(self._mode)
             listener.listen(BACKLOG)
             os.link(temporary, self.path)  # unlike rename, link does not replace what came in between
             status = self.path.lstat()
@@ -90,10 +99,24 @@ class Meeting:
         finally:
             temporary.unlink()
 
+    def _give_to_group(self, file: Path) -> None:
+        if self._group is None:
+            return
+        try:
+            number = int(self._group) if self._group.isdecimal() else grp.getgrnam(self._group).gr_gid
+            os.chown(file, -1, number)
+        except KeyError as error:
+            raise MeetingError(f"[daemon] socket_group: there is no group {self._group!r} here") from error
+        except OSError as error:
+            raise MeetingError(
+                f"[daemon] socket_group: uid {os.geteuid()} cannot give socket {self.path} to group {self._group!r}:"
+                f" {error.strerror}; only a member of the group can, or root"
+            ) from error
+
     def _make_folder(self) -> None:
         folder = self.path.parent
         try:
-            folder.mkdir(mode=0o755 if folder == SYSTEM_DIRECTORY else 0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o755 if self._is_system else 0o700, parents=True, exist_ok=True)
             owner = folder.stat().st_uid
         except OSError as error:
             raise self._refuse(error) from error

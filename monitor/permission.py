@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from pacecar.records import JobHello, Request
 
-__all__ = ["NOBODY", "RANKS_NAMED_MAX", "ROOT", "Denied", "Target", "reachable"]
+__all__ = ["NOBODY", "RANKS_NAMED_MAX", "ROOT", "Denied", "Target", "may_dump", "reachable"]
 
 ROOT = 0
 
@@ -66,6 +66,14 @@ def reachable(request: Request, uid: int, targets: Iterable[Target]) -> list[Tar
             f' the series pacecar_rank_info{{rank="{wanted}"}} names its host'
         )
     return meant
+
+
+def may_dump(uid: int, daemon_uid: int) -> bool:
+    """Return whether `uid` may have a recording written: it holds what all users' jobs did, and takes disk.
+
+    Root, and the user that the daemon runs as, whose files they become.
+    """
+    return uid == ROOT or NOBODY != uid == daemon_uid
 
 
 def _unknown(job: str, uid: int, targets: Sequence[Target]) -> str:

@@ -62,7 +62,13 @@ class _Worker:
     """The thread of one collector.  `busy_since_ns` and `result` belong to the sampler's condition."""
 
     def __init__(
-        self, collector: Collector, clock: Clock, returned: threading.Condition, pace: Pace, window_ns: int
+        self,
+        collector: Collector,
+        clock: Clock,
+        returned: threading.Condition,
+        pace: Pace,
+        window_ns: int,
+        overhear: Callable[[Sequence[Sample]], None] | None,
     ) -> None:
         self.collector = collector
         self.busy_since_ns: int | None = None
@@ -71,6 +77,7 @@ class _Worker:
         self._glance: Callable[[], Sequence[Sample]] | None = getattr(collector, "glance", None)
         self._pace = pace
         self._window = Window(window_ns)
+        self._overhear = overhear
         self._chance = random.Random()
         self._clock = clock
         self._returned = returned
@@ -122,7 +129,10 @@ class _Worker:
         self.glances += 1
         begun = time.thread_time_ns()
         try:
-            self._window.take(glance())
+            samples = glance()
+            self._window.take(samples)
+            if self._overhear is not None and samples:
+                self._overhear(samples)
         except Exception as error:  # noqa: BLE001  the outer boundary; the tick meets the same fault and names it
             self.glance_failures += 1
             _log.debug("collector %s: glance: %s: %s", self.collector.name, type(error).__name__, error)
@@ -159,6 +169,7 @@ class Sampler:
         deadline_seconds: float,
         pace: Pace | None = None,
         window_seconds: float = WINDOW_SECONDS,
+        overhear: Callable[[Sequence[Sample]], None] | None = None,
     ) -> None:
         assert len({c.name for c in collectors}) == len(collectors), "two collectors have one name"
         pace = pace or Pace()
@@ -166,7 +177,7 @@ class Sampler:
         self._deadline_seconds = deadline_seconds
         self._returned = threading.Condition()
         self._workers = [
-            _Worker(collector, clock, self._returned, pace, int(window_seconds * NS_PER_SECOND))
+            _Worker(collector, clock, self._returned, pace, int(window_seconds * NS_PER_SECOND), overhear)
             for collector in collectors
         ]
         self._closing = False

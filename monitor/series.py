@@ -9,18 +9,24 @@ Everything here is pure: views in, samples out.
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pacecar.monitor.collectors.reading import sample
 from pacecar.monitor.crews import crew_samples
+from pacecar.monitor.http import WebRefusal
 from pacecar.monitor.jobs import JobView, RankView
+from pacecar.monitor.membership import Residence, reside
 from pacecar.monitor.otlp import OtlpFigures
+from pacecar.monitor.recorder import Figures
+from pacecar.monitor.reload import ReloadFigures
+from pacecar.monitor.viewers import ViewerFigures
 from pacecar.records import (
     Absent,
     CollectiveWindow,
     EstimateCheck,
     Failed,
+    JobHello,
     Knobs,
     Ok,
     Sample,
@@ -59,21 +65,32 @@ class DaemonFigures(NamedTuple):
     refused: Mapping[Refusal, int]
     jobs: int
     scrapes: tuple[int, int]
+    left_out: Mapping[str, int]
+    recorder: Figures | None
+    reloads: ReloadFigures
+    web_connections: int
+    web_refused: Mapping[WebRefusal, int]
     otlp: OtlpFigures | None = None
+    viewers: ViewerFigures = ViewerFigures(0, 0, 0, 0)
+    history_left_out: int = 0
 
 
-def job_samples(jobs: Sequence[JobView]) -> Iterator[Sample]:
-    """Yield the series of all jobs."""
+def _nowhere(hello: JobHello) -> Residence:
+    return reside(None, {}, hello)
+
+
+def job_samples(jobs: Sequence[JobView], residence: Callable[[JobHello], Residence] = _nowhere) -> Iterator[Sample]:
+    """Yield the series of all jobs; `residence` says where a rank runs."""
     for job in jobs:
         for rank in job.ranks:
-            yield from _rank_samples(rank)
+            yield from _rank_samples(rank, residence(rank.hello))
         yield from _tuner_samples(job)
         yield from crew_samples(job.job, job.crew)
         if job.what_if is not None:
             yield from _what_if_samples(job.what_if)
 
 
-def _rank_samples(rank: RankView) -> Iterator[Sample]:
+def _rank_samples(rank: RankView, residence: Residence) -> Iterator[Sample]:
     hello = rank.hello
     labels = (hello.job, str(hello.rank))
     yield sample(
@@ -88,6 +105,7 @@ def _rank_samples(rank: RankView) -> Iterator[Sample]:
         hello.device_uuid or "",
         hello.backend or "",
         hello.framework,
+        *residence,
     )
     if rank.step is not None:
         yield from _step_samples(rank.step, labels)
@@ -254,6 +272,31 @@ def _otlp_samples(figures: OtlpFigures) -> Iterator[Sample]:
         yield sample("pacecar_daemon_otlp_success_age_seconds", figures.success_age_ns)
 
 
+def _recorder_samples(figures: Figures) -> Iterator[Sample]:
+    yield sample("pacecar_recorder_memory_bytes", figures.memory_bytes)
+    yield sample("pacecar_recorder_span_seconds", figures.span_ns)
+    yield sample("pacecar_recorder_entries_total", figures.entries)
+    for reason, count in figures.dropped.items():
+        yield sample("pacecar_recorder_dropped_total", count, reason)
+    for kind, count in figures.triggers.items():
+        yield sample("pacecar_recorder_triggers_total", count, kind)
+    yield sample("pacecar_recorder_files_total", figures.files)
+    yield sample("pacecar_recorder_write_failures_total", figures.failures)
+    yield sample("pacecar_recorder_lost_total", figures.lost)
+    if figures.files_bytes is not None:
+        yield sample("pacecar_recorder_files_bytes", figures.files_bytes)
+
+
+def _service_samples(figures: DaemonFigures) -> Iterator[Sample]:
+    yield sample("pacecar_web_connections", figures.web_connections)
+    for refusal, count in figures.web_refused.items():
+        yield sample("pacecar_web_refused_total", count, refusal.value)
+    yield sample("pacecar_daemon_config_last_reload_successful", int(figures.reloads.is_good))
+    yield sample("pacecar_daemon_config_last_reload_success_timestamp_seconds", figures.reloads.good_wall_ns)
+    for outcome, count in figures.reloads.reloads.items():
+        yield sample("pacecar_daemon_config_reloads_total", count, outcome)
+
+
 def daemon_samples(figures: DaemonFigures) -> Iterator[Sample]:
     """Yield what the daemon serves about itself; CPU time and memory are the collector's in `collectors.own`."""
     yield sample("pacecar_build_info", 1, figures.version, platform.python_version())
@@ -265,11 +308,21 @@ def daemon_samples(figures: DaemonFigures) -> Iterator[Sample]:
     yield sample("pacecar_inbox_jobs", figures.jobs)
     yield sample("pacecar_daemon_scrapes_total", figures.scrapes[0])
     yield sample("pacecar_daemon_scrape_seconds_total", figures.scrapes[1])
+    for what, count in figures.left_out.items():
+        yield sample("pacecar_inbox_left_out_total", count, what)
+    yield sample("pacecar_daemon_viewers", figures.viewers.viewers)
+    yield sample("pacecar_daemon_viewers_refused_total", figures.viewers.refused)
+    yield sample("pacecar_daemon_viewers_dropped_total", figures.viewers.dropped)
+    yield sample("pacecar_daemon_viewer_frames_total", figures.viewers.frames)
+    yield sample("pacecar_daemon_history_series_left_out", figures.history_left_out)
     for refusal, count in figures.refused.items():
         yield sample("pacecar_inbox_frames_refused_total", count, refusal.value)
     yield from _spending_samples(figures)
     if figures.otlp is not None:
         yield from _otlp_samples(figures.otlp)
+    if figures.recorder is not None:
+        yield from _recorder_samples(figures.recorder)
+    yield from _service_samples(figures)
     for collector, count in figures.failures.items():
         yield sample("pacecar_collector_failures_total", count, collector)
     if figures.snapshot_age_ns is not None:

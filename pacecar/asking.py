@@ -14,10 +14,10 @@ from typing import Literal
 
 import msgspec
 
-from pacecar.records import Answer, KnobValue, Request, TunerReport
+from pacecar.records import Answer, DumpRequest, KnobValue, Request, TunerReport
 from pacecar.wire import FRAME_BYTES_MAX, FrameError, decode_frame, encode_frame
 
-__all__ = ["AskError", "Reply", "ask"]
+__all__ = ["AskError", "Reply", "ask", "converse"]
 
 FIRST_SECONDS = 10.0
 """The daemon answers at once; it may be busy with a tick."""
@@ -82,6 +82,24 @@ def ask(
         yield first
         patience = _patience(first, arguments) if timeout_seconds is None else timeout_seconds
         yield from _replies(connection, first, begun + patience)
+
+
+def converse(path: str, request: DumpRequest, *, timeout_seconds: float) -> Answer:
+    """Return the one answer that the daemon at `path` gives to a request of its own.
+
+    Raises:
+        AskError: there is no daemon, or it does not answer in time.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    with _connect(path, FIRST_SECONDS) as connection:
+        try:
+            connection.send(encode_frame(request))
+        except (FrameError, OSError) as error:
+            raise AskError(f"the daemon at {path} cannot be asked: {error}") from error
+        answer = _next(connection, deadline)
+    if answer is None:
+        raise AskError(f"the daemon at {path} does not answer within {timeout_seconds:g} s")
+    return answer
 
 
 def _replies(connection: socket.socket, first: Answer, deadline: float) -> Iterator[Answer | Reply]:

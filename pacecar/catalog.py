@@ -5,7 +5,8 @@ sample, a panel that draws a series and the page that documents it all go throug
 with what a running daemon serves.
 
 The label that names a training job is `training_job`: Prometheus gives every target a label `job` of its own, and one
-of ours by that name would come out as `exported_job` in any scrape job that does not set `honor_labels`.
+of ours by that name would come out as `exported_job` in any scrape job that does not set `honor_labels`.  For the same
+reason it is `pod_name`, `pod_namespace` and `container_id`: operators give targets `pod`, `namespace` and `container`.
 
 A metric that changes faster than anybody scrapes is *windowed*: beside the latest value stand the lowest, the mean
 and the highest of the last window, as `..._window_min_<unit>`, `..._window_mean_<unit>`, `..._window_max_<unit>`.
@@ -18,101 +19,9 @@ are integers of the *inside* unit; the exporter multiplies by `Unit.scale` and n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum, StrEnum
+from pacecar.metric import Kind, Metric, Subject, Unit
 
 __all__ = ["CATALOG", "WINDOW_NAMES", "Kind", "Metric", "Subject", "Unit", "by_name"]
-
-
-class Kind(StrEnum):
-    """How a series behaves, in Prometheus' words."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-
-
-class Unit(Enum):
-    """Inside unit -> (name outside, factor, what the inside value counts)."""
-
-    NANOSECONDS = ("seconds", 1e-9, "nanoseconds")
-    BYTES = ("bytes", 1.0, "bytes")
-    BYTES_PER_SECOND = ("bytes_per_second", 1.0, "bytes per second")
-    MILLIWATTS = ("watts", 1e-3, "milliwatts")
-    MILLIJOULES = ("joules", 1e-3, "millijoules")
-    CELSIUS = ("celsius", 1.0, "degrees Celsius")
-    HERTZ = ("hertz", 1.0, "hertz")
-    KILOHERTZ = ("hertz", 1e3, "kilohertz")
-    MEGAHERTZ = ("hertz", 1e6, "megahertz")
-    RATIO = ("ratio", 1.0, "0..1")
-    COUNT = ("", 1.0, "a count")
-
-    @property
-    def outside(self) -> str:
-        """The base unit in the metric's name; empty for a plain count."""
-        return self.value[0]
-
-    @property
-    def scale(self) -> float:
-        """Outside value = inside value * scale."""
-        return self.value[1]
-
-    def convert(self, value: int | float) -> int | float:
-        """Return an inside value in the outside unit; whole numbers of bytes, counts and the like stay whole."""
-        if self.scale == 1.0:
-            return value
-        # Dividing by the whole power of ten is correctly rounded; times 1e-9 makes 0.30000000000000004 of 0.3 s.
-        return value / round(1 / self.scale) if self.scale < 1.0 else value * self.scale
-
-
-class Subject(StrEnum):
-    """What a metric is about: the sections of docs/metrics.md."""
-
-    HOST = "Host"
-    RDMA = "RDMA"
-    CGROUP = "Control groups"
-    GPU = "GPU"
-    JOB = "Job"
-    TUNER = "Tuner"
-    DAEMON = "The daemon itself"
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One entry of the catalog; `labels` in the order in which samples give their values."""
-
-    name: str
-    kind: Kind
-    unit: Unit
-    subject: Subject
-    labels: tuple[str, ...]
-    help: str
-    windowed: bool = False
-
-    def __post_init__(self) -> None:
-        stem = self.name.removesuffix("_total")
-        assert self.name.startswith("pacecar_"), self.name
-        assert (self.kind is Kind.COUNTER) == self.name.endswith("_total"), self.name
-        assert stem.endswith(self.unit.outside), f"{self.name} does not end in its unit {self.unit.outside}"
-        assert self.help.endswith("."), f"{self.name}: help is a sentence"
-        assert not (self.windowed and self.kind is Kind.COUNTER), (
-            f"{self.name}: a counter has no extremes; window a rate"
-        )
-
-    def over_window(self) -> tuple[Metric, ...]:
-        """Return the metrics of the lowest, mean and highest value in the window, in this order."""
-        unit = f"_{self.unit.outside}" if self.unit.outside else ""
-        stem, text = self.name.removesuffix(unit), self.help.removesuffix(".")
-        return tuple(
-            Metric(f"{stem}_window_{stat}{unit}", self.kind, self.unit, self.subject, self.labels, f"{text}: {words}.")
-            for stat, words in _EXTREMES.items()
-        )
-
-
-_EXTREMES = {
-    "min": "the lowest value of the last window",
-    "mean": "the mean of the last window",
-    "max": "the highest value of the last window",
-}
 
 WINDOWED = frozenset({
     "gpu_utilization_ratio", "gpu_power_watts", "gpu_sm_active_ratio",
@@ -134,7 +43,7 @@ def _section(subject: Subject, *rows: tuple[str, Kind, Unit, str, str]) -> list[
 
 _C, _G = Kind.COUNTER, Kind.GAUGE
 _NS, _B, _BPS, _R, _N = Unit.NANOSECONDS, Unit.BYTES, Unit.BYTES_PER_SECOND, Unit.RATIO, Unit.COUNT
-_HZ = Unit.HERTZ
+_HZ, _MJ = Unit.HERTZ, Unit.MILLIJOULES
 
 CATALOG: tuple[Metric, ...] = (
     *_section(
@@ -328,9 +237,12 @@ CATALOG: tuple[Metric, ...] = (
         Subject.JOB,
         (
             "rank_info", _G, _N,
-            "training_job rank local_rank world_size host pid device device_uuid backend framework",
-            "Who a rank is; always 1, to join on.",
+            "training_job rank local_rank world_size host pid device device_uuid backend framework"
+            " pod_name pod_namespace pod_uid container_id slurm_job",
+            "Who a rank is and where it runs; always 1, to join on.",
         ),
+        ("process_info", _G, _N, "pid training_job rank pod_name pod_namespace pod_uid container_id slurm_job", "Where a rank or a process on a GPU runs, by its control group; always 1, to join on."),
+        ("processes_left_out", _G, _N, "", "Ranks and processes on GPUs whose place is not looked up, because there are too many."),
         ("job_steps_total", _C, _N, "training_job rank", "Steps (optimizer updates) since attach."),
         ("job_samples_total", _C, _N, "training_job rank", "Samples trained on by this rank; absent when the hook cannot count them."),
         ("job_tokens_total", _C, _N, "training_job rank", "Tokens trained on by this rank; absent when the hook cannot count them."),
@@ -355,6 +267,10 @@ CATALOG: tuple[Metric, ...] = (
         ("job_measured_every_steps", _G, _N, "training_job rank", "One step in k is measured (four in a row), the others are counted: 1 but where steps are too short for the budget; absent when off."),
         ("job_records_dropped_total", _C, _N, "training_job rank", "Records that the hook dropped because the daemon was full, gone or slow."),
         ("job_last_record_age_seconds", _G, _NS, "training_job rank", "Time since the last step record arrived."),
+        ("job_energy_joules_total", _C, _MJ, "training_job", "Energy of this node's GPUs of the job since the daemon met it, while no other job was on them; absent when unknown."),
+        ("job_energy_per_step_joules", _G, _MJ, "training_job", "Energy of the job's GPUs on this node over its last steps, a step; absent when unknown or while a GPU is shared with another job."),
+        ("job_energy_per_sample_joules", _G, _MJ, "training_job", "The same, a sample of this node's ranks; absent where samples are not counted or ranks share them (no data parallelism)."),
+        ("job_energy_per_token_joules", _G, _MJ, "training_job", "The same, a token of this node's ranks."),
         ("job_pace_seconds", _G, _NS, "training_job", "Mean step of the slowest rank over the last steps that all ranks compared."),
         ("job_median_pace_seconds", _G, _NS, "training_job", "The same of the median rank."),
         ("job_phase_seconds_total", _C, _NS, "training_job phase", "Host time of all steps of all ranks together, by phase; tail is the wait for the last all-reduces."),
@@ -414,6 +330,11 @@ CATALOG: tuple[Metric, ...] = (
         ("daemon_otlp_exports_total", _C, _N, "outcome", "Exports by OTLP, by outcome (ok, failed); absent where [otlp] names no endpoint."),
         ("daemon_otlp_export_duration_seconds", _G, _NS, "", "What the last export by OTLP took, whatever came of it; one under way counts once it takes longer."),
         ("daemon_otlp_success_age_seconds", _G, _NS, "", "Time since the last export by OTLP that succeeded."),
+        ("daemon_viewers", _G, _N, "", "Pages and terminals that get each tick pushed."),
+        ("daemon_viewers_refused_total", _C, _N, "", "Viewers refused because as many as may be were connected."),
+        ("daemon_viewers_dropped_total", _C, _N, "", "Viewers hung up because they took nothing for too long."),
+        ("daemon_viewer_frames_total", _C, _N, "", "Ticks pushed to viewers; each was made once for all of them."),
+        ("daemon_history_series_left_out", _G, _N, "", "Series of the last tick for which the page's history had no room."),
         ("daemon_ticks_total", _C, _N, "", "Ticks begun."),
         ("daemon_ticks_missed_total", _C, _N, "", "Ticks left out because the one before was still running."),
         ("daemon_tick_lateness_seconds", _G, _NS, "", "How much later than planned the last tick began."),
@@ -427,6 +348,21 @@ CATALOG: tuple[Metric, ...] = (
         ("inbox_frames_total", _C, _N, "", "Frames taken in."),
         ("inbox_frames_refused_total", _C, _N, "refusal", "Frames refused, by reason."),
         ("inbox_jobs", _G, _N, "", "Jobs on the board."),
+        ("inbox_left_out_total", _C, _N, "kind", "Ranks that were turned away at their hello, because there was no room for another job or rank."),
+        ("recorder_memory_bytes", _G, _B, "", "Memory that the flight recorder's chunks take."),
+        ("recorder_span_seconds", _G, _NS, "", "How far back the recorder's memory goes."),
+        ("recorder_entries_total", _C, _N, "", "Ticks, glances, records and events taken into the recorder."),
+        ("recorder_dropped_total", _C, _N, "reason", "Entries that are not in the recorder though they are young enough: it was too busy (queue), or over its bytes (memory)."),
+        ("recorder_triggers_total", _C, _N, "trigger", "Reasons to write a recording: xid, gpu_lost, hang, stall, request."),
+        ("recorder_files_total", _C, _N, "", "Recordings written."),
+        ("recorder_write_failures_total", _C, _N, "", "Attempts to write a recording that failed; each is tried again for ten minutes."),
+        ("recorder_lost_total", _C, _N, "", "Recordings given up, after ten minutes of attempts."),
+        ("recorder_files_bytes", _G, _B, "", "Bytes of the recordings on disk, when the last one was written."),
+        ("web_connections", _G, _N, "", "Clients of the endpoint connected now."),
+        ("web_refused_total", _C, _N, "refusal", "Clients of the endpoint that were not served, by reason."),
+        ("daemon_config_last_reload_successful", _G, _N, "", "1 when the configuration files could be used when they were last read, 0 when older settings are in force."),
+        ("daemon_config_last_reload_success_timestamp_seconds", _G, _NS, "", "When the configuration was last read and could be used, seconds since the Unix epoch."),
+        ("daemon_config_reloads_total", _C, _N, "outcome", "Times that the configuration was read anew, by outcome."),
     ),
 )  # fmt: skip
 

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from pacecar import __version__
+from pacecar.dump_command import dump
 from pacecar.knobs_command import knobs
 from pacecar.run_command import run
+from pacecar.top_command import top
 from pacecar.tune_command import tune
 from pacecar.usage import config_option
 from pacecar.usage import fail as _fail
@@ -46,15 +48,24 @@ def cli() -> None:
 @click.option("--socket", help="Unix socket on which hooks in training jobs report.")
 @click.option("--period-seconds", type=float, help="Time between two ticks.  [default: 1.0]")
 @click.option("--disable", multiple=True, metavar="COLLECTOR", help="Leave a collector out; may be repeated.")
+@click.option("--web-config-file", help="TLS and passwords of the endpoint, in Prometheus' web configuration form.")
 @click.option("--log-level", help="debug, info, warning or error.  [default: info]")
 def daemon(config_file: Path | None, **flags: Any) -> None:  # noqa: ANN401  click's values, checked by the config
     """Sample this machine and serve its metrics until SIGTERM."""
     config = _load(config_file, flags)
-    from pacecar.monitor.daemon import DaemonError, run
+    from pacecar.config import config_path, load_config
+    from pacecar.monitor.daemon import DaemonError
+    from pacecar.monitor.service import run
 
     _log_to_stderr(config.daemon.log_level)
+    given = {key: value for key, value in flags.items() if value not in (None, ())}
     try:
-        code = run(config.daemon, config.otlp)
+        code = run(
+            config.daemon,
+            otlp=config.otlp,
+            load=lambda: load_config(config_file, flags={"daemon": given}).daemon,
+            file=config_path(config_file),
+        )
     except DaemonError as error:
         _fail(str(error))
     sys.exit(code)
@@ -69,7 +80,7 @@ def sample(config_file: Path | None, as_json: bool, **flags: Any) -> None:  # no
     config = _load(config_file, flags)
     import msgspec
 
-    from pacecar.monitor.daemon import DaemonError, sample_once
+    from pacecar.monitor.inventory import DaemonError, sample_once
     from pacecar.monitor.listing import document, lines
 
     _log_to_stderr("warning")
@@ -244,8 +255,10 @@ def version() -> None:
     click.echo(f"pacecar {__version__}")
 
 
+cli.add_command(dump)
 cli.add_command(knobs)
 cli.add_command(run)
+cli.add_command(top)
 cli.add_command(tune)
 
 

@@ -31,12 +31,16 @@ __all__ = [
     "HookConfig",
     "OtlpConfig",
     "TuneConfig",
+    "config_path",
+    "default_recordings",
     "default_socket",
     "load_config",
 ]
 
 CONFIG_BYTES_MAX = 1024 * 1024
 """No hand-written configuration is larger; a wrong path (a log, a device) is."""
+
+SYSTEM_FILE = Path("/etc/pacecar/pacecar.toml")
 
 Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
 PositiveInt = Annotated[int, Meta(ge=1)]
@@ -60,6 +64,20 @@ def default_socket(environ: Mapping[str, str] = os.environ) -> str:
     return f"{runtime}/pacecar.sock" if runtime else f"/tmp/pacecar-{os.geteuid()}/pacecar.sock"
 
 
+def default_recordings(environ: Mapping[str, str] = os.environ) -> str:
+    """Return where recordings are written when nobody says: where the service manager or the user keeps state.
+
+    systemd names the folder of StateDirectory= in $STATE_DIRECTORY (systemd.exec(5)), several with colons between.
+    """
+    state = environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    if state:
+        return f"{state}/recordings"
+    if os.geteuid() == 0:
+        return "/var/lib/pacecar/recordings"
+    home = environ.get("XDG_STATE_HOME") or f"{environ.get('HOME') or f'/tmp/pacecar-{os.geteuid()}'}/.local/state"
+    return f"{home}/pacecar/recordings"
+
+
 class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The [daemon] section."""
 
@@ -79,6 +97,20 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ranks_max: Annotated[int, Meta(ge=1, le=100_000)] = 1024
     job_forget_seconds: Annotated[float, Meta(ge=1.0)] = 900.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    web_config_file: str | None = None
+    socket_mode: Annotated[str, Meta(pattern="^0?[0-7]{3}$")] | None = None
+    socket_group: str | None = None
+    pod_logs: str = "/var/log/pods"
+    recorder: bool = True
+    recorder_seconds: Annotated[float, Meta(ge=10.0, le=3600.0)] = 300.0
+    recorder_bytes: Annotated[int, Meta(ge=1_000_000, le=1_000_000_000)] = 32_000_000
+    recordings: str = msgspec.field(default_factory=default_recordings)
+    recordings_bytes: Annotated[int, Meta(ge=1_000_000)] = 256_000_000
+    stall_seconds: Annotated[float, Meta(ge=1.0)] = 300.0
+
+    def __post_init__(self) -> None:
+        if self.recordings_bytes < self.recorder_bytes:
+            raise ValueError("recordings_bytes is below recorder_bytes: one recording would not fit")
 
 
 class OtlpConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -179,6 +211,11 @@ _ENV_OTHER = frozenset({"PACECAR_CONFIG", "PACECAR_JOB", "PACECAR_RUN"})
 S = TypeVar("S", bound=msgspec.Struct)
 
 
+def config_path(file: str | os.PathLike[str] | None = None, *, environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the file that `load_config` reads; only the system's, which is last, need not be there."""
+    return Path(file or environ.get("PACECAR_CONFIG") or SYSTEM_FILE)
+
+
 def load_config(
     file: str | os.PathLike[str] | None = None,
     *,
@@ -194,11 +231,9 @@ def load_config(
         ConfigError: unreadable file, bad TOML, unknown section or key, wrong type or range; names file and key.
     """
     layers: list[tuple[str, dict[str, dict[str, Any]]]] = []
-    path = file or environ.get("PACECAR_CONFIG")
-    if path is None and Path("/etc/pacecar/pacecar.toml").exists():
-        path = "/etc/pacecar/pacecar.toml"
-    if path is not None:
-        layers.append((str(path), _read_toml(Path(path))))
+    path = config_path(file, environ=environ)
+    if file or environ.get("PACECAR_CONFIG") or path.exists():
+        layers.append((str(path), _read_toml(path)))
     layers.append(("environment", _read_environment(environ)))
     given = {s: {k: v for k, v in keys.items() if v is not None} for s, keys in (flags or {}).items()}
     layers.append(("flags", given))

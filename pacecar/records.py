@@ -15,7 +15,7 @@ import msgspec
 from pacecar.accuracy import EstimateCheck
 from pacecar.collectives import BackwardWindow, CollectiveSum, CollectiveWindow
 from pacecar.ledger import LEDGER_HEADINGS, Ledger
-from pacecar.steering import Answer, Command, KnobValue, Request, TunerChange, TunerOrder, TunerReport
+from pacecar.steering import Answer, Command, DumpRequest, KnobValue, Request, TunerChange, TunerOrder, TunerReport
 from pacecar.vitals import DeviceMemory, Vitals
 from pacecar.whatif import Bound, Rung, WhatIf
 
@@ -30,6 +30,7 @@ __all__ = [
     "Command",
     "Decision",
     "DeviceMemory",
+    "DumpRequest",
     "EstimateCheck",
     "Failed",
     "Goodbye",
@@ -135,7 +136,7 @@ class JobHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """Who is speaking: the first frame of every connection.
 
     `interface` is what the rank's collectives go through; None: unknown, or they bypass the kernel.  `hears_signals`
-    asks the daemon for HostSignals.
+    asks the daemon for HostSignals.  `slurm_job`, `pod_name` and `pod_namespace` are what its environment says.
     """
 
     job: str
@@ -153,6 +154,9 @@ class JobHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     started_wall_ns: int
     interface: str | None = None
     hears_signals: bool = False
+    slurm_job: str | None = None
+    pod_name: str | None = None
+    pod_namespace: str | None = None
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):

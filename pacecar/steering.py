@@ -21,6 +21,7 @@ __all__ = [
     "REPORTED_ORDERS_MAX",
     "Answer",
     "Command",
+    "DumpRequest",
     "KnobValue",
     "Request",
     "TunerChange",
@@ -112,6 +113,13 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     action: str
     arguments: dict[str, KnobValue] = {}
     ranks: tuple[int, ...] = ()
+
+
+class DumpRequest(msgspec.Struct, frozen=True, kw_only=True, tag="dump_request"):
+    """Somebody asks the daemon for a recording of its last minutes; `note` says why, and is written into it."""
+
+    serial: int
+    note: str = ""
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag="command"):

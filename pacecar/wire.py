@@ -17,12 +17,14 @@ from enum import StrEnum
 
 import msgspec
 
-from pacecar.records import Answer, Command, JobRecord, Request, Throttling
+from pacecar.records import Answer, Command, DumpRequest, JobRecord, Request, Throttling
 from pacecar.signals import HostSignals
 
-__all__ = ["FRAME_BYTES_MAX", "VERSION", "FrameError", "Message", "Refusal", "decode_frame", "encode_frame"]
+__all__ = [
+    "FRAME_BYTES_MAX", "VERSION", "FrameError", "Message", "Refusal", "decode_frame", "encode_frame", "payload_of",
+]  # fmt: skip
 
-Message = JobRecord | Request | Command | Answer | Throttling | HostSignals
+Message = JobRecord | Request | DumpRequest | Command | Answer | Throttling | HostSignals
 """What may cross the socket, in either direction."""
 
 VERSION = 1
@@ -101,3 +103,8 @@ def decode_frame(frame: bytes) -> Message:
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise FrameError(Refusal.MALFORMED, f"payload is not a record: {error}") from error
     return record
+
+
+def payload_of(frame: bytes) -> bytes:
+    """Return the MessagePack in `frame`, which `decode_frame` took."""
+    return frame[_HEADER.size :]

@@ -42,6 +42,8 @@ LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_
 """Where launchers say it: torchrun, Slurm, Open MPI, PMIx; MPICH and Intel MPI (Hydra)."""
 
 SCHEDULERS = (("slurm", "SLURM_JOB_ID"), ("lsf", "LSB_JOBID"), ("pbs", "PBS_JOBID"))
+NAME_LENGTH_MAX = 253
+"""Of a pod: a DNS subdomain (RFC 1123, kubernetes.io/docs/concepts/overview/working-with-objects/names)."""
 
 
 def make_hello(
@@ -79,6 +81,9 @@ def make_hello(
         parallel={"data": world_size} if isinstance(model, nn.parallel.DistributedDataParallel) else {},
         started_wall_ns=(clock or SystemClock()).wall_ns(),
         interface=collective_interface(backend, environ=environ),
+        slurm_job=_label(environ, "SLURM_JOB_ID", "SLURM_JOBID"),
+        pod_name=_label(environ, "POD_NAME", "MY_POD_NAME"),
+        pod_namespace=_label(environ, "POD_NAMESPACE", "MY_POD_NAMESPACE"),
     )
 
 
@@ -131,6 +136,11 @@ def _number(environ: Mapping[str, str], *names: str) -> int | None:
         if text.isdigit():
             return int(text)
     return None
+
+
+def _label(environ: Mapping[str, str], *names: str) -> str | None:
+    """Return the first of these variables that is set: Slurm's own, and those that a pod's downward API is bound to."""
+    return next((environ[name][:NAME_LENGTH_MAX] for name in names if environ.get(name)), None)
 
 
 def _device_uuid(device: torch.device) -> str | None:

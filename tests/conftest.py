@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("PACECAR_TUNE_REMEMBER", "false")
+_STATE = tempfile.TemporaryDirectory(prefix="pacecar-tests-")
+os.environ["STATE_DIRECTORY"] = _STATE.name  # where daemons, also those of child processes, write recordings
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell without job control starts what it puts in the background like this, and our scripts would inherit it.

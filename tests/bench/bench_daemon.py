@@ -66,7 +66,7 @@ class Contestant:
 
 def pacecar(port: int, folder: Path) -> list[str]:
     code = (
-        "import sys; from pacecar.config import DaemonConfig; from pacecar.monitor.daemon import run;"
+        "import sys; from pacecar.config import DaemonConfig; from pacecar.monitor.service import run;"
         f"sys.exit(run(DaemonConfig(port={port}, socket={str(folder / 'socket')!r}, log_level='warning')))"
     )
     return [sys.executable, "-c", code]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pacecar.config import TuneConfig
-from pacecar.controller.holds import KNOB_STEPS_MAX, REASONS_MAX, STRAGGLER_STEPS_MAX, HeldPolicy, Holds
-from pacecar.controller.observation import Facts, KnobSpace, Observation
-from pacecar.controller.policy import PacecarPolicy
-from pacecar.records import HangSuspicion, Straggler, TunerStatus
+from pacecar.controller.holds import KNOB_STEPS_MAX, REASONS_MAX, STRAGGLER_STEPS_MAX, Holds
+from pacecar.records import HangSuspicion, Straggler
+from tests.controller.held import HeldRun
 
 
 def _straggler(rank: int | None = 3, cause: str = "throttled", *, since: int = 100, ended: bool = False) -> Straggler:
@@ -80,20 +78,12 @@ def test_the_reasons_are_bounded() -> None:
 
 def test_the_policy_freezes_and_goes_on() -> None:
     holds = Holds()
-    policy = HeldPolicy(PacecarPolicy(TuneConfig()), holds)
-    policy.begin(Facts(job="job", world_size=2), [KnobSpace("bucket_bytes", 2, (1, 2, 4))], mode="exact")
-    said: list[TunerStatus] = []
-
-    def steps(first: int, last: int) -> None:
-        for step in range(first, last):
-            _, records = policy.advance([Observation(step, step, {"bucket_bytes": 2}, 100_000 + step % 7)])
-            said.extend(record for record in records if isinstance(record, TunerStatus))
-
-    steps(1, 30)
+    run = HeldRun(holds)
+    run.steps(1, 30)
     holds.put(_straggler(since=20))
-    steps(30, 60)
-    assert said[-1].state == "frozen"
-    assert said[-1].detail.startswith("rank 3 is late")
+    run.steps(30, 60)
+    assert run.said[-1].state == "frozen"
+    assert run.said[-1].detail.startswith("rank 3 is late")
     holds.put(_straggler(since=20, ended=True))
-    steps(60, 70)
-    assert said[-1].state != "frozen"
+    run.steps(60, 70)
+    assert run.said[-1].state != "frozen"

@@ -8,19 +8,18 @@ import pytest
 import torch
 
 from pacecar.clock import NS_PER_SECOND, FakeClock
-from pacecar.config import TuneConfig
 from pacecar.controller.gate import AGE_PERIODS, WORDS, Disturbance
 from pacecar.controller.headroom import Headroom
-from pacecar.controller.holds import HeldPolicy, Holds
+from pacecar.controller.holds import Holds
 from pacecar.controller.node import SIGNALS_MAX, Node, ranks_on_node
-from pacecar.controller.observation import Facts, KnobSpace, NodeView, Observation
+from pacecar.controller.observation import KnobSpace, NodeView
 from pacecar.controller.offers import KnobOffer, Offer
-from pacecar.controller.policy import PacecarPolicy
 from pacecar.controller.protocol import DISTURBANCE_MAX, Member
 from pacecar.controller.screen import Screen
 from pacecar.controller.sway import FULL_LINK_RATIO, ROOM_RATIO_MIN, STALLED_CPU_RATIO
-from pacecar.records import JobHello, TunerStatus
+from pacecar.records import JobHello
 from pacecar.signals import HostSignals
+from tests.controller.held import HeldRun
 
 S = NS_PER_SECOND
 GIB = 2**30
@@ -194,23 +193,15 @@ def test_every_disturbance_crosses_and_has_words() -> None:
 
 def test_a_policy_is_held_for_the_node_and_goes_on_and_sees_it_with_each_step() -> None:
     bench = Bench()
-    policy = HeldPolicy(PacecarPolicy(TuneConfig()), Holds(bench.node))
-    policy.begin(Facts(job="job", world_size=2), [KnobSpace("bucket_bytes", 2, (1, 2, 4))], mode="exact")
-    said: list[TunerStatus] = []
-
-    def steps(first: int, last: int) -> None:
-        for step in range(first, last):
-            _, records = policy.advance([Observation(step, step, {"bucket_bytes": 2}, 100_000 + step % 7)])
-            said.extend(record for record in records if isinstance(record, TunerStatus))
-
-    steps(1, 30)
+    run = HeldRun(Holds(bench.node))
+    run.steps(1, 30)
     bench.say(memory_stalled_ratio=0.5)
-    steps(30, 60)
-    assert said[-1].state == "frozen"
-    assert said[-1].detail.startswith("this node is short of memory")
+    run.steps(30, 60)
+    assert run.said[-1].state == "frozen"
+    assert run.said[-1].detail.startswith("this node is short of memory")
     bench.say(memory_stalled_ratio=0.0)
-    steps(60, 70)
-    assert said[-1].state != "frozen"
+    run.steps(60, 70)
+    assert run.said[-1].state != "frozen"
 
 
 # --- order and room -----------------------------------------------------------------------------------

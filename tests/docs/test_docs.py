@@ -132,7 +132,7 @@ def test_every_configuration_key_is_described_with_its_default():
 def test_the_collectors_that_can_be_disabled_are_named():
     from pacecar.clock import SystemClock
     from pacecar.config import DaemonConfig
-    from pacecar.monitor.daemon import default_collectors
+    from pacecar.monitor.inventory import default_collectors
 
     meaning = next(row[3] for row in tables(CONFIGURATION)["[daemon]"] if row[0] == "`disable`")
     collectors = default_collectors(DaemonConfig(), SystemClock())

@@ -23,6 +23,7 @@ from pacecar.config import DaemonConfig
 from pacecar.monitor.collectors.cgroup import CgroupCollector, Member
 from pacecar.monitor.collectors.cpu import CpuCollector
 from pacecar.monitor.collectors.disk import DiskCollector
+from pacecar.monitor.collectors.identity import IdentityCollector
 from pacecar.monitor.collectors.memory import MemoryCollector
 from pacecar.monitor.collectors.network import NetworkCollector
 from pacecar.monitor.collectors.numa import NumaCollector
@@ -61,7 +62,7 @@ def statvfs(path):
 
 
 @pytest.fixture
-def collectors(files, machine):
+def collectors(files, machine, make_hello):
     """Collectors that have read the machine once, a second ago; since then it moved on."""
     clock = FakeClock(monotonic_ns=5 * NS_PER_SECOND)
     ranks = [Member("4242", "rank", "run-7", "0"), Member("4243", "rank", "run-7", "1")]
@@ -74,6 +75,7 @@ def collectors(files, machine):
         TcpCollector(files),
         RdmaCollector(files, clock),
         CgroupCollector(files, lambda: ranks),
+        IdentityCollector(files, clock, lambda: [(4242, make_hello())], lambda: [4243], pod_logs=str(machine / "pods")),
         Own(),
     ]
     for collector in made:
@@ -99,6 +101,8 @@ def speak(hook, make_hello, make_step):
 def steady(page):
     """Take out what is of this process and this moment."""
     page = re.sub(r'pid="\d+"', 'pid="PID"', page)
+    running = r"^(pacecar_recorder_(?:memory_bytes|span_seconds|entries_total|triggers_total\{.*\})) .*$"
+    page = re.sub(running, r"\1 N", page, flags=re.MULTILINE)
     page = re.sub(r"(pacecar_build_info)\{.*\}", r'\1{python="PYTHON",version="VERSION"}', page)
     return re.sub(r"^(pacecar_daemon_scrapes?(?:_seconds)?_total) .*$", r"\1 N", page, flags=re.MULTILINE)
 
@@ -108,6 +112,7 @@ def test_every_metric_of_the_catalog_but_the_gpus_is_on_the_golden_page():
     once = {"pacecar_daemon_cpu_utilization_ratio", "pacecar_collector_glances_total"}  # after a window, with glances
     once |= {"pacecar_collector_glance_failures_total"}
     once |= {m.name for m in CATALOG if "_otlp_" in m.name}  # where [otlp] names an endpoint
+    once |= {m.name for m in CATALOG if m.name.startswith("pacecar_job_energy_")}  # of GPUs
     missing = {m.name for m in CATALOG if m.subject is not Subject.GPU and f"# TYPE {m.name} " not in page}
     assert missing <= once
 
@@ -115,7 +120,12 @@ def test_every_metric_of_the_catalog_but_the_gpus_is_on_the_golden_page():
 def test_the_page_is_the_golden_one(collectors, tmp_path, hooks, make_hello, make_step):
     made, clock = collectors
     config = DaemonConfig(
-        port=0, socket=str(tmp_path / "s"), period_seconds=60.0, jitter_ratio=0.0, glances_per_second=0.0
+        port=0,
+        socket=str(tmp_path / "s"),
+        recordings=str(tmp_path / "rec"),
+        period_seconds=60.0,
+        jitter_ratio=0.0,
+        glances_per_second=0.0,
     )
     daemon = Daemon(config, clock=clock, collectors=made)
     daemon.start()
@@ -123,7 +133,8 @@ def test_the_page_is_the_golden_one(collectors, tmp_path, hooks, make_hello, mak
         speak(hooks(daemon.socket), make_hello, make_step)
         limit = time.monotonic() + 10
         page = ""
-        while "pacecar_job_hangs_total" not in page or "pacecar_cgroup" not in page:
+        due = ("pacecar_job_hangs_total", "pacecar_cgroup", "pacecar_recorder_files_bytes")
+        while not all(name in page for name in due):
             assert time.monotonic() < limit, "the tick and the job's last record"
             with urllib.request.urlopen(f"http://127.0.0.1:{daemon.port}/metrics", timeout=5) as answer:
                 page = steady(answer.read().decode())

@@ -199,6 +199,24 @@ def test_a_full_table_hangs_up_on_the_newcomer_unless_somebody_never_said_hello(
         inbox.close()
 
 
+def test_one_user_fills_his_own_places_and_not_those_of_others(tmp_path, board, hooks, hello, make_step):
+    inbox = Inbox(Meeting(tmp_path / "s"), board, SystemClock(), connections_max=10, connections_per_uid_max=2)
+    inbox.start()
+    try:
+        kept = [hooks(tmp_path / "s") for _ in range(2)]
+        for rank, hook in enumerate(kept):
+            hook.say(hello(rank=rank))
+        until(lambda: inbox.frames == 2, "both are there")
+        assert hooks(tmp_path / "s").socket.recv(1) == b"", "hung up on"
+        assert inbox.refused()[Refusal.LIMIT] == 1
+        kept[0].close()
+        until(lambda: inbox.connections == 1, "it went")
+        hooks(tmp_path / "s").say(hello(rank=0))
+        until(lambda: inbox.frames == 3, "its place is free again")
+    finally:
+        inbox.close()
+
+
 def test_a_flood_from_one_hook_does_not_shut_out_another(inbox, path, hooks, hello, make_step):
     flood = hooks(path)
     flood.socket.setblocking(False)

@@ -1,5 +1,6 @@
 """What the board keeps of jobs: the last word of each rank, bounded, and forgotten in time."""
 
+from contextlib import suppress
 from typing import get_args, get_type_hints
 
 import msgspec
@@ -55,7 +56,9 @@ def test_series_of_a_rank_are_the_totals_of_its_last_record(board, make_hello, m
         board.take(record, hello=hello, uid=1, owner=1)
     read = series(board)
     rank = ("run-7", "0")
-    assert read[("rank_info", *rank, "0", "2", "node-a", "4242", "cpu", "GPU-1", "gloo", "torch 2.13.0")] == 1
+    assert (
+        read[("rank_info", *rank, "0", "2", "node-a", "4242", "cpu", "GPU-1", "gloo", "torch 2.13.0", *[""] * 5)] == 1
+    )
     expected = {
         "job_steps_total": 42,
         "job_samples_total": 1344,
@@ -317,3 +320,36 @@ def test_of_a_job_without_steps_no_meeting_is_known(board, make_hello):
     hello = make_hello()
     board.take(hello, hello=hello, uid=1, owner=1)
     assert board.rendezvous("run-7") == board.rendezvous("nobody") == (None, 0, None)
+
+
+def test_ranks_that_find_no_room_are_counted_once_each(board, make_hello, make_step):
+    """The board of this test has room for 2 jobs and 3 ranks; all of them run."""
+
+    def speak(job, rank, *records):
+        hello = make_hello(job=job, rank=rank, world_size=9)
+        for record in (hello, *records):
+            with suppress(FrameError):
+                board.take(record, hello=hello, uid=1, owner=rank)
+
+    speak("a", 0)
+    speak("b", 0)
+    speak("c", 0, make_step(job="c"), make_step(job="c"))
+    speak("a", 1)
+    speak("a", 2, make_step(rank=2, job="a"))
+    speak("a", 3)
+    assert board.left_out() == {"job": 1, "rank": 2}
+
+
+def test_the_pace_of_a_job_is_its_latest_step_and_only_while_it_runs(board, clock, make_hello, make_step):
+    hellos = [make_hello(rank=rank) for rank in (0, 1)]
+    for hello in hellos:
+        board.take(hello, hello=hello, uid=1, owner=hello.rank)
+    assert board.paces() == [], "no step yet"
+    board.take(make_step(), hello=hellos[0], uid=1, owner=0)
+    clock.advance(5 * SECOND)
+    board.take(make_step(rank=1, wall_ns=9), hello=hellos[1], uid=1, owner=1)
+    clock.advance(2 * SECOND)
+    assert [tuple(pace) for pace in board.paces()] == [("run-7", 2 * SECOND, 9)]
+    for hello in hellos:
+        board.leave(hello, hello.rank)
+    assert board.paces() == []

@@ -28,7 +28,7 @@ SHOWN = ("resident_memory_bytes", "threads", "open_files", "series", "scrape_sec
 RUN = """
 import sys
 from pacecar.config import DaemonConfig
-from pacecar.monitor.daemon import run
+from pacecar.monitor.service import run
 sys.exit(run(DaemonConfig(port=0, socket=sys.argv[1])))
 """
 

@@ -63,3 +63,12 @@ def test_torch_distributed_knows_better_than_the_environment(tmp_path):
         assert (hello.rank, hello.world_size, hello.backend) == (0, 1, "gloo")
     finally:
         dist.destroy_process_group()
+
+
+def test_slurm_and_kubernetes_are_what_the_environment_says_or_nothing():
+    nowhere = make_hello(nn.Identity(), environ={"POD_NAME": ""})
+    assert (nowhere.slurm_job, nowhere.pod_name, nowhere.pod_namespace) == (None, None, None)
+    hello = make_hello(
+        nn.Identity(), environ={"SLURM_JOB_ID": "42", "POD_NAME": "p" * 999, "MY_POD_NAMESPACE": "ml", "RANK": "0"}
+    )
+    assert (hello.slurm_job, hello.pod_name, hello.pod_namespace) == ("42", "p" * 253, "ml")

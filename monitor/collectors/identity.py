@@ -1,0 +1,151 @@
+"""Who uses what?  The container, pod and Slurm job of each rank and of each process on a GPU.
+
+A pid says nothing an hour later, and a label of each series would multiply them all.  So identity is one info series a
+process and one a rank, to join on, and it is found here, on the collector's own thread: a scrape only looks it up.
+
+What was found is kept for KEPT_SECONDS and read anew then, because a pid is given to another process sooner or later
+and a process can be moved.  At most READS_PER_TICK processes are read in a tick and PROCESSES_MAX kept; how many are
+left out is a series.  A rank that went away keeps its place for as long as its job is on the board.
+
+The kubelet also tells which pod a GPU was given to, by gRPC (its pod-resources socket).  It is not asked: the answer
+has neither uid nor container nor process, so it names the pod of a GPU and not of a process, is wrong where a GPU is
+shared, and needs root and a gRPC library as heavy as the daemon.  The kubelet's log folders have the names that the
+paths lack.
+
+Source: proc(5), cgroups(7); the forms of paths and folders in `membership`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.monitor.collectors.cgroup import parse_cgroup_line
+from pacecar.monitor.collectors.reading import Files, Reading
+from pacecar.monitor.membership import Membership, PodName, Residence, membership_of, parse_pod_folder, reside
+from pacecar.records import JobHello, Outcome, Sample
+
+__all__ = ["IdentityCollector", "gpu_processes"]
+
+PROCESSES_MAX = 2048
+"""Processes kept: two a rank of a full board, and some 200 bytes each."""
+
+READS_PER_TICK = 256
+"""Processes read in one tick, a file each; a flood of newcomers is read on at the next."""
+
+KEPT_SECONDS = 60
+PODS_MAX = 1024
+"""Pods of a node: Kubernetes recommends 110 and supports several hundred."""
+
+PODS_SECONDS = 10
+"""Between two looks at the kubelet's folders, while a pod is unknown."""
+
+Key = tuple[str, int, int]
+"""(job, rank, when it attached) of a rank; ("", 0, pid) of a process that is none."""
+
+
+@dataclass
+class _Entry:
+    membership: Membership | None
+    residence: Residence
+    read_ns: int
+    seen_ns: int
+
+
+class IdentityCollector:
+    """Finds and keeps where processes run.  `members` are (pid, hello) of the ranks, `others` pids of no known rank."""
+
+    name = "identity"
+
+    def __init__(
+        self,
+        files: Files,
+        clock: Clock,
+        members: Callable[[], Sequence[tuple[int, JobHello]]],
+        others: Callable[[], Iterable[int]],
+        *,
+        pod_logs: str = "/var/log/pods",
+        forget_seconds: float = 900.0,
+    ) -> None:
+        self._files = files
+        self._clock = clock
+        self._members = members
+        self._others = others
+        self._pod_logs = Path(pod_logs)
+        self._forget_ns = int(forget_seconds * NS_PER_SECOND)
+        self._kept: dict[Key, _Entry] = {}
+        self._pods: dict[str, PodName] = {}
+        self._pods_ns: int | None = None
+
+    def residence(self, hello: JobHello) -> Residence:
+        """Return where a rank runs, as far as it is known; reads nothing, from any thread."""
+        entry = self._kept.get(_key(hello))
+        return reside(None, {}, hello) if entry is None else entry.residence
+
+    def collect(self) -> Outcome:
+        """Read who is new, and who was read too long ago."""
+        now = self._clock.monotonic_ns()
+        reading = Reading(self._files)
+        ranks = dict(self._members())
+        left_out = 0
+        reads = READS_PER_TICK
+        for pid, hello in (*ranks.items(), *((pid, None) for pid in self._others() if pid not in ranks)):
+            key = ("", 0, pid) if hello is None else _key(hello)
+            entry = self._kept.get(key)
+            if entry is None and len(self._kept) >= PROCESSES_MAX and not self._make_room(now):
+                left_out += 1
+                continue
+            if (entry is None or now - entry.read_ns >= KEPT_SECONDS * NS_PER_SECOND) and reads > 0:
+                reads -= 1
+                membership = self._read(reading, pid)
+                entry = self._kept[key] = _Entry(membership, Residence(), now, now)
+            if entry is None:
+                continue
+            entry.seen_ns = now
+            self._look_up(reading, entry, hello, now)
+            _tell(reading, pid, hello, entry.residence)
+        for key in [key for key, entry in self._kept.items() if now - entry.seen_ns >= self._forget_ns]:
+            del self._kept[key]
+        reading.add("pacecar_processes_left_out", left_out)
+        return reading.outcome()
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _read(self, reading: Reading, pid: int) -> Membership | None:
+        """Return what the kernel says; None when the process has ended, or is not ours to see."""
+        rows = reading.lines(self._files.proc / str(pid) / "cgroup", parse_cgroup_line)
+        return membership_of(path for found in rows for _, path in found) if rows else None
+
+    def _look_up(self, reading: Reading, entry: _Entry, hello: JobHello | None, now: int) -> None:
+        uid = None if entry.membership is None else entry.membership.pod_uid
+        is_due = self._pods_ns is None or now - self._pods_ns >= PODS_SECONDS * NS_PER_SECOND
+        if uid is not None and uid not in self._pods and is_due:
+            self._pods_ns = now
+            found = (parse_pod_folder(name) for name in reading.names(self._pod_logs) or ())
+            self._pods = dict([pod for pod in found if pod is not None][:PODS_MAX])
+        entry.residence = reside(entry.membership, self._pods, hello)
+
+    def _make_room(self, now: int) -> bool:
+        """Forget whoever was not seen for longest; nobody who was seen in this tick."""
+        oldest = min(self._kept, key=lambda key: self._kept[key].seen_ns)
+        if self._kept[oldest].seen_ns == now:
+            return False
+        del self._kept[oldest]
+        return True
+
+
+def gpu_processes(samples: Iterable[Sample]) -> set[int]:
+    """Return the pids that hold memory of a GPU, by the samples of a tick."""
+    return {int(sample.labels[1]) for sample in samples if sample.metric == "pacecar_gpu_process_memory_bytes"}
+
+
+def _key(hello: JobHello) -> Key:
+    return hello.job, hello.rank, hello.started_wall_ns
+
+
+def _tell(reading: Reading, pid: int, hello: JobHello | None, residence: Residence) -> None:
+    job, rank = ("", "") if hello is None else (hello.job, str(hello.rank))
+    reading.add("pacecar_process_info", 1, str(pid), job, rank, *residence)

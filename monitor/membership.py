@@ -1,0 +1,115 @@
+"""Which container, pod and Slurm job is a process in?  Read off the path of its control group, nothing asked.
+
+The obvious way is to ask the runtime (docker, containerd, CRI-O), the kubelet and slurmctld: four clients, sockets
+that only root may open, and answers that hang when a node is in trouble.  But all of them put a process into a
+control group whose path has the ids in it, and the kernel shows that path to everybody:
+
+    cgroupfs driver   /kubepods/burstable/pod<uid>/<container>    /docker/<container>
+    systemd driver    /kubepods.slice/.../kubepods-burstable-pod<uid>.slice/crio-<container>.scope
+    both at odds      .../kubepods-burstable-pod<uid>.slice:cri-containerd:<container>
+    Slurm             /slurm/uid_1000/job_42/step_0/task_0    /system.slice/slurmstepd.scope/job_42/step_0/user/task_0
+
+systemd writes the dashes of a pod's uid as underscores, because a dash in a slice's name nests it.  Of containers in
+containers (kind, a runtime in a pod) the innermost is the process's own.
+
+A name is not an id: which pod a uid belongs to is in no path.  The kubelet names the folders of its logs
+<namespace>_<pod>_<uid>, and none of the three parts can have an underscore.
+
+Source: kubernetes pkg/kubelet/cm (cgroup names), pkg/kubelet/kuberuntime (log folders); opencontainers/runc
+libcontainer/cgroups/systemd; slurm.schedmd.com/cgroup_v2.html; systemd.slice(5).  Left out: reading
+(`collectors.identity`), names that containers were given by people (ctr, nerdctl), which are in no path of a fixed
+form.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from pacecar.records import JobHello
+
+__all__ = ["Membership", "PodName", "Residence", "membership_of", "parse_pod_folder", "reside"]
+
+_UID = r"[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32}"
+_POD = re.compile(rf"(?:^|-)pod(?P<uid>{_UID})(?:\.slice)?(?:$|:)")
+"""The second form is of static pods, whose uid is a hash of their file."""
+
+_CONTAINER = re.compile(
+    r"^(?:[^:]+:)?(?:(?:cri-containerd|nerdctl|crio|docker|libpod)[-:])?(?P<id>[0-9a-f]{64})(?:\.scope)?$"
+)
+"""A name with another prefix is no container: crio-conmon-<id>.scope is the process that watches one."""
+
+_SLURM = re.compile(r"^(?:slurm(?:_.+)?|(?:.+_)?slurmstepd\.scope)$")
+_SLURM_JOB = re.compile(r"^job_(?P<id>[0-9]{1,20})$")
+_FOLDER = re.compile(rf"^(?P<namespace>[a-z0-9-]{{1,63}})_(?P<name>[a-z0-9.-]{{1,253}})_(?P<uid>{_UID})$")
+
+
+class Membership(NamedTuple):
+    """What the kernel says of one process; None for what it is not in."""
+
+    pod_uid: str | None = None
+    container_id: str | None = None
+    slurm_job: str | None = None
+
+
+class PodName(NamedTuple):
+    """A pod as people know it."""
+
+    name: str
+    namespace: str
+
+
+class Residence(NamedTuple):
+    """Where a process runs, as labels: empty, which Prometheus reads as lacking, for what is unknown or not so."""
+
+    pod_name: str = ""
+    pod_namespace: str = ""
+    pod_uid: str = ""
+    container_id: str = ""
+    slurm_job: str = ""
+
+
+def membership_of(paths: Iterable[str]) -> Membership:
+    """Return what the paths of one process's control groups say; of several hierarchies (v1) the first that says it."""
+    found = Membership()
+    for path in paths:
+        here = _membership(path)
+        found = Membership(*(before or now for before, now in zip(found, here, strict=True)))
+    return found
+
+
+def _membership(path: str) -> Membership:
+    pod_uid = container_id = slurm_job = None
+    is_slurm = False
+    for name in path.split("/"):
+        if pod := _POD.search(name):
+            pod_uid, container_id = pod["uid"].replace("_", "-"), None
+        if container := _CONTAINER.match(name):
+            container_id = container["id"]
+        if is_slurm and (job := _SLURM_JOB.match(name)):
+            slurm_job = job["id"]
+        is_slurm = is_slurm or _SLURM.match(name) is not None
+    return Membership(pod_uid, container_id, slurm_job)
+
+
+def parse_pod_folder(folder: str) -> tuple[str, PodName] | None:
+    """Return (uid, name) of a folder of the kubelet's logs; None for a folder of another form."""
+    found = _FOLDER.match(folder)
+    return None if found is None else (found["uid"], PodName(found["name"], found["namespace"]))
+
+
+def reside(membership: Membership | None, pods: Mapping[str, PodName], hello: JobHello | None) -> Residence:
+    """Return where a process runs; `membership` None: the kernel does not show it to us.
+
+    What the kernel and the kubelet say goes before what the process says of itself, and a process that the kernel shows
+    outside of any pod is in none, whatever it says.  A Slurm without control groups leaves only the process's word.
+    """
+    seen = membership or Membership()
+    may_be_in_pod = membership is None or seen.pod_uid is not None
+    pod = pods.get(seen.pod_uid) if seen.pod_uid is not None else None
+    if pod is None and hello is not None and may_be_in_pod:
+        pod = PodName(hello.pod_name or "", hello.pod_namespace or "")
+    name, namespace = pod or PodName("", "")
+    slurm_job = seen.slurm_job or (hello.slurm_job if hello is not None else None)
+    return Residence(name, namespace, seen.pod_uid or "", seen.container_id or "", slurm_job or "")

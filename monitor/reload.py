@@ -1,0 +1,135 @@
+"""How do settings change while the daemon runs?  Files are looked at and read anew; what is wrong changes nothing.
+
+To start a second daemon with the new settings, or to stop and start, leaves a gap in every series.  To read a file as
+soon as it changes reads half of it: an editor truncates and writes, and half of a TOML file is often a whole one with
+fewer settings.  So a file that changed is read when it has looked the same twice.  A file that cannot be used, or that
+is gone, leaves everything as it was; it is named, the metric goes to 0, and it is tried again when it changes.
+
+SIGHUP reads at once: whoever sends it says that the file is whole.
+
+Not every setting can change under a running daemon: a port that is bound, a collector that runs.  Those that were
+changed and wait for a restart are named too, so that nobody believes in them.
+
+Left out: inotify.  It needs a file descriptor and a parser of its own to save one stat(2) a second, and sees neither
+network file systems nor the swap of a Kubernetes volume's link.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from pacecar.config import DaemonConfig
+
+__all__ = ["LIVE", "ReloadFigures", "Watch", "changes", "in_force"]
+
+LIVE = frozenset(
+    {
+        "cpu_budget",
+        "glances_per_second",
+        "job_forget_seconds",
+        "jobs_max",
+        "log_level",
+        "ranks_max",
+        "web_config_file",
+    }
+)
+"""Keys of [daemon] that take effect at once; docs/configuration.md says the same, and a test compares."""
+
+Stamp = tuple[int, int, int, int, int] | None
+"""What tells one state of a file from another; None where there is none."""
+
+_log = logging.getLogger(__name__)
+
+
+class ReloadFigures(NamedTuple):
+    """What reloads came to, for the metrics."""
+
+    is_good: bool
+    good_wall_ns: int
+    reloads: dict[str, int]
+
+    @classmethod
+    def at_start(cls, wall_ns: int) -> ReloadFigures:
+        """Return what holds before the first reload: what the daemon was started with could be used."""
+        return cls(True, wall_ns, {"success": 0, "failure": 0})
+
+
+class Changes(NamedTuple):
+    """The keys that differ: those that take effect at once, and those that need a restart."""
+
+    live: tuple[str, ...]
+    restart: tuple[str, ...]
+
+
+def changes(before: DaemonConfig, after: DaemonConfig) -> Changes:
+    """Return what differs between two configurations."""
+    names = [f for f in DaemonConfig.__struct_fields__ if getattr(before, f) != getattr(after, f)]
+    return Changes(tuple(n for n in names if n in LIVE), tuple(n for n in names if n not in LIVE))
+
+
+def in_force(running: DaemonConfig, wanted: DaemonConfig) -> DaemonConfig:
+    """Return what is in force after a reload: the live settings of `wanted`, the rest as the daemon was started."""
+    return msgspec.structs.replace(running, **{name: getattr(wanted, name) for name in LIVE})
+
+
+class Watch:
+    """Files that are read together, and what reading them does.
+
+    `read` reads and applies them, and raises one of `errors` when they cannot be used; it then has changed nothing.
+    `files` gives their paths, as they are after the last good reading.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], None],
+        files: Callable[[], Iterable[str | os.PathLike[str]]],
+        errors: tuple[type[Exception], ...],
+    ) -> None:
+        self._read = read
+        self._files = files
+        self._errors: tuple[type[Exception], ...] = (*errors, FileNotFoundError)
+        self._good = self._tried = self._seen = self._stamps()
+        self.is_good = True
+
+    def is_due(self) -> bool:
+        """Return whether files changed since they were tried, and have not between the last two looks."""
+        stamps = self._stamps()
+        settled, self._seen = stamps == self._seen, stamps
+        return settled and stamps != self._tried
+
+    def reload(self, why: str) -> bool:
+        """Read the files; return whether they could be used.  What went wrong is one line in the log."""
+        before = self._stamps()
+        gone = [path for path, stamp in before.items() if stamp is None and self._good.get(path) is not None]
+        try:
+            if gone:
+                raise FileNotFoundError(f"{gone[0]}: is gone")
+            self._read()
+            self.is_good = True
+        except self._errors as error:
+            self.is_good = False
+            _log.error("%s: %s; the settings before it stay in force", why, error)
+        after = self._stamps()
+        # Else it was written meanwhile: this state was not tried, and is due once it has settled.
+        if all(after.get(path, stamp) == stamp for path, stamp in before.items()):
+            self._tried = after
+            if self.is_good:
+                self._good = after
+        self._seen = after
+        return self.is_good
+
+    def _stamps(self) -> dict[str, Stamp]:
+        return {os.fspath(path): _stamp(path) for path in self._files()}
+
+
+def _stamp(path: str | os.PathLike[str]) -> Stamp:
+    try:
+        s = os.stat(path)
+    except OSError:
+        return None
+    return (s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns)

@@ -1,0 +1,187 @@
+"""How does the daemon live as a service?  Signals, configuration that changes, and what systemd is told; one thread.
+
+    SIGTERM, SIGINT   stop            SIGHUP   read the configuration anew
+    a file changed    the same        each LOOK_SECONDS, a few stat(2)
+
+A reload happens beside the running threads: what they share is exchanged in one assignment, so no scrape waits and none
+is refused.  `reload` says what may change; the rest is named in the log and waits for a restart.
+
+Left out: logging.config, and daemonizing.  Whoever starts services (systemd, a container) does both.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import select
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from pacecar.clock import Clock, SystemClock
+from pacecar.config import ConfigError, DaemonConfig, OtlpConfig
+from pacecar.monitor.daemon import Daemon
+from pacecar.monitor.heap import Heap
+from pacecar.monitor.notify import Notifier
+from pacecar.monitor.reload import ReloadFigures, Watch, changes
+from pacecar.monitor.webconfig import WebConfigError
+
+__all__ = ["run"]
+
+LOOK_SECONDS = 1.0
+"""Between two looks at the files.  A change is in force after two looks that saw the same."""
+
+OPEN_FILES = 4096
+"""What 512 hooks, 256 clients and ourselves need, with room; the usual soft limit is 1024, the hard one far above."""
+
+SWITCH_SECONDS = 0.0005
+"""How long a thread may keep the interpreter from others that wait.  With Python's 5 ms a scrape that meets a tick
+waits for up to 5 ms for each of the threads at work; less than this was no shorter when measured."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Settings:
+    """The configuration of a running daemon, and how it is read anew."""
+
+    def __init__(
+        self, daemon: Daemon, load: Callable[[], DaemonConfig] | None, file: Path | None, clock: Clock
+    ) -> None:
+        self._daemon = daemon
+        self._load = load
+        self._clock = clock
+        self._wanted = daemon.config
+        files = () if load is None or file is None else (file,)
+        self._watches = {
+            "configuration": Watch(self._read, lambda: files, (ConfigError, WebConfigError)),
+            "web configuration": Watch(self._secure, lambda: daemon.security.files, (WebConfigError,)),
+        }
+        self._good_wall_ns = clock.wall_ns()
+        self._reloads = {"success": 0, "failure": 0}
+        daemon.reloads = self.figures
+
+    def figures(self) -> ReloadFigures:
+        is_good = all(watch.is_good for watch in self._watches.values())
+        return ReloadFigures(is_good, self._good_wall_ns, dict(self._reloads))
+
+    def due(self) -> list[str]:
+        """Return what changed and has settled."""
+        return [name for name, watch in self._watches.items() if watch.is_due()]  # each must look, so no any()
+
+    def reload(self, names: list[str] | None = None) -> None:
+        """Read `names` anew; None is all."""
+        done = [
+            watch.reload(f"the {name} could not be reloaded")
+            for name, watch in self._watches.items()
+            if names is None or name in names
+        ]
+        self._reloads["success" if all(done) else "failure"] += 1
+        if all(watch.is_good for watch in self._watches.values()):
+            self._good_wall_ns = self._clock.wall_ns()
+
+    def _read(self) -> None:
+        if self._load is None:
+            return
+        wanted = self._load()
+        changed = changes(self._wanted, wanted)
+        self._daemon.adopt(wanted)
+        if "log_level" in changed.live:
+            logging.getLogger().setLevel(wanted.log_level.upper())
+        self._wanted = wanted
+        if changed.live:
+            _log.info("reloaded: %s", ", ".join(f"{n} = {getattr(wanted, n)!r}" for n in changed.live))
+        waiting = changes(self._daemon.config, wanted).restart
+        if waiting:
+            _log.warning("changed, but in force only after a restart: %s", ", ".join(waiting))
+
+    def _secure(self) -> None:
+        self._daemon.secure(self._daemon.config)
+        if self._daemon.security.files:
+            _log.info("reloaded: the web configuration %s", self._daemon.security.files[0])
+
+
+def run(
+    config: DaemonConfig,
+    *,
+    otlp: OtlpConfig | None = None,
+    load: Callable[[], DaemonConfig] | None = None,
+    file: Path | None = None,
+) -> int:
+    """Run the daemon until SIGTERM or SIGINT and return the exit code; raises DaemonError when it cannot start.
+
+    `load` reads the configuration anew, from `file` among others; without it there is nothing to reload.
+    """
+    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    sys.setswitchinterval(SWITCH_SECONDS)
+    _allow_files()
+    # Not an Event: python runs a handler when the main thread next runs python, and it would be waiting for the Event.
+    # The byte in the pipe is written at once, by whichever thread the kernel gives the signal to.
+    signalled, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        """The byte is enough."""
+
+    Heap().settle()  # of the whole process, so not for a Daemon that is part of another program
+    daemon, notifier = Daemon(config, otlp=otlp), Notifier()
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.signal(number, on_signal) for number in numbers}
+    woken_before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    try:
+        daemon.start()
+        settings = _Settings(daemon, load, file, SystemClock())
+        scheme = "http" if daemon.security.context is None else "https"
+        _log.info("serving %s://%s:%d/metrics, hooks connect at %s", scheme, config.host, daemon.port, daemon.socket)
+        notifier.ready(f"serving {config.host}:{daemon.port}")
+        _serve(daemon, settings, notifier, signalled)
+        _log.info("stopping")
+        notifier.stopping()
+    finally:
+        daemon.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(woken_before)
+        os.close(signalled)
+        os.close(wake)
+    return 0
+
+
+def _serve(daemon: Daemon, settings: _Settings, notifier: Notifier, signalled: int) -> None:
+    """Wait for signals, look at files and feed the watchdog, until it is time to stop."""
+    clock = SystemClock()
+    pause = min(LOOK_SECONDS, notifier.interval_seconds or LOOK_SECONDS)
+    poll = select.poll()
+    poll.register(signalled, select.POLLIN)
+    looked_ns = clock.monotonic_ns()
+    while True:
+        numbers = os.read(signalled, 4096) if poll.poll(1000 * pause) else b""
+        if signal.SIGTERM in numbers or signal.SIGINT in numbers:
+            return
+        if signal.SIGHUP in numbers:
+            _reload(daemon, settings, notifier, None)
+        elif clock.monotonic_ns() - looked_ns >= 0.9e9 * LOOK_SECONDS:
+            looked_ns = clock.monotonic_ns()
+            due = settings.due()
+            if due:
+                _reload(daemon, settings, notifier, due)
+        notifier.feed(clock.monotonic_ns(), is_alive=daemon.is_healthy())
+
+
+def _reload(daemon: Daemon, settings: _Settings, notifier: Notifier, names: list[str] | None) -> None:
+    notifier.reloading()
+    try:
+        settings.reload(names)
+    except Exception:  # noqa: BLE001  a bug in a reload must not end what it was to change
+        _log.exception("the reload failed; the settings before it stay in force")
+    status = "" if settings.figures().is_good else "; its configuration cannot be used, see the log"
+    notifier.ready(f"serving {daemon.config.host}:{daemon.port}{status}")
+
+
+def _allow_files() -> None:
+    """Raise the soft limit of open files as far as we may and need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

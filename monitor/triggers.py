@@ -1,0 +1,103 @@
+"""Is this worth a recording?  An Xid, a GPU that is lost, a job that hangs or stalls; each said once, until it is over.
+
+A state that lasts must not write a file a tick, and 8 ranks that suspect the same hang are one hang.  So a trigger is
+a change: a counter that rose, a GPU that was up and is not.  What was so when the daemon started is no change.
+
+Pure: what was seen in, triggers out.  Left out: writing (`recorder`), and how often (there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from pacecar.clock import NS_PER_SECOND
+from pacecar.recording import Trigger
+from pacecar.records import HangSuspicion, Snapshot
+
+__all__ = ["STALL_STEPS", "Pace", "Triggers"]
+
+STALL_STEPS = 20
+"""A job whose steps take long is not stalled before so many of them would have ended."""
+
+JOBS_MAX = 1024
+"""Jobs whose hang is remembered; the oldest makes room."""
+
+
+class Pace(NamedTuple):
+    """A running job: how long ago its last step was reported, and how long that took."""
+
+    job: str
+    age_ns: int
+    step_ns: int
+
+
+class Triggers:
+    """Remembers what was so before."""
+
+    def __init__(self, *, stall_ns: int) -> None:
+        self._stall_ns = stall_ns
+        self._xids: dict[tuple[str, str], int | float] | None = None
+        self._up: dict[str, bool] = {}
+        self._hanging: dict[str, set[int]] = {}
+        self._stalled: set[str] = set()
+
+    def tick(self, snapshot: Snapshot) -> list[Trigger]:
+        """Return what happened to GPUs since the tick before."""
+        xids: dict[tuple[str, str], int | float] = {}
+        found: list[Trigger] = []
+        for sample in snapshot.samples():
+            if sample.metric == "pacecar_gpu_xid_errors_total":
+                xids[sample.labels[0], sample.labels[1]] = sample.value
+            elif sample.metric == "pacecar_gpu_up":
+                gpu, is_up = sample.labels[0], bool(sample.value)
+                if self._up.get(gpu, False) and not is_up:
+                    detail = f"GPU {gpu} answers no more"
+                    found.append(Trigger(kind="gpu_lost", subject=gpu, detail=detail, wall_ns=snapshot.wall_ns))
+                self._up[gpu] = is_up
+        if not xids:  # no driver at this tick
+            return found
+        if self._xids is not None:
+            for (gpu, code), count in xids.items():
+                more = count - self._xids.get((gpu, code), 0)
+                if more > 0:
+                    detail = f"Xid {code} of GPU {gpu}" + (f", {more:.0f} times" if more > 1 else "")
+                    found.append(Trigger(kind="xid", subject=gpu, detail=detail, wall_ns=snapshot.wall_ns))
+        self._xids = (self._xids or {}) | xids
+        return found
+
+    def hang(self, record: HangSuspicion, wall_ns: int) -> list[Trigger]:
+        """Return the trigger, if this is the first rank of its job that suspects a hang."""
+        ranks = self._hanging.get(record.job, set())
+        if record.ended:
+            ranks.discard(record.rank)
+            if not ranks:
+                self._hanging.pop(record.job, None)
+            return []
+        is_new = not ranks
+        if record.job not in self._hanging and len(self._hanging) >= JOBS_MAX:
+            del self._hanging[next(iter(self._hanging))]
+        self._hanging.setdefault(record.job, ranks).add(record.rank)
+        if not is_new:
+            return []
+        silent = record.silent_ns / NS_PER_SECOND
+        where = f"rank {record.rank} of job {record.job}"
+        detail = f"{where}: step {record.step} not over after {silent:.0f} s, in {record.phase}"
+        return [Trigger(kind="hang", subject=record.job, detail=detail, wall_ns=wall_ns)]
+
+    def over(self, job: str) -> None:
+        """Note that `job` said goodbye: it hangs no more."""
+        self._hanging.pop(job, None)
+
+    def paces(self, paces: Iterable[Pace], wall_ns: int) -> list[Trigger]:
+        """Return the jobs that stall now and did not before."""
+        stalled = {pace.job: pace for pace in paces if pace.age_ns >= max(self._stall_ns, STALL_STEPS * pace.step_ns)}
+        before, self._stalled = self._stalled, set(stalled)
+        return list(_stalls((pace for job, pace in stalled.items() if job not in before), wall_ns))
+
+
+def _stalls(paces: Iterable[Pace], wall_ns: int) -> Iterator[Trigger]:
+    for pace in paces:
+        age, step = pace.age_ns / NS_PER_SECOND, pace.step_ns / NS_PER_SECOND
+        detail = f"job {pace.job}: no step for {age:.0f} s, the last took {step:.3g} s"
+        yield Trigger(kind="stall", subject=pace.job, detail=detail, wall_ns=wall_ns)

@@ -1,0 +1,12 @@
+"""What is the node doing, in a terminal?  `pacecar top`: the daemon's document, drawn with rich.
+
+    fetch    the document from a daemon's address           thread
+    table    rows that fit a width, cut and aligned         pure
+    panes    one part of the document -> lines              pure
+    screen   which panes, how high, what is chosen          pure
+    keys     bytes of a terminal -> names of keys           pure
+    run      the loop: keys in, screens out
+
+rich and not textual: the demo and `pacecar analyze` draw with it already, it starts in a tenth of a second, and what a
+loop of keys needs is sixty lines.  Left out: the mouse, and everything that changes a job (that is `pacecar tune`).
+"""

@@ -1,0 +1,78 @@
+"""Makes the pictures of the page and of `pacecar top` in docs/images, of the made-up node of `showcase`.
+
+make tools && python -m tests.monitor.pictures docs/images
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import tempfile
+import threading
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+from rich.console import Console
+
+from pacecar.live import Document
+from pacecar.top.fetch import fetch
+from pacecar.top.screen import View, compose
+from tests.monitor.showcase import ShowJob, show_daemon
+
+ROOT = Path(__file__).resolve().parents[2]
+CHROMIUM = ROOT / ".tools/bin/chromium-headless-shell"
+STEPS, STEP_SECONDS = 120, 0.4
+PAGES = {"page-dark": (1280, "dark", True), "page-light": (1280, "light", True), "page-narrow": (420, "dark", False)}
+
+
+def draw_page(port: int, folder: Path) -> None:
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"] if os.geteuid() == 0 else [])
+        for name, (width, theme, is_whole) in PAGES.items():
+            page = browser.new_page(viewport={"width": width, "height": 1500}, color_scheme=theme)
+            page.goto(f"http://127.0.0.1:{port}/")
+            page.wait_for_selector("figure canvas")
+            page.wait_for_timeout(1500)
+            page.screenshot(path=folder / f"{name}.png", full_page=is_whole)
+            page.close()
+        browser.close()
+
+
+def draw_top(document: Document, folder: Path) -> None:
+    for width, height in ((80, 24), (200, 60)):
+        console = Console(
+            file=io.StringIO(), record=True, width=width, height=height, force_terminal=True, highlight=False
+        )
+        for line in compose(document, View(), width, height, console):
+            console.print(line, soft_wrap=True)
+        console.save_svg(str(folder / f"top-{width}x{height}.svg"), title="pacecar top")
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("folder", type=Path)
+    folder = arguments.parse_args().folder
+    with tempfile.TemporaryDirectory() as place:
+        daemon = show_daemon(f"{place}/socket")
+        daemon.start()
+        jobs = [
+            ShowJob(daemon.socket),
+            ShowJob(daemon.socket, "dlrm-ablation-17", ranks=2, pace_ms=35, is_tuned=False),
+        ]
+        pause = threading.Event()
+        for _ in range(STEPS):  # a past for the charts
+            for job in jobs:
+                job.step()
+            pause.wait(STEP_SECONDS)
+        draw_page(daemon.port, folder)
+        for job in jobs:
+            job.step()
+        draw_top(fetch(f"http://127.0.0.1:{daemon.port}"), folder)
+        for job in jobs:
+            job.close()
+        daemon.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""The public document says what was read, in the units of its names, and stays within its bounds."""
+
+import msgspec
+import pytest
+
+from pacecar import live
+from pacecar.catalog import by_name
+from pacecar.clock import NS_PER_SECOND
+from pacecar.monitor.documents import JOBS_MAX, RANKS_MAX, RANKS_MIN, Builder, Own
+from pacecar.monitor.jobs import Jobs
+from pacecar.monitor.membership import Residence
+from pacecar.monitor.recorder import Figures
+from pacecar.records import Failed, Goodbye, Ledger, Ok, Sample, Snapshot, Throttling
+from tests.monitor.testimony import everything
+
+OWN = Own("node-a", "1.2", 5 * NS_PER_SECOND, 1.0, 0.01, 0.05, 3)
+
+
+def snapshot(*samples, tick=0, at_seconds=100.0, **outcomes):
+    at_ns = int(at_seconds * NS_PER_SECOND)
+    outcomes = {"all": Ok(tuple(samples)), **outcomes}
+    return Snapshot(tick, at_ns, at_ns, 0, outcomes, dict.fromkeys(outcomes, 7_000_000))
+
+
+def build(builder=None, shot=None, jobs=(), now_seconds=100.5, throttled=None):
+    return (builder or Builder()).build(
+        shot, jobs, OWN, wall_ns=50 * NS_PER_SECOND, now_ns=int(now_seconds * NS_PER_SECOND), throttled=throttled or {}
+    )
+
+
+@pytest.fixture
+def jobs(clock):
+    return Jobs(clock, jobs_max=1000, ranks_max=10_000, forget_ns=10**18)
+
+
+@pytest.fixture
+def speak(jobs, make_hello, make_step):
+    def say(job="run-7", ranks=1, **changes):
+        for rank in range(ranks):
+            hello = make_hello(job=job, rank=rank, world_size=max(2, ranks))
+            for record in (hello, make_step(job=job, rank=rank, **changes)):
+                jobs.take(record, hello=hello, uid=1, owner=rank)
+        return hello
+
+    return say
+
+
+def test_where_a_rank_runs_is_what_identity_says_and_null_where_it_says_nothing(jobs, speak):
+    speak(ranks=2)
+    places = {0: Residence("t-0", "ml", "uid", "box", "42"), 1: Residence()}
+    document = build(Builder(lambda hello: places[hello.rank]), jobs=jobs.view())
+    first, second = document.jobs[0].ranks
+    assert (first.pod_name, first.pod_namespace, first.slurm_job) == ("t-0", "ml", "42")
+    assert (second.pod_name, second.pod_namespace, second.slurm_job) == (None, None, None)
+
+
+def test_the_recorder_is_in_the_document_unless_it_is_off():
+    figures = Figures(6_000_000, 300 * NS_PER_SECOND, 9, {}, {"xid": 2}, 1, 0, 0, None)
+    own = OWN._replace(recorder=figures)
+    said = Builder().build(None, (), own, wall_ns=1, now_ns=1, throttled={}).daemon.recorder
+    assert (said.span_seconds, said.memory_bytes, said.triggers_total) == (300.0, 6_000_000, {"xid": 2})
+    assert (said.files_total, said.files_bytes, said.write_failures_total, said.lost_total) == (1, None, 0, 0)
+    assert build().daemon.recorder is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "prefix", "apart"),
+    [
+        (live.Recorder, "pacecar_recorder_", set()),
+        (live.Host, "pacecar_host_", set()),
+        (live.Gpu, "pacecar_gpu_", {"gpu", "name", "uuid", "down_reason", "sm_clock_hertz", "throttled_by"}),
+    ],
+)
+def test_each_figure_is_a_metric_of_the_catalog(kind, prefix, apart):
+    for field in msgspec.structs.fields(kind):
+        if field.name not in apart:
+            assert by_name(prefix + field.name).name.endswith(by_name(prefix + field.name).unit.outside)
+
+
+def test_figures_come_out_in_base_units_and_zero_is_not_null():
+    document = build(
+        shot=snapshot(
+            Sample("pacecar_gpu_info", ("0", "GPU-a", "H200", "d", "p", "a", "c", "v", "m"), 1),
+            Sample("pacecar_gpu_power_watts", ("0",), 650_123),
+            Sample("pacecar_gpu_utilization_ratio", ("0",), 0.0),
+            Sample("pacecar_gpu_clock_hertz", ("0", "sm"), 1980),
+            Sample("pacecar_gpu_clock_hertz", ("0", "memory"), 2600),
+            Sample("pacecar_gpu_xid_errors_total", ("0", "63"), 1),
+            Sample("pacecar_gpu_xid_errors_total", ("0", "79"), 2),
+            Sample("pacecar_gpu_up", ("10",), 0),
+            Sample("pacecar_gpu_down", ("10", "lost"), 1),
+            Sample("pacecar_gpu_up", ("2",), 1),
+            Sample("pacecar_host_cpu_utilization_ratio", (), 0.5),
+            bad=Failed("eth9: odd"),
+        ),
+        throttled={"GPU-a": Throttling(device_uuid="GPU-a", reasons=("sw_power_cap",))},
+    )
+    first, second, third = document.gpus
+    assert (first.power_watts, first.utilization_ratio, first.sm_clock_hertz) == (650.123, 0.0, 1.98e9)
+    assert (first.name, first.xid_errors_total, first.throttled_by) == ("H200", 3, ("sw_power_cap",))
+    assert (second.gpu, second.power_watts, second.throttled_by) == ("2", None, None)
+    assert (third.gpu, third.up, third.down_reason) == ("10", 0, "lost")
+    assert (document.host.cpu_utilization_ratio, document.host.swap_used_bytes) == (0.5, None)
+    assert [(c.name, c.outcome, c.reason) for c in document.daemon.collectors] == [
+        ("all", "ok", None), ("bad", "failed", "eth9: odd"),
+    ]  # fmt: skip
+    assert (document.snapshot_age_seconds, document.time_seconds, document.daemon.viewers) == (0.5, 50.0, 3)
+
+
+def test_before_the_first_tick_nothing_is_invented():
+    document = build()
+    assert (document.tick, document.snapshot_age_seconds, document.gpus, document.host) == (None, None, (), live.Host())
+
+
+def test_a_links_rate_needs_two_ticks_and_a_counter_that_fell_has_none():
+    builder = Builder()
+
+    def link(tick, received, sent):
+        labels = ("eth0",)
+        samples = (
+            Sample("pacecar_host_network_receive_bytes_total", labels, received),
+            Sample("pacecar_host_network_transmit_bytes_total", labels, sent),
+            Sample("pacecar_host_network_receive_errors_total", labels, 2),
+            Sample("pacecar_host_network_transmit_drops_total", labels, 3),
+        )
+        return build(builder, snapshot(*samples, tick=tick, at_seconds=100 + 2.0 * tick)).links[0]
+
+    assert (link(0, 1000, 50).receive_bytes_per_second, link(1, 5000, 50).receive_bytes_per_second) == (None, 2000.0)
+    third = link(2, 5000, 10)
+    assert (third.receive_bytes_per_second, third.transmit_bytes_per_second, third.errors_total) == (0.0, None, 5)
+
+
+def test_an_rdma_port_is_a_link():
+    samples = (
+        Sample("pacecar_rdma_port_active", ("mlx5_0", "1"), 1),
+        Sample("pacecar_rdma_port_link_bytes_per_second", ("mlx5_0", "1"), 50_000_000_000),
+        Sample("pacecar_rdma_errors_total", ("mlx5_0", "1", "symbol_error"), 4),
+    )
+    (link,) = build(shot=snapshot(*samples)).links
+    assert (link.kind, link.name, link.up, link.link_bytes_per_second) == ("rdma", "mlx5_0/1", 1, 50_000_000_000)
+    assert link.errors_total == 4
+
+
+def test_a_job_is_told_with_its_ledger_moves_stragglers_and_ladder(jobs, speak):
+    hello = speak(ranks=2)
+    for record in everything(1):
+        jobs.take(record, hello=hello, uid=1, owner=1)
+    (job,) = build(jobs=jobs.view()).jobs
+    assert [rank.step for rank in job.ranks] == [41, 41]
+    assert job.ledger_seconds["compute"] == 8e-9
+    assert job.ledger_window_seconds is None
+    assert (job.pace_seconds, job.median_pace_seconds) == (0.03, 0.029)
+    (move,) = job.moves
+    assert (move.outcome, move.expected_gain_ratio, move.measured_gain_ratio) == ("kept", 0.125, 0.25)
+    assert [(late.rank, late.excess_seconds) for late in job.stragglers] == [(1, 0.008)]
+    assert [(hang.rank, hang.suspected) for hang in job.hangs] == [(1, True)]
+    assert job.what_if.rungs[0].step_seconds == 0.024
+    assert (job.tuner.state, job.finished) == ("watching", False)
+    assert job.knobs == {"k": 1}
+    jobs.take(Goodbye(job="run-7", rank=1, reason="", wall_ns=1), hello=hello, uid=1, owner=1)
+    assert [rank.finished for rank in build(jobs=jobs.view()).jobs[0].ranks] == [False, True]
+
+
+def test_the_ledger_of_the_last_seconds_is_what_was_added_to_the_totals(jobs, speak):
+    builder = Builder()
+
+    def at(seconds, compute, samples):
+        ledger = Ledger(wall_ns=compute * 2, compute_ns=compute, unknown_ns=compute)
+        speak(totals=ledger, total_samples=samples, total_tokens=None)
+        return build(builder, jobs=jobs.view(), now_seconds=seconds).jobs[0]
+
+    at(100, 1_000_000_000, 100)
+    job = at(110, 5_000_000_000, 600)
+    assert (job.ledger_seconds["compute"], job.ledger_window_seconds) == (4.0, 10.0)
+    assert (job.samples_per_second, job.tokens_per_second) == (50.0, None)
+    for second in range(120, 300, 10):
+        job = at(second, second * 1_000_000_000, 100 * second)
+    assert 25 <= job.ledger_window_seconds <= 50
+    assert job.samples_per_second == 100.0
+    again = at(301, 3_000_000, 1)  # it began anew: its totals fell
+    assert (again.ledger_window_seconds, again.samples_per_second) == (None, None)
+
+
+def test_jobs_and_ranks_beyond_the_bounds_are_left_out_and_counted(jobs, speak):
+    for number in range(JOBS_MAX + 6):
+        speak(job=f"job-{number:03}", ranks=RANKS_MIN + 3)
+    document = build(jobs=jobs.view())
+    assert (len(document.jobs), document.jobs_left_out) == (JOBS_MAX, 6)
+    assert {(len(job.ranks), job.ranks_left_out) for job in document.jobs} == {(RANKS_MIN, 3)}
+    assert sum(len(job.ranks) for job in document.jobs) <= RANKS_MAX
+
+
+def test_of_many_ranks_the_late_and_the_slow_ones_are_shown(jobs, speak, make_hello, make_step):
+    hello = speak(ranks=RANKS_MAX + 40)
+    for rank in (290, 291):
+        jobs.take(make_step(rank=rank, wall_ns=500, ledger=Ledger(wall_ns=500, compute_ns=500)),
+                  hello=make_hello(rank=rank), uid=1, owner=rank)  # fmt: skip
+    late = next(record for record in everything(1) if type(record).__name__ == "Straggler")
+    jobs.take(msgspec.structs.replace(late, late_rank=295), hello=hello, uid=1, owner=RANKS_MAX + 39)
+    (job,) = build(jobs=jobs.view()).jobs
+    shown = [rank.rank for rank in job.ranks]
+    assert {290, 291, 295} <= set(shown)
+    assert shown == sorted(shown)
+    assert (len(shown), job.ranks_left_out) == (RANKS_MAX, 40)
+
+
+def test_the_document_comes_back_from_json_as_it_was(jobs, speak):
+    speak(ranks=2)
+    document = build(shot=snapshot(Sample("pacecar_host_cpus_online", (), 2)), jobs=jobs.view())
+    assert msgspec.json.decode(msgspec.json.encode(document), type=live.Document) == document

@@ -1,0 +1,205 @@
+"""Who uses what: paths of every runtime and driver, and a reader that is bounded and cached."""
+
+import pytest
+
+from pacecar.clock import NS_PER_SECOND
+from pacecar.monitor.collectors import identity
+from pacecar.monitor.collectors.identity import IdentityCollector, gpu_processes
+from pacecar.monitor.membership import Membership, PodName, Residence, membership_of, parse_pod_folder, reside
+from pacecar.records import Absent, Sample
+
+ID = "0123456789abcdef" * 4
+INNER = "fedcba9876543210" * 4
+UID = "3f2a8c1e-9b7d-4e6f-8a12-0c5d9e7b1f34"
+FLAT = UID.replace("-", "_")
+STATIC = "0f343b0931126a20f133d67c2b018a3b"
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        # cgroupfs driver
+        (f"/kubepods/burstable/pod{UID}/{ID}", Membership(UID, ID)),
+        (f"/kubepods/pod{UID}/{ID}", Membership(UID, ID)),
+        (f"/kubepods/besteffort/pod{UID}/crio-{ID}", Membership(UID, ID)),
+        (f"/kubepods/burstable/pod{STATIC}/{ID}", Membership(STATIC, ID)),
+        (f"/docker/{ID}", Membership(None, ID)),
+        # systemd driver
+        (f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{FLAT}.slice/cri-containerd-{ID}.scope",
+         Membership(UID, ID)),
+        (f"/kubepods.slice/kubepods-pod{FLAT}.slice/crio-{ID}.scope", Membership(UID, ID)),
+        (f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{FLAT}.slice/docker-{ID}.scope/init.scope",
+         Membership(UID, ID)),
+        (f"/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{FLAT}.slice/cri-containerd-{ID}.scope",
+         Membership(UID, ID)),
+        (f"/system.slice/docker-{ID}.scope", Membership(None, ID)),
+        (f"/machine.slice/libpod-{ID}.scope/container", Membership(None, ID)),
+        (f"/user.slice/user-1000.slice/user@1000.service/user.slice/nerdctl-{ID}.scope", Membership(None, ID)),
+        # containerd and the kubelet disagree on the driver
+        (f"/system.slice/containerd.service/kubepods-burstable-pod{FLAT}.slice:cri-containerd:{ID}",
+         Membership(UID, ID)),
+        # containers in containers, and a daemon in a control group namespace of its own
+        (f"/docker/{ID}/kubelet/kubepods/besteffort/pod{UID}/{INNER}", Membership(UID, INNER)),
+        (f"/kubepods/burstable/pod{UID}/{ID}/docker/{INNER}", Membership(UID, INNER)),
+        (f"/../../pod{UID}/{ID}", Membership(UID, ID)),
+        (f"/docker/{ID}/kubelet/kubepods/pod{UID}", Membership(UID, None)),
+        # Slurm
+        ("/slurm/uid_1000/job_42/step_0/task_0", Membership(None, None, "42")),
+        ("/slurm_node1/uid_1000/job_42/step_batch", Membership(None, None, "42")),
+        ("/system.slice/slurmstepd.scope/job_4711/step_0/user/task_3", Membership(None, None, "4711")),
+        ("/system.slice/node1_slurmstepd.scope/job_4711/step_extern/user", Membership(None, None, "4711")),
+        # none of these
+        ("/", Membership()),
+        ("/system.slice/pacecar.service", Membership()),
+        ("/user.slice/user-1000.slice/session-3.scope", Membership()),
+        ("/batch/job_42/step_0", Membership()),
+        (f"/kubepods/pod{UID}/crio-conmon-{ID}.scope", Membership(UID, None)),
+        (f"/x/podcast-{ID}", Membership()),
+        ("", Membership()),
+    ],
+)  # fmt: skip
+def test_paths(path, expected):
+    assert membership_of([path]) == expected
+
+
+def test_of_several_hierarchies_the_first_that_says_it_counts():
+    paths = ["/", "/slurm/uid_0/job_7/step_0", f"/docker/{ID}", f"/kubepods/pod{UID}/{INNER}"]
+    assert membership_of(paths) == Membership(UID, ID, "7")
+
+
+def test_folders_of_the_kubelet():
+    assert parse_pod_folder(f"ml-team_trainer-0_{UID}") == (UID, PodName("trainer-0", "ml-team"))
+    assert parse_pod_folder(f"kube-system_etcd-node.a_{STATIC}") == (STATIC, PodName("etcd-node.a", "kube-system"))
+    for other in ("lost+found", f"trainer-0_{UID}", "a_b_c", f"A_b_{UID}", ""):
+        assert parse_pod_folder(other) is None
+
+
+def test_the_kernels_word_goes_before_the_process_own(make_hello):
+    liar = make_hello(slurm_job="1", pod_name="victim", pod_namespace="prod")
+    assert reside(Membership(None, ID, "42"), {}, liar) == Residence(container_id=ID, slurm_job="42")
+    assert reside(Membership(UID, ID), {UID: PodName("real", "dev")}, liar)[:3] == ("real", "dev", UID)
+    assert reside(Membership(UID, ID), {}, liar)[:3] == ("victim", "prod", UID), (
+        "unknown to us: its word is all there is"
+    )
+    assert reside(None, {}, liar) == Residence("victim", "prod", "", "", "1")
+    assert reside(None, {}, None) == Residence()
+
+
+@pytest.fixture
+def node(machine, files, clock, make_hello):
+    """A collector over a recorded machine, what it is asked about, and a way to put processes into it."""
+
+    class Node:
+        def __init__(self):
+            self.ranks, self.others, self.reads = [], [], 0
+            self.logs = machine / "pods"
+            read = files.read
+
+            def counting(path):
+                self.reads += 1
+                return read(path)
+
+            files.read = counting
+            self.collector = IdentityCollector(
+                files, clock, lambda: self.ranks, lambda: self.others, pod_logs=str(self.logs), forget_seconds=100
+            )
+
+        def process(self, pid, path):
+            (machine / "proc" / str(pid)).mkdir(exist_ok=True)
+            (machine / "proc" / str(pid) / "cgroup").write_text(f"0::{path}\n")
+
+        def infos(self):
+            samples = self.collector.collect().samples
+            return {s.labels[0]: s.labels[1:] for s in samples if s.metric == "pacecar_process_info"}
+
+    return Node()
+
+
+def test_a_rank_and_a_process_on_a_gpu_are_found_and_read_once_a_minute(node, clock, make_hello):
+    hello = make_hello()
+    node.ranks, node.others = [(50, hello)], [50, 60]
+    node.process(50, f"/kubepods/pod{UID}/{ID}")
+    node.process(60, "/slurm/uid_1/job_9/step_0")
+    (node.logs / f"ml_trainer-0_{UID}").mkdir(parents=True)
+    assert node.infos() == {
+        "50": ("run-7", "0", "trainer-0", "ml", UID, ID, ""),
+        "60": ("", "", "", "", "", "", "9"),
+    }
+    assert node.collector.residence(hello) == Residence("trainer-0", "ml", UID, ID, "")
+    reads = node.reads
+    for _ in range(30):
+        clock.advance(NS_PER_SECOND)
+        assert len(node.infos()) == 2
+        node.collector.residence(hello)
+    assert node.reads == reads == 2
+    node.process(60, f"/docker/{ID}")  # the pid is another process's by now
+    clock.advance(60 * NS_PER_SECOND)
+    assert node.infos()["60"][-2:] == (ID, "")
+
+
+def test_a_pod_that_the_kubelet_names_later_is_named_later(node, clock, make_hello):
+    hello = make_hello()
+    node.ranks = [(50, hello)]
+    node.process(50, f"/kubepods/pod{UID}/{ID}")
+    assert node.infos()["50"][2:5] == ("", "", UID)
+    (node.logs / f"ml_trainer-0_{UID}").mkdir(parents=True)
+    clock.advance(5 * NS_PER_SECOND)
+    assert node.infos()["50"][2:5] == ("", "", UID), "not looked for at every tick"
+    clock.advance(5 * NS_PER_SECOND)
+    assert node.infos()["50"][2:5] == ("trainer-0", "ml", UID)
+
+
+def test_a_rank_that_left_keeps_its_place_until_its_job_is_forgotten(node, clock, make_hello):
+    hello = make_hello()
+    node.ranks = [(50, hello)]
+    node.process(50, f"/docker/{ID}")
+    node.infos()
+    node.ranks = []
+    clock.advance(99 * NS_PER_SECOND)
+    assert node.infos() == {}
+    assert node.collector.residence(hello).container_id == ID
+    clock.advance(2 * NS_PER_SECOND)
+    node.infos()
+    assert node.collector.residence(hello) == Residence()
+
+
+def test_processes_are_bounded_and_those_left_out_counted(node, clock, make_hello, monkeypatch):
+    monkeypatch.setattr(identity, "PROCESSES_MAX", 20)
+    monkeypatch.setattr(identity, "READS_PER_TICK", 8)
+    node.ranks = [(pid, make_hello(rank=pid, world_size=1000)) for pid in range(100, 130)]
+    for pid, _ in node.ranks:
+        node.process(pid, f"/docker/{ID}")
+    seen = []
+    for _ in range(4):
+        before = node.reads
+        outcome = node.collector.collect()
+        seen.append(sum(s.metric == "pacecar_process_info" for s in outcome.samples))
+        assert node.reads - before <= 8
+        clock.advance(NS_PER_SECOND)
+    assert seen == [8, 16, 20, 20]
+    assert [s.value for s in outcome.samples if s.metric == "pacecar_processes_left_out"] == [10]
+    assert len(node.collector._kept) == 20
+    node.ranks = node.ranks[20:]  # the others end; who was left out finds room
+    assert sum(s.metric == "pacecar_process_info" for s in node.collector.collect().samples) == 8
+
+
+def test_a_process_that_ended_and_a_broken_line_cost_themselves_only(node, machine, make_hello):
+    node.others = [50, 51, 52]
+    node.process(50, f"/docker/{ID}")
+    node.process(52, "")
+    (machine / "proc" / "52" / "cgroup").write_text("rubbish\n")
+    outcome = node.collector.collect()
+    assert "rubbish" in outcome.reason
+    found = {s.labels[0]: s.labels[6] for s in outcome.samples if s.metric == "pacecar_process_info"}
+    assert found == {"50": ID, "51": "", "52": ""}
+
+
+def test_nobody_there_is_healthy(node):
+    outcome = node.collector.collect()
+    assert not isinstance(outcome, Absent)
+    assert [s.value for s in outcome.samples] == [0]
+
+
+def test_pids_come_from_the_gpus_samples():
+    samples = [Sample("pacecar_gpu_process_memory_bytes", ("0", "77"), 1), Sample("pacecar_gpu_processes", ("0",), 1)]
+    assert gpu_processes(samples) == {77}

@@ -1,0 +1,308 @@
+"""What a bad day looks like: jobs that come and go, floods, slow clients and reloads, one by one and all together.
+
+The short form is part of the suite; the long one, with the numbers that are promised, is a soak test.  Everything is
+counted on both sides: what was sent must be what was taken and what was refused, frame for frame.
+"""
+
+import http.client
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from pacecar.records import Goodbye
+from pacecar.wire import encode_frame
+
+ROOT = Path(__file__).resolve().parents[2]
+
+RSS_GROWTH_MAX = 16 * 1024 * 1024
+"""Between the first and the second storm of the same size; the first one fills the bounded buffers."""
+
+
+class Size(NamedTuple):
+    jobs: int
+    frames: int
+    scrapers: int
+    reloads: int
+
+
+SHORT = Size(jobs=40, frames=8_000, scrapers=200, reloads=6)
+LONG = Size(jobs=1000, frames=1_000_000, scrapers=200, reloads=50)
+
+
+class Daemon:
+    """The command, with a configuration that can be changed, and a service manager that hears it."""
+
+    def __init__(self, folder):
+        self.path = folder / "s"
+        self.file = folder / "pacecar.toml"
+        self.text = f'[daemon]\nport = 0\nsocket = "{self.path}"\nperiod_seconds = 0.5\ndisable = ["gpu"]\n'
+        self.file.write_text(self.text + "cpu_budget = 0.5\n")
+        self.manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.manager.bind(str(folder / "n"))
+        self.manager.settimeout(60)
+        self.log = (folder / "log").open("w+")
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("PACECAR_DAEMON")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "pacecar", "daemon", "--config", str(self.file)],
+            stderr=self.log, cwd=ROOT, env=environ | {"NOTIFY_SOCKET": str(folder / "n")},
+        )  # fmt: skip
+        ready = self.told("READY=1")
+        self.port = int(ready.rpartition(":")[2])
+
+    def told(self, word):
+        while not (said := self.manager.recv(4096).decode()).startswith(word):
+            pass
+        return said
+
+    def scrape(self):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request("GET", "/metrics")
+            answer = connection.getresponse()
+            assert answer.status == 200
+            return [s for family in parse(answer.read().decode()) for s in family.samples]
+        finally:
+            connection.close()
+
+    def value(self, name, **labels):
+        (found,) = [s.value for s in self.scrape() if s.name == name and labels.items() <= s.labels.items()]
+        return found
+
+    def rss(self):
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        self.manager.close()
+        self.log.close()
+
+
+@pytest.fixture
+def daemon(tmp_path):
+    daemon = Daemon(tmp_path)
+    yield daemon
+    daemon.close()
+
+
+class Storm:
+    """Everything that is done to a daemon, and what of it was counted here."""
+
+    def __init__(self, daemon, hooks, make_hello, make_step):
+        self.daemon = daemon
+        self.hooks = hooks
+        self.hello = lambda **changes: make_hello(pid=os.getpid(), **changes)
+        self.step = make_step
+        self.taken = self.scrapes = 0
+        self.refused = {"malformed": 0, "magic": 0, "truncated": 0, "version": 0, "identity": 0}
+        self.legitimate = {}
+        self.sent = {}
+        self.gaps = []
+        self.lock = threading.Lock()
+
+    def connect(self):
+        """Return a hook's end; with a full backlog a hook tries again, as ours does."""
+        for _ in range(1000):
+            try:
+                hook = self.hooks(self.daemon.path)
+            except BlockingIOError:
+                time.sleep(0.02)
+            else:
+                hook.socket.settimeout(120)
+                return hook
+        raise AssertionError("the daemon accepts nobody")
+
+    def begin(self):
+        """Two ranks of a real job, which go on through all of it."""
+        for rank in (0, 1):
+            hook = self.legitimate[rank] = self.connect()
+            hook.say(self.hello(job="real", rank=rank))
+            self.count(1)
+            self.train(rank)
+
+    def train(self, rank):
+        self.sent[rank] = self.sent.get(rank, 0) + 1
+        self.legitimate[rank].say(self.step(job="real", rank=rank, total_steps=self.sent[rank]))
+        self.count(1)
+
+    def count(self, taken, **refused):
+        with self.lock:
+            self.taken += taken
+            for reason, number in refused.items():
+                self.refused[reason] += number
+
+    def jobs(self, size):
+        for number in range(size.jobs):
+            hook = self.connect()
+            name = f"job-{number}"
+            hook.say(self.hello(job=name), self.step(job=name), Goodbye(job=name, rank=0, wall_ns=1, reason="done"))
+            self.count(3)
+            hook.close()
+
+    def flood(self, size):
+        """A tenth of the frames are malformed, in each way, or lie about rank or job."""
+        hook = self.connect()
+        hook.say(self.hello(job="flood"))
+        good = encode_frame(self.step(job="flood"))
+        bad = {
+            "malformed": [good[:-1] + b"\xc1", b"PC\x01\x00\x00\x00\x00\x01\xc1"],
+            "magic": [b"XX" + good[2:]],
+            "truncated": [good[:40], b"P"],
+            "version": [good[:2] + b"\x09" + good[3:]],
+            "identity": [encode_frame(self.step(job="flood", rank=1)), encode_frame(self.step(job="real", rank=0))],
+        }
+        bad["malformed"] = bad["malformed"][1:]
+        kinds = [(reason, frame) for reason, frames in bad.items() for frame in frames]
+        refused = dict.fromkeys(bad, 0)
+        taken = 1
+        for number in range(size.frames):
+            if number % 10:
+                hook.send(good)
+                taken += 1
+            else:
+                reason, frame = kinds[number // 10 % len(kinds)]
+                hook.send(frame)
+                refused[reason] += 1
+        self.count(taken, **refused)
+        hook.close()
+
+    def slow_scrapers(self, size):
+        """Half say half a request, half ask and do not read."""
+        sockets = []
+        try:
+            for number in range(size.scrapers):
+                sockets.append(socket.create_connection(("127.0.0.1", self.daemon.port), timeout=60))
+                sockets[-1].sendall(b"GET /metrics HTTP/1.1\r\n" + (b"\r\n" if number % 2 else b"Host: x"))
+            time.sleep(1)
+        finally:
+            for one in sockets:
+                one.close()
+
+    def reloads(self, size):
+        """Each fifth is a file that is half written."""
+        for number in range(size.reloads):
+            is_bad = number % 5 == 4
+            line = "cpu_budg" if is_bad else f"cpu_budget = {0.5 + number / 1000}\n"
+            self.daemon.file.write_text(self.daemon.text + line)
+            self.daemon.process.send_signal(signal.SIGHUP)
+            self.daemon.told("RELOADING=1")
+            assert ("cannot be used" in self.daemon.told("READY=1")) == is_bad
+        self.daemon.file.write_text(self.daemon.text + "cpu_budget = 0.5\n")
+
+    def watch(self, stop):
+        """Scrape and train as if nothing were the matter, and note whatever is wrong with an answer."""
+        chance = random.Random(1)
+        before = {}
+        while not stop.wait(0.05 + 0.05 * chance.random()):
+            for rank in self.legitimate:
+                self.train(rank)
+            begun = time.monotonic()
+            try:
+                samples = self.daemon.scrape()
+            except Exception as error:  # noqa: BLE001  whatever it is, it is a gap
+                self.gaps.append(f"{error!r} after {time.monotonic() - begun:.1f} s")
+                continue
+            self.scrapes += 1
+            seen = {
+                int(s.labels["rank"]): s.value
+                for s in samples
+                if s.name == "pacecar_job_steps_total" and s.labels["training_job"] == "real"
+            }
+            for rank, sent in self.sent.items():
+                if not before.get(rank, 1) <= seen.get(rank, 0) <= sent:
+                    self.gaps.append(f"rank {rank}: {before.get(rank)} then {seen.get(rank)}, {sent} were sent")
+            before = seen
+
+    def during(self, *acts):
+        """Run `acts` side by side, watched."""
+        stop, failed = threading.Event(), []
+
+        def guarded(act, *arguments):
+            try:
+                act(*arguments)
+            except Exception as error:  # noqa: BLE001  raised below, on the test's thread
+                failed.append(error)
+
+        watcher = threading.Thread(target=guarded, args=(self.watch, stop))
+        actors = [threading.Thread(target=guarded, args=(act, size)) for act, size in acts]
+        for thread in (watcher, *actors):
+            thread.start()
+        for actor in actors:
+            actor.join()
+        stop.set()
+        watcher.join()
+        assert not failed
+        assert not self.gaps
+
+    def settle(self):
+        """Wait until all was taken in, and compare every count."""
+        limit = time.monotonic() + 120
+        while self.daemon.value("pacecar_inbox_frames_total") < self.taken:
+            assert time.monotonic() < limit, (self.daemon.value("pacecar_inbox_frames_total"), self.taken)
+            time.sleep(0.05)
+        samples = self.daemon.scrape()
+        refused = {s.labels["refusal"]: s.value for s in samples if s.name == "pacecar_inbox_frames_refused_total"}
+        assert self.daemon.value("pacecar_inbox_frames_total") == self.taken
+        assert {reason: count for reason, count in refused.items() if count or reason in self.refused} == self.refused
+        for rank, sent in self.sent.items():
+            assert self.daemon.value("pacecar_job_steps_total", training_job="real", rank=str(rank)) == sent
+
+
+def weather(storm, size):
+    """One after the other, then together, twice; memory may grow the first time only."""
+    storm.begin()
+    acts = [storm.jobs, storm.flood, storm.slow_scrapers, storm.reloads]
+    for act in acts:
+        storm.during((act, size))
+    storm.settle()
+    storm.during(*((act, size) for act in acts))
+    storm.settle()
+    first = storm.daemon.rss()
+    storm.during(*((act, size) for act in acts))
+    storm.settle()
+    grown = storm.daemon.rss() - first
+    assert grown < RSS_GROWTH_MAX, f"grew by {grown} bytes"
+    assert storm.daemon.process.poll() is None
+    return grown, storm.scrapes
+
+
+@pytest.mark.distributed
+def test_a_short_storm_costs_no_scrape_no_frame_and_no_memory(daemon, hooks, make_hello, make_step):
+    weather(Storm(daemon, hooks, make_hello, make_step), SHORT)
+
+
+@pytest.mark.soak
+@pytest.mark.distributed
+def test_a_long_storm_costs_no_scrape_no_frame_and_no_memory(daemon, hooks, make_hello, make_step, capsys):
+    begun = time.monotonic()
+    grown, scrapes = weather(Storm(daemon, hooks, make_hello, make_step), LONG)
+    with capsys.disabled():
+        print(f"\n{time.monotonic() - begun:.0f} s, {scrapes} scrapes, grew by {grown / 1e6:.1f} MB")  # noqa: T201
+
+
+@pytest.mark.distributed
+def test_ten_thousand_hellos_are_survived_counted_and_leave_few_lines(daemon, hooks, make_hello, make_step, tmp_path):
+    storm = Storm(daemon, hooks, make_hello, make_step)
+    storm.begin()
+    hook = hooks(daemon.path)
+    hook.socket.settimeout(60)
+    hook.say(storm.hello(job="many", rank=0, world_size=10_000))
+    hello = storm.hello(job="many", rank=0, world_size=10_000)
+    for rank in range(1, 5001):
+        hook.say(storm.hello(job="many", rank=rank, world_size=10_000))
+    for _ in range(5000):
+        hook.say(hello)
+    storm.count(5001, identity=5000)
+    storm.settle()
+    assert (tmp_path / "log").read_text().count("\n") < 100

@@ -1,0 +1,226 @@
+"""The page in a real browser: what a user clicks, types and sees, in Chromium by playwright.
+
+`make tools` fetches Chromium; $PACECAR_CHROMIUM names another.
+"""
+
+import os
+import threading
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from playwright import sync_api
+
+from tests.monitor.showcase import ShowJob, show_daemon
+from tests.tools import find_tool
+
+pytestmark = pytest.mark.slow
+
+PATIENCE_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def browser():
+    program = os.environ.get("PACECAR_CHROMIUM") or find_tool("chromium-headless-shell")
+    with sync_api.sync_playwright() as driver:
+        # Chromium's own sandbox needs a user namespace, which containers and root do not have.
+        opened = driver.chromium.launch(executable_path=program, args=["--no-sandbox"] if os.geteuid() == 0 else [])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    daemon = show_daemon(tmp_path_factory.mktemp("node") / "s")
+    daemon.start()
+    jobs = [ShowJob(daemon.socket), ShowJob(daemon.socket, "dlrm <b>x</b>", ranks=2, pace_ms=35, is_tuned=False)]
+    stop = threading.Event()
+
+    def train():
+        while not stop.wait(0.4):
+            for job in jobs:
+                job.step()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    yield daemon
+    stop.set()
+    thread.join()
+    for job in jobs:
+        job.close()
+    daemon.close()
+
+
+@pytest.fixture
+def opened(browser, node):
+    """Open the page at a root, live; fails when the browser complained of anything."""
+    contexts, complaints = [], []
+
+    def visit(root=None, **options):
+        context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.goto(root or f"http://127.0.0.1:{node.port}/")
+        page.wait_for_selector("#state[data-state=live]")
+        page.wait_for_selector(".job")
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+def test_a_user_looks_around(opened):
+    page = opened(color_scheme="dark")
+    assert page.locator("#gpus tbody tr").count() == 8
+    assert page.locator(".job").count() == 2
+    page.wait_for_selector("#gpus tbody tr:nth-child(6) .bad:has-text('thermal')")  # a rate: known after two ticks
+    job = page.locator(".job", has_text="llama-8b-pretrain")
+    assert "Rank 3 is late" in job.locator(".alarm").inner_text()
+    assert "kept" in job.locator(".moves").inner_text()
+    assert "communication hidden" in job.inner_text()
+    assert "Slurm job 48213" in job.locator("details").text_content()
+    assert "the last " in page.locator("#daemon dd", has_text="recording").inner_text()
+    assert "compute 61." in job.locator(".bar").first.get_attribute("aria-label")
+    # Open the ranks, sort them by their last step; they stay open and sorted at the next tick.
+    job.locator("summary").click()
+    job.get_by_role("button", name="Last step").click()
+    assert job.locator("details tbody th").first.inner_text() == "3"
+    step = job.locator("dd").first.inner_text()
+    page.wait_for_function("step => document.querySelectorAll('.job dd')[0].textContent !== step", arg=step)
+    assert job.locator("details").get_attribute("open") is not None
+    assert job.locator("details tbody th").first.inner_text() == "3"
+    # Sort the GPUs, filter the jobs.
+    page.get_by_role("button", name="Power").click()
+    assert page.locator("#gpus th[aria-sort=descending]").inner_text().startswith("Power")
+    page.get_by_label("Filter").fill("dlrm")
+    assert page.locator(".job").count() == 1
+    assert page.locator(".job h3").inner_text() == "dlrm <b>x</b>"  # text, never markup
+    page.get_by_label("Filter").fill("nothing like it")
+    assert "No job has that in its name" in page.locator("#joblist").inner_text()
+
+
+def test_the_charts_have_a_past_for_whoever_comes_late(opened):
+    page = opened()
+    page.wait_for_selector("figure canvas")
+    assert page.locator("figure").count() >= 8
+    said = page.locator('[data-chart="power"] p').inner_text()
+    assert "GPU 7: now" in said
+    page.get_by_label("Show").select_option("120")
+    page.wait_for_timeout(1500)
+    assert page.locator("figure canvas").count() >= 8
+
+
+def test_pausing_holds_the_picture_and_going_on_catches_up(opened):
+    page = opened()
+    page.get_by_role("button", name="Pause").click()
+    assert page.locator("#state").inner_text() == "paused"
+    held = page.locator("#joblist").inner_text()
+    page.wait_for_timeout(2500)
+    assert page.locator("#joblist").inner_text() == held
+    page.get_by_role("button", name="Go on").click()
+    assert page.locator("#joblist").inner_text() != held
+
+
+def test_the_theme_follows_the_system_until_a_reader_chooses_and_is_remembered(opened):
+    page = opened(color_scheme="dark")
+
+    def background():
+        return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+    dark = background()
+    page.get_by_label("Theme").select_option("light")
+    assert background() == "rgb(255, 255, 255)" != dark
+    page.reload()
+    page.wait_for_selector(".job")
+    assert background() == "rgb(255, 255, 255)"
+
+
+def test_everything_can_be_reached_by_keyboard_and_is_named(opened):
+    page = opened()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    assert page.evaluate("location.hash") == "#jobs"
+    unnamed = page.evaluate("""() =>
+      [...document.querySelectorAll('button, select, input, [tabindex="0"], section, article')].filter(e => !(
+        e.getAttribute('aria-label') || e.getAttribute('aria-labelledby') || e.closest('label') || e.textContent.trim()
+      )).map(e => e.outerHTML)""")
+    assert unnamed == []
+    assert page.locator("main").count() == 1
+    own = "[...document.querySelectorAll('table:not(.u-legend)')]"  # charts' legends are hidden from screen readers
+    assert page.evaluate(f"{own}.every(one => one.caption && [...one.querySelectorAll('th')].every(th => th.scope))")
+    assert page.locator("[aria-live], [role=status], [role=alert]").count() == 1  # figures that change are not read out
+
+
+@pytest.mark.parametrize("width", [360, 800, 1920])
+def test_no_width_makes_the_page_scroll_sideways(opened, width):
+    page = opened(viewport={"width": width, "height": 800})
+    page.wait_for_selector("figure canvas")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_text_has_contrast_in_both_themes(opened):
+    """WCAG 2.1, 1.4.3: 4.5 to 1, by its own formula of relative luminance."""
+    page = opened()
+    script = """() => {
+      const style = getComputedStyle(document.documentElement);
+      const linear = (c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+      const light = (hex) => [1, 3, 5].map(at => linear(parseInt(hex.slice(at, at + 2), 16) / 255))
+        .reduce((sum, c, n) => sum + c * [0.2126, 0.7152, 0.0722][n], 0);
+      const ratio = (a, b) => {
+        const [x, y] = [light(a), light(b)].sort((p, q) => q - p);
+        return (x + 0.05) / (y + 0.05);
+      };
+      const of = (name) => style.getPropertyValue(name).trim();
+      const found = [];
+      for (const text of ['--text', '--soft', '--strong', '--good', '--bad'])
+        for (const page of ['--page', '--card']) found.push([text, page, ratio(of(text), of(page))]);
+      found.push(['--bad', '--bad-page', ratio(of('--bad'), of('--bad-page'))]);
+      return found.filter(one => one[2] < 4.5);
+    }"""
+    for theme in ("light", "dark"):
+        page.get_by_label("Theme").select_option(theme)
+        assert page.evaluate(script) == []
+
+
+class Prefix(BaseHTTPRequestHandler):
+    """A proxy that serves the daemon under /node/a/, streaming."""
+
+    def do_GET(self):
+        if not self.path.startswith("/node/a/"):
+            self.send_error(404)
+            return
+        with urllib.request.urlopen(self.server.root + self.path.removeprefix("/node/a")) as answer:
+            self.send_response(answer.status)
+            for name in ("Content-Type", "Content-Security-Policy"):
+                if answer.headers[name]:
+                    self.send_header(name, answer.headers[name])
+            self.end_headers()
+            try:
+                while line := answer.readline():
+                    self.wfile.write(line)
+            except OSError:
+                pass  # the browser left
+
+    def log_message(self, *args):
+        """Log nothing."""
+
+
+def test_the_page_works_behind_a_path_prefix(opened, node):
+    proxy = ThreadingHTTPServer(("127.0.0.1", 0), Prefix)
+    proxy.daemon_threads = True
+    proxy.root = f"http://127.0.0.1:{node.port}"
+    thread = threading.Thread(target=proxy.serve_forever)
+    thread.start()
+    try:
+        page = opened(f"http://127.0.0.1:{proxy.server_port}/node/a/")
+        page.wait_for_selector("figure canvas")
+    finally:
+        proxy.shutdown()
+        thread.join()
+        proxy.server_close()

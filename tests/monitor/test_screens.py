@@ -1,0 +1,179 @@
+"""What a browser is given: the page with its policy, the document, its history, and a push at each tick."""
+
+import http.client
+import json
+import socket
+import time
+import zlib
+
+import pytest
+
+from pacecar.clock import SystemClock
+from pacecar.config import DaemonConfig
+from pacecar.live import Daemon as Own
+from pacecar.live import Document, Host
+from pacecar.monitor.assets import ASSETS
+from pacecar.monitor.daemon import Daemon
+from pacecar.monitor.screens import Screens
+from pacecar.monitor.server import WebServer
+from pacecar.monitor.viewers import VIEWERS_MAX
+from pacecar.monitor.web import pages
+
+
+def ask(port, path, method="GET", **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=15)
+    try:
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+    finally:
+        connection.close()
+
+
+def until(claim, what):
+    limit = time.monotonic() + 15
+    while not claim():
+        assert time.monotonic() < limit, what
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def daemon(tmp_path, steady):
+    daemon = Daemon(
+        DaemonConfig(port=0, socket=str(tmp_path / "s"), period_seconds=0.2, jitter_ratio=0.0), collectors=[steady()]
+    )
+    daemon.start()
+    until(daemon.is_healthy, "the first tick")
+    yield daemon
+    daemon.close()
+
+
+class Stream:
+    """One viewer's end."""
+
+    def __init__(self, port):
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=15)
+        self.socket.sendall(b"GET /api/events HTTP/1.1\r\nHost: a\r\n\r\n")
+        self.lines = self.socket.makefile("rb")
+        self.status = int(self.lines.readline().split()[1])
+        self.headers = {}
+        while line := self.lines.readline().strip():
+            key, _, value = line.decode().partition(": ")
+            self.headers[key] = value
+
+    def event(self):
+        """Return (name, data) of the next event."""
+        name = None
+        for line in self.lines:
+            word, _, rest = line.decode().strip().partition(": ")
+            if word == "event":
+                name = rest
+            elif word == "data":
+                return name, json.loads(rest)
+        return None
+
+    def close(self):
+        self.lines.close()
+        self.socket.close()
+
+
+@pytest.mark.parametrize("path", ASSETS)
+def test_each_file_is_there_with_its_policy_and_nothing_is_inline(daemon, path):
+    status, headers, body = ask(daemon.port, path)
+    assert (status, headers["Content-Type"]) == (200, ASSETS[path][1])
+    policy = headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    if path == "/":
+        assert b"style=" not in body
+        assert b"onclick" not in body
+        assert b"<script>" not in body
+        assert b'src="/' not in body
+        assert b'href="/' not in body
+        assert b"//" not in body.replace(b"<!doctype", b"")  # no other host
+    status, headers, packed = ask(daemon.port, path, **{"Accept-Encoding": "gzip"})
+    assert zlib.decompress(packed, 31) == body
+    status, _, rest = ask(daemon.port, path, **{"If-None-Match": headers["ETag"]})
+    assert (status, rest) == (304, b"")
+
+
+@pytest.mark.parametrize(
+    "path", ["/page/", "/page/../web.py", "/page/%2e%2e/web.py", "/page/page.js/", "/api/", "/api"]
+)
+def test_no_other_file_can_be_had(daemon, path):
+    assert ask(daemon.port, path)[0] == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+@pytest.mark.parametrize("path", ["/", "/api/snapshot", "/api/history", "/api/events"])
+def test_nothing_can_be_written(daemon, method, path):
+    assert ask(daemon.port, path, method)[0] in (405, 501)
+
+
+def test_the_document_and_its_history(daemon):
+    status, headers, body = ask(daemon.port, "/api/snapshot")
+    assert (status, headers["Content-Type"], headers["Cache-Control"]) == (200, "application/json", "no-store")
+    assert json.loads(body)["host"]["cpus_online"] == 2
+    history = json.loads(ask(daemon.port, "/api/history")[2])
+    assert history["version"] == 1
+    assert len(history["time_seconds"]) >= 1
+
+
+def test_a_viewer_gets_the_document_at_once_and_then_each_tick(daemon):
+    stream = Stream(daemon.port)
+    assert stream.status == 200
+    assert stream.headers["Content-Type"] == "text/event-stream"
+    assert "Content-Length" not in stream.headers
+    name, first = stream.event()
+    assert (name, first["version"]) == ("snapshot", 1)
+    (name, second), (other, (at, values)) = stream.event(), stream.event()
+    assert (name, other) == ("snapshot", "point")
+    assert second["tick"] >= first["tick"]
+    assert second["daemon"]["viewers"] == 1
+    assert at == second["time_seconds"]
+    assert isinstance(values, dict)
+    stream.close()
+
+
+def test_viewers_hold_no_thread_and_one_too_many_is_told_so(daemon):
+    streams = [Stream(daemon.port) for _ in range(VIEWERS_MAX)]
+    assert {stream.status for stream in streams} == {200}
+    until(lambda: b"pacecar_daemon_viewers 32\n" in ask(daemon.port, "/metrics")[2], "all are counted")
+    status, headers, _ = ask(daemon.port, "/api/events")
+    assert (status, headers["Retry-After"]) == (503, "10")
+    assert b"pacecar_daemon_viewers_refused_total 1\n" in ask(daemon.port, "/metrics")[2]
+    for stream in streams:
+        stream.close()
+    until(lambda: b"pacecar_daemon_viewers 0\n" in ask(daemon.port, "/metrics")[2], "all are forgotten")
+
+
+def test_the_daemon_stops_while_viewers_look_on(daemon):
+    stream = Stream(daemon.port)
+    begun = time.monotonic()
+    daemon.close()
+    assert time.monotonic() - begun < 5
+    while stream.event() is not None:
+        pass
+    stream.close()
+
+
+def test_a_flood_of_requests_builds_few_documents():
+    built = []
+
+    def build(viewers):
+        built.append(viewers)
+        own = Own(pacecar_version="1", start_time_seconds=0.0, period_seconds=1.0)
+        return Document(
+            version=1, node="n", time_seconds=1.0, tick=None, snapshot_age_seconds=None, daemon=own, host=Host()
+        )
+
+    screens = Screens(SystemClock(), 1.0, build)
+    server = WebServer("127.0.0.1", 0)
+    server.bind()
+    server.start(pages(lambda environ, start_response: [], screens, lambda: True))
+    begun = time.monotonic()
+    for _ in range(50):
+        assert ask(server.port, "/api/snapshot")[0] == 200
+    assert len(built) <= 2 + (time.monotonic() - begun) * 4
+    server.close()
+    screens.close()

@@ -1,0 +1,76 @@
+"""The page where a password and TLS are asked for: every address asks, and pushes go on over TLS."""
+
+import base64
+import http.client
+import json
+import shutil
+import ssl
+import subprocess
+import time
+
+import pytest
+
+from pacecar.config import DaemonConfig
+from pacecar.monitor.assets import ASSETS
+from pacecar.monitor.daemon import Daemon
+
+bcrypt = pytest.importorskip("bcrypt", reason="the extra `secure` is not installed")
+
+ADDRESSES = [*ASSETS, "/api/snapshot", "/api/history", "/api/events", "/metrics", "/-/healthy", "/nowhere"]
+ANN = {"Authorization": "Basic " + base64.b64encode(b"ann:right").decode()}
+
+
+@pytest.fixture
+def node(tmp_path, steady):
+    """Return (daemon, how to connect to it) where both are asked for."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not here to make a certificate with")
+    command = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-days", "2", "-subj", "/CN=node", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command += ["-keyout", "node.key", "-out", "node.crt"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    secret = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
+    (tmp_path / "web.yml").write_text(
+        f"tls_server_config:\n  cert_file: node.crt\n  key_file: node.key\nbasic_auth_users:\n  ann: {secret}\n"
+    )
+    settings = {"port": 0, "socket": str(tmp_path / "s"), "period_seconds": 0.2, "jitter_ratio": 0.0}
+    daemon = Daemon(DaemonConfig(web_config_file=str(tmp_path / "web.yml"), **settings), collectors=[steady()])
+    daemon.start()
+    context = ssl.create_default_context(cafile=str(tmp_path / "node.crt"))
+    yield lambda: http.client.HTTPSConnection("127.0.0.1", daemon.port, timeout=30, context=context)
+    daemon.close()
+
+
+def status(connection, path, method="GET", **headers):
+    connection.request(method, path, headers=headers)
+    answer = connection.getresponse()
+    if path != "/api/events" or answer.status != 200:
+        answer.read()
+    connection.close()
+    return answer.status
+
+
+@pytest.mark.parametrize("path", ADDRESSES)
+def test_no_address_says_anything_without_the_password(node, path):
+    assert status(node(), path) == 401
+    assert status(node(), path, method="POST") == 401
+    assert status(node(), path, Authorization=ANN["Authorization"][:-4] + "AAAA") == 401
+    assert status(node(), path, **ANN) in ((404,) if path == "/nowhere" else (200, 503))
+
+
+def test_ticks_are_pushed_over_tls_for_as_long_as_somebody_looks(node):
+    connection = node()
+    connection.request("GET", "/api/events", headers=ANN)
+    answer = connection.getresponse()
+    assert answer.status == 200
+    ticks = []
+    limit = time.monotonic() + 30
+    while len(ticks) < 4:
+        assert time.monotonic() < limit
+        name, _, rest = answer.readline().decode().strip().partition(": ")
+        if name == "data" and rest.startswith("{"):
+            ticks.append(json.loads(rest)["tick"])
+    assert ticks == sorted(ticks)
+    assert ticks[-1] > ticks[0]
+    connection.close()

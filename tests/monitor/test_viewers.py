@@ -1,0 +1,117 @@
+"""Frames reach every viewer, and no viewer holds up another, the daemon or its memory."""
+
+import socket
+import time
+
+import pytest
+
+from pacecar.clock import SystemClock
+from pacecar.monitor.viewers import Viewers
+
+
+def until(claim, what):
+    limit = time.monotonic() + 15
+    while not claim():
+        assert time.monotonic() < limit, what
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def make_viewers():
+    made = []
+
+    def make(**limits):
+        made.append(Viewers(SystemClock(), **limits))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for viewers in made:
+        viewers.close()
+
+
+@pytest.fixture
+def look():
+    """Admit one more viewer and return its end."""
+    ends = []
+
+    def one(viewers):
+        ours, theirs = socket.socketpair()
+        theirs.settimeout(10)
+        ends.append(theirs)
+        viewers.admit(ours)
+        return theirs
+
+    yield one
+    for end in ends:
+        end.close()
+
+
+def read(end, size):
+    said = b""
+    while len(said) < size:
+        part = end.recv(65536)
+        if not part:
+            break
+        said += part
+    return said
+
+
+def test_every_viewer_gets_the_same_frame(make_viewers, look):
+    viewers = make_viewers()
+    ends = [look(viewers) for _ in range(5)]
+    until(lambda: len(viewers._viewers) == 5, "they are taken in")
+    viewers.push(b"data: 1\n\n")
+    assert {end.recv(100).replace(b": still here\n\n", b"") or end.recv(100) for end in ends} == {b"data: 1\n\n"}
+    assert viewers.figures().frames == 1
+
+
+def test_a_slow_viewer_is_hung_up_and_the_others_lose_nothing(make_viewers, look):
+    viewers = make_viewers(slow_seconds=0.5)
+    slow, quick = look(viewers), look(viewers)
+    until(lambda: len(viewers._viewers) == 2, "they are taken in")
+    frame, heard = b"data: " + b"x" * 2_000_000 + b"\n\n", 0
+    until(
+        lambda: (viewers.push(frame), heard, read(quick, 100_000), viewers.dropped == 1)[-1], "the slow one is dropped"
+    )
+    assert viewers.count == 1
+    assert slow.recv(10_000_000)  # what the kernel had taken, and then the end
+
+
+def test_pushing_never_waits_for_a_viewer_that_reads_nothing(make_viewers, look):
+    viewers = make_viewers()
+    look(viewers)
+    until(lambda: len(viewers._viewers) == 1, "it is taken in")
+    begun = time.monotonic()
+    for _ in range(1000):
+        viewers.push(b"x" * 100_000)
+    assert time.monotonic() - begun < 2
+
+
+def test_no_more_viewers_than_may_be_and_the_others_are_counted(make_viewers, look):
+    viewers = make_viewers(viewers_max=2)
+    for _ in range(2):
+        look(viewers)
+    assert not viewers.has_room()
+    assert look(viewers).recv(10) == b""
+    assert viewers.figures()[:3] == (2, 2, 0)
+
+
+def test_who_leaves_or_speaks_is_forgotten_and_makes_room(make_viewers, look):
+    viewers = make_viewers(viewers_max=2)
+    gone, loud = look(viewers), look(viewers)
+    gone.close()
+    loud.send(b"GET / HTTP/1.1\r\n\r\n")
+    until(lambda: viewers.count == 0, "both places are free")
+    assert viewers.has_room()
+
+
+def test_closing_hangs_up_and_ends_the_thread(look):
+    viewers = Viewers(SystemClock())
+    viewers.start()
+    end = look(viewers)
+    viewers.close()
+    assert read(end, 1000).replace(b": still here\n\n", b"") == b""
+    viewers.push(b"late")
+    assert look(viewers).recv(10) == b""
+    assert viewers.count == 0
