@@ -78,9 +78,11 @@ class Daemon:
         (found,) = [s.value for s in self.scrape() if s.name == name and labels.items() <= s.labels.items()]
         return found
 
-    def rss(self):
+    def memory(self):
+        """Return what is resident but for the flight recorder's, which fills up to a bound of its own."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+        resident = int(status.partition("VmRSS:")[2].split()[0]) * 1024
+        return resident - int(self.value("pacecar_recorder_memory_bytes"))
 
     def close(self):
         self.process.kill()
@@ -268,10 +270,10 @@ def weather(storm, size):
     storm.settle()
     storm.during(*((act, size) for act in acts))
     storm.settle()
-    first = storm.daemon.rss()
+    first = storm.daemon.memory()
     storm.during(*((act, size) for act in acts))
     storm.settle()
-    grown = storm.daemon.rss() - first
+    grown = storm.daemon.memory() - first
     assert grown < RSS_GROWTH_MAX, f"grew by {grown} bytes"
     assert storm.daemon.process.poll() is None
     return grown, storm.scrapes
