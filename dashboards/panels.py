@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from grafanalib import core
 
@@ -20,6 +20,7 @@ from pacecar.dashboards.queries import metrics_in
 
 __all__ = [
     "DATASOURCE",
+    "Panelled",
     "Query",
     "Section",
     "Steps",
@@ -31,6 +32,7 @@ __all__ = [
     "stat",
     "state_timeline",
     "table",
+    "thresholds_of",
     "time_series",
 ]
 
@@ -51,12 +53,16 @@ class Query:
     instant: bool = False
 
 
+Panelled: TypeAlias = tuple[int, int, core.Panel]
+"""Width, height and panel."""
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A row of the dashboard: `panels` as (width, height, panel) in reading order."""
+    """A row of the dashboard, panels in reading order."""
 
     title: str
-    panels: Sequence[tuple[int, int, core.Panel]]
+    panels: Sequence[Panelled]
     collapsed: bool = False
 
 
@@ -80,9 +86,9 @@ def _help(text: str, queries: Sequence[Query]) -> str:
     return "\n".join([text, "", *lines])
 
 
-def _thresholds(steps: Steps) -> list[dict[str, Any]]:
-    # The first step has no value: Grafana reads it as "from minus infinity".
-    return [{"color": NEUTRAL}, *({"value": value, "color": shade} for value, shade in steps)]
+def thresholds_of(steps: Steps, base: str = NEUTRAL) -> list[dict[str, Any]]:
+    """Return `steps` as Grafana reads them; the first has no value, which means "from minus infinity"."""
+    return [{"color": base}, *({"value": value, "color": shade} for value, shade in steps)]
 
 
 def colour(series: str, shade: str) -> dict[str, Any]:
@@ -117,13 +123,16 @@ def time_series(
     stacked: bool = False,
     stepped: bool = False,
     limit: float | None = None,
+    low: float | None = None,
+    decimals: int | None = None,
     thresholds: Steps = (),
     overrides: Iterable[Mapping[str, Any]] = (),
     repeat: str | None = None,
 ) -> core.TimeSeries:
     """Return a panel of lines over time.  `empty` is what it says when there is no series at all.
 
-    `limit` fixes the top of the axis (1 for shares of a whole).  `repeat` names the variable to repeat it for.
+    `limit` and `low` fix the ends of the axis (1 and 0 for shares of a whole).  `repeat` names the variable to repeat
+    it for.
     """
     return core.TimeSeries(
         title=title,
@@ -131,7 +140,7 @@ def time_series(
         dataSource=DATASOURCE,
         targets=_targets(queries),
         unit=unit,
-        thresholds=_thresholds(thresholds),
+        thresholds=thresholds_of(thresholds),
         thresholdsStyleMode="dashed" if thresholds else "off",
         fillOpacity=80 if stacked else 0,
         lineWidth=0 if stacked else 1,
@@ -145,8 +154,9 @@ def time_series(
         overrides=list(overrides),
         maxDataPoints=None,
         repeat=core.Repeat("h", repeat, 4) if repeat else core.Repeat(),
-        extraJson={"fieldConfig": {"defaults": {"noValue": empty, "min": 0 if stacked else None, "max": limit}}},
-    )
+        extraJson={"fieldConfig": {"defaults": {
+            "noValue": empty, "min": 0 if stacked or limit == 1.0 else low, "max": limit, "decimals": decimals}}},
+    )  # fmt: skip
 
 
 def stat(
@@ -158,9 +168,9 @@ def stat(
     empty: str,
     thresholds: Steps = (),
     decimals: int | None = None,
-    names: bool = False,
+    show: Literal["value", "name", "value_and_name"] = "value",
 ) -> core.Stat:
-    """Return a panel of one big number per series; `names` writes the series' name beside it."""
+    """Return a panel of one big number per series, or of its name, or of both."""
     return core.Stat(
         title=title,
         description=_help(text, queries),
@@ -171,12 +181,14 @@ def stat(
         decimals=decimals,
         color={"mode": "thresholds"},
         colorMode="value",
-        graphMode="none" if names else "area",
+        graphMode="area" if show == "value" else "none",
         reduceCalc="lastNotNull",
-        textMode="value_and_name" if names else "value",
+        textMode=show,
         maxDataPoints=None,
         # Stat has a `thresholds` of its own that it never writes; the panel's would stay "".
-        extraJson={"fieldConfig": {"defaults": {"thresholds": {"mode": "absolute", "steps": _thresholds(thresholds)}}}},
+        extraJson={
+            "fieldConfig": {"defaults": {"thresholds": {"mode": "absolute", "steps": thresholds_of(thresholds)}}}
+        },
     )
 
 
@@ -195,7 +207,7 @@ def state_timeline(title: str, text: str, queries: Sequence[Query], *, empty: st
         fillOpacity=80,
         colorMode="fixed",
         maxDataPoints=None,
-        thresholds=_thresholds(()),
+        thresholds=thresholds_of(()),
         extraJson={"fieldConfig": {"defaults": {"noValue": empty, "color": {"mode": "fixed", "fixedColor": shade}}}},
     )
 
@@ -208,6 +220,7 @@ def table(
     empty: str,
     transformations: Sequence[Mapping[str, Any]],
     unit: str = "none",
+    overrides: Iterable[Mapping[str, Any]] = (),
 ) -> core.Table:
     """Return a table of the last values, one row a series, after `transformations`."""
     return core.Table(
@@ -217,9 +230,13 @@ def table(
         targets=_targets(queries, as_table=True),
         transformations=list(transformations),
         unit=unit,
-        thresholds=_thresholds(()),
+        thresholds=thresholds_of(()),
+        overrides=list(overrides),
         maxDataPoints=None,
-        extraJson={"fieldConfig": {"defaults": {"noValue": empty}}},
+        extraJson={
+            "fieldConfig": {"defaults": {"noValue": empty, "custom": {"cellOptions": {"type": "auto"}}}},
+            "options": {"cellHeight": "sm"},
+        },
     )
 
 
@@ -248,7 +265,7 @@ def bar_chart(
         fillOpacity=80,
         tooltipMode="multi",
         overrides=list(overrides),
-        thresholdSteps=_thresholds(()),
+        thresholdSteps=thresholds_of(()),
         maxDataPoints=None,
         extraJson={
             "options": {"xField": x_field},

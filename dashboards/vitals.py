@@ -7,7 +7,7 @@ the peak of the device is unknown there is no MFU, and the FLOP/s beside it stil
 from __future__ import annotations
 
 from pacecar.dashboards.panels import Query, Section, columns, table, time_series
-from pacecar.dashboards.queries import NODE, RANK, increase, rate, select
+from pacecar.dashboards.queries import NODE, ONE_JOB, RANK
 
 __all__ = ["vitals_section"]
 
@@ -16,6 +16,9 @@ NO_PEAK = "FLOPs or the peak of the device are not known"
 NO_ALLOCATOR = "No rank trains on a device with a caching allocator"
 NO_CHECKPOINT = "No checkpoint inside pacer.checkpoint() yet"
 NO_ENERGY = "No energy counter of a GPU that is the job's alone"
+
+select, rate, increase = ONE_JOB.select, ONE_JOB.rate, ONE_JOB.increase
+
 _NODE = f"{{{{{NODE}}}}}"
 _RANK = f"rank {{{{{RANK}}}}}"
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 from grafanalib import core
 
 from pacecar.dashboards.panels import Query, bar_chart, time_series
-from pacecar.dashboards.queries import combine, select
+from pacecar.dashboards.queries import ONE_JOB, combine
 
 __all__ = ["what_if_panels"]
 
 NO_LADDER = "No exact window was taken yet, or the ranks are not compared"
+
+select = ONE_JOB.select
 
 
 def what_if_panels() -> list[tuple[int, int, core.Panel]]:

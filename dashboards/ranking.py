@@ -1,0 +1,105 @@
+"""Which of them is worst?  A table of jobs, nodes or GPUs, one line each, the worst first.
+
+A wall of graphs has as many lines as there are machines, and the one that matters is one of them.  Here each thing is a
+line, each question a column, and what is out of bounds has a colour; the name leads to the dashboard of that thing.
+
+Each column is one instant query, grouped by the same labels, so that Grafana's `merge` can lay them side by side.  A
+label that is absent everywhere (`cluster`, mostly) makes no column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from grafanalib import core
+
+from pacecar.dashboards.panels import Query, Steps, look, table, thresholds_of
+from pacecar.dashboards.queries import CLUSTER, GPU, JOB, NODE, RANK
+
+__all__ = ["DOWN", "LINKS", "NAMES", "Column", "ranking"]
+
+NAMES = {CLUSTER: "Cluster", JOB: "Job", NODE: "Node", GPU: "GPU", RANK: "Rank"}
+"""What the labels are called at the head of a column."""
+
+_CARRIED = "${datasource:queryparam}&${cluster:queryparam}&${__url_time_range}"
+
+LINKS = {
+    JOB: [
+        {"title": "The job: where its time goes", "url": f"/d/pacecar-job?var-job=${{__value.text}}&{_CARRIED}"},
+        {"title": "Its tuning", "url": f"/d/pacecar-tuning?var-job=${{__value.text}}&{_CARRIED}"},
+    ],
+    NODE: [
+        {"title": "The node", "url": f"/d/pacecar-node?var-node=${{__value.text}}&{_CARRIED}"},
+        {"title": "Its daemon", "url": f"/d/pacecar-itself?var-node=${{__value.text}}&{_CARRIED}"},
+    ],
+}
+"""Where the name of a job or a node leads."""
+
+DOWN = [{"type": "value", "options": {"0": {"text": "no", "index": 0}, "1": {"text": "yes", "index": 1}}}]
+"""Words for a number that is a claim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One question that is asked of each line; `steps` colour the cell from a value on."""
+
+    title: str
+    expression: str
+    unit: str = "none"
+    steps: Steps = ()
+    decimals: int | None = None
+    width: int | None = None
+    mappings: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
+
+
+def ranking(
+    title: str,
+    text: str,
+    keys: Sequence[str],
+    questions: Sequence[Column],
+    *,
+    worst: str,
+    empty: str,
+    names: Mapping[str, str] | None = None,
+) -> core.Table:
+    """Return the table of what `keys` (labels) tell apart, sorted by the column `worst`, highest first.
+
+    `names` are the words for labels that are not in NAMES.
+    """
+    titles = [question.title for question in questions]
+    assert worst in titles, f"{title}: no column {worst}"
+    heads = NAMES | dict(names or {})
+    columns = [*keys, *(f"Value #{chr(ord('A') + index)}" for index in range(len(questions)))]
+    # Where one query alone finds something, Grafana calls its column just "Value".
+    renamed = {"Value": titles[0], **dict(zip(columns, [*(heads[key] for key in keys), *titles], strict=True))}
+    return table(
+        title, text, [Query(question.expression, "", instant=True) for question in questions], empty=empty,
+        transformations=[
+            {"id": "merge", "options": {}},
+            {"id": "organize", "options": {
+                "excludeByName": {"Time": True}, "renameByName": renamed,
+                "indexByName": {name: index for index, name in enumerate(columns)}}},
+            {"id": "sortBy", "options": {"fields": {}, "sort": [{"field": worst, "desc": True}]}},
+        ],
+        overrides=[
+            {"matcher": {"id": "byType", "options": "number"}, "properties": [{"id": "noValue", "value": "–"}]},  # noqa: RUF001  a dash is what it is
+            *(look(heads[key], links=LINKS[key]) for key in keys if key in LINKS),
+            *map(_look, questions),
+        ],
+    )  # fmt: skip
+
+
+def _look(question: Column) -> dict[str, Any]:
+    said: dict[str, object] = {"unit": question.unit}
+    if question.decimals is not None:
+        said["decimals"] = question.decimals
+    if question.width is not None:
+        said["custom__width"] = question.width
+    if question.mappings:
+        said["mappings"] = list(question.mappings)
+    if question.steps:
+        said["thresholds"] = {"mode": "absolute", "steps": thresholds_of(question.steps, base="transparent")}
+        said["custom__cellOptions"] = {"type": "color-background", "mode": "basic"}
+    return look(question.title, **said)
