@@ -71,9 +71,7 @@ class LivelyNode:
     def close(self) -> None:
         """Hold nothing."""
 
-    def _samples(
-        self, name: str, labels: tuple[str, ...], figure: Figure, t: float, passed: float
-    ) -> Iterable[Sample]:
+    def _samples(self, name: str, labels: tuple[str, ...], figure: Figure, t: float, passed: float) -> Iterable[Sample]:
         is_whole = by_name(name).unit.outside != "ratio"
         if by_name(name).kind is Kind.COUNTER:
             self._totals[name, labels] = total = self._totals.get((name, labels), 0.0) + figure(t) * passed
@@ -218,7 +216,9 @@ class LivelyNode:
         add("temperature_celsius", heat)
         for domain, figure in (("sm", clock), ("memory", steady(3201)), ("graphics", clock), ("video", steady(1545))):
             add("clock_hertz", figure, domain)
-            add("clock_max_hertz", steady({"sm": 1980, "memory": 3201, "graphics": 1980, "video": 1545}[domain]), domain)
+            add(
+                "clock_max_hertz", steady({"sm": 1980, "memory": 3201, "graphics": 1980, "video": 1545}[domain]), domain
+            )
         for threshold, degrees in (("shutdown", 92), ("slowdown", 89), ("gpu_max", 87), ("memory_max", 95)):
             add("temperature_threshold_celsius", steady(degrees), threshold)
         for pipe in ("tensor_hmma", "fp16", "fp32", "integer"):
@@ -238,7 +238,11 @@ class LivelyNode:
         for reason in ("hung", "lost", "reset_required", "vanished", "driver", "error"):
             add("down", steady(0), reason)
             add("failures_total", steady(0), reason)
-        for reason, source in (("sw_power_cap", "driver"), ("sw_thermal_slowdown", "driver"), ("hw_slowdown", "sampled")):
+        for reason, source in (
+            ("sw_power_cap", "driver"),
+            ("sw_thermal_slowdown", "driver"),
+            ("hw_slowdown", "sampled"),
+        ):
             share = 0.12 if reason == "sw_power_cap" else 0.8 if is_hot and reason == "sw_thermal_slowdown" else 0.0
             add("clock_event_seconds_total", after(self._trouble, steady(share * NS), steady(0.02 * share * NS)),
                 reason, source)  # fmt: skip

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,7 +27,16 @@ from typing import Any, Self
 
 import msgspec
 
-from pacecar.records import DeviceMemory, HangSuspicion, JobRecord, Vitals
+from pacecar.records import (
+    Decision,
+    DeviceMemory,
+    HangSuspicion,
+    JobLedger,
+    JobRecord,
+    TunerOrder,
+    Verdict,
+    Vitals,
+)
 from tests.monitor.nvml_standin.standin import GPUS, Control, build
 from tests.monitor.showcase import MS, ShowJob
 from tests.monitor.testimony import everything
@@ -38,8 +48,16 @@ PATIENCE_SECONDS = 60.0
 STEP_SECONDS = 0.25
 GPU_IS_LOST = 15
 """NVML_ERROR_GPU_IS_LOST"""
-SLOW_FOR_HEAT, SLOW_FOR_POWER = 0x20, 0x4
-"""nvmlClocksEventReasonSwThermalSlowdown, nvmlClocksEventReasonSwPowerCap"""
+SLOW, SLOW_FOR_HEAT = 0x8, 0x20
+"""nvmlClocksEventReasonHwSlowdown, of which no driver counts the time, and nvmlClocksEventReasonSwThermalSlowdown"""
+
+MOVING = {
+    "proc/stat": r"^(cpu\d* +)(\d+)",  # user
+    "proc/net/snmp": r"^(Tcp: (?:\S+ ){4})(\d+)",  # OutSegs
+    "proc/diskstats": r"^( +\d+ +\d+ \w+ )(\d+)",  # reads completed
+    "sys/fs/cgroup/pods/pod7/cpu.stat": r"^(nr_periods )(\d+)",
+}
+"""Files of the recorded machine -> the number in them that goes up: a share of what stands still is unknown."""
 
 RUN = """
 import json, logging, sys
@@ -109,11 +127,29 @@ class PlantedJob(ShowJob):
     def __init__(self, path: str, name: str, ranks: int) -> None:
         super().__init__(path, name, ranks)
         said = [msgspec.structs.replace(record, job=name) for record in everything(0)]
-        # Vitals come with every fifth step, the rest of the records once.
-        self._say(0, *(record for record in said if not isinstance(record, (Vitals, HangSuspicion))))
+        verdict = next(record for record in said if isinstance(record, Verdict))
+        others = [msgspec.structs.replace(verdict, outcome=how) for how in ("rolled_back", "barred", "abandoned")]
+        self._said = [*said, *others]
+        # Vitals come with every fifth step, the hang at the end, and the rest of the records once.
+        self._say(0, *(record for record in self._said if not isinstance(record, (Vitals, HangSuspicion))))
+
+    def step(self) -> None:
+        super().step()
+        phases = {"forward": self.number * 100 * MS, "tail": self.number * 40 * MS}
+        ledger = JobLedger(
+            job=self.name, ranks=self.ranks, step=self.number, pace_ns=478 * MS, median_ns=410 * MS,
+            total_steps=self.number, total_wall_ns=sum(phases.values()), total_phases_ns=phases,
+        )  # fmt: skip
+        self._say(0, ledger)
+
+    def turn(self) -> None:
+        """Say that the tuner tried something, and that somebody gave it an order."""
+        self._say(0, *(record for record in self._said if isinstance(record, (Decision, Verdict, TunerOrder))))
 
     def _hello(self, rank: int) -> JobRecord:
-        hello: JobRecord = msgspec.structs.replace(super()._hello(rank), device_uuid=f"GPU-{rank}")
+        hello: JobRecord = msgspec.structs.replace(
+            super()._hello(rank), device_uuid=f"GPU-{rank}", world_size=self.ranks, parallel={"data": self.ranks}
+        )
         return hello
 
     def _vitals(self, rank: int) -> JobRecord:
@@ -151,14 +187,17 @@ class Planted:
         self._process: subprocess.Popen[bytes]
         self._job: PlantedJob
         self._control: Control
+        self._machine: Path
         self.address = ""
 
     def __enter__(self) -> Self:
         with ExitStack() as until:
+            machine = self._machine = Path(shutil.copytree(MACHINE, self._folder / "machine"))
+            (machine / "proc" / str(os.getpid())).symlink_to("4242")  # who speaks for the ranks, in a pod with limits
             self._control = Control(build(self._folder) / "control")
             self._control.page.mig = 1
             settings = {
-                "port": 0, "socket": self._socket, "proc_root": str(MACHINE / "proc"), "sys_root": str(MACHINE / "sys"),
+                "port": 0, "socket": self._socket, "proc_root": str(machine / "proc"), "sys_root": str(machine / "sys"),
                 "recordings": str(self._folder / "recordings"), "mounts": ("/",), "cpu_budget": 1.0,
             }  # fmt: skip
             environ = {**os.environ, **self._control.environment()}
@@ -185,15 +224,20 @@ class Planted:
         """Let happen what a node can suffer, while the job goes on."""
         control = self._control
         control.page.lost[GPUS - 2] = GPU_IS_LOST
-        control.page.reasons[1] = SLOW_FOR_HEAT | SLOW_FOR_POWER
+        control.page.reasons[1] = SLOW | SLOW_FOR_HEAT
         control.xid(0, 63)
         control.xid(2, 79)
+        control.page.ecc[3] += 2
+        control.page.link_down[4] = 7
+        self._job.turn()
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
             stranger.connect(self._socket)
             stranger.send(b"no frame at all")
 
     def stall(self) -> None:
-        """Let the job stop stepping, and its first rank say that it suspects a hang."""
+        """Let the job stop stepping, and its first rank say that it suspects a hang; the driver comes with NVLink 5."""
+        self._control.page.nvlink5 = 1
+        self._control.page.driver_life += 1
         self._stop.set()
         time.sleep(2 * STEP_SECONDS)
         self._job.hang()
@@ -201,6 +245,18 @@ class Planted:
     def _train(self) -> None:
         while not self._stop.wait(STEP_SECONDS):
             self._job.step()
+            self._spend()
+
+    def _spend(self) -> None:
+        """Let the recorded machine work."""
+        for name, line in MOVING.items():
+            file = self._machine / name
+            new = file.with_name("new")
+            # Under another name first: the daemon must never read half of a file.
+            new.write_text(
+                re.sub(line, lambda found: f"{found[1]}{int(found[2]) + 20}", file.read_text(), flags=re.MULTILINE)
+            )
+            new.replace(file)
 
     def _port(self) -> re.Match[str] | None:
         text = self._log.read_text()
