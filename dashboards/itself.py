@@ -7,6 +7,8 @@ dropped or missed is counted.
 
 from __future__ import annotations
 
+from typing import Any
+
 from grafanalib import core
 
 from pacecar.config import HookConfig
@@ -23,7 +25,7 @@ NO_JOB = "No job has reported here"
 _BUDGET = HookConfig().overhead_budget
 _ON = f"{{{{{NODE}}}}}"
 _OF = f"{{{{{JOB}}}}}"
-_RIGHT = {"custom__axisPlacement": "right"}
+_RIGHT: dict[str, Any] = {"custom__axisPlacement": "right"}
 
 select, rate, increase = FLEET.select, FLEET.rate, FLEET.increase
 

@@ -92,7 +92,7 @@ def ranking(
 
 
 def _look(question: Column) -> dict[str, Any]:
-    said: dict[str, object] = {"unit": question.unit}
+    said: dict[str, Any] = {"unit": question.unit}
     if question.decimals is not None:
         said["decimals"] = question.decimals
     if question.width is not None:

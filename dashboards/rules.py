@@ -64,5 +64,5 @@ def _rule(alert: Alert) -> dict[str, Any]:
 
 
 def _text(source: str, groups: list[dict[str, Any]]) -> str:
-    body = yaml.dump({"groups": groups}, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
+    body: str = yaml.dump({"groups": groups}, Dumper=_Dumper, sort_keys=False, width=110, allow_unicode=True)
     return HEAD.format(source=source) + body
