@@ -123,8 +123,8 @@ def _jobs() -> Section:
         (12, 7, time_series("Slower than the own baseline", f"The {LINES} jobs that lose most against their own fast "
             "times in the range shown.", [Query(f"topk({LINES}, {_slower()})", _OF)], unit="percentunit",
             empty="No job here compares its ranks", thresholds=[(0.1, WARN), (0.25, BAD)])),
-        (12, 7, time_series("Exposed communication", f"The {LINES} jobs that wait most for communication, as a share of "
-            "their steps.", [
+        (12, 7, time_series("Exposed communication", f"The {LINES} jobs that wait most for communication, as a share "
+            "of their steps.", [
                 Query(f"topk({LINES}, "
                       f"{_share('pacecar_job_ledger_seconds_total', heading='exposed_communication')})", _OF),
             ], unit="percentunit", empty=NO_JOB, thresholds=[(0.15, BAD)])),
@@ -162,8 +162,8 @@ def _gpus() -> Section:
                 Column("SM clock", of_worst(clock), "percentunit", decimals=0),
                 Column("Power", of_worst(power), "percentunit", decimals=0),
             ], worst="Held", empty=NO_GPU)),
-        (12, 9, ranking("GPUs with faults", "GPUs that are down, and those with errors over the range shown. A GPU that "
-            "is not listed has none of these.", _GPUS, [
+        (12, 9, ranking("GPUs with faults", "GPUs that are down, and those with errors over the range shown. A GPU "
+            "that is not listed has none of these.", _GPUS, [
                 Column("Down", present(combine("max", f"1 - {select('pacecar_gpu_up')}", *_GPUS)), steps=[(1.0, BAD)]),
                 Column("Xid", grown("pacecar_gpu_xid_errors_total"), steps=[(1.0, BAD)], decimals=0),
                 Column("ECC", grown("pacecar_gpu_ecc_errors_total", severity="uncorrected", lifetime="volatile"),

@@ -7,6 +7,8 @@ dropped or missed is counted.
 
 from __future__ import annotations
 
+from typing import Any
+
 from grafanalib import core
 
 from pacecar.config import HookConfig
@@ -23,7 +25,7 @@ NO_JOB = "No job has reported here"
 _BUDGET = HookConfig().overhead_budget
 _ON = f"{{{{{NODE}}}}}"
 _OF = f"{{{{{JOB}}}}}"
-_RIGHT = {"custom__axisPlacement": "right"}
+_RIGHT: dict[str, Any] = {"custom__axisPlacement": "right"}
 
 select, rate, increase = FLEET.select, FLEET.rate, FLEET.increase
 
@@ -152,8 +154,8 @@ def _collectors() -> Section:
 def _hooks() -> Section:
     hook = combine("sum", increase("pacecar_job_records_dropped_total"), CLUSTER, JOB)
     return Section("Hooks in the jobs", [
-        (8, 7, time_series("Overhead against its budget", "Share of step time that the hook and the tuner take, windows "
-            "included. The line is the default budget.", [Query(_overhead(), _OF)],
+        (8, 7, time_series("Overhead against its budget", "Share of step time that the hook and the tuner take, "
+            "windows included. The line is the default budget.", [Query(_overhead(), _OF)],
             unit="percentunit", empty=NO_JOB, decimals=2, thresholds=[(_BUDGET, BAD)])),
         (8, 7, time_series("Dropped records", "Records that hooks dropped because the daemon was full, gone or slow: "
             "detail is lost, no total.", [Query(hook, _OF)], unit="none", empty=NO_JOB)),
@@ -186,8 +188,8 @@ def _inbox() -> Section:
                 Query(combine("sum", select("pacecar_web_connections")), "connected"),
                 Query(combine("sum", increase("pacecar_web_refused_total"), "refusal"), "refused: {{refusal}}"),
             ], unit="none", empty=NO_DAEMON)),
-        (8, 7, time_series("Pages and terminals", "Those that get each tick pushed, and those that were refused or hung "
-            "up.", [
+        (8, 7, time_series("Pages and terminals", "Those that get each tick pushed, and those that were refused or "
+            "hung up.", [
                 Query(combine("sum", select("pacecar_daemon_viewers")), "connected"),
                 Query(combine("sum", increase("pacecar_daemon_viewers_refused_total")), "refused"),
                 Query(combine("sum", increase("pacecar_daemon_viewers_dropped_total")), "hung up"),
@@ -207,7 +209,7 @@ def _recorder() -> Section:
             "hold of the time before a fault.",
             [Query(combine("min", select("pacecar_recorder_span_seconds")), "shortest memory")],
             unit="s", empty="No daemon keeps a recorder")),
-        (8, 7, time_series("Size of the recorder", "Memory of the chunks, the fullest daemon, and recordings on disk.", [
+        (8, 7, time_series("Size of the recorder", "Memory of the fullest daemon, and recordings on disk.", [
                 Query(combine("max", select("pacecar_recorder_memory_bytes")), "memory"),
                 Query(combine("max", select("pacecar_recorder_files_bytes")), "on disk"),
             ], unit="bytes", empty="No daemon keeps a recorder")),

@@ -61,8 +61,8 @@ def _machines() -> Section:
             unit="percentunit", empty=NO_GPU, thresholds=[(1.0, WARN)])),
         (8, 7, time_series("Links in use", "Of each node the busiest interface: bytes as a share of its rated speed.",
             network, unit="percentunit", limit=1.0, empty="No interface of these nodes tells its speed")),
-        (8, 7, time_series("CPU in use", "Share of CPU time not idle nor waiting for I/O. Data loading and gloo compete "
-            "here with the training threads.", [Query(select("pacecar_host_cpu_utilization_ratio"), _ON)],
+        (8, 7, time_series("CPU in use", "Share of CPU time not idle nor waiting for I/O. Data loading and gloo "
+            "compete here with the training threads.", [Query(select("pacecar_host_cpu_utilization_ratio"), _ON)],
             unit="percentunit", limit=1.0, empty=NO_NODE)),
         (8, 7, time_series("Memory left", "Share of memory that can be given out without swapping.",
             [Query(divide(select("pacecar_host_memory_available_bytes"), select("pacecar_host_memory_size_bytes")),

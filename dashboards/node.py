@@ -85,11 +85,12 @@ def _now() -> Section:
 
 
 def _extremes() -> Section:
+    card = f"{_ON} {{{{interface}}}}"
     rows = [
         *gpu_extremes(),
         ("CPU", "pacecar_host_cpu_utilization_ratio", "percentunit", _ON),
         *(
-            (f"Network {way}", f"pacecar_host_network_{way}_utilization_ratio", "percentunit", f"{_ON} {{{{interface}}}}")
+            (f"Network {way}", f"pacecar_host_network_{way}_utilization_ratio", "percentunit", card)
             for way in ("receive", "transmit")
         ),
         *((f"RDMA {way}", f"pacecar_rdma_{way}_utilization_ratio", "percentunit", _PORT)

@@ -91,8 +91,8 @@ def memory_section() -> Section:
                 Query(rate("pacecar_host_swap_out_bytes_total"), _where("written")),
                 Query(rate("pacecar_host_major_page_faults_total"), _where("faults")),
             ], unit="Bps", empty=NO_NODE, overrides=[look(".* faults", regex=True, unit="cps", **_RIGHT)])),
-        (8, 7, time_series("Killed for want of memory", "Processes that the kernel killed, in the window. Often it is a "
-            "data loader, and the job dies later of something else.",
+        (8, 7, time_series("Killed for want of memory", "Processes that the kernel killed, in the window. Often it is "
+            "a data loader, and the job dies later of something else.",
             [Query(increase("pacecar_host_oom_kills_total"), _ON)], unit="none", empty=NO_NODE)),
         (24, 6, time_series("Huge pages", "Pool of huge pages and what of it is free, by size of a page.", [
                 Query(select("pacecar_host_hugepages_size_bytes"), _where("{{page}} pool")),
@@ -114,7 +114,8 @@ def numa_section() -> Section:
             ], unit="bytes", empty=NO_NUMA)),
         (8, 7, time_series("Pages from afar", "Pages per second that were allocated on another NUMA node than the one "
             "the task ran on or wanted.",
-            [Query(rate("pacecar_host_numa_pages_total", {"outcome": "=~miss|foreign|other"}), f"{node} {{{{outcome}}}}")],
+            [Query(rate("pacecar_host_numa_pages_total", {"outcome": "=~miss|foreign|other"}),
+                   f"{node} {{{{outcome}}}}")],
             unit="cps", empty=NO_NUMA)),
         (24, 6, time_series("CPU by NUMA node and mode", "Processors of each NUMA node kept busy, by mode, idle left "
             "out.", [Query(rate("pacecar_host_numa_cpu_seconds_total", {"mode": "!=idle"}), f"{node} {{{{mode}}}}")],
@@ -179,8 +180,8 @@ def cgroup_section() -> Section:
             empty="No control group here has a memory limit", thresholds=[(0.95, WARN)])),
         (8, 7, time_series("CPU of the groups", "Processors that each group keeps busy.",
             [Query(rate("pacecar_cgroup_cpu_seconds_total"), group)], unit="none", empty=NO_CGROUP)),
-        (8, 7, time_series("Limits hit", "Times that a group ran into its memory limit, and processes killed for it, in "
-            "the window.", [
+        (8, 7, time_series("Limits hit", "Times that a group ran into its memory limit, and processes killed for it, "
+            "in the window.", [
                 Query(increase("pacecar_cgroup_memory_limit_hits_total"), f"{group} hits"),
                 Query(increase("pacecar_cgroup_oom_kills_total"), f"{group} killed"),
             ], unit="none", empty=NO_CGROUP)),

@@ -75,8 +75,8 @@ def gpu_links_section() -> Section:
         (12, 7, table("What is at the other end", "Each NVLink and what it leads to.",
             [Query(select("pacecar_gpu_nvlink_info"), "", instant=True)], empty=NO_NVLINK,
             transformations=columns(NODE, "gpu", "link", "version", "remote_type", "remote_pci_bus_id"))),
-        (12, 7, time_series("NVLink fabric", "State of joining the fabric, conditions that hold, and NVML's return code "
-            "(0 is success).", [
+        (12, 7, time_series("NVLink fabric", "State of joining the fabric, conditions that hold, and NVML's return "
+            "code (0 is success).", [
                 Query(select("pacecar_gpu_fabric_state") + " == 1", f"{GPU_NAME} {{{{state}}}}"),
                 Query(select("pacecar_gpu_fabric_condition"), f"{GPU_NAME} {{{{condition}}}}"),
                 Query(select("pacecar_gpu_fabric_status"), f"{GPU_NAME} return code"),
@@ -139,7 +139,7 @@ def tcp_section() -> Section:
                 Query(increase("pacecar_host_udp_buffer_errors_total"), f"{_ON} UDP {{{{direction}}}}"),
                 Query(increase("pacecar_host_softnet_drops_total"), f"{_ON} backlog"),
             ], unit="none", empty=NO_NODE)),
-        (8, 7, time_series("Errors and resets", "Segments and datagrams with an error, and resets sent, in the window.", [
+        (8, 7, time_series("Errors and resets", "Segments and datagrams with an error, resets sent, in the window.", [
                 Query(increase("pacecar_host_tcp_receive_errors_total"), f"{_ON} TCP errors"),
                 Query(increase("pacecar_host_tcp_resets_sent_total"), f"{_ON} resets"),
                 Query(increase("pacecar_host_udp_receive_errors_total"), f"{_ON} UDP errors"),

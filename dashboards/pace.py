@@ -70,8 +70,8 @@ def pace_section() -> Section:
             unit="short", empty="The hook cannot count samples")),
         (8, 7, time_series("Tokens", "Tokens a second of all ranks together.", [Query(tokens, "tokens/s")],
             unit="short", empty=NO_TOKENS)),
-        (24, 7, time_series("Phases of the step", "Host time of the last step's phases, mean of the ranks. On a GPU the "
-            "host runs ahead: read the ledger for where device time went.",
+        (24, 7, time_series("Phases of the step", "Host time of the last step's phases, mean of the ranks. On a GPU "
+            "the host runs ahead: read the ledger for where device time went.",
             [Query(combine("avg", select("pacecar_job_step_phase_duration_seconds"), "phase"), "{{phase}}")],
             unit="s", empty=NO_JOB)),
     ])  # fmt: skip

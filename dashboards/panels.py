@@ -96,7 +96,7 @@ def colour(series: str, shade: str) -> dict[str, Any]:
     return look(series, color={"mode": "fixed", "fixedColor": shade})
 
 
-def look(series: str, *, regex: bool = False, **properties: object) -> dict[str, Any]:
+def look(series: str, *, regex: bool = False, **properties: Any) -> dict[str, Any]:  # noqa: ANN401  a property is of any type
     """Return an override of field properties for the series called `series` (dots are written `__`)."""
     return {
         "matcher": {"id": "byRegexp" if regex else "byName", "options": series},

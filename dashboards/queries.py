@@ -42,7 +42,7 @@ NODE = "instance"
 """The label that Prometheus itself puts on everything that it scraped from one daemon."""
 
 CLUSTER = "cluster"
-"""A label that users with several clusters add by relabelling or external_labels; where it is absent it matches `.*`."""
+"""A label that users with several clusters add in Prometheus; where it is absent `.*` still matches."""
 
 INTERVAL = "$__rate_interval"
 """Grafana's own window: at least four scrapes, so that a rate never falls between two of them."""

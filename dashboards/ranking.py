@@ -84,7 +84,7 @@ def ranking(
             {"id": "sortBy", "options": {"fields": {}, "sort": [{"field": worst, "desc": True}]}},
         ],
         overrides=[
-            {"matcher": {"id": "byType", "options": "number"}, "properties": [{"id": "noValue", "value": "–"}]},  # noqa: RUF001  a dash is what it is
+            {"matcher": {"id": "byType", "options": "number"}, "properties": [{"id": "noValue", "value": "-"}]},
             *(look(heads[key], links=LINKS[key]) for key in keys if key in LINKS),
             *map(_look, questions),
         ],
@@ -92,7 +92,7 @@ def ranking(
 
 
 def _look(question: Column) -> dict[str, Any]:
-    said: dict[str, object] = {"unit": question.unit}
+    said: dict[str, Any] = {"unit": question.unit}
     if question.decimals is not None:
         said["decimals"] = question.decimals
     if question.width is not None:

@@ -11,6 +11,7 @@ from pacecar.dashboards.fleet import fleet_dashboard
 from pacecar.dashboards.itself import itself_dashboard
 from pacecar.dashboards.job import job_dashboard
 from pacecar.dashboards.node import node_dashboard
+from pacecar.dashboards.rules import render_rules
 from pacecar.dashboards.tidy import dumps, tidy
 from pacecar.dashboards.tuning import tuning_dashboard
 
@@ -23,8 +24,8 @@ _DRAWN = {
 
 
 def render() -> dict[str, str]:
-    """Return file name -> JSON text of every dashboard."""
-    return {name: dumps(_plain(draw())) for name, draw in _DRAWN.items()}
+    """Return file name -> text of every dashboard (JSON) and of the rules (YAML)."""
+    return {name: dumps(_plain(draw())) for name, draw in _DRAWN.items()} | render_rules()
 
 
 def _plain(dashboard: object) -> Any:  # noqa: ANN401  a JSON value is of any type

@@ -69,8 +69,8 @@ def _pace() -> Section:
     samples = combine("sum", rate("pacecar_job_samples_total", all_ranks=True))
     tokens = combine("sum", rate("pacecar_job_tokens_total", all_ranks=True))
     return Section("Pace and decisions", [
-        (16, 9, time_series("Pace and decisions", "Mean step of the slowest rank. The marks are decisions, verdicts and "
-            "orders by hand: hover over one for its knob. A step that trains on more samples takes longer: compare "
+        (16, 9, time_series("Pace and decisions", "Mean step of the slowest rank. The marks are decisions, verdicts "
+            "and orders by hand: hover over one for its knob. A step that trains on more samples takes longer: compare "
             "the throughput beside it.", [Query(pace, "slowest rank")], unit="s", empty=NO_JOB)),
         (8, 9, time_series("Throughput", "What the job trains on a second. Where the batch changes, this and not the "
             "step time is what was gained.", [
@@ -89,7 +89,8 @@ def _gains() -> Section:
         return combine("max", select(metric), "knob")
 
     def verdicts(outcome: str) -> str:
-        return combine("sum", select("pacecar_tuner_verdicts_total", {"outcome": outcome}), "knob")
+        one = combine("sum", select("pacecar_tuner_verdicts_total", {"outcome": outcome}), "knob")
+        return f"{one} or 0 * {combine('sum', select('pacecar_tuner_verdicts_total'), 'knob')}"
 
     return Section("Expected and measured gain", [
         (12, 8, time_series("Expected and measured gain", "Share of step time that the last decision expected to save "
@@ -146,8 +147,9 @@ def _knobs() -> Section:
                 Query(combine("max", increase("pacecar_knob_switches_total")), "switches in the window"),
             ], unit="s", empty="No knob was turned", overrides=[
                 look("switches in the window", unit="none", custom__axisPlacement="right")])),
-        (8, 7, time_series("Orders by hand", "What people ordered with `pacecar tune`, so far, and whether it was done.",
-            [Query(combine("sum", select("pacecar_tuner_orders_total"), "action", "outcome"), "{{action}} {{outcome}}")],
+        (8, 7, time_series("Orders by hand", "What people ordered with `pacecar tune` so far, and if it was done.",
+            [Query(combine("sum", select("pacecar_tuner_orders_total"), "action", "outcome"),
+                   "{{action}} {{outcome}}")],
             unit="none", empty="Nobody gave the tuner an order", stepped=True)),
     ])  # fmt: skip
 
@@ -155,10 +157,10 @@ def _knobs() -> Section:
 def _unrest() -> Section:
     late = select("pacecar_job_straggler_excess_seconds", all_ranks=True)
     return Section("What else moves the pace", [
-        (12, 7, time_series("Stragglers meanwhile", "A late rank is not tuned around: while there is one, trials pause.",
+        (12, 7, time_series("Stragglers meanwhile", "A late rank is not tuned around: trials pause meanwhile.",
             [Query(late, f"rank {{{{{RANK}}}}}: {{{{cause}}}}")], unit="s", empty="No rank is late")),
-        (12, 7, time_series("Links meanwhile", "The busiest interface of each of the job's nodes: other traffic changes "
-            "step times too, and trials pause for it.",
+        (12, 7, time_series("Links meanwhile", "The busiest interface of each of the job's nodes: other traffic "
+            "changes step times too, and trials pause for it.",
             [Query(combine("max", select("pacecar_host_network_transmit_utilization_ratio"), "instance"),
                    "{{instance}}")],
             unit="percentunit", limit=1.0, empty="No interface of these nodes tells its speed")),

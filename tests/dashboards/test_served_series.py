@@ -132,7 +132,7 @@ def test_every_expression_finds_the_series_that_this_machine_serves(served, expr
         for where, expression in expressions.items()
         if {metric.name for metric in metrics_in([expression])} <= names
     }
-    assert {"Ledger A", "Knobs A", "State of the tuner A", "CPU by mode A", "Overlap ratio A"} <= set(asked)
+    assert {"job: Ledger A", "job: Knobs A", "tuning: State of the tuner A", "node: CPU by mode A"} <= set(asked)
     questions = [
         {"expr": f"absent({filled_in(expression)})", "eval_time": "5m", "exp_samples": []}
         for where, expression in asked.items()
