@@ -158,8 +158,8 @@ class LivelyNode:
             for direction in ("receive", "transmit"):
                 share = wave(0.02, 0.3 if number == 0 else 0.05, shift=number)
                 add(f"host_network_{direction}_utilization_ratio", share, name)
-                add(f"host_network_{direction}_bytes_total", lambda t, s=share: s(t) * link, name)
-                add(f"host_network_{direction}_packets_total", lambda t, s=share: s(t) * link / 4096, name)
+                add(f"host_network_{direction}_bytes_total", lambda t, s=share, link=link: s(t) * link, name)
+                add(f"host_network_{direction}_packets_total", lambda t, s=share, link=link: s(t) * link / 4096, name)
                 add(f"host_network_{direction}_errors_total", steady(0), name)
                 add(f"host_network_{direction}_drops_total", steady(0.2 * number), name)
             add("host_network_link_bytes_per_second", steady(link), name)
@@ -175,8 +175,8 @@ class LivelyNode:
             for direction in ("receive", "transmit"):
                 share = wave(0.25, 0.85, period=40, shift=number)
                 add(f"rdma_{direction}_utilization_ratio", share, *port)
-                add(f"rdma_{direction}_bytes_total", lambda t, s=share: s(t) * link, *port)
-                add(f"rdma_{direction}_packets_total", lambda t, s=share: s(t) * link / 4096, *port)
+                add(f"rdma_{direction}_bytes_total", lambda t, s=share, link=link: s(t) * link, *port)
+                add(f"rdma_{direction}_packets_total", lambda t, s=share, link=link: s(t) * link / 4096, *port)
             add("rdma_transmit_waits_total", wave(0, 4e5), *port)
             for error in ("symbol_error", "link_downed", "port_rcv_errors"):
                 add("rdma_errors_total", steady(0), *port, error)

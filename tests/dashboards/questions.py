@@ -1,9 +1,9 @@
 """What does Grafana ask when somebody opens a dashboard?  Its variables first, then every target with them filled in.
 
 Pure but for the answers about variables: a dashboard's JSON and a `labels` function in, expressions out.  It follows
-Grafana's own rules: a variable with several values becomes an alternation `(a|b)`, "All" becomes `allValue` where one is
-set, and values are escaped for a regular expression (Grafana's documentation, "Variable syntax" and "Prometheus template
-variables").  Left out: ad-hoc filters and variable formats that no dashboard of ours uses; those fail loudly.
+Grafana's own rules: a variable with several values becomes an alternation `(a|b)`, "All" becomes `allValue` where there
+is one, and values are escaped for a regular expression (Grafana's documentation, "Variable syntax" and "Prometheus
+template variables").  Left out: ad-hoc filters and variable formats that no dashboard of ours uses; those fail loudly.
 """
 
 from __future__ import annotations

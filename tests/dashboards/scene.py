@@ -68,7 +68,7 @@ sys.exit(run(DaemonConfig(**json.loads(sys.argv[1]))))
 """
 
 
-def _wait(claim: Callable[[], Any], why: Callable[[], str]) -> Any:  # noqa: ANN401  what was claimed
+def _wait(claim: Callable[[], Any], why: Callable[[], str]) -> Any:
     limit = time.monotonic() + PATIENCE_SECONDS
     while not (found := claim()):
         assert time.monotonic() < limit, why()

@@ -104,7 +104,7 @@ class Prometheus:
         """Return every rule with its health and its last error."""
         return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
 
-    def _get(self, what: str, **parameters: str) -> Any:  # noqa: ANN401  the data of a JSON answer
+    def _get(self, what: str, **parameters: str) -> Any:
         url = f"{self.url}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
         try:
             with urllib.request.urlopen(url, timeout=ANSWER_SECONDS_MAX) as answer:

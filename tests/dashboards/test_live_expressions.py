@@ -1,8 +1,8 @@
 """No panel without data: a real Prometheus answers every question that Grafana would ask it for every dashboard.
 
-Two nodes are scraped at once.  On this machine, with a real job, every question must find something, but for those about
-what a machine like this may lack (`MAY_BE_MISSING`) or nobody wants to see (`GOOD_NEWS`).  On the planted node every
-question must, with no exception.
+Two nodes are scraped at once.  On this machine, with a real job, every question must find something, but for those
+about what a machine like this may lack (`MAY_BE_MISSING`) or nobody wants to see (`GOOD_NEWS`).  On the planted node
+every question must, with no exception.
 """
 
 from __future__ import annotations
