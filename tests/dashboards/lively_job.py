@@ -166,7 +166,8 @@ class LivelyJob:
             ),
         )  # fmt: skip
         estimate = Ledger(
-            wall_ns=ledger.wall_ns, compute_ns=ledger.compute_ns + off,
+            wall_ns=ledger.wall_ns, communication_ns=ledger.communication_ns - off,
+            overlapped_communication_ns=ledger.overlapped_communication_ns, compute_ns=ledger.compute_ns + off,
             exposed_communication_ns=ledger.exposed_communication_ns - off, exposed_copy_ns=ledger.exposed_copy_ns,
             data_wait_ns=ledger.data_wait_ns, host_bound_ns=ledger.host_bound_ns,
             optimizer_host_ns=ledger.optimizer_host_ns, checkpoint_ns=ledger.checkpoint_ns,

@@ -13,20 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Question", "filled_in", "panels_of", "questions", "resolve"]
+__all__ = ["Question", "built_in", "choices", "filled_in", "panels_of", "questions", "resolve"]
 
 Labels = Callable[[str, str | None], list[str]]
 """(label, selector) -> the values there are."""
 
 RANGE_SECONDS = 60
-BUILT_IN = {
-    "__rate_interval": "5s",  # at least four scrapes, of a second each
-    "__interval": "1s",
-    "__interval_ms": "1000",
-    "__range": f"{RANGE_SECONDS}s",
-    "__range_s": str(RANGE_SECONDS),
-    "__range_ms": str(RANGE_SECONDS * 1000),
-}
 
 _VARIABLE = re.compile(r"\$(\w+)|\$\{(\w+)(?::(\w+))?\}|\[\[(\w+)\]\]")
 _LABEL_VALUES = re.compile(r"^label_values\((?:(?P<selector>.+),)?\s*(?P<label>\w+)\s*\)$", re.DOTALL)
@@ -51,6 +43,18 @@ class Question:
         return f"{self.name} [{self.reference}] {self.expression}"
 
 
+def built_in(scrape_seconds: int, range_seconds: int) -> dict[str, str]:
+    """Return Grafana's own variables; a rate's window is at least four scrapes, and one more for a late one."""
+    return {
+        "__rate_interval": f"{5 * scrape_seconds}s",
+        "__interval": f"{scrape_seconds}s",
+        "__interval_ms": f"{scrape_seconds}000",
+        "__range": f"{range_seconds}s",
+        "__range_s": f"{range_seconds}",
+        "__range_ms": f"{range_seconds}000",
+    }
+
+
 def filled_in(text: str, values: Mapping[str, str]) -> str:
     """Return `text` with each variable's value in its place; KeyError for one that has none."""
 
@@ -61,25 +65,30 @@ def filled_in(text: str, values: Mapping[str, str]) -> str:
     return _VARIABLE.sub(value, text)
 
 
-def resolve(dashboard: Mapping[str, Any], labels: Labels, chosen: Mapping[str, str]) -> dict[str, str]:
+def resolve(
+    dashboard: Mapping[str, Any], labels: Labels, chosen: Mapping[str, str], base: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """Return variable -> text, for what a user gets who chooses `chosen` and leaves the rest as it comes.
+
+    `base` are Grafana's own variables; without them they are those of a scrape a second and a minute that is shown.
 
     Raises:
         LookupError: a variable offers nothing to choose from, or not what was chosen.
     """
-    values = dict(BUILT_IN)
+    values = dict(base or built_in(1, RANGE_SECONDS))
     for variable in dashboard["templating"]["list"]:
         name = variable["name"]
         if variable["type"] == "datasource":
             values[name] = "prometheus"
         elif variable["type"] == "query":
-            values[name] = _chosen(variable, _options(variable, labels, values), chosen.get(name))
+            values[name] = _chosen(variable, choices(variable, labels, values), chosen.get(name))
         else:
             raise AssertionError(f"variable {name}: nothing is known of the type {variable['type']}")
     return values
 
 
-def _options(variable: Mapping[str, Any], labels: Labels, values: Mapping[str, str]) -> list[str]:
+def choices(variable: Mapping[str, Any], labels: Labels, values: Mapping[str, str]) -> list[str]:
+    """Return what the variable offers, those before it being `values`."""
     query = variable["query"]
     text = filled_in(query if isinstance(query, str) else query["query"], values)
     asked = _LABEL_VALUES.match(text)
