@@ -12,7 +12,7 @@ from __future__ import annotations
 from grafanalib import core
 
 from pacecar.dashboards.frame import dashboard, decision_marks, variables
-from pacecar.dashboards.ledgers import each_rank_section, ledger_section
+from pacecar.dashboards.ledgers import communication_section, each_rank_section, ledger_section, trust_section
 from pacecar.dashboards.pace import NO_JOB, crew_section, pace_section
 from pacecar.dashboards.palette import BAD, GOOD, WARN
 from pacecar.dashboards.panels import Query, Section, columns, look, state_timeline, table, time_series
@@ -91,8 +91,8 @@ def job_dashboard() -> core.Dashboard:
         "One training job: its pace, where its steps went, who is late, how well its devices are used, its machines.",
         variables("job", "node", "gpu", "rank", one_job=True),
         [
-            pace_section(), ledger_section(), each_rank_section(), crew_section(), _tuner(), vitals_section(),
-            _machines(), _ranks(),
+            pace_section(), ledger_section(), communication_section(), crew_section(), _tuner(), vitals_section(),
+            each_rank_section(), trust_section(), _machines(), _ranks(),
         ],
         annotations=decision_marks(),
     )  # fmt: skip
