@@ -39,10 +39,9 @@ class _Variable(core.Template):  # type: ignore[misc]  # grafanalib has no types
     def to_json_data(self) -> dict[str, Any]:
         """Return what grafanalib makes of it, with the value that stands before anybody chose."""
         said: dict[str, Any] = super().to_json_data()
-        many: dict[str, Any] = (
-            {"text": ["All"], "value": ["$__all"]} if self.multi else {"text": "All", "value": "$__all"}
-        )
-        return said | {"current": many if self.includeAll else {}}
+        # Without a value Grafana takes the first one there is.
+        del said["current"]
+        return said | ({"current": {"text": ["All"], "value": ["$__all"]}} if self.includeAll else {})
 
 
 def _query(name: str, label: str, text: str, *, many: bool = True, all_value: str | None = ANY) -> core.Template:

@@ -12,12 +12,12 @@ from __future__ import annotations
 from grafanalib import core
 
 from pacecar.dashboards.frame import dashboard, decision_marks, variables
-from pacecar.dashboards.ledgers import each_rank_section, ledger_section
+from pacecar.dashboards.ledgers import communication_section, each_rank_section, ledger_section, trust_section
 from pacecar.dashboards.pace import NO_JOB, crew_section, pace_section
 from pacecar.dashboards.palette import BAD, GOOD, WARN
 from pacecar.dashboards.panels import Query, Section, columns, look, state_timeline, table, time_series
 from pacecar.dashboards.queries import NODE, ONE_JOB, RANK, combine, divide
-from pacecar.dashboards.vitals import vitals_section
+from pacecar.dashboards.vitals import efficiency_section, memory_section
 
 __all__ = ["job_dashboard"]
 
@@ -91,8 +91,8 @@ def job_dashboard() -> core.Dashboard:
         "One training job: its pace, where its steps went, who is late, how well its devices are used, its machines.",
         variables("job", "node", "gpu", "rank", one_job=True),
         [
-            pace_section(), ledger_section(), each_rank_section(), crew_section(), _tuner(), vitals_section(),
-            _machines(), _ranks(),
+            pace_section(), ledger_section(), communication_section(), crew_section(), efficiency_section(), _tuner(),
+            memory_section(), each_rank_section(), trust_section(), _machines(), _ranks(),
         ],
         annotations=decision_marks(),
     )  # fmt: skip

@@ -10,9 +10,9 @@ from grafanalib import core
 from pacecar.dashboards.palette import BAD, HEADING_COLOURS
 from pacecar.dashboards.panels import Query, Section, bar_chart, colour, look, time_series
 from pacecar.dashboards.queries import ONE_JOB, RANK, combine, divide
-from pacecar.dashboards.whatif import what_if_panels
+from pacecar.dashboards.whatif import ladder_age_panel, what_if_panels
 
-__all__ = ["each_rank_section", "ledger_section", "share_of_step"]
+__all__ = ["communication_section", "each_rank_section", "ledger_section", "share_of_step", "trust_section"]
 
 NO_JOB = "No job has reported here yet"
 
@@ -57,7 +57,17 @@ def _ledger_by_rank() -> core.BarChart:
 
 
 def ledger_section() -> Section:
-    """Return the row about the ledger, what is hidden in it, what-if, collectives, and how far to trust it."""
+    """Return the row about the ledger and about what would help."""
+    return Section("Ledger: where the step went", [
+        (14, 10, _ledger_stack("Ledger", "Share of step time by heading, of the ranks chosen; the headings sum to one. "
+            "Only compute, and the optimizer's own work, is what the job is for.")),
+        (10, 10, _ledger_by_rank()),
+        *what_if_panels(),
+    ])  # fmt: skip
+
+
+def communication_section() -> Section:
+    """Return the row about what is communicated, how much of it is hidden, and how fast it goes."""
 
     def of_step(name: str) -> str:
         return divide(combine("sum", rate(name)), combine("sum", rate("pacecar_job_step_wall_seconds_total")))
@@ -66,35 +76,45 @@ def ledger_section() -> Section:
         combine("sum", rate("pacecar_job_overlapped_communication_seconds_total"), RANK),
         combine("sum", rate("pacecar_job_communication_seconds_total"), RANK),
     )
-    return Section("Ledger: where the step went", [
-        (14, 10, _ledger_stack("Ledger", "Share of step time by heading, of the ranks chosen; the headings sum to one. "
-            "Only compute, and the optimizer's own work, is what the job is for.")),
-        (10, 10, _ledger_by_rank()),
-        (8, 7, time_series("Overlap ratio", "Communication that ran under compute, over all communication. "
-            "Absent while nothing was communicated.", [Query(overlap, f"rank {{{{{RANK}}}}}")],
+    return Section("Communication", [
+        (6, 7, time_series("Overlap ratio", "Communication that ran under compute, over all communication; of "
+            "many ranks the 16 with least. Absent while nothing was communicated.",
+            [Query(f"bottomk(16, {overlap})", f"rank {{{{{RANK}}}}}")],
             unit="percentunit", limit=1.0, empty="No communication was measured")),
-        (8, 7, time_series("Communication", "Communication per second of step: all of it, and the part that was hidden "
+        (6, 7, time_series("Communication", "Communication per second of step: all of it, and the part that was hidden "
             "under compute. The gap between the lines is what the job waits for.", [
                 Query(of_step("pacecar_job_communication_seconds_total"), "all"),
                 Query(of_step("pacecar_job_overlapped_communication_seconds_total"), "overlapped"),
             ], unit="percentunit", empty=NO_JOB)),
-        (8, 7, time_series("Age of the calibration", "Steps since the exact window that the estimate rests on. "
-            "Absent before the first window, when most of the ledger is unknown.",
-            [Query(combine("max", select("pacecar_job_ledger_calibration_age_steps"), RANK), f"rank {{{{{RANK}}}}}")],
-            unit="none", empty="No exact window was taken yet")),
-        *what_if_panels(),
-        (12, 7, time_series("Collectives of a step", "Time of the collectives of one operation in the step of the last "
+        (6, 7, time_series("Collectives of a step", "Time of the collectives of one operation in the step of the last "
             "exact window, mean of the ranks chosen; waiting for a late rank is inside.", [
                 Query(combine("avg", select("pacecar_job_collective_duration_seconds"), "op"), "{{op}}"),
                 Query(combine("avg", select("pacecar_job_collectives"), "op"), "{{op}}: count"),
             ], unit="s", empty="No collective was seen in an exact window", overrides=[
                 look(".*: count", regex=True, unit="none", custom__axisPlacement="right")])),
-        (12, 7, time_series("Bus bandwidth", "Bus bandwidth of those collectives, to compare with the links' speed, "
+        (6, 7, time_series("Bus bandwidth", "Bus bandwidth of those collectives, to compare with the links' speed, "
             "and their size. Absent on gloo, which does not say sizes.", [
                 Query(combine("avg", select("pacecar_job_collective_bus_bandwidth_bytes_per_second"), "op"), "{{op}}"),
                 Query(combine("avg", select("pacecar_job_collective_bytes"), "op"), "{{op}}: size"),
             ], unit="Bps", empty="The backend does not say how large its collectives are", overrides=[
                 look(".*: size", regex=True, unit="bytes", custom__axisPlacement="right")])),
+    ])  # fmt: skip
+
+
+def each_rank_section() -> Section:
+    """Return the row with one ledger a rank."""
+    panel = _ledger_stack("Rank $rank", "Share of step time by heading, of one rank.", repeat="rank")
+    return Section("Ledger of each rank over time", [(6, 7, panel)], collapsed=True)
+
+
+def trust_section() -> Section:
+    """Return the row that says how far the ledger can be trusted."""
+    return Section("How far the ledger can be trusted", [
+        (12, 7, time_series("Age of the calibration", "Steps since the exact window that the estimate rests on. "
+            "Absent before the first window, when most of the ledger is unknown.",
+            [Query(combine("max", select("pacecar_job_ledger_calibration_age_steps"), RANK), f"rank {{{{{RANK}}}}}")],
+            unit="none", empty="No exact window was taken yet")),
+        (12, 7, ladder_age_panel()),
         (12, 7, time_series("Error of the estimate", "Share of the step that the estimate would have put under a wrong "
             "heading, asked at each exact window before it is learned from; and the bound of what the profiler's own "
             "slow-down can have moved. The estimate is meant to stay under 5 %.", [
@@ -107,10 +127,4 @@ def ledger_section() -> Section:
              for heading in HEADING_COLOURS],
             unit="percentunit", empty="Fewer than two exact windows were taken",
             overrides=[colour(heading, shade) for heading, shade in HEADING_COLOURS.items()])),
-    ])  # fmt: skip
-
-
-def each_rank_section() -> Section:
-    """Return the row with one ledger a rank."""
-    panel = _ledger_stack("Rank $rank", "Share of step time by heading, of one rank.", repeat="rank")
-    return Section("Ledger of each rank over time", [(6, 7, panel)], collapsed=True)
+    ], collapsed=True)  # fmt: skip

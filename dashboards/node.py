@@ -72,7 +72,7 @@ def _now() -> Section:
         (3, 4, stat("Least memory left", "Share of memory that can be given out without swapping.",
             [Query(left, "left")], unit="percentunit", empty=NO_NODE, decimals=0,
             thresholds=[(0.0, BAD), (0.05, WARN), (0.1, GOOD)])),
-        (24, 6, ranking("Jobs on these nodes", "Each job with ranks here; its name leads to its own dashboard.",
+        (24, 5, ranking("Jobs on these nodes", "Each job with ranks here; its name leads to its own dashboard.",
             [CLUSTER, JOB], [
                 Column("Ranks here", combine("count", ranks, CLUSTER, JOB)),
                 Column("Step", combine("max", select("pacecar_job_step"), CLUSTER, JOB)),

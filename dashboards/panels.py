@@ -15,8 +15,8 @@ from typing import Any, Literal, TypeAlias
 
 from grafanalib import core
 
-from pacecar.dashboards.palette import NEUTRAL
-from pacecar.dashboards.queries import metrics_in
+from pacecar.dashboards.palette import LINE_COLOURS, NEUTRAL
+from pacecar.dashboards.queries import CLUSTER, GPU, JOB, NODE, metrics_in
 
 __all__ = [
     "DATASOURCE",
@@ -27,6 +27,7 @@ __all__ = [
     "bar_chart",
     "colour",
     "columns",
+    "heads",
     "look",
     "place",
     "stat",
@@ -104,13 +105,34 @@ def look(series: str, *, regex: bool = False, **properties: Any) -> dict[str, An
     }
 
 
+NAMES = {CLUSTER: "Cluster", JOB: "Job", NODE: "Node", GPU: "GPU"}
+"""What labels are called at the head of a column, where it is not their own name."""
+
+
+def heads(label: str) -> str:
+    """Return what the column of `label` is called: a word of English."""
+    words = label.replace("_", " ")
+    return NAMES.get(label) or words[0].upper() + words[1:]
+
+
+def _told_apart(queries: Sequence[Query], overrides: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return `overrides`, and a colour for each line whose name is fixed, from the palette for the colour-blind.
+
+    Grafana has no such palette of its own.  Lines that labels name (ranks, GPUs) take what comes, and have a legend.
+    """
+    taken = {rule["matcher"]["options"] for rule in overrides if any(p["id"] == "color" for p in rule["properties"])}
+    names = [query.legend for query in queries if "{{" not in query.legend and query.legend not in taken]
+    return [*(colour(name, shade) for name, shade in zip(names, LINE_COLOURS, strict=False)), *overrides]
+
+
 def columns(*names: str) -> list[dict[str, Any]]:
     """Return the transformations that keep the columns `names` of a table and put them in this order."""
     order = {name: index for index, name in enumerate(names)}
     return [
         {"id": "filterFieldsByName", "options": {"include": {"names": list(names)}}},
-        {"id": "organize", "options": {"indexByName": order, "excludeByName": {}, "renameByName": {}}},
-    ]
+        {"id": "organize", "options": {
+            "indexByName": order, "excludeByName": {}, "renameByName": {name: heads(name) for name in names}}},
+    ]  # fmt: skip
 
 
 def time_series(
@@ -151,7 +173,7 @@ def time_series(
         legendCalcs=["mean", "max", "lastNotNull"],
         tooltipMode="multi",
         tooltipSort="none" if stacked else "desc",
-        overrides=list(overrides),
+        overrides=_told_apart(queries, list(overrides)),
         maxDataPoints=None,
         repeat=core.Repeat("h", repeat, 4) if repeat else core.Repeat(),
         extraJson={"fieldConfig": {"defaults": {

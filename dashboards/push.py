@@ -16,12 +16,13 @@ from __future__ import annotations
 import base64
 import json
 import ssl
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from typing import Any, NoReturn
 
 __all__ = ["Grafana", "Pushed", "Refused", "Unreachable", "push"]
@@ -94,7 +95,7 @@ class Grafana:
         opener = urllib.request.build_opener(_NoRedirect)
         try:
             with opener.open(request, timeout=self.timeout_seconds) as answer:
-                text = answer.read(ANSWER_BYTES_MAX)
+                text = _read(answer, self.timeout_seconds)
         except urllib.error.HTTPError as error:
             with error:
                 self._fail(path, error)
@@ -131,6 +132,17 @@ class Grafana:
             if secret:
                 line = line.replace(secret, "***")
         return line or "no reason given"
+
+
+def _read(answer: HTTPResponse, timeout_seconds: float) -> bytes:
+    """Return the body, as far as it came in time: the socket's own limit begins anew with each byte."""
+    until = time.monotonic() + timeout_seconds
+    text = b""
+    while len(text) < ANSWER_BYTES_MAX and (part := answer.read1(ANSWER_BYTES_MAX)):
+        text += part
+        if time.monotonic() > until:
+            raise TimeoutError
+    return text
 
 
 def _message(error: urllib.error.HTTPError) -> str:

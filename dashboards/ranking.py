@@ -9,19 +9,16 @@ label that is absent everywhere (`cluster`, mostly) makes no column.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from grafanalib import core
 
-from pacecar.dashboards.panels import Query, Steps, look, table, thresholds_of
-from pacecar.dashboards.queries import CLUSTER, GPU, JOB, NODE, RANK
+from pacecar.dashboards.panels import Query, Steps, heads, look, table, thresholds_of
+from pacecar.dashboards.queries import JOB, NODE
 
-__all__ = ["DOWN", "LINKS", "NAMES", "Column", "ranking"]
-
-NAMES = {CLUSTER: "Cluster", JOB: "Job", NODE: "Node", GPU: "GPU", RANK: "Rank"}
-"""What the labels are called at the head of a column."""
+__all__ = ["LINKS", "Column", "ranking"]
 
 _CARRIED = "${datasource:queryparam}&${cluster:queryparam}&${__url_time_range}"
 
@@ -37,9 +34,6 @@ LINKS = {
 }
 """Where the name of a job or a node leads."""
 
-DOWN = [{"type": "value", "options": {"0": {"text": "no", "index": 0}, "1": {"text": "yes", "index": 1}}}]
-"""Words for a number that is a claim."""
-
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -51,7 +45,6 @@ class Column:
     steps: Steps = ()
     decimals: int | None = None
     width: int | None = None
-    mappings: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
 
 
 def ranking(
@@ -62,18 +55,13 @@ def ranking(
     *,
     worst: str,
     empty: str,
-    names: Mapping[str, str] | None = None,
 ) -> core.Table:
-    """Return the table of what `keys` (labels) tell apart, sorted by the column `worst`, highest first.
-
-    `names` are the words for labels that are not in NAMES.
-    """
+    """Return the table of what `keys` (labels) tell apart, sorted by the column `worst`, highest first."""
     titles = [question.title for question in questions]
     assert worst in titles, f"{title}: no column {worst}"
-    heads = NAMES | dict(names or {})
     columns = [*keys, *(f"Value #{chr(ord('A') + index)}" for index in range(len(questions)))]
     # Where one query alone finds something, Grafana calls its column just "Value".
-    renamed = {"Value": titles[0], **dict(zip(columns, [*(heads[key] for key in keys), *titles], strict=True))}
+    renamed = {"Value": titles[0], **dict(zip(columns, [*(heads(key) for key in keys), *titles], strict=True))}
     return table(
         title, text, [Query(question.expression, "", instant=True) for question in questions], empty=empty,
         transformations=[
@@ -85,7 +73,7 @@ def ranking(
         ],
         overrides=[
             {"matcher": {"id": "byType", "options": "number"}, "properties": [{"id": "noValue", "value": "-"}]},
-            *(look(heads[key], links=LINKS[key]) for key in keys if key in LINKS),
+            *(look(heads(key), links=LINKS[key]) for key in keys if key in LINKS),
             *map(_look, questions),
         ],
     )  # fmt: skip
@@ -97,8 +85,6 @@ def _look(question: Column) -> dict[str, Any]:
         said["decimals"] = question.decimals
     if question.width is not None:
         said["custom__width"] = question.width
-    if question.mappings:
-        said["mappings"] = list(question.mappings)
     if question.steps:
         said["thresholds"] = {"mode": "absolute", "steps": thresholds_of(question.steps, base="transparent")}
         said["custom__cellOptions"] = {"type": "color-background", "mode": "basic"}

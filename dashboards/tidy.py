@@ -15,7 +15,7 @@ __all__ = ["dumps", "tidy"]
 LEGACY = frozenset(
     {
         # Dashboard: Grafana 5 and older, or set by the importer.
-        "__inputs", "gnetId", "hideControls", "rows", "sharedCrosshair", "style",
+        "__inputs", "gnetId", "hideControls", "rows", "sharedCrosshair", "style", "time_options",
         # Panel.
         "cacheTimeout", "error", "height", "hideTimeOverride", "minSpan", "span", "editable",
         # Query and variable.

@@ -78,7 +78,7 @@ def _pace() -> Section:
                 Query(tokens, "tokens/s"),
             ], unit="short", empty="The hook counts neither samples nor tokens",
             overrides=[look("tokens/s", custom__axisPlacement="right")])),
-        (24, 6, state_timeline("State of the tuner", "One bar for each state while the tuner is in it. Frozen means "
+        (24, 5, state_timeline("State of the tuner", "One bar for each state while the tuner is in it. Frozen means "
             "that it stopped; `pacecar tune status` says why, and `pacecar tune resume` begins anew.",
             [Query(select("pacecar_tuner_state") + " == 1", "{{state}}")], empty=NO_TUNER, shade=GOOD)),
     ])  # fmt: skip
@@ -110,7 +110,7 @@ def _gains() -> Section:
                 Column("Rolled back", verdicts("rolled_back")),
                 Column("Barred", verdicts("barred")),
                 Column("Abandoned", verdicts("abandoned")),
-            ], worst="Measured", empty=NO_TRIAL, names={"knob": "Knob"})),
+            ], worst="Measured", empty=NO_TRIAL)),
         (8, 7, time_series("Decisions and verdicts", "Trials begun, advice given, and what became of them, so far.", [
                 Query(combine("sum", select("pacecar_tuner_decisions_total"), "kind"), "{{kind}}"),
                 Query(combine("sum", select("pacecar_tuner_verdicts_total"), "outcome"), "{{outcome}}"),
