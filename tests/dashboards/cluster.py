@@ -9,6 +9,7 @@ The daemons, what they serve and Prometheus are real.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -34,7 +35,7 @@ def cluster(folder: Path, rules: list[Path]) -> Iterator[Prometheus]:
     with ExitStack() as until:
         daemons = {}
         for name, node in NODES.items():
-            config = DaemonConfig(port=0, socket=str(folder / f"{name}.sock"), recordings=str(folder / name))
+            config = DaemonConfig(port=0, socket=str(folder / f"{name}.sock"), recordings=str(folder / name), period_seconds=SCRAPE_SECONDS)
             daemons[name] = Daemon(config, collectors=[node(), OwnCollector()])
             daemons[name].start()
             until.callback(daemons[name].close)
@@ -46,7 +47,9 @@ def cluster(folder: Path, rules: list[Path]) -> Iterator[Prometheus]:
         stop = threading.Event()
 
         def train() -> None:
-            while not stop.wait(STEP_SECONDS):
+            due = time.monotonic()
+            while not stop.wait(max(0.0, due - time.monotonic())):
+                due += STEP_SECONDS  # not from now: a busy machine must not slow the job down
                 for job in jobs:
                     job.step()
 

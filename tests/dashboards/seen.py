@@ -53,7 +53,9 @@ def build() -> Path:
     bundle = ["node_modules/.bin/vite", "build", "--logLevel", "error"]
     for command in (["node_modules/.bin/tsc", "-p", "."], bundle):
         subprocess.run(command, cwd=BUILD, env=environ, check=True)
-    # Where Grafana's styles look for Grafana's font.
+    # Where Grafana's components look for its icons, and its styles for its font.
+    icons = BUILD / "node_modules" / "@grafana" / "ui" / "dist" / "public" / "img"
+    shutil.copytree(icons, BUILD / "dist" / "public" / "build" / "img", dirs_exist_ok=True)
     fonts = BUILD / "dist" / "public" / "fonts" / "inter"
     fonts.mkdir(parents=True, exist_ok=True)
     for weight, name in ((400, "Regular"), (500, "Medium")):

@@ -27,7 +27,7 @@ GENERATED = Path(__file__).resolve().parents[2] / "dashboards" / "generated"
 DASHBOARDS = {path.name: json.loads(path.read_text(encoding="utf-8")) for path in sorted(GENERATED.glob("*.json"))}
 RULES = sorted(GENERATED.glob("*.rules.yml"))
 
-PATIENCE_SECONDS = 50.0
+PATIENCE_SECONDS = 120.0
 """Until the last panel has data; the second exact window takes longest."""
 
 NO_TRIAL = "a tuner that is sure of itself begins no trial in the first minute"

@@ -11,7 +11,6 @@ import type {
   FieldConfig,
   Panel,
   RowPanel,
-  ThresholdsConfig,
   AnnotationQuery,
 } from '@grafana/schema';
 import type * as barchart from '@grafana/schema/dist/esm/raw/composable/barchart/panelcfg/x/BarChartPanelCfg_types.gen';
@@ -23,20 +22,15 @@ import type * as text from '@grafana/schema/dist/esm/raw/composable/text/panelcf
 import type * as timeseries from '@grafana/schema/dist/esm/raw/composable/timeseries/panelcfg/x/TimeSeriesPanelCfg_types.gen';
 
 // JSON has no enums: 'table' stands for LegendDisplayMode.Table.
-type Json<T> = T extends ThresholdsConfig
-  ? Thresholds
-  : T extends string
-    ? `${T}`
-    : T extends number | boolean | null | undefined
-      ? T
-      : T extends Array<infer U>
-        ? Array<Json<U>>
-        : T extends object
-          ? { [K in keyof T]: Json<T[K]> }
-          : T;
-
-// The first step begins at minus infinity, which JSON cannot say and @grafana/data puts there itself.
-type Thresholds = { mode: `${ThresholdsConfig['mode']}`; steps: Array<{ color: string; value?: number }> };
+type Json<T> = T extends string
+  ? `${T}`
+  : T extends number | boolean | null | undefined
+    ? T
+    : T extends Array<infer U>
+      ? Array<Json<U>>
+      : T extends object
+        ? { [K in keyof T]: Json<T[K]> }
+        : T;
 
 type Optional<T> = T extends Array<infer U>
   ? Array<Optional<U>>

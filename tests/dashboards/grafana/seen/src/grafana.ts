@@ -5,10 +5,12 @@ import {
   type DataTransformerConfig,
   type FieldConfigPropertyItem,
   type FieldConfigSource,
+  FieldColorModeId,
   FieldConfigOptionsRegistry,
   type GrafanaTheme2,
   type TransformerRegistryItem,
   applyFieldOverrides,
+  cacheFieldDisplayNames,
   setTimeZoneResolver,
   standardTransformers,
   standardTransformersRegistry,
@@ -57,15 +59,30 @@ export async function prepared(
   frames: DataFrame[],
   transformations: DataTransformerConfig[],
   config: FieldConfigSource,
+  type: string,
   theme: GrafanaTheme2
 ): Promise<DataFrame[]> {
+  const completed = complete(config, type);
   const transformed = await firstValueFrom(transformDataFrame(transformations, frames));
-  return applyFieldOverrides({
+  const done = applyFieldOverrides({
     data: transformed,
-    fieldConfig: structuredClone(config),
-    fieldConfigRegistry: registryOf(config),
+    fieldConfig: completed,
+    fieldConfigRegistry: registryOf(completed),
     replaceVariables: (text) => text,
     theme,
     timeZone: 'utc',
   });
+  cacheFieldDisplayNames(done);
+  return done;
+}
+
+// What Grafana adds to a dashboard that it loads: the panels' default colours, and minus infinity, which JSON cannot say.
+function complete(config: FieldConfigSource, type: string): FieldConfigSource {
+  const copy = structuredClone(config);
+  const isSeries = type === 'timeseries' || type === 'barchart';
+  copy.defaults.color ??= { mode: isSeries ? FieldColorModeId.PaletteClassic : FieldColorModeId.Thresholds };
+  for (const step of copy.defaults.thresholds?.steps ?? []) {
+    step.value = step.value === null ? -Infinity : step.value;
+  }
+  return copy;
 }

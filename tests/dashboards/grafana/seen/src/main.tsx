@@ -44,7 +44,7 @@ function Shown({ panel, scene, moments }: { panel: Panel; scene: Scene; moments:
     }
     settle(1);
     framesOf(scene, panel.targets ?? [])
-      .then((raw) => prepared(raw, panel.transformations ?? [], panel.fieldConfig, theme))
+      .then((raw) => prepared(raw, panel.transformations ?? [], panel.fieldConfig, panel.type, theme))
       .then(setFrames)
       .catch((reason) => {
         setError(`${reason}`);
