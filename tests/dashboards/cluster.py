@@ -3,7 +3,8 @@
     node-a, node-b   the job llama-70b-pretrain, which is tuned; GPU 3 of node-b gets too hot
     node-c           the job moe-ablation-17, which is not; GPU 6 loses an NVLink
 
-The daemons, what they serve and Prometheus are real.
+The daemons, what they serve and Prometheus are real; but the daemons share this one process, so that what each says of
+its own CPU time and memory is that of all of them, jobs included.
 """
 
 from __future__ import annotations
@@ -35,7 +36,13 @@ def cluster(folder: Path, rules: list[Path]) -> Iterator[Prometheus]:
     with ExitStack() as until:
         daemons = {}
         for name, node in NODES.items():
-            config = DaemonConfig(port=0, socket=str(folder / f"{name}.sock"), recordings=str(folder / name), period_seconds=SCRAPE_SECONDS)
+            config = DaemonConfig(
+                port=0,
+                socket=str(folder / f"{name}.sock"),
+                recordings=str(folder / name),
+                period_seconds=SCRAPE_SECONDS,
+                jitter_ratio=0.0,
+            )
             daemons[name] = Daemon(config, collectors=[node(), OwnCollector()])
             daemons[name].start()
             until.callback(daemons[name].close)

@@ -98,6 +98,7 @@ class LivelyJob:
             job=self.name, rank=rank, local_rank=local, world_size=len(self._totals), pid=os.getpid(),
             host=f"node-{'abcd'[node]}", device=f"cuda:{local}", device_uuid=f"GPU-{local:04d}", backend="nccl",
             framework="torch 2.13.0", pacecar_version="0.1.0", started_wall_ns=time.time_ns(),
+            parallel={"data": len(self._totals)},
         )  # fmt: skip
 
     def _knobs(self, t: float) -> Knobs:

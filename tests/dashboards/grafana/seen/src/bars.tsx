@@ -6,6 +6,7 @@ import {
   type Field,
   FieldType,
   type TimeRange,
+  formattedValueToString,
   getDisplayProcessor,
   getFieldDisplayName,
   getFieldSeriesColor,
@@ -35,14 +36,13 @@ export function Bars({ panel, frames, width, height }: Props) {
   const parts = frame.fields.filter((field) => field !== names && field.type === FieldType.number);
   const isLying = panel.options.orientation === 'horizontal';
   const rows = names.values.map((name, row) => ({
-    name: names.display ? names.display(name).text : String(name),
+    name: names.display ? formattedValueToString(names.display(name)) : String(name),
     values: parts.map((field) => Number(field.values[row] ?? 0)),
   }));
   const legend = panel.options.legend?.showLegend === false || parts.length < 2 ? 0 : LEGEND * Math.ceil(parts.length / 4);
   const top = parts[0]?.config.max ?? Math.max(...rows.map((row) => row.values.reduce((sum, value) => sum + value, 0)));
   const write = (field: Field, value: number) => {
-    const shown = (field.display ?? getDisplayProcessor({ field, theme }))(value);
-    return `${shown.prefix ?? ''}${shown.text}${shown.suffix ?? ''}`;
+    return formattedValueToString((field.display ?? getDisplayProcessor({ field, theme }))(value));
   };
   const left = isLying ? 10 + Math.max(...rows.map((row) => row.name.length)) * 6.6 : 46;
   const bottom = 22;
