@@ -89,10 +89,10 @@ class Here:
         base = {name: value for name, value in os.environ.items() if not name.startswith("PACECAR_")}
         environ = {
             **base, "PACECAR_HOOK_WINDOW_INTERVAL_STEPS": "5", "PACECAR_HOOK_VITALS_INTERVAL_STEPS": "5",
-            "PACECAR_HOOK_OVERHEAD_BUDGET": "0.2", "PACECAR_TUNE_WARMUP_STEPS": "10",
+            "PACECAR_HOOK_OVERHEAD_BUDGET": "1.0", "PACECAR_TUNE_WARMUP_STEPS": "10",
         }  # fmt: skip
         command = [sys.executable, "-m", "pacecar", "demo", "--run-dir", str(self._folder / "runs"), "--port", "0"]
-        command += ["--batch", "4", "--micro-batch", "1", "--seconds", "600"]
+        command += ["--batch", "2", "--micro-batch", "1", "--seconds", "600"]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, env=environ, cwd=self._folder, start_new_session=True
