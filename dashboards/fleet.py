@@ -15,8 +15,9 @@ from grafanalib import core
 
 from pacecar.config import HookConfig
 from pacecar.dashboards.frame import dashboard, variables
+from pacecar.dashboards.pace import CAUSES
 from pacecar.dashboards.palette import BAD, GOOD, WARN
-from pacecar.dashboards.panels import Query, Section, stat, time_series
+from pacecar.dashboards.panels import Query, Section, in_order, stat, time_series
 from pacecar.dashboards.queries import CLUSTER, FLEET, GPU, JOB, NODE, combine, divide, or_zero
 from pacecar.dashboards.ranking import Column, ranking
 
@@ -122,19 +123,20 @@ def _jobs() -> Section:
             ], worst="Slower", empty=NO_JOB)),
         (12, 7, time_series("Slower than the own baseline", f"The {LINES} jobs that lose most against their own fast "
             "times in the range shown.", [Query(f"topk({LINES}, {_slower()})", _OF)], unit="percentunit",
-            empty="No job here compares its ranks", thresholds=[(0.1, WARN), (0.25, BAD)])),
+            empty="No job here compares its ranks", soft_limit=0.12, thresholds=[(0.1, WARN), (0.25, BAD)])),
         (12, 7, time_series("Exposed communication", f"The {LINES} jobs that wait most for communication, as a share "
             "of their steps.", [
                 Query(f"topk({LINES}, "
                       f"{_share('pacecar_job_ledger_seconds_total', heading='exposed_communication')})", _OF),
-            ], unit="percentunit", empty=NO_JOB, thresholds=[(0.15, BAD)])),
+            ], unit="percentunit", empty=NO_JOB, low=0, soft_limit=0.16, thresholds=[(0.15, BAD)])),
         (12, 7, time_series("Stragglers", "Late ranks by cause.",
             [Query(combine("count", select("pacecar_job_straggler_excess_seconds"), "cause"), "{{cause}}")],
-            unit="none", empty="No rank is late", stacked=True)),
+            unit="none", empty="No rank is late", stacked=True, overrides=in_order(*CAUSES))),
         (12, 7, time_series("Overhead of the hooks", f"The {LINES} jobs in which pacecar takes most of the step. The "
             "line is the default budget.", [
                 Query(f"topk({LINES}, {_share('pacecar_job_overhead_seconds_total')})", _OF),
-            ], unit="percentunit", empty=NO_JOB, decimals=2, thresholds=[(_BUDGET, BAD)])),
+            ], unit="percentunit", empty=NO_JOB, decimals=2, low=0, soft_limit=1.2 * _BUDGET,
+            thresholds=[(_BUDGET, BAD)])),
     ])  # fmt: skip
 
 
@@ -168,7 +170,7 @@ def _gpus() -> Section:
                 Column("Xid", grown("pacecar_gpu_xid_errors_total"), steps=[(1.0, BAD)], decimals=0),
                 Column("ECC", grown("pacecar_gpu_ecc_errors_total", severity="uncorrected", lifetime="volatile"),
                        steps=[(1.0, BAD)], decimals=0),
-                Column("Waits for reset", present(combine("max", pending, *_GPUS)), steps=[(1.0, WARN)]),
+                Column("Reset due", present(combine("max", pending, *_GPUS)), steps=[(1.0, WARN)]),
                 Column("NVLinks down", combine("count", select("pacecar_gpu_nvlink_link_state") + " == 0", *_GPUS),
                        steps=[(1.0, BAD)]),
             ], worst="Down", empty="Good news: no GPU is down, and none reported an error in this range")),
@@ -176,7 +178,8 @@ def _gpus() -> Section:
             "reason.", [
                 Query(combine("count", rate("pacecar_gpu_clock_event_seconds_total",
                                             {"reason": f"=~{FAULTS_OF_CLOCKS}"}) + " > 0.2", "reason"), "{{reason}}"),
-            ], unit="none", empty="No GPU is held down", stacked=True)),
+            ], unit="none", empty="No GPU is held down", stacked=True,
+            overrides=in_order(*FAULTS_OF_CLOCKS.split("|")))),
         (12, 7, time_series("Power of the GPUs", "Of all GPUs together, and their limits (dashed).", [
                 Query(combine("sum", select("pacecar_gpu_power_watts")), "drawn"),
                 Query(combine("sum", select("pacecar_gpu_power_limit_watts")), "limit"),
@@ -218,7 +221,7 @@ def _nodes() -> Section:
                 Column("Drops", drops, steps=[(1.0, WARN)], decimals=0),
                 Column("RDMA errors", of("sum", increase("pacecar_rdma_errors_total")), steps=[(1.0, BAD)],
                        decimals=0),
-                Column("Fullest disk: free", of("min", free), "percentunit", decimals=0),
+                Column("Disk left", of("min", free), "percentunit", decimals=0),
                 Column("Daemon", budget, "percentunit", steps=[(0.9, WARN), (1.2, BAD)], decimals=0),
             ], worst="Stalled", empty=NO_DAEMON)),
     ])  # fmt: skip

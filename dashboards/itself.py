@@ -46,10 +46,10 @@ def _now() -> Section:
     return Section("Now", [
         (3, 4, stat("Daemons", "Daemons that are scraped.",
             [Query(combine("count", select("pacecar_build_info")), "daemons")], unit="none", empty=NO_DAEMON)),
-        (3, 4, stat("Budget of the daemon", "CPU time of the busiest daemon over what it allows itself. At one it "
+        (3, 4, stat("Daemon's budget", "CPU time of the busiest daemon over what it allows itself. At one it "
             "looks less often.", [Query(combine("max", used), "used")], unit="percentunit", empty=NO_DAEMON, decimals=0,
             thresholds=[(0.0, GOOD), (0.9, WARN), (1.2, BAD)])),
-        (3, 4, stat("Overhead in jobs", "Share of step time that the hook takes in the job where it takes most.",
+        (3, 4, stat("Hook overhead", "Share of step time that the hook takes in the job where it takes most.",
             [Query(combine("max", _overhead()), "overhead")], unit="percentunit", empty=NO_JOB, decimals=2,
             thresholds=[(0.0, GOOD), (_BUDGET / 2, WARN), (_BUDGET, BAD)])),
         (3, 4, stat("Oldest numbers", "Age of the numbers that the slowest daemon serves.",
@@ -156,7 +156,8 @@ def _hooks() -> Section:
     return Section("Hooks in the jobs", [
         (8, 7, time_series("Overhead against its budget", "Share of step time that the hook and the tuner take, "
             "windows included. The line is the default budget.", [Query(_overhead(), _OF)],
-            unit="percentunit", empty=NO_JOB, decimals=2, thresholds=[(_BUDGET, BAD)])),
+            unit="percentunit", empty=NO_JOB, decimals=2, low=0, soft_limit=1.2 * _BUDGET,
+            thresholds=[(_BUDGET, BAD)])),
         (8, 7, time_series("Dropped records", "Records that hooks dropped because the daemon was full, gone or slow: "
             "detail is lost, no total.", [Query(hook, _OF)], unit="none", empty=NO_JOB)),
         (8, 7, time_series("Exact windows", "Profiled windows taken: what the ledger's estimate is calibrated with.",

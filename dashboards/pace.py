@@ -9,13 +9,17 @@ from __future__ import annotations
 from pacecar.config import HookConfig
 from pacecar.dashboards.ledgers import share_of_step
 from pacecar.dashboards.palette import BAD, GOOD, WARN
-from pacecar.dashboards.panels import Query, Section, look, stat, time_series
+from pacecar.dashboards.panels import Query, Section, in_order, look, stat, time_series
 from pacecar.dashboards.queries import ONE_JOB, RANK, combine, divide
 
-__all__ = ["NO_JOB", "NO_TOKENS", "crew_section", "pace_section"]
+__all__ = ["CAUSES", "NO_JOB", "NO_TOKENS", "crew_section", "pace_section"]
 
 NO_JOB = "No job has reported here yet"
 NO_TOKENS = "The job does not say how many tokens it trains on"
+
+PHASES = ("data_wait", "forward", "backward", "optimizer", "tail")
+CAUSES = ("compute", "data_wait", "host", "optimizer", "checkpoint", "link", "throttled")
+"""As `Straggler` and the hook say them."""
 
 RANKS_DRAWN = 16
 """Lines of a panel by rank: a thousand would stop the browser, and the slowest are those that matter."""
@@ -41,11 +45,11 @@ def pace_section() -> Section:
             [Query(combine("max", select("pacecar_job_step", all_ranks=True)), "step")], unit="none", empty=NO_JOB)),
         (3, 4, stat("Step time", "Mean step time of the slowest rank: the pace of the job.",
             [Query(slowest, "slowest rank")], unit="s", empty=NO_JOB)),
-        (3, 4, stat("Samples a second", "Samples that all ranks together train on.",
+        (3, 4, stat("Samples/s", "Samples that all ranks together train on.",
             [Query(samples, "samples/s")], unit="short", empty="The hook cannot count samples")),
-        (3, 4, stat("Tokens a second", "Tokens that all ranks together train on.",
+        (3, 4, stat("Tokens/s", "Tokens that all ranks together train on.",
             [Query(tokens, "tokens/s")], unit="short", empty=NO_TOKENS)),
-        (3, 4, stat("Exposed communication", "Share of the step in which communication ran and no compute did.",
+        (3, 4, stat("Exposed", "Share of the step in which communication ran and no compute did.",
             [Query(share_of_step("exposed_communication"), "exposed")], unit="percentunit", empty=NO_JOB,
             thresholds=[(0.0, GOOD), (0.05, WARN), (0.15, BAD)], decimals=1)),
         (3, 4, stat("Overhead", "Share of step time that pacecar itself takes; coloured from half the default budget.",
@@ -61,7 +65,7 @@ def pace_section() -> Section:
             unit="s", empty=NO_JOB)),
         (8, 7, time_series("Pace against its own baseline", "The pace over the pace of the job's own fast times, the "
             "lowest tenth of the range shown: 10 % means that a step takes a tenth longer than this job was able to.",
-            [Query(f"{pace} / scalar({baseline}) - 1", "slower by")], unit="percentunit",
+            [Query(f"{pace} / scalar({baseline}) - 1", "slower by")], unit="percentunit", soft_limit=0.12,
             empty="The ranks are not compared: see the log of rank 0", thresholds=[(0.1, WARN), (0.25, BAD)])),
         (8, 7, time_series("Throughput", "What all ranks together train on a second; tokens on the right.", [
                 Query(samples, "samples/s"),
@@ -97,13 +101,14 @@ def crew_section() -> Section:
         (8, 7, time_series("Phases of the step", "Host time of the last step's phases, mean of the ranks. On a GPU "
             "the host runs ahead: read the ledger for where device time went.",
             [Query(combine("avg", select("pacecar_job_step_phase_duration_seconds"), "phase"), "{{phase}}")],
-            unit="s", empty=NO_JOB)),
+            unit="s", empty=NO_JOB, overrides=in_order(*PHASES))),
         (8, 7, time_series("Host time of all ranks", "Share of the time of all ranks together by phase of the step. "
             "The tail is the wait for the last all-reduces.", [Query(waits, "{{phase}}")],
-            unit="percentunit", empty="The ranks are not compared: see the log of rank 0", stacked=True, limit=1.0)),
-        (12, 6, time_series("Found late", "Times that a rank was found late, by cause.",
-            [Query(combine("sum", increase("pacecar_job_stragglers_total", all_ranks=True), "cause"), "{{cause}}")],
-            unit="none", empty="No rank was late")),
+            unit="percentunit", empty="The ranks are not compared: see the log of rank 0", stacked=True, limit=1.0,
+            overrides=in_order(*PHASES))),
+        (12, 6, time_series("Found late so far", "Times that a rank was found late since the job began, by cause.",
+            [Query(combine("sum", select("pacecar_job_stragglers_total", all_ranks=True), "cause"), "{{cause}}")],
+            unit="none", empty="No rank was late", stepped=True, low=0, overrides=in_order(*CAUSES))),
         (12, 6, time_series("Hangs", "Ranks that end no step for suspiciously long, and how often that began.", [
                 Query(combine("sum", select("pacecar_job_hang_suspected", all_ranks=True)), "now"),
                 Query(combine("max", select("pacecar_job_hang_silent", all_ranks=True), "rank") + " > 0",

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 from grafanalib import core
 
 from pacecar.dashboards.palette import LINE_COLOURS, NEUTRAL
-from pacecar.dashboards.queries import CLUSTER, GPU, JOB, NODE, metrics_in
+from pacecar.dashboards.queries import CLUSTER, GPU, JOB, NODE, RANK, metrics_in
 
 __all__ = [
     "DATASOURCE",
@@ -28,6 +28,7 @@ __all__ = [
     "colour",
     "columns",
     "heads",
+    "in_order",
     "look",
     "place",
     "stat",
@@ -88,8 +89,11 @@ def _help(text: str, queries: Sequence[Query]) -> str:
 
 
 def thresholds_of(steps: Steps, base: str = NEUTRAL) -> list[dict[str, Any]]:
-    """Return `steps` as Grafana reads them; the first has no value, which means "from minus infinity"."""
-    return [{"color": base}, *({"value": value, "color": shade} for value, shade in steps)]
+    """Return `steps` as Grafana writes them: null for the base, which is minus infinity.
+
+    Left out it would not do: Grafana's own code compares with it, and then stops at the first step for every value.
+    """
+    return [{"color": base, "value": None}, *({"value": value, "color": shade} for value, shade in steps)]
 
 
 def colour(series: str, shade: str) -> dict[str, Any]:
@@ -125,6 +129,11 @@ def _told_apart(queries: Sequence[Query], overrides: Sequence[Mapping[str, Any]]
     return [*(colour(name, shade) for name, shade in zip(names, LINE_COLOURS, strict=False)), *overrides]
 
 
+def in_order(*names: str) -> list[dict[str, Any]]:
+    """Return overrides that give the lines called `names` the colours of the palette, whichever of them there are."""
+    return [colour(name, shade) for name, shade in zip(names, LINE_COLOURS, strict=False)]
+
+
 def columns(*names: str) -> list[dict[str, Any]]:
     """Return the transformations that keep the columns `names` of a table and put them in this order."""
     order = {name: index for index, name in enumerate(names)}
@@ -146,6 +155,7 @@ def time_series(
     stepped: bool = False,
     limit: float | None = None,
     low: float | None = None,
+    soft_limit: float | None = None,
     decimals: int | None = None,
     thresholds: Steps = (),
     overrides: Iterable[Mapping[str, Any]] = (),
@@ -153,9 +163,11 @@ def time_series(
 ) -> core.TimeSeries:
     """Return a panel of lines over time.  `empty` is what it says when there is no series at all.
 
-    `limit` and `low` fix the ends of the axis (1 and 0 for shares of a whole).  `repeat` names the variable to repeat
-    it for.
+    `limit` and `low` fix the ends of the axis (1 and 0 for shares of a whole); `soft_limit` is the least that the axis
+    reaches up to, so that a bound is in the picture.  `repeat` names the variable to repeat it for.
     """
+    # A table of sixteen ranks leaves no room for their lines; the tooltip has the numbers.
+    many = any(f"{{{{{label}}}}}" in query.legend for query in queries for label in (RANK, GPU))
     return core.TimeSeries(
         title=title,
         description=_help(text, queries),
@@ -169,15 +181,16 @@ def time_series(
         stacking={"mode": "normal", "group": "A"} if stacked else {"mode": "none", "group": "A"},
         lineInterpolation="stepAfter" if stepped else "linear",
         showPoints="never",
-        legendDisplayMode="table",
-        legendCalcs=["mean", "max", "lastNotNull"],
+        legendDisplayMode="list" if many else "table",
+        legendCalcs=[] if many else ["mean", "max", "lastNotNull"],
         tooltipMode="multi",
         tooltipSort="none" if stacked else "desc",
         overrides=_told_apart(queries, list(overrides)),
         maxDataPoints=None,
         repeat=core.Repeat("h", repeat, 4) if repeat else core.Repeat(),
         extraJson={"fieldConfig": {"defaults": {
-            "noValue": empty, "min": 0 if stacked or limit == 1.0 else low, "max": limit, "decimals": decimals}}},
+            "noValue": empty, "min": 0 if stacked or limit == 1.0 else low, "max": limit, "decimals": decimals,
+            "custom": {"axisSoftMax": soft_limit}}}},
     )  # fmt: skip
 
 
@@ -256,7 +269,9 @@ def table(
         overrides=list(overrides),
         maxDataPoints=None,
         extraJson={
-            "fieldConfig": {"defaults": {"noValue": empty, "custom": {"cellOptions": {"type": "auto"}}}},
+            "fieldConfig": {
+                "defaults": {"noValue": empty, "custom": {"cellOptions": {"type": "auto"}, "minWidth": 70}}
+            },
             "options": {"cellHeight": "sm"},
         },
     )
@@ -273,8 +288,12 @@ def bar_chart(
     transformations: Sequence[Mapping[str, Any]],
     overrides: Iterable[Mapping[str, Any]],
     limit: float,
+    is_lying: bool = False,
 ) -> core.BarChart:
-    """Return stacked bars, one per value of `x_field`, of the table that `transformations` leave."""
+    """Return stacked bars, one per value of `x_field`, of the table that `transformations` leave.
+
+    Bars that lie have room for long names beside them.
+    """
     return core.BarChart(
         title=title,
         description=_help(text, queries),
@@ -282,7 +301,7 @@ def bar_chart(
         targets=_targets(queries, as_table=True),
         transformations=list(transformations),
         stacking="normal",
-        orientation="auto",
+        orientation="horizontal" if is_lying else "auto",
         showValue="never",
         fillOpacity=80,
         tooltipMode="multi",

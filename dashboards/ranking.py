@@ -16,7 +16,7 @@ from typing import Any
 from grafanalib import core
 
 from pacecar.dashboards.panels import Query, Steps, heads, look, table, thresholds_of
-from pacecar.dashboards.queries import JOB, NODE
+from pacecar.dashboards.queries import CLUSTER, GPU, JOB, NODE
 
 __all__ = ["LINKS", "Column", "ranking"]
 
@@ -33,6 +33,10 @@ LINKS = {
     ],
 }
 """Where the name of a job or a node leads."""
+
+
+WIDTHS = {CLUSTER: 90, GPU: 60}
+"""Columns that need less than their share, in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ def ranking(
         overrides=[
             {"matcher": {"id": "byType", "options": "number"}, "properties": [{"id": "noValue", "value": "-"}]},
             *(look(heads(key), links=LINKS[key]) for key in keys if key in LINKS),
+            *(look(heads(key), custom__width=width) for key, width in WIDTHS.items() if key in keys),
             *map(_look, questions),
         ],
     )  # fmt: skip

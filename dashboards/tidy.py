@@ -35,9 +35,12 @@ ROW_FIELDS = frozenset({"collapsed", "gridPos", "id", "panels", "title", "type"}
 def tidy(value: Any) -> Any:  # noqa: ANN401  a JSON value is of any type
     """Return `value` without nulls, without empty strings and without legacy fields, at every depth.
 
+    The base of thresholds keeps its null, which is Grafana's word for minus infinity.
     Empty lists and objects stay: in Grafana they mean "none".  Zero and false stay: they were said.
     """
     if isinstance(value, dict):
+        if value.keys() == {"color", "value"}:
+            return value  # a threshold: null is minus infinity there
         kept = {key: item for key, item in value.items() if key not in LEGACY}
         if value.get("type") == "row":
             kept = {key: item for key, item in kept.items() if key in ROW_FIELDS}

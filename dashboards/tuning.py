@@ -40,7 +40,8 @@ def _now() -> Section:
     verdicts = combine("sum", select("pacecar_tuner_verdicts_total"))
     return Section("Now", [
         (4, 4, stat("Tuner", "The state that the tuner is in. Frozen: it turns nothing any more.",
-            [Query(select("pacecar_tuner_state") + " == 1", "{{state}}")], unit="none", empty=NO_TUNER, show="name")),
+            [Query(select("pacecar_tuner_state") + " == 1", "{{state}}", instant=True)], unit="none", empty=NO_TUNER,
+            show="name")),
         (4, 4, stat("Trials and advice", "Decisions so far.", [Query(combine("sum", decided), "decisions")],
             unit="none", empty=NO_TRIAL)),
         (4, 4, stat("Kept", "Verdicts that kept the change, as a share of all verdicts. A low share is no fault: a "
@@ -118,7 +119,7 @@ def _gains() -> Section:
         (8, 7, time_series("Exploration against its budget", "Time lost to trials as a share of the time trained, "
             "against the setting in force before each. The line is the default budget; negative when the trials "
             "themselves gained.", [Query(_spent(), "spent")], unit="percentunit", empty=NO_TUNER, decimals=2,
-            thresholds=[(_BUDGET, BAD)])),
+            soft_limit=1.2 * _BUDGET, thresholds=[(_BUDGET, BAD)])),
         (8, 7, time_series("Exploration in seconds", "Time lost to trials so far.",
             [Query(combine("max", select("pacecar_tuner_exploration_seconds")), "lost")], unit="s", empty=NO_TUNER)),
     ])  # fmt: skip

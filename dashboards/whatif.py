@@ -32,7 +32,7 @@ def what_if_panels() -> list[tuple[int, int, core.Panel]]:
                     "excludeByName": {"Time": True}, "indexByName": {"scenario": 0, "Value": 1},
                     "renameByName": {"Value": "saves at most"}}},
                 {"id": "sortBy", "options": {"fields": {}, "sort": [{"field": "saves at most", "desc": True}]}},
-            ], overrides=[])),
+            ], overrides=[], is_lying=True)),
         (14, 8, time_series("The step, if only this were gone", "Today's pace, and the shortest step that each change "
             "could leave. Where a line lies on today's, that change would win nothing.", [
                 pace, Query(step, "at best: {{scenario}}")],

@@ -16,6 +16,7 @@ from pacecar.dashboards.queries import CLUSTER, metrics_in
 from pacecar.dashboards.recording import RECORDED
 from pacecar.dashboards.rules import ALERTS, render_rules
 from tests.dashboards.alert_cases import FIRING, SILENT, Case
+from tests.dashboards.conftest import all_panels
 from tests.tools import find_tool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,11 +69,13 @@ def test_every_alert_has_a_case_that_fires_and_one_that_does_not():
     assert {case.alert for case in SILENT} == NAMES
 
 
+@pytest.mark.slow
 def test_alerts_fire_and_say_what_they_should(promtool, rules, tmp_path):
     ran = run(promtool, tmp_path, rules, *map(asked, FIRING))
     assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-6000:]
 
 
+@pytest.mark.slow
 def test_alerts_are_quiet_about_what_only_looks_like_it(promtool, rules, tmp_path):
     ran = run(promtool, tmp_path, rules, *map(asked, SILENT))
     assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-6000:]
@@ -170,3 +173,13 @@ def test_committed_rules_are_the_rendered_ones_and_plain_yaml():
         assert committed == text, f"{name}: run `make dashboards` and commit what it wrote"
         loaded = yaml.safe_load(text)
         assert [set(group) for group in loaded["groups"]] == [{"name", "rules"}] * len(loaded["groups"])
+
+
+def test_panels_and_rows_that_the_runbook_names_are_there(drawn):
+    titles = {panel["title"] for dashboard in drawn.values() for panel in all_panels(dashboard)}
+    page = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
+    looked_at = re.findall(r"\*\*Look at\*\*: (.*?)\n\n", page, re.DOTALL)
+    assert len(looked_at) == len(ALL)
+    named = {" ".join(name.split()) for part in looked_at for name in re.findall(r'"([^"]+)"', part)}
+    assert len(named) > 30
+    assert named - titles == {"Targets"}, "Targets is a page of Prometheus"
