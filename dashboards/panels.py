@@ -110,8 +110,8 @@ def look(series: str, *, regex: bool = False, **properties: Any) -> dict[str, An
 
 
 NAMES = {
-    CLUSTER: "Cluster", JOB: "Job", NODE: "Node", GPU: "GPU", "cuda": "CUDA", "uuid": "UUID", "mig": "MIG", "pid": "PID",
-    "pci_bus_id": "PCI bus id", "remote_pci_bus_id": "Remote PCI bus id",
+    CLUSTER: "Cluster", JOB: "Job", NODE: "Node", GPU: "GPU", "cuda": "CUDA", "uuid": "UUID", "mig": "MIG",
+    "pid": "PID", "pci_bus_id": "PCI bus id", "remote_pci_bus_id": "Remote PCI bus id",
 }  # fmt: skip
 """What labels are called at the head of a column, where it is not their own name."""
 
