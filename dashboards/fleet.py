@@ -91,10 +91,10 @@ def _now() -> Section:
         (3, 4, stat("Late ranks", "Ranks that hold their job up now.",
             [Query(or_zero(late, ranks), "late")], unit="none", empty=NO_JOB,
             thresholds=[(0.0, GOOD), (1.0, WARN)])),
-        (3, 4, stat("Suspected hangs", "Ranks that ended no step for suspiciously long.",
+        (3, 4, stat("Hangs", "Ranks that ended no step for suspiciously long.",
             [Query(or_zero(combine("sum", select("pacecar_job_hang_suspected")), ranks), "hangs")],
             unit="none", empty=NO_JOB, thresholds=[(0.0, GOOD), (1.0, BAD)])),
-        (3, 4, stat("Frozen tuners", "Jobs whose tuner turns nothing any more.",
+        (3, 4, stat("Frozen", "Jobs whose tuner turns nothing any more.",
             [Query(or_zero(frozen, ranks), "frozen")], unit="none", empty=NO_JOB,
             thresholds=[(0.0, GOOD), (1.0, WARN)])),
     ])  # fmt: skip

@@ -48,11 +48,18 @@ def _ledger_by_rank() -> core.BarChart:
         "exposed communication; the one that is waited for shows less of it.",
         [Query(share, "", instant=True)], unit="percentunit", empty=NO_JOB, limit=1.0, x_field=f"{RANK}\\heading",
         transformations=[
+            # As numbers, or 10 comes before 2.
+            {"id": "convertFieldType",
+             "options": {"conversions": [{"targetField": RANK, "destinationType": "number"}], "fields": {}}},
+            {"id": "sortBy", "options": {"fields": {}, "sort": [{"field": RANK}]}},
             {"id": "groupingToMatrix",
              "options": {"columnField": "heading", "rowField": RANK, "valueField": "Value"}},
             {"id": "organize", "options": {"indexByName": order, "excludeByName": {}, "renameByName": {}}},
         ],
-        overrides=[colour(heading, shade) for heading, shade in HEADING_COLOURS.items()],
+        overrides=[
+            *(colour(heading, shade) for heading, shade in HEADING_COLOURS.items()),
+            look(f"{RANK}\\heading", unit="string"),
+        ],
     )  # fmt: skip
 
 

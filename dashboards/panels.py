@@ -109,7 +109,10 @@ def look(series: str, *, regex: bool = False, **properties: Any) -> dict[str, An
     }
 
 
-NAMES = {CLUSTER: "Cluster", JOB: "Job", NODE: "Node", GPU: "GPU"}
+NAMES = {
+    CLUSTER: "Cluster", JOB: "Job", NODE: "Node", GPU: "GPU", "cuda": "CUDA", "uuid": "UUID", "mig": "MIG",
+    "pid": "PID", "pci_bus_id": "PCI bus id", "remote_pci_bus_id": "Remote PCI bus id",
+}  # fmt: skip
 """What labels are called at the head of a column, where it is not their own name."""
 
 
@@ -166,6 +169,8 @@ def time_series(
     `limit` and `low` fix the ends of the axis (1 and 0 for shares of a whole); `soft_limit` is the least that the axis
     reaches up to, so that a bound is in the picture.  `repeat` names the variable to repeat it for.
     """
+    if unit == "none" and soft_limit is None:
+        soft_limit = 1  # counts that are all zero would get an axis up to a hundred
     # A table of sixteen ranks leaves no room for their lines; the tooltip has the numbers.
     many = any(f"{{{{{label}}}}}" in query.legend for query in queries for label in (RANK, GPU))
     return core.TimeSeries(
@@ -190,7 +195,7 @@ def time_series(
         repeat=core.Repeat("h", repeat, 4) if repeat else core.Repeat(),
         extraJson={"fieldConfig": {"defaults": {
             "noValue": empty, "min": 0 if stacked or limit == 1.0 else low, "max": limit, "decimals": decimals,
-            "custom": {"axisSoftMax": soft_limit}}}},
+            "custom": {"axisSoftMax": soft_limit, "axisSoftMin": 0 if unit == "none" else None}}}},
     )  # fmt: skip
 
 
