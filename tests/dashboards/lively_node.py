@@ -56,6 +56,7 @@ class LivelyNode:
         self._began = self._last = time.monotonic()
         self._series: list[tuple[str, tuple[str, ...], Figure]] = []
         self._totals: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._xids: list[tuple[str, ...]] = []
         self._host()
         self._network()
         for gpu in range(GPUS):
@@ -66,7 +67,9 @@ class LivelyNode:
     def collect(self) -> Outcome:
         now = time.monotonic()
         t, passed, self._last = now - self._began, now - self._last, now
-        return Ok(tuple(sample for row in self._series for sample in self._samples(*row, t, passed)))
+        samples = [sample for row in self._series for sample in self._samples(*row, t, passed)]
+        samples += [Sample("pacecar_gpu_xid_errors_total", xid, int(t >= self._trouble)) for xid in self._xids]
+        return Ok(tuple(samples))
 
     def close(self) -> None:
         """Hold nothing."""
@@ -243,7 +246,7 @@ class LivelyNode:
             ("sw_thermal_slowdown", "driver"),
             ("hw_slowdown", "sampled"),
         ):
-            share = 0.12 if reason == "sw_power_cap" else 0.8 if is_hot and reason == "sw_thermal_slowdown" else 0.0
+            share = 0.02 if reason == "sw_power_cap" else 0.8 if is_hot and reason == "sw_thermal_slowdown" else 0.0
             add("clock_event_seconds_total", after(self._trouble, steady(share * NS), steady(0.02 * share * NS)),
                 reason, source)  # fmt: skip
         for severity in ("corrected", "uncorrected"):
@@ -253,10 +256,8 @@ class LivelyNode:
             add("remapped_rows", steady(2 if is_hot and severity == "corrected" else 0), severity)
         add("row_remap_pending", after(self._trouble, steady(1 if is_hot else 0)))
         add("row_remap_failed", steady(0))
-        if is_torn:
-            add("xid_errors_total", lambda t: 20.0 if self._trouble <= t < self._trouble + 0.5 else 0.0, 145)
-        if is_hot:
-            add("xid_errors_total", lambda t: 20.0 if self._trouble <= t < self._trouble + 0.2 else 0.0, 63)
+        if is_torn or is_hot:
+            self._xids.append((str(gpu), "145" if is_torn else "63"))
         for state in ("not_started", "in_progress", "completed"):
             add("fabric_state", steady(int(state == "completed")), state)
         add("fabric_condition", steady(0), "degraded_bandwidth")
