@@ -36,7 +36,7 @@ def efficiency_section() -> Section:
         (6, 7, time_series("Power of the job", "What the job's GPUs take on each node, those left out that it shares "
             "with another job.", [Query(rate("pacecar_job_energy_joules_total"), _NODE)],
             unit="watt", empty=NO_ENERGY)),
-        (6, 7, time_series("Energy of a sample and a token", "Of the GPUs of each node, by what its own ranks did; of a "
+        (6, 7, time_series("Energy of a sample and a token", "Of the GPUs of each node, by what its ranks did; of a "
             "token on the right.", [
                 Query(select("pacecar_job_energy_per_sample_joules"), f"{_NODE} sample"),
                 Query(select("pacecar_job_energy_per_token_joules"), f"{_NODE} token"),
