@@ -158,7 +158,7 @@ def _gpus() -> Section:
     return Section("GPUs", [
         (12, 9, ranking(f"Hot and throttled GPUs, the {TOP} worst", "Held: share of time in which power, heat or the "
             "power brake held the clocks down. Idle, and clocks that somebody set, do not count.", _GPUS, [
-                Column("Held", f"topk({TOP}, {_held()})", "percentunit", steps=[(0.05, WARN), (0.2, BAD)], decimals=0),
+                Column("Held", f"topk({TOP}, {_held()})", "percentunit", steps=[(0.2, WARN), (0.5, BAD)], decimals=0),
                 Column("Core", of_worst(select("pacecar_gpu_temperature_celsius")), "celsius",
                        steps=[(85.0, WARN), (90.0, BAD)]),
                 Column("SM clock", of_worst(clock), "percentunit", decimals=0),

@@ -39,6 +39,10 @@ WIDTHS = {CLUSTER: 90, GPU: 60}
 """Columns that need less than their share, in pixels."""
 
 
+LEAST_WIDTHS = {JOB: 180, NODE: 120, "knob": 140}
+"""Names that are cut are not read; what is left over they get too."""
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
     """One question that is asked of each line; `steps` colour the cell from a value on."""
@@ -79,6 +83,7 @@ def ranking(
             {"matcher": {"id": "byType", "options": "number"}, "properties": [{"id": "noValue", "value": "-"}]},
             *(look(heads(key), links=LINKS[key]) for key in keys if key in LINKS),
             *(look(heads(key), custom__width=width) for key, width in WIDTHS.items() if key in keys),
+            *(look(heads(key), custom__minWidth=width) for key, width in LEAST_WIDTHS.items() if key in keys),
             *map(_look, questions),
         ],
     )  # fmt: skip

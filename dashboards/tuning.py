@@ -108,7 +108,7 @@ def _gains() -> Section:
                        steps=[(0.001, GOOD)]),
                 Column("Off by", of_knob("pacecar_tuner_forecast_error_ratio"), "percentunit", decimals=1),
                 Column("Kept", verdicts("kept")),
-                Column("Rolled back", verdicts("rolled_back")),
+                Column("Rolled back", verdicts("rolled_back"), width=100),
                 Column("Barred", verdicts("barred")),
                 Column("Abandoned", verdicts("abandoned")),
             ], worst="Measured", empty=NO_TRIAL)),

@@ -6,7 +6,7 @@ the peak of the device is unknown there is no MFU, and the FLOP/s beside it stil
 
 from __future__ import annotations
 
-from pacecar.dashboards.panels import Query, Section, columns, table, time_series
+from pacecar.dashboards.panels import Query, Section, columns, look, table, time_series
 from pacecar.dashboards.queries import NODE, ONE_JOB, RANK
 
 __all__ = ["efficiency_section", "memory_section"]
@@ -36,10 +36,12 @@ def efficiency_section() -> Section:
         (6, 7, time_series("Power of the job", "What the job's GPUs take on each node, those left out that it shares "
             "with another job.", [Query(rate("pacecar_job_energy_joules_total"), _NODE)],
             unit="watt", empty=NO_ENERGY)),
-        (6, 7, time_series("Energy of a sample and a token", "Of the GPUs of each node, by what its own ranks did.", [
+        (6, 7, time_series("Energy of a sample and a token", "Of the GPUs of each node, by what its ranks did; of a "
+            "token on the right.", [
                 Query(select("pacecar_job_energy_per_sample_joules"), f"{_NODE} sample"),
                 Query(select("pacecar_job_energy_per_token_joules"), f"{_NODE} token"),
-            ], unit="joule", empty=NO_ENERGY)),
+            ], unit="joule", empty=NO_ENERGY,
+            overrides=[look(".* token", regex=True, custom__axisPlacement="right")])),
     ])  # fmt: skip
 
 
