@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pacecar import __version__
 from pacecar.records import LEDGER_HEADINGS, WhatIf
 from pacecar.report.costs import Prices, cost_of
-from pacecar.report.document import EstimateError, Losses, Overhead, Piece, RankRow, Report, Side
+from pacecar.report.document import EstimateError, Overhead, Piece, RankRow, Report, Side
 from pacecar.report.events import changes_of, hangs_of, orders_of, slowdowns_of
 from pacecar.report.figures import drift_ratio, ratio_interval, spread_of
 from pacecar.report.gather import Story, gather
@@ -24,9 +23,10 @@ from pacecar.report.inputs import Inputs
 from pacecar.report.lossfile import read_losses
 from pacecar.report.notices import ReportError
 from pacecar.report.stretches import Plan, Stretch
-from pacecar.report.tally import Bin, Part, RankSum, Tally, Windows
+from pacecar.report.tally import Bin, Part, RankSum, Tally
 from pacecar.report.usage import energies_of, utilization_of
 from pacecar.report.weave import weave
+from pacecar.report.windows import Windows, added
 
 __all__ = ["BuildOptions", "Built", "build_report"]
 
@@ -36,7 +36,7 @@ class BuildOptions:
     """What the records do not say.  `job` chooses among several; `budget_ratio` is what the hook was allowed."""
 
     job: str | None = None
-    prices: Prices = Prices()
+    prices: Prices = field(default_factory=Prices)
     budget_ratio: float = 0.01
 
 
@@ -144,10 +144,11 @@ def _is_data_parallel(story: Story) -> bool:
 
 def _stretches(tally: Tally, *, is_tuned: bool) -> Stretches:
     """Return before, after and the whole run, with their windows' rates in the unit that all of them know."""
-    unit = "samples" if tally.run.windows.samples is not None else "steps"
+    run = tally.run
+    unit = "samples" if run.windows.samples is not None else "steps"
     parts: dict[str, Part] = {}
     every: dict[tuple[str, str], list[float]] = {}
-    chosen = {"whole": [tally.run], "before": [tally.parts[Stretch.BEFORE]] if is_tuned else [tally.run]}
+    chosen = {"whole": [run], "before": [tally.parts[Stretch.BEFORE]] if is_tuned else [run]}
     if is_tuned:
         chosen["after"] = tally.after()
     for name, several in chosen.items():
@@ -174,7 +175,7 @@ def _windows(several: Sequence[Part]) -> Windows:
     for part in several:
         windows = part.windows
         total.steps += windows.steps
-        total.rank_walls = [a + b for a, b in zip_longest(total.rank_walls, windows.rank_walls, fillvalue=0)]
+        total.rank_walls = added(total.rank_walls, windows.rank_walls)
         for name in ("samples", "tokens"):
             mine, theirs = getattr(total, name), getattr(windows, name)
             setattr(total, name, None if mine is None or theirs is None else mine + theirs)
@@ -183,8 +184,10 @@ def _windows(several: Sequence[Part]) -> Windows:
 
 def _side(part: Part, rates: Sequence[float]) -> Side:
     windows = part.windows
-    assert part.first is not None and part.last is not None, "a part that has steps"
-    assert part.first_wall_ns is not None and part.last_wall_ns is not None, "a part that has steps"
+    assert part.first is not None, "a part that has steps"
+    assert part.last is not None, "a part that has steps"
+    assert part.first_wall_ns is not None, "a part that has steps"
+    assert part.last_wall_ns is not None, "a part that has steps"
     seconds = windows.wall_ns / 1e9
     counts = (windows.samples, windows.tokens)
     samples, tokens = (None if count is None or seconds == 0 else count / seconds for count in counts)
@@ -209,7 +212,7 @@ def _side(part: Part, rates: Sequence[float]) -> Side:
         ledger_ns=_mean_ledger(part.ledger, part.rank_steps),
         communication_ns=part.communication_ns // part.rank_steps,
         overlap_ratio=part.overlapped_ns / part.communication_ns if part.communication_ns else None,
-        knobs=part.knobs,
+        knobs=dict(part.knobs),
     )
 
 

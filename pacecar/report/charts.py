@@ -1,8 +1,8 @@
 """How is a report drawn?  Plain SVG, made here: no library, no script, no font and no file from elsewhere.
 
-Each drawing names itself and says in a sentence what it shows, for who cannot see it; the figures stand in a table beside
-it.  Colours are classes that the page's style gives a value, light or dark, and no colour alone carries a meaning:
-headings stand in the order of the legend, verdicts have marks, expected and measured have other shapes.
+Each drawing names itself and says in a sentence what it shows, for who cannot see it; the figures stand in a table
+beside it.  Colours are classes that the page's style gives a value, light or dark, and no colour alone carries a
+meaning: headings stand in the order of the legend, verdicts have marks, expected and measured have other shapes.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def _x(report: Report, at_ns: float) -> float:
 
 def _time_axis(report: Report, top: float, bottom: float) -> Iterator[str]:
     span = _span_ns(report) / 1e9
-    unit, name = next((u, n) for u, n in ((1, "s"), (60, "min"), (3600, "h"), (86400, "d")) if span / u < 200 or u == 86400)
+    unit, name = next(
+        (u, n) for u, n in ((1, "s"), (60, "min"), (3600, "h"), (86400, "d")) if span / u < 200 or u == 86400
+    )
     for tick in ticks(0, span / unit, 9):
         x = LEFT + tick * unit / span * INNER
         yield _line(x, top, x, bottom + 4, "grid")
@@ -224,7 +226,9 @@ def ledger_pair(sides: Sequence[tuple[str, Side]]) -> str:
     longest = max((sum(side.ledger_ns.values()) for _, side in sides), default=0)
     if longest == 0:
         return ""
-    said = " ".join(f"{name}: {milliseconds(sum(side.ledger_ns.values()))}: {ledger_words(side)}" for name, side in sides)
+    said = " ".join(
+        f"{name}: {milliseconds(sum(side.ledger_ns.values()))}: {ledger_words(side)}" for name, side in sides
+    )
 
     def body() -> Iterator[str]:
         for row, (name, side) in enumerate(sides):

@@ -31,10 +31,8 @@ def compare(runs: Sequence[Built]) -> Comparison:
     units = [unit for unit in ("samples", "steps") if all(run.rates.get(("whole", unit)) for run in runs)]
     unit = units[0] if units else "steps"
     base = runs[0]
-    rows = []
-    for run in runs:
-        for stretch in ("settled", "whole"):
-            rows.append(_row(base, run, stretch, unit, is_base=run is base))
+    stretches = ("settled", "whole")
+    rows = [_row(base, run, stretch, unit, is_base=run is base) for run in runs for stretch in stretches]
     return Comparison(
         rate_unit=unit,
         runs=tuple(run.report for run in runs),

@@ -35,9 +35,9 @@ def cost_of(
     before, after = (_side(prices, measured_gpus, sides.get(name)) for name in ("before", "after"))
     epoch = None
     if prices.tokens_per_epoch is not None:
-        epoch = f"{prices.tokens_per_epoch} tokens"
+        epoch = f"{prices.tokens_per_epoch:,} tokens".replace(",", " ")
     elif prices.samples_per_epoch is not None:
-        epoch = f"{prices.samples_per_epoch} samples"
+        epoch = f"{prices.samples_per_epoch:,} samples".replace(",", " ")
     run = None if run_ns is None else prices.per_gpu_hour * gpus * run_ns / NS_PER_HOUR
     return Cost(
         price_per_gpu_hour=prices.per_gpu_hour,

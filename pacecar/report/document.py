@@ -13,8 +13,8 @@ from pacecar.report.figures import Interval, Spread
 from pacecar.report.notices import Notice
 
 __all__ = [
-    "SCHEMA_VERSION", "Change", "Comparison", "ComparisonRow", "Cost", "CostSide", "Energy", "EstimateError", "Hang", "Losses",
-    "Overhead", "Piece", "RankRow", "Report", "Side", "Slowdown", "Stat", "Utilization",
+    "SCHEMA_VERSION", "Change", "Comparison", "ComparisonRow", "Cost", "CostSide", "Energy", "EstimateError", "Hang",
+    "Losses", "Overhead", "Piece", "RankRow", "Report", "Side", "Slowdown", "Stat", "Utilization",
 ]  # fmt: skip
 
 SCHEMA_VERSION = 1
@@ -23,8 +23,9 @@ SCHEMA_VERSION = 1
 class Side(msgspec.Struct, frozen=True, kw_only=True):
     """One stretch of the run; steps as (life, step).
 
-    `rate` spreads over `windows` of `window_steps` steps, in the report's `rate_unit`; `drift_ratio` is how much its second
-    half differs from the first.  `ledger_ns` is a mean step of a mean rank.  Percentiles of step times are within 0.25 %.
+    `rate` spreads over `windows` of `window_steps` steps, in the report's `rate_unit`; `drift_ratio` is how much its
+    second half differs from the first.  `ledger_ns` is a mean step of a mean rank.  Percentiles of step times are
+    within 0.25 %.
     """
 
     first: tuple[int, int]

@@ -3,9 +3,10 @@
 Neighbouring windows of a training run are alike: another job on the link stays for seconds.  The ordinary bootstrap
 draws windows one by one as if they were independent, and its intervals are then too narrow by a factor.  So blocks of
 neighbours are drawn, as by Kuensch (1989, "The jackknife and the bootstrap for general stationary observations",
-Annals of Statistics 17), laid round in a circle so that no window counts less for standing at an end (Politis and Romano
-1992, "A circular block-resampling procedure for stationary data").  Blocks of about the cube root of the number of
-windows (Hall, Horowitz and Jing 1995, "On blocking rules for the bootstrap with dependent data", Biometrika 82).
+Annals of Statistics 17), laid round in a circle so that no window counts less for standing at an end (Politis and
+Romano 1992, "A circular block-resampling procedure for stationary data").  Blocks of about the cube root of the
+number of windows (Hall, Horowitz and Jing 1995, "On blocking rules for the bootstrap with dependent data", Biometrika
+82).
 
 That is the noise inside a run.  It says nothing of what differs from run to run, and a run that drifts by 5 % between
 its halves proves no 3 %: hence `drift_ratio`, which a difference must exceed too.

@@ -3,8 +3,9 @@
 Steps are nearly all of a run's bytes, and what they count for (before the first change, after the last one that was
 kept) is known only when all verdicts are.  So they are read afterwards, knowing this.
 
-A job that is started again in the same folder appends to the same files.  Each attach begins a *life* with a step 0 of its
-own, so a place in a run is (life, step).  Two different jobs in one folder are two runs: they are told apart by name.
+A job that is started again in the same folder appends to the same files.  Each attach begins a *life* with a step 0
+of its own, so a place in a run is (life, step).  Two different jobs in one folder are two runs: they are told apart
+by name.
 """
 
 from __future__ import annotations
@@ -39,8 +40,6 @@ Key = tuple[int, int]
 
 EVENTS_MAX = 20_000
 """Kept of each kind, the last ones: thousands of decisions are days of tuning."""
-
-
 
 
 @dataclass(slots=True)
@@ -113,7 +112,7 @@ def gather(rows: Iterable[Row]) -> dict[str, Story]:
     return stories
 
 
-def _take(story: Story, rank: int, life: int, record: object) -> None:  # noqa: C901, PLR0912  a row a kind of record
+def _take(story: Story, rank: int, life: int, record: object) -> None:
     match record:
         case JobHello():
             story.hellos[rank] = record

@@ -1,8 +1,8 @@
 """How busy were GPUs, links and hosts before and after?  What the daemons' recordings hold of that time.
 
-A rank knows what it launched; how busy that kept the device, the device itself says, and the daemon hears it.  So these rows
-exist where a recording lies beside the records (the demo leaves one, `pacecar dump` makes one), and of the part of the run
-that it covers.  Only GPUs that the job's ranks named are counted, where they named any.
+A rank knows what it launched; how busy that kept the device, the device itself says, and the daemon hears it.  So
+these rows exist where a recording lies beside the records (the demo leaves one, `pacecar dump` makes one), and of the
+part of the run that it covers.  Only GPUs that the job's ranks named are counted, where they named any.
 
 Counters are made rates between two ticks; a counter that fell was reset, and that pair says nothing.
 """

@@ -1,8 +1,8 @@
 """How does a report look in a browser?  One file that needs nothing else: no script, no request, no font.
 
 It is sent by mail, kept with a paper and opened in ten years.  So style and drawings stand in it, its own content
-security policy forbids it to load anything, and all figures are text and tables that a keyboard and a screen reader reach.
-What comes from records (names, reasons) is escaped here, in one place, and never markup.
+security policy forbids it to load anything, and all figures are text and tables that a keyboard and a screen reader
+reach. What comes from records (names, reasons) is escaped here, in one place, and never markup.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from importlib import resources
 
 from pacecar import __version__
 from pacecar.records import LEDGER_HEADINGS
-from pacecar.report import charts, tables
+from pacecar.report import charts, tables, usetables
+from pacecar.report.comparisontables import comparison_tables, letter
 from pacecar.report.document import Comparison, Report
+from pacecar.report.figures import Spread
 from pacecar.report.notices import Notice
 from pacecar.report.tables import Table
 from pacecar.report.words import change_words, elapsed, money, number, rate_word
@@ -45,14 +47,15 @@ def report_page(report: Report) -> str:
 
 def comparison_page(comparison: Comparison) -> str:
     """Return the page of several runs."""
-    found = tables.comparison_tables(comparison)
+    found = comparison_tables(comparison)
     sections: list[Section] = [(f"s{place}", table.name, [_table(table)]) for place, table in enumerate(found)]
     drawn = []
     for place, report in enumerate(comparison.runs):
-        name = f"{chr(65 + place % 26)}  {report.run}"
-        pair = [(chr(65 + place % 26), report.whole)] if report.whole is not None else []
-        drawn.append(_figure(name, charts.ledger_pair(pair), True, place))
-    sections.append(("ledgers", "A mean step of each, all of the run after warm-up", [piece for piece in drawn if piece]))
+        name = f"{letter(place)}  {report.run}"
+        pair = [(letter(place), report.whole)] if report.whole is not None else []
+        # A drawing's name is unique on the page.
+        drawn.append(_figure(name, charts.ledger_pair(pair).replace("ameanstepbyheading", f"step{place}")))
+    sections.append(("ledgers", "A mean step of each, all of the run after warm-up", drawn))
     top = [f'<p class="lead">{escape(line)}</p>' for line in _verdicts(comparison)]
     if comparison.warnings:
         items = "".join(f"<li>{escape(text)}</li>" for text in comparison.warnings)
@@ -69,21 +72,32 @@ def _verdicts(comparison: Comparison) -> Iterator[str]:
 
 
 def _sections(report: Report) -> Iterator[Section]:
-    yield "pace", "Throughput over time", [
-        _figure("The job's pace; above it the tuner's trials", charts.rate_line(report)),
-        _table(tables.stability_table(report)),
-        _figure(
-            "Spread of the windows: line 5th to 95th percentile, box 10th to 90th, stroke the median",
-            charts.spread_pair(report, _spreads(report)),
-        ),
-    ]
-    yield "ledger", "Where the time went", [
-        _figure("A mean step, by what it went to, over time", charts.ledger_line(report)),
-        _legend(report),
-        _figure("A mean step, before and after" if report.is_tuned else "A mean step", charts.ledger_pair(_pair(report))),
-        _table(tables.ledger_table(report)),
-        _folded("The time line in figures", tables.line_table(report)),
-    ]
+    yield (
+        "pace",
+        "Throughput over time",
+        [
+            _figure("The job's pace; above it the tuner's trials", charts.rate_line(report)),
+            _table(tables.stability_table(report)),
+            _figure(
+                "Spread of the windows: line 5th to 95th percentile, box 10th to 90th, stroke the median",
+                charts.spread_pair(report, _spreads(report)),
+            ),
+        ],
+    )
+    yield (
+        "ledger",
+        "Where the time went",
+        [
+            _figure("A mean step, by what it went to, over time", charts.ledger_line(report)),
+            _legend(report),
+            _figure(
+                "A mean step, before and after" if report.is_tuned else "A mean step",
+                charts.ledger_pair(tables.sides_of(report)),
+            ),
+            _table(tables.ledger_table(report)),
+            _folded("The time line in figures", tables.line_table(report)),
+        ],
+    )
     changes = tables.changes_table(report)
     gains = _figure(
         "Share of step time saved: diamond expected, dot measured (filled: kept), line its interval",
@@ -94,12 +108,12 @@ def _sections(report: Report) -> Iterator[Section]:
     ladder = report.ladder
     drawn = "" if ladder is None else _figure("How long a step would be at least", charts.ladder_bars(ladder))
     yield "ladder", "What would help most", [drawn, _table(tables.ladder_table(report))]
-    yield "usage", "Utilization", [_table(tables.usage_table(report))]
-    yield "energy", "Energy", [_table(tables.energy_table(report))]
-    yield "cost", "Cost", [_table(tables.cost_table(report))]
-    yield "incidents", "Stragglers and hangs", [_table(tables.incidents(report)) or "<p>None was reported.</p>"]
-    yield "ranks", "Ranks", [_table(tables.ranks_table(report))]
-    yield "trust", "How far to trust this", [_table(tables.trust_table(report))]
+    yield "usage", "Utilization", [_table(usetables.usage_table(report))]
+    yield "energy", "Energy", [_table(usetables.energy_table(report))]
+    yield "cost", "Cost", [_table(usetables.cost_table(report))]
+    yield "incidents", "Stragglers and hangs", [_table(usetables.incidents(report)) or "<p>None was reported.</p>"]
+    yield "ranks", "Ranks", [_table(usetables.ranks_table(report))]
+    yield "trust", "How far to trust this", [_table(usetables.trust_table(report))]
 
 
 def _reasons(report: Report) -> str:
@@ -108,14 +122,8 @@ def _reasons(report: Report) -> str:
     return f'<ol class="why">{items}</ol>' if found else ""
 
 
-def _pair(report: Report) -> list[tuple[str, charts.Side]]:
-    if not report.is_tuned:
-        return [("run", report.before)] if report.before is not None else []
-    return [(name, side) for name, side in (("before", report.before), ("after", report.after)) if side is not None]
-
-
-def _spreads(report: Report) -> list[tuple[str, charts.Spread]]:
-    return [(name, side.rate) for name, side in _pair(report) if side.rate is not None]
+def _spreads(report: Report) -> list[tuple[str, Spread]]:
+    return [(name, side.rate) for name, side in tables.sides_of(report) if side.rate is not None]
 
 
 def _when(report: Report) -> str:
@@ -129,7 +137,10 @@ def _when(report: Report) -> str:
 
 
 def _notices(notices: tuple[Notice, ...]) -> Iterator[str]:
-    for is_damage, classes, title in ((True, "alarm", "Parts of the input are lost or could not be read"), (False, "info", "")):
+    for is_damage, classes, title in (
+        (True, "alarm", "Parts of the input are lost or could not be read"),
+        (False, "info", ""),
+    ):
         found = [notice for notice in notices if notice.is_damage is is_damage]
         if not found:
             continue
@@ -150,7 +161,13 @@ def _tiles(report: Report) -> str:
         was = "" if side is before or before is None or before.rate is None else f"{number(before.rate.median)} before"
         found.append(("median pace", f"{number(side.rate.median)} {rate_word(report)}", was))
         if report.change is not None:
-            found.append(("after against before", percent(report.change.change_ratio, signed=True), change_words(report.change).partition(" (")[2].rstrip(")")))
+            found.append(
+                (
+                    "after against before",
+                    percent(report.change.change_ratio, signed=True),
+                    change_words(report.change).partition(" (")[2].rstrip(")"),
+                )
+            )
         if report.proven_gain_ratio is not None:
             found.append(("proven by trials", percent(report.proven_gain_ratio), "of step time saved"))
         found.append(("coefficient of variation", percent(side.rate.cv), "of pace, window by window"))
@@ -162,11 +179,24 @@ def _tiles(report: Report) -> str:
     if energy is not None and energy.joules_per_sample is not None:
         found.append(("energy", f"{number(energy.joules_per_sample)} J", "a sample"))
     if report.cost is not None and report.cost.run is not None:
-        found.append(("cost of the run", money(report.cost.run), f"{plural(report.cost.gpus, 'GPU')}, {elapsed(report.duration_ns)}"))
+        found.append(
+            (
+                "cost of the run",
+                money(report.cost.run),
+                f"{plural(report.cost.gpus, 'GPU')}, {elapsed(report.duration_ns)}",
+            )
+        )
     over = report.overhead
-    found.append(("pacecar's overhead", "-" if over.ratio is None else f"{over.ratio * 100:.2f} %", f"allowed {over.budget_ratio * 100:.2f} %"))
+    found.append(
+        (
+            "pacecar's overhead",
+            "-" if over.ratio is None else f"{over.ratio * 100:.2f} %",
+            f"allowed {over.budget_ratio * 100:.2f} %",
+        )
+    )
     inner = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(more)}</small></dd></div>" for name, value, more in found
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(more)}</small></dd></div>"
+        for name, value, more in found
     )
     return f'<dl class="tiles">{inner}</dl>'
 
@@ -182,13 +212,8 @@ def _legend(report: Report) -> str:
     return f'<ul class="legend">{items}</ul>'
 
 
-def _figure(caption: str, drawing: str, is_pair: bool = False, place: int = 0) -> str:  # noqa: FBT001, FBT002
-    if not drawing:
-        return ""
-    if is_pair:
-        # Names of drawings are unique on a page that has several of a kind.
-        drawing = drawing.replace("ameanstepbyheading", f"step{place}")
-    return f"<figure><figcaption>{escape(caption)}</figcaption>{drawing}</figure>"
+def _figure(caption: str, drawing: str) -> str:
+    return f"<figure><figcaption>{escape(caption)}</figcaption>{drawing}</figure>" if drawing else ""
 
 
 def _folded(title: str, table: Table | None) -> str:
@@ -233,7 +258,8 @@ def _page(title: str, top: list[str], sections: list[Section]) -> str:
     style = (resources.files("pacecar.report") / "style.css").read_text(encoding="utf-8")
     links = "".join(f'<li><a href="#{anchor}">{escape(name)}</a></li>' for anchor, name, _ in sections)
     body = "".join(
-        f'<section id="{anchor}" aria-labelledby="{anchor}-h"><h2 id="{anchor}-h">{escape(name)}</h2>{"".join(pieces)}</section>'
+        f'<section id="{anchor}" aria-labelledby="{anchor}-h"><h2 id="{anchor}-h">{escape(name)}</h2>'
+        f"{''.join(pieces)}</section>"
         for anchor, name, pieces in sections
     )
     return (

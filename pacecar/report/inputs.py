@@ -1,8 +1,8 @@
 """What lies where the user points?  A run folder, or a recording of the daemon; each as rank streams of records.
 
-A folder is what `attach(run_dir=...)` leaves (`rank<r>.jsonl`) and what the demo adds: losses, the daemon's last answer,
-a recording.  A recording alone is the last minutes of one node and of all jobs on it.  Nothing that is found is
-believed: names are matched whole, a link that leads nowhere is said to lead nowhere.
+A folder is what `attach(run_dir=...)` leaves (`rank<r>.jsonl`) and what the demo adds: losses, the daemon's last
+answer, a recording.  A recording alone is the last minutes of one node and of all jobs on it.  Nothing that is found
+is believed: names are matched whole, a link that leads nowhere is said to lead nowhere.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 
@@ -26,10 +27,7 @@ _RANK_FILE = re.compile(r"rank(0|[1-9]\d{0,6})\.jsonl")
 RECORDINGS_MAX = 256
 """Of one run: as many nodes, or as many triggers."""
 
-KNOWN_KINDS = frozenset(
-    str(struct.__struct_config__.tag).encode()
-    for struct in JobRecord.__args__  # type: ignore[attr-defined]
-)
+KNOWN_KINDS = frozenset(str(struct.__struct_config__.tag).encode() for struct in get_args(JobRecord))
 
 LATE_KINDS = frozenset({b"step", b"vitals"})
 """What makes up nearly all of a file; the first reading passes over it."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from pacecar.report import tables
+from pacecar.report import tables, usetables
+from pacecar.report.comparisontables import comparison_tables
 from pacecar.report.document import Comparison, Report
 from pacecar.report.tables import Table
 from pacecar.report.words import change_words
@@ -29,8 +30,9 @@ def report_markdown(report: Report) -> str:
     changes = tables.changes_table(report)
     for table in (
         tables.stability_table(report), tables.ledger_table(report), changes,
-        tables.ladder_table(report), tables.usage_table(report), tables.energy_table(report), tables.cost_table(report),
-        tables.incidents(report), tables.ranks_table(report), tables.trust_table(report),
+        tables.ladder_table(report), usetables.usage_table(report), usetables.energy_table(report),
+        usetables.cost_table(report), usetables.incidents(report), usetables.ranks_table(report),
+        usetables.trust_table(report),
     ):  # fmt: skip
         lines += _table(table)
         if table is changes and changes is not None:
@@ -47,7 +49,7 @@ def comparison_markdown(comparison: Comparison) -> str:
             lines += [escaped(said), ""]
     lines += [f"- {escaped(text)}" for text in comparison.warnings]
     lines += [""] if comparison.warnings else []
-    for table in tables.comparison_tables(comparison):
+    for table in comparison_tables(comparison):
         lines += _table(table)
     return "\n".join(lines)
 

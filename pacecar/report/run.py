@@ -1,6 +1,6 @@
 """What does `pacecar report` do?  Inputs read, a document built, a file written or text printed, an exit code.
 
-    0 the report is whole    1 there is none, or what it is made of was damaged: then the report says so, too    130 Ctrl-C
+    0 the report is whole    1 there is none, or its input was damaged: then the report says so, too    130 Ctrl-C
 
 The file appears whole or not at all, so that a reader who reloads never sees half of one.
 """
@@ -44,8 +44,9 @@ class ReportOptions:
 
 def run_report(options: ReportOptions) -> int:
     """Make the report; return the exit code."""
+    folder = Path()
     try:
-        built, folder = [], Path()
+        built: list[Built] = []
         for run in options.runs:
             inputs = find_inputs(run, options.recordings)
             folder = folder if built else inputs.folder

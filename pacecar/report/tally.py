@@ -3,31 +3,25 @@
 Where there would be too many windows or bins, neighbours are joined and all become twice as long.  So a report of a
 minute shows seconds and one of a week shows minutes, from the same code, and nobody has to know the length beforehand.
 
-A window takes as long as its slowest rank.  To add up the slowest rank of each step would be too much: ranks take turns
-in being last, and one that begins a step late has ended the one before late, too.  Samples are those of all ranks.
-Steps that not all ranks measured count in the ranks' sums and the ledger over time, and in no pace.
+Samples are those of all ranks.  Steps that not all ranks measured count in the ranks' sums and the ledger over time,
+and in no pace.
 """
 
 from __future__ import annotations
 
 import operator
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from typing import NamedTuple
 
 from pacecar.records import LEDGER_HEADINGS, KnobValue, Ledger, StepRecord, Vitals
 from pacecar.report.figures import LogHistogram, Moments
 from pacecar.report.gather import Key
 from pacecar.report.stretches import AFTER_STEPS_MIN, Plan, Stretch
 from pacecar.report.weave import Measured
+from pacecar.report.windows import Windows
 
-__all__ = ["WINDOW_STEPS", "Part", "RankSum", "Tally", "TimeLine", "Windows"]
-
-WINDOW_STEPS = 8
-"""Steps in one window: short enough to have many, long enough to smooth single steps."""
-
-WINDOWS_MAX = 4096
+__all__ = ["Bin", "Part", "RankSum", "Tally", "TimeLine", "Together"]
 
 BINS_MAX = 320
 """Of the time line: two pixels each on the page."""
@@ -46,76 +40,42 @@ VITALS: dict[str, Callable[[Vitals], float | None]] = {
 }
 """What is averaged of the vitals."""
 
-_FIELDS = tuple(f"{heading}_ns" for heading in LEDGER_HEADINGS)
+_headings = operator.attrgetter(*(f"{heading}_ns" for heading in LEDGER_HEADINGS))
+assert LEDGER_HEADINGS[:3] == ("compute", "exposed_communication", "exposed_copy"), "the device is busy in these"
 
 
-class Windows:
-    """Wall time, samples and tokens of consecutive windows; None as soon as one step does not say them."""
+class Together(NamedTuple):
+    """One step of all ranks that measured it: what parts and time line add up."""
 
-    def __init__(self) -> None:
-        self.steps_each = WINDOW_STEPS
-        self.steps = 0
-        self.rank_walls: list[int] = []
-        self.samples: int | None = 0
-        self.tokens: int | None = 0
-        self._walls, self._samples, self._tokens = array("q"), array("q"), array("q")
-        self._open, self._open_walls = [0, 0, 0], [0]
+    walls: list[int]
+    ledger: list[int]
+    communication_ns: int
+    overlapped_ns: int
+    samples: int | None
+    tokens: int | None
+    began_ns: int
+    ended_ns: int
+    knobs: Mapping[str, KnobValue]
+    is_calibrated: bool
 
-    @property
-    def wall_ns(self) -> int:
-        """How long all steps together took the slowest rank."""
-        return max(self.rank_walls, default=0)
-
-    def add(self, walls: Sequence[int], samples: int | None, tokens: int | None) -> None:
-        """Take one step of the job: how long it took each rank, in the order of ranks, and what it held."""
-        self.steps += 1
-        self.rank_walls = _added(self.rank_walls, walls)
-        self.samples = None if self.samples is None or samples is None else self.samples + samples
-        self.tokens = None if self.tokens is None or tokens is None else self.tokens + tokens
-        current = self._open
-        current[0] += 1
-        current[1] += samples or 0
-        current[2] += tokens or 0
-        self._open_walls = _added(self._open_walls, walls)
-        if current[0] == self.steps_each:
-            self._close()
-
-    def _close(self) -> None:
-        self._walls.append(max(self._open_walls))
-        self._samples.append(self._open[1])
-        self._tokens.append(self._open[2])
-        self._open, self._open_walls = [0, 0, 0], [0]
-        if len(self._walls) == WINDOWS_MAX:
-            self.steps_each *= 2
-            self._walls, self._samples, self._tokens = (
-                array("q", [column[i] + column[i + 1] for i in range(0, WINDOWS_MAX, 2)])
-                for column in (self._walls, self._samples, self._tokens)
-            )
-
-    def rates(self, unit: str) -> list[float]:
-        """Return samples, tokens or steps a second, window by window; empty where the unit was not counted.
-
-        A rest that is shorter than a window counts when there is no other.
-        """
-        walls: Sequence[int] = self._walls
-        counts: Sequence[int] = {"samples": self._samples, "tokens": self._tokens}.get(unit, self._walls)
-        if (unit == "samples" and self.samples is None) or (unit == "tokens" and self.tokens is None):
-            return []
-        if not walls and self._open[0]:
-            walls, counts = [max(self._open_walls)], [self._open[{"samples": 1, "tokens": 2}.get(unit, 0)]]
-            each = self._open[0]
-        else:
-            each = self.steps_each
-        if unit == "steps":
-            return [each * 1e9 / wall for wall in walls if wall > 0]
-        return [count * 1e9 / wall for count, wall in zip(counts, walls, strict=True) if wall > 0]
-
-
-def _added(sums: Sequence[int], values: Sequence[int]) -> list[int]:
-    """Return the sums with one more value each; as long as the longer of both."""
-    if len(sums) == len(values):
-        return list(map(operator.add, sums, values))
-    return [a + b for a, b in zip_longest(sums, values, fillvalue=0)]
+    @classmethod
+    def of(cls, records: Sequence[StepRecord]) -> Together:
+        """Return the sums over `records`, one a rank."""
+        ledgers = [record.ledger for record in records]
+        walls = [record.wall_ns for record in records]
+        ended_ns = max(record.ended_wall_ns for record in records)
+        return cls(
+            walls,
+            list(map(sum, zip(*map(_headings, ledgers), strict=True))),
+            sum(ledger.communication_ns for ledger in ledgers),
+            sum(ledger.overlapped_communication_ns for ledger in ledgers),
+            _sum([record.samples for record in records]),
+            _sum([record.tokens for record in records]),
+            ended_ns - max(walls),
+            ended_ns,
+            records[0].knobs.values,
+            all(record.calibration_age_steps is not None for record in records),
+        )
 
 
 @dataclass(slots=True)
@@ -128,42 +88,33 @@ class Part:
     last: Key | None = None
     first_wall_ns: int | None = None
     last_wall_ns: int | None = None
-    ledger: list[int] = field(default_factory=lambda: [0] * len(_FIELDS))
-    ledger_wall_ns: int = 0
+    ledger: list[int] = field(default_factory=lambda: [0] * len(LEDGER_HEADINGS))
     communication_ns: int = 0
     overlapped_ns: int = 0
     rank_steps: int = 0
     compute: Moments = field(default_factory=Moments)
     busy: Moments = field(default_factory=Moments)
     exposed: Moments = field(default_factory=Moments)
-    knobs: dict[str, KnobValue] = field(default_factory=dict)
+    knobs: Mapping[str, KnobValue] = field(default_factory=dict)
 
-    def add(self, key: Key, pace_ns: int, records: Sequence[StepRecord]) -> None:
+    def add(self, key: Key, together: Together) -> None:
         """Take one step of the job that all its ranks measured."""
-        samples = _sum([record.samples for record in records])
-        walls = [record.wall_ns for record in records]
-        self.windows.add(walls, samples, _sum([record.tokens for record in records]))
-        self.paces.add(pace_ns)
-        self.first = key if self.first is None else self.first
-        self.last = key
-        ended = max(record.ended_wall_ns for record in records)
-        self.first_wall_ns = ended - pace_ns if self.first_wall_ns is None else self.first_wall_ns
-        self.last_wall_ns = ended
-        self.knobs = dict(records[0].knobs.values)
-        for record in records:
-            ledger = record.ledger
-            self.ledger_wall_ns += ledger.wall_ns
-            self.communication_ns += ledger.communication_ns
-            self.overlapped_ns += ledger.overlapped_communication_ns
-            self.rank_steps += 1
-            for place, name in enumerate(_FIELDS):
-                self.ledger[place] += getattr(ledger, name)
-            if ledger.wall_ns > 0 and record.calibration_age_steps is not None:
-                busy_ns = ledger.compute_ns + ledger.exposed_communication_ns + ledger.exposed_copy_ns
-                self.compute.add(ledger.compute_ns / ledger.wall_ns)
-                self.busy.add(busy_ns / ledger.wall_ns)
-                self.exposed.add(ledger.exposed_communication_ns / ledger.wall_ns)
-
+        self.windows.add(together.walls, together.samples, together.tokens)
+        self.paces.add(max(together.walls))
+        if self.first is None or self.first_wall_ns is None:
+            self.first, self.first_wall_ns = key, together.began_ns
+        self.last, self.last_wall_ns = key, together.ended_ns
+        self.knobs = together.knobs
+        self.ledger = list(map(operator.add, self.ledger, together.ledger))
+        self.communication_ns += together.communication_ns
+        self.overlapped_ns += together.overlapped_ns
+        self.rank_steps += len(together.walls)
+        wall_ns = sum(together.walls)
+        if wall_ns > 0 and together.is_calibrated:
+            compute_ns, exposed_ns, copy_ns = together.ledger[:3]
+            self.compute.add(compute_ns / wall_ns)
+            self.busy.add((compute_ns + exposed_ns + copy_ns) / wall_ns)
+            self.exposed.add(exposed_ns / wall_ns)
 
     def join(self, other: Part) -> None:
         """Take all of `other`, which comes later, but its windows."""
@@ -172,7 +123,6 @@ class Part:
         self.first_wall_ns = other.first_wall_ns if self.first_wall_ns is None else self.first_wall_ns
         self.last_wall_ns = self.last_wall_ns if other.last_wall_ns is None else other.last_wall_ns
         self.ledger = [a + b for a, b in zip(self.ledger, other.ledger, strict=True)]
-        self.ledger_wall_ns += other.ledger_wall_ns
         self.communication_ns += other.communication_ns
         self.overlapped_ns += other.overlapped_ns
         self.rank_steps += other.rank_steps
@@ -194,7 +144,7 @@ def _sum(counts: Sequence[int | None]) -> int | None:
 class Bin:
     """A piece of the time line: `ledger` and `wall_ns` of `rank_steps` steps of ranks, and `steps` of the job."""
 
-    ledger: list[int] = field(default_factory=lambda: [0] * len(_FIELDS))
+    ledger: list[int] = field(default_factory=lambda: [0] * len(LEDGER_HEADINGS))
     wall_ns: int = 0
     rank_steps: int = 0
     steps: int = 0
@@ -239,20 +189,18 @@ class TimeLine:
             found = self.bins[place] = Bin()
         return found
 
-    def add(self, records: Sequence[StepRecord], *, is_whole: bool) -> None:
-        """Take the ranks' records of one step, `is_whole` where all ranks measured it; then they tell the pace."""
-        ended = max(record.ended_wall_ns for record in records)
-        piece = self.at(ended, ended - max(record.wall_ns for record in records))
-        for record in records:
-            for place, name in enumerate(_FIELDS):
-                piece.ledger[place] += getattr(record.ledger, name)
-            piece.wall_ns += record.wall_ns
-            piece.rank_steps += 1
+    def add(self, together: Together, *, is_whole: bool) -> None:
+        """Take one step, `is_whole` where all ranks measured it; then they tell the pace."""
+        piece = self.at(together.ended_ns, together.began_ns)
+        wall_ns, ranks = sum(together.walls), len(together.walls)
+        piece.ledger = list(map(operator.add, piece.ledger, together.ledger))
+        piece.wall_ns += wall_ns
+        piece.rank_steps += ranks
         if is_whole:
             piece.steps += 1
-            piece.pace_ns += sum(record.wall_ns for record in records) // len(records)
-            samples = _sum([record.samples for record in records])
-            piece.samples = None if piece.samples is None or samples is None else piece.samples + samples
+            piece.pace_ns += wall_ns // ranks
+            known = piece.samples is not None and together.samples is not None
+            piece.samples = (piece.samples or 0) + (together.samples or 0) if known else None
 
 
 @dataclass(slots=True)
@@ -283,7 +231,7 @@ class Tally:
         self._ranks = ranks
         self._first_step: dict[int, int] = {}
         self.parts = {stretch: Part() for stretch in Stretch if stretch is not Stretch.WARMUP}
-        self.run = Part()
+        self._run_windows = Windows()
         self.line = TimeLine()
         self.ranks: dict[int, RankSum] = {}
         self._vitals: dict[str, tuple[Moments, Moments, Moments]] = {}
@@ -311,20 +259,32 @@ class Tally:
         if not records:
             return
         first_step = self._first_step.setdefault(key[0], key[1])
-        if len(records) < self._ranks:
+        together = Together.of(records)
+        is_whole = len(records) >= self._ranks
+        self.line.add(together, is_whole=is_whole)
+        if not is_whole:
             self.incomplete_steps += 1
-            self.line.add(records, is_whole=False)
             return
         self.complete_steps += 1
-        slowest = max(records, key=lambda record: record.wall_ns)
-        self.ranks[slowest.rank].slowest_in += 1
-        self.line.add(records, is_whole=True)
+        self.ranks[records[together.walls.index(max(together.walls))].rank].slowest_in += 1
         if any(record.disturbed or record.source == "exact" for record in records):
             return
         stretch = self._plan.stretch(key, first_step, records[0])
         if stretch is not Stretch.WARMUP:
-            self.parts[stretch].add(key, slowest.wall_ns, records)
-            self.run.add(key, slowest.wall_ns, records)
+            self.parts[stretch].add(key, together)
+            self._run_windows.add(together.walls, together.samples, together.tokens)
+
+    @property
+    def run(self) -> Part:
+        """The whole run after warm-up: all parts, and windows that go over their seams."""
+        whole = Part()
+        for part in sorted((p for p in self.parts.values() if p.last is not None), key=lambda p: p.last or (0, 0)):
+            first = whole.first
+            whole.join(part)
+            if first is not None and part.first is not None and part.first < first:
+                whole.first, whole.first_wall_ns = part.first, part.first_wall_ns
+        whole.windows = self._run_windows
+        return whole
 
     def after(self) -> list[Part]:
         """Return the parts that make up `after`: the fewest that are enough."""
@@ -336,7 +296,7 @@ class Tally:
         return [part for part in chosen if part.windows.steps]
 
     def vital(self, name: str) -> tuple[Moments, Moments] | None:
-        """Return before and after of one of VITALS; after the last switch, or the last kept change if that is little."""
+        """Return before and after of one of VITALS; after the last switch, or where that is little the last kept."""
         found = self._vitals.get(name)
         if found is None:
             return None

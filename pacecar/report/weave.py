@@ -1,7 +1,7 @@
 """What did all ranks do in the same step?  Their streams laid side by side, one step in memory at a time.
 
-To sort by time of day would mix steps where clocks differ; to keep all steps until a rank's file is at hand is gigabytes.
-Each file is in order by itself, so that merging is enough: the lowest (life, step) of all ranks goes next.
+To sort by time of day would mix steps where clocks differ; to keep all steps until a rank's file is at hand is
+gigabytes. Each file is in order by itself, so that merging is enough: the lowest (life, step) of all ranks goes next.
 
 Where a file is not in order (a restart whose hello was lost, a file that was put together by hand) a new life begins
 there, and steps of this rank then match those of the others only by luck: they are counted as incomplete.

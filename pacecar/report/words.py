@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from pacecar.knobs import by_name, setting
 from pacecar.records import KnobValue
-from pacecar.report.document import Interval, Report, Stat
+from pacecar.report.document import Report, Stat
+from pacecar.report.figures import Interval
 from pacecar.wording import percent
 
-__all__ = ["amount", "bounds", "change_words", "elapsed", "knob_words", "milliseconds", "money", "number", "rate_word",
-           "reading", "steps_word"]  # fmt: skip
+__all__ = [
+    "amount", "bounds", "change_words", "elapsed", "joules", "knob_words", "milliseconds", "money", "number",
+    "rate_word", "reading", "steps_word", ]  # fmt: skip
 
 DASH = "-"
 
@@ -67,7 +69,7 @@ def amount(value: float | None, unit: str) -> str:
     if unit == "bytes_per_second":
         return f"{number(value * 8 / 1e9)} Gbit/s"
     if unit == "flops_per_second":
-        return f"{number(value / 1e12)} TFLOP/s"
+        return f"{number(value / 1e12)} TFLOP/s" if value >= 1e12 else f"{number(value / 1e9)} GFLOP/s"
     return f"{number(value)} {'W' if unit == 'watts' else '°C'}"
 
 
@@ -112,6 +114,11 @@ def money(value: float | None) -> str:
     if value != 0 and abs(value) < 0.1:
         return f"{value:.4f}"
     return f"{value:,.2f}".replace(",", " ")
+
+
+def joules(value: float | None) -> str:
+    """Return an energy."""
+    return DASH if value is None else f"{number(value)} J"
 
 
 def steps_word(first: tuple[int, int], last: tuple[int, int]) -> str:
