@@ -4,9 +4,13 @@ Neighbouring windows of a training run are alike: another job on the link stays 
 draws windows one by one as if they were independent, and its intervals are then too narrow by a factor.  So blocks of
 neighbours are drawn, as by Kuensch (1989, "The jackknife and the bootstrap for general stationary observations",
 Annals of Statistics 17), laid round in a circle so that no window counts less for standing at an end (Politis and
-Romano 1992, "A circular block-resampling procedure for stationary data").  Blocks of about the cube root of the
-number of windows (Hall, Horowitz and Jing 1995, "On blocking rules for the bootstrap with dependent data", Biometrika
-82).
+Romano 1992, "A circular block-resampling procedure for stationary data").  How long blocks must be depends on how
+alike neighbours are: by Politis and White (2004, "Automatic block-length selection for the dependent bootstrap",
+Econometric Reviews 23; corrected by Patton, Politis and White 2009), with the autocorrelation of an AR(1), estimated
+from ranks, which single hiccups do not move, and freed of its bias in short series (Kendall 1954, Biometrika 41).
+
+A few long blocks vary less among themselves than many would: so the interval is widened as Student's distribution is
+wider than the normal, with one degree of freedom less than there are blocks; of fewer than BLOCKS_MIN there is none.
 
 That is the noise inside a run.  It says nothing of what differs from run to run, and a run that drifts by 5 % between
 its halves proves no 3 %: hence `drift_ratio`, which a difference must exceed too.
@@ -17,6 +21,7 @@ Pure; no numpy, so that a report can be made anywhere.
 from __future__ import annotations
 
 import math
+import operator
 import random
 import statistics
 from array import array
@@ -24,8 +29,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-__all__ = ["Interval", "LogHistogram", "Moments", "Spread", "coarsened", "drift_ratio", "percentile", "ratio_interval",
-           "spread_of"]  # fmt: skip
+__all__ = ["Interval", "LogHistogram", "Moments", "Spread", "block_length", "coarsened", "drift_ratio", "percentile",
+           "ratio_interval", "spread_of", "student_over_normal"]  # fmt: skip
 
 RESAMPLES = 2000
 """Efron and Tibshirani (1993), "An Introduction to the Bootstrap", chapter 13: about 1000 or more for percentiles."""
@@ -36,7 +41,15 @@ BLOCK_WINDOWS_MAX = 512
 INTERVAL_WINDOWS_MIN = 8
 """Of fewer windows nobody can say how much they vary."""
 
+BLOCKS_MIN = 4
+
+ALIKE_MAX = 0.97
+"""More alike than that a run of any length is one block."""
+
 LEVEL = 0.95
+
+NORMAL_QUANTILE = 1.959964
+"""Of LEVEL, two-sided."""
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -174,27 +187,59 @@ def drift_ratio(rates: Sequence[float]) -> float | None:
 def ratio_interval(before: Sequence[float], after: Sequence[float], *, seed: int = 1) -> Interval | None:
     """Return the median of `after` over that of `before`, minus one, with its interval; None where one has no values.
 
-    Percentile intervals of a circular block bootstrap, each side drawn by itself.  The seed is fixed: the same records
-    give the same report.
+    Circular block bootstrap, each side drawn by itself.  The seed is fixed: the same records give the same report.
     """
     if not before or not after or statistics.median(before) == 0:
         return None
     change = statistics.median(after) / statistics.median(before) - 1
-    if min(len(before), len(after)) < INTERVAL_WINDOWS_MIN:
+    sides = [coarsened(side) for side in (before, after)]
+    lengths = [block_length(side) for side in sides]
+    blocks = min(len(side) // length for side, length in zip(sides, lengths, strict=True))
+    if min(map(len, sides)) < INTERVAL_WINDOWS_MIN or blocks < BLOCKS_MIN:
         return Interval(change, None, None)
     generator = random.Random(seed)
-    draw_before, draw_after = (_drawer(coarsened(side), generator) for side in (before, after))
+    draw_before, draw_after = (_drawer(side, length, generator) for side, length in zip(sides, lengths, strict=True))
     ratios = sorted(draw_after() / low - 1 for _ in range(RESAMPLES) if (low := draw_before()) > 0)
     edge = (1 - LEVEL) / 2
+    widened = student_over_normal(blocks - 1)
     # The point belongs into its own interval, whatever joining windows did to the medians.
-    low, high = percentile(ratios, edge), percentile(ratios, 1 - edge)
+    low, high = (change + widened * (percentile(ratios, share) - change) for share in (edge, 1 - edge))
     return Interval(change, min(low, change), max(high, change))
 
 
-def _drawer(values: Sequence[float], generator: random.Random) -> Callable[[], float]:
+def block_length(values: Sequence[float]) -> int:
+    """Return how many neighbours a block needs so that blocks are all but independent."""
+    count = len(values)
+    if count < 3:
+        return 1
+    alike = _rank_autocorrelation(values)
+    alike = min(ALIKE_MAX, max(0.0, alike + (1 + 3 * alike) / count))
+    wanted = (6 * alike**2 / (1 - alike**2) ** 2) ** (1 / 3) * count ** (1 / 3)
+    return min(count, max(1, math.ceil(wanted)))
+
+
+def _rank_autocorrelation(values: Sequence[float]) -> float:
+    """Return how alike neighbours are (-1..1), by ranks; 0 where all are the same."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ranks = [0.0] * len(values)
+    for place, index in enumerate(order):
+        ranks[index] = place - (len(values) - 1) / 2
+    if values[order[0]] == values[order[-1]]:
+        return 0.0
+    return sum(map(operator.mul, ranks, ranks[1:])) / sum(rank * rank for rank in ranks)
+
+
+def student_over_normal(degrees: int) -> float:
+    """Return by how much Student's 97.5 % quantile exceeds the normal one (Abramowitz and Stegun, 26.7.5)."""
+    z, n = NORMAL_QUANTILE, degrees
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return (z + first / n + second / n**2 + third / n**3) / z
+
+
+def _drawer(values: Sequence[float], length: int, generator: random.Random) -> Callable[[], float]:
     """Return a function that gives the median of a new circular block resample."""
     count = len(values)
-    length = max(1, math.ceil(count ** (1 / 3)))
     blocks = math.ceil(count / length)
     round_twice = array("d", [*values, *values[: length - 1]])
 
