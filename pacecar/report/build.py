@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pacecar import __version__
-from pacecar.records import LEDGER_HEADINGS, WhatIf
+from pacecar.records import LEDGER_HEADINGS, StepRecord, WhatIf
 from pacecar.report.costs import Prices, cost_of
 from pacecar.report.document import EstimateError, Overhead, Piece, RankRow, Report, Side
 from pacecar.report.events import changes_of, hangs_of, orders_of, slowdowns_of
@@ -21,7 +21,7 @@ from pacecar.report.figures import drift_ratio, ratio_interval, spread_of
 from pacecar.report.gather import Story, gather
 from pacecar.report.inputs import Inputs
 from pacecar.report.lossfile import read_losses
-from pacecar.report.notices import ReportError
+from pacecar.report.notices import Notices, ReportError
 from pacecar.report.stretches import Plan, Stretch
 from pacecar.report.tally import Bin, Part, RankSum, Tally
 from pacecar.report.usage import energies_of, utilization_of
@@ -68,7 +68,7 @@ def build_report(inputs: Inputs, options: BuildOptions) -> Built:
     """
     story = _choose(gather(inputs.told()), inputs, options.job)
     plan = Plan.of(story)
-    tally = Tally(plan, _ranks_expected(inputs, story))
+    tally = Tally(plan, _ranks_with_steps(inputs, story))
     for key, measured in weave(inputs.measured(), story.job, inputs.notices):
         tally.take(key, measured)
     if not tally.ranks or not any(total.lives for total in tally.ranks.values()):
@@ -101,11 +101,12 @@ def _choose(stories: dict[str, Story], inputs: Inputs, wanted: str | None) -> St
     return stories[names[0]]
 
 
-def _ranks_expected(inputs: Inputs, story: Story) -> int:
-    """Return how many ranks' records make a step whole: those that left any."""
-    if inputs.recording is None:
-        return max(1, len({file.rank for file in inputs.files if file.rank in story.hellos} or inputs.files))
-    return max(1, len(story.hellos))
+def _ranks_with_steps(inputs: Inputs, story: Story) -> int:
+    """Return how many ranks' records make a step whole: those that ended any.  Looks no further than the first."""
+    found = 0
+    for stream in inputs.measured(Notices()):
+        found += any(isinstance(record, StepRecord) and record.job == story.job for _, _, _, record in stream)
+    return max(1, found)
 
 
 def _check_ranks(inputs: Inputs, story: Story, tally: Tally) -> None:
@@ -118,8 +119,8 @@ def _check_ranks(inputs: Inputs, story: Story, tally: Tally) -> None:
         text = f"ranks {_ranges(missing)} of {world} left no step here: pace and samples are those of the other ranks"
         # A recording is of one node; so is a folder on a node's own disk.
         notices.add(inputs.name, "missing", text, is_damage=inputs.recording is None)
-    if story.lives > 1:
-        text = f"the job was attached {story.lives} times in this folder; its steps begin at 0 each time"
+    if len(story.lives) > 1:
+        text = f"the job was attached {len(story.lives)} times in this folder; its steps begin at 0 each time"
         notices.add(inputs.name, "lives", text, is_damage=False)
     if not _is_data_parallel(story) and (world or 1) > 1:
         text = "ranks are not known to be data-parallel: samples and tokens are the sum over ranks all the same"

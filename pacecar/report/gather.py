@@ -48,7 +48,7 @@ class Story:
 
     job: str
     records: int = 0
-    lives: int = 1
+    lives: set[int] = field(default_factory=set)
     hellos: dict[int, JobHello] = field(default_factory=dict)
     goodbyes: dict[int, Goodbye] = field(default_factory=dict)
     switches: deque[tuple[Key, KnobSwitch]] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
@@ -107,7 +107,7 @@ def gather(rows: Iterable[Row]) -> dict[str, Story]:
         if story is None:
             story = stories[record.job] = Story(record.job)
         story.records += 1
-        story.lives = max(story.lives, life + 1)
+        story.lives.add(life)
         _take(story, rank, life, record)
     return stories
 

@@ -27,6 +27,9 @@ _RANK_FILE = re.compile(r"rank(0|[1-9]\d{0,6})\.jsonl")
 RECORDINGS_MAX = 256
 """Of one run: as many nodes, or as many triggers."""
 
+PIECES_BYTES = 32 << 20
+"""Of all ranks' files together, in memory at a time."""
+
 KNOWN_KINDS = frozenset(str(struct.__struct_config__.tag).encode() for struct in get_args(JobRecord))
 
 LATE_KINDS = frozenset({b"step", b"vitals"})
@@ -61,10 +64,14 @@ class Inputs:
         for rank, record in self._recorded():
             yield rank, 0, 0, record
 
-    def measured(self) -> list[Iterator[Row]]:
-        """Return the steps and vitals of each rank, as iterators that may be advanced side by side."""
+    def measured(self, notices: Notices | None = None) -> list[Iterator[Row]]:
+        """Return the steps and vitals of each rank, as iterators that may be advanced side by side.
+
+        Who only peeks gives `notices` of his own, or faults would be counted twice.
+        """
         if self.recording is None:
-            return [_rows(file, self.notices, late=True) for file in self.files]
+            told = self.notices if notices is None else notices
+            return [_rows(file, told, late=True) for file in self.files]
         ranks: dict[int, list[JobRecord]] = {}
         for rank, record in self._recorded():
             ranks.setdefault(rank, []).append(record)  # some minutes of one node: bounded by the recorder
@@ -161,11 +168,14 @@ def find_inputs(run: Path, extra_recordings: tuple[Path, ...] = ()) -> Inputs:
     Raises:
         ReportError: nothing is there, or nothing that a report could be made of.
     """
-    if run.is_symlink() and not run.exists():
-        raise ReportError(f"{run}: a link to {run.readlink()}, which is not there")
-    if not run.exists():
-        raise ReportError(f"{run}: no such run folder or recording")
-    run = run.resolve()
+    try:
+        if run.is_symlink() and not run.exists():
+            raise ReportError(f"{run}: a link to {run.readlink()}, which is not there")
+        if not run.exists():
+            raise ReportError(f"{run}: no such run folder or recording")
+        run = run.resolve()
+    except OSError as error:
+        raise ReportError(f"{run}: cannot be read: {error.strerror or error}") from error
     return _of_recording(run, extra_recordings) if run.is_file() else _of_folder(run, extra_recordings)
 
 
@@ -187,12 +197,10 @@ def _of_folder(run: Path, more: tuple[Path, ...]) -> Inputs:
     except OSError as error:
         raise ReportError(f"{run}: cannot be read: {error.strerror or error}") from error
     files = []
-    for name in names:
-        match = _RANK_FILE.fullmatch(name)
-        if match is None:
-            continue
+    matches = [(name, match) for name in names if (match := _RANK_FILE.fullmatch(name)) is not None]
+    for name, match in matches:
         try:
-            files.append(RankFile(run / name, int(match[1])))
+            files.append(RankFile(run / name, int(match[1]), PIECES_BYTES // len(matches)))
         except ReportError as error:
             notices.add(name, "read", str(error))
     if not files:

@@ -16,8 +16,11 @@ from pacecar.report.notices import Notices, ReportError
 
 __all__ = ["LINE_BYTES_MAX", "RankFile", "kind_of"]
 
-PIECE_BYTES = 256 * 1024
+PIECE_BYTES_MAX = 256 * 1024
 """Read at a time, of each rank: large enough that opening the file again does not count."""
+
+PIECE_BYTES_MIN = 16 * 1024
+"""Where ranks are thousands: some records still."""
 
 LINE_BYTES_MAX = 1024 * 1024
 """No record is nearly as long (a frame is at most 64 KiB)."""
@@ -34,9 +37,10 @@ def kind_of(line: bytes) -> bytes | None:
 class RankFile:
     """`rank<r>.jsonl` of one rank."""
 
-    def __init__(self, path: Path, rank: int) -> None:
+    def __init__(self, path: Path, rank: int, piece_bytes: int = PIECE_BYTES_MAX) -> None:
         self.path = path
         self.rank = rank
+        self._piece_bytes = min(PIECE_BYTES_MAX, max(PIECE_BYTES_MIN, piece_bytes))
         try:
             status = os.stat(path)
         except OSError as error:
@@ -78,6 +82,6 @@ class RankFile:
         try:
             with self.path.open("rb", buffering=0) as stream:
                 stream.seek(at)
-                return stream.read(min(PIECE_BYTES, self.bytes_end - at))
+                return stream.read(min(self._piece_bytes, self.bytes_end - at))
         except OSError as error:
             raise ReportError(f"{self.path}: cannot be read: {error.strerror or error}") from error

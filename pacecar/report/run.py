@@ -57,9 +57,13 @@ def run_report(options: ReportOptions) -> int:
         _deliver(text, options, _default_output(options, folder))
     except ReportError as error:
         return _complain(str(error))
+    except BrokenPipeError:
+        raise  # click knows what to do when the reader went away
     except OSError as error:
         where = error.filename if isinstance(error.filename, str) else options.output or folder
         return _complain(f"{where}: cannot be written: {error.strerror or error}; --output FILE writes elsewhere")
+    except OverflowError as error:
+        return _complain(f"{folder}: a number in the records is far out of range: {error}")
     except KeyboardInterrupt:
         return 130
     damaged = any(notice.is_damage for one in built for notice in one.report.notices)
@@ -86,6 +90,7 @@ def _deliver(text: str, options: ReportOptions, default: Path) -> None:
     """Print the text, or write it and print where."""
     if options.output is None and options.form != "html":
         sys.stdout.write(text)
+        sys.stdout.flush()
         return
     path = options.output or default
     fresh = path.with_name(f".{path.name}-{secrets.token_hex(4)}")

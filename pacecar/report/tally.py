@@ -34,9 +34,9 @@ VITALS_MIN = 8
 VITALS: dict[str, Callable[[Vitals], float | None]] = {
     "mfu": lambda vitals: vitals.mfu_ratio,
     "model_flops_per_second": lambda vitals: vitals.flops_per_second,
-    "memory_allocated_bytes": lambda vitals: vitals.memory.allocated_bytes if vitals.memory else None,
-    "memory_reserved_bytes": lambda vitals: vitals.memory.reserved_bytes if vitals.memory else None,
-    "memory_fragmentation": lambda vitals: vitals.memory.fragmentation_ratio if vitals.memory else None,
+    "memory_allocated_bytes": lambda vitals: None if vitals.memory is None else vitals.memory.allocated_bytes,
+    "memory_reserved_bytes": lambda vitals: None if vitals.memory is None else vitals.memory.reserved_bytes,
+    "memory_fragmentation": lambda vitals: None if vitals.memory is None else vitals.memory.fragmentation_ratio,
 }
 """What is averaged of the vitals."""
 
@@ -210,9 +210,7 @@ class RankSum:
     rank: int
     records: int = 0
     slowest_in: int = 0
-    first_wall_ns: int | None = None
     lives: dict[int, StepRecord] = field(default_factory=dict)
-    vitals: Vitals | None = None
 
     @property
     def totals(self) -> Ledger:
@@ -247,13 +245,10 @@ class Tally:
             if total is None:
                 total = self.ranks[rank] = RankSum(rank)
             if isinstance(record, Vitals):
-                total.vitals = record
                 self._vital(key, record)
                 continue
             total.records += 1
             total.lives[key[0]] = record
-            if total.first_wall_ns is None:
-                total.first_wall_ns = record.ended_wall_ns - record.wall_ns
             self.is_sampled |= record.measured_every != 1
             records.append(record)
         if not records:

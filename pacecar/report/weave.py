@@ -21,6 +21,9 @@ __all__ = ["Measured", "weave"]
 
 Measured = StepRecord | Vitals
 
+NUMBER_END = 1 << 63
+"""Where 64 bits end, in which hooks and daemons count."""
+
 
 def weave(
     streams: Iterable[Iterator[Row]], job: str, notices: Notices
@@ -49,15 +52,33 @@ def _ordered(stream: Iterator[Row], job: str, notices: Notices) -> Iterator[tupl
             # Said between two steps, of those before: stands with the last one.
             yield (*max(last, (life + extra, 0)), rank), record
             continue
+        if not _is_possible(record):
+            notices.add(*_where(rank, number, "range", "a number that no step can have"))
+            continue
         key = (life + extra, record.step)
         if key == last:
-            text = f"line {number}: step {record.step} a second time; only the first counts"
-            notices.add(f"rank{rank}.jsonl", "twice", text)
+            text = f"step {record.step} a second time; only the first counts"
+            notices.add(*_where(rank, number, "twice", text))
             continue
         if key < last:
             extra += 1
             key = (life + extra, record.step)
-            text = f"line {number}: step {record.step} comes after step {last[1]}: taken as a new start of the job"
-            notices.add(f"rank{rank}.jsonl", "order", text)
+            text = f"step {record.step} comes after step {last[1]}: taken as a new start of the job"
+            notices.add(*_where(rank, number, "order", text))
         last = key
         yield (*key, rank), record
+
+
+def _where(rank: int, number: int, kind: str, text: str) -> tuple[str, str, str]:
+    """Return place, kind and text of a fault; a recording has no lines."""
+    return (f"rank{rank}.jsonl", kind, f"line {number}: {text}") if number else (f"rank {rank}", kind, text)
+
+
+def _is_possible(record: StepRecord) -> bool:
+    """Return whether all that is added up is a count or a time that a computer can have had."""
+    counts = (
+        record.step, record.wall_ns, record.ended_wall_ns, record.samples, record.tokens, record.total_steps,
+        record.total_samples, record.total_tokens, record.total_overhead_ns, record.total_windows,
+        record.dropped_records, record.totals.wall_ns,
+    )  # fmt: skip
+    return all(count is None or 0 <= count < NUMBER_END for count in counts)

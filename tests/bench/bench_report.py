@@ -1,7 +1,7 @@
 """What does `pacecar report` cost on a large run?  Time and memory of the command, on records of this program's making.
 
-    python tests/bench/bench_report.py                       1 000 000 step records of 8 ranks
-    python tests/bench/bench_report.py --records 10000       a small one, to see that it works
+    python tests/bench/bench_report.py                       100 000 step records of 8 ranks
+    python tests/bench/bench_report.py --records 1000000     what docs/report.md says
 
 Records are as the hook writes them, byte for byte the same encoder; steps vary, ranks wait for each other, two changes
 are tried and one kept.  The command runs as a process of its own, so that its peak memory (wait4) is its own.
@@ -93,7 +93,7 @@ def measure(command: list[str]) -> tuple[float, float, int, int]:
 def main() -> None:
     """Write the run, report it in each form, and print a line each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--records", type=int, default=1_000_000)
+    parser.add_argument("--records", type=int, default=100_000)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--keep", type=Path, help="write the run there and leave it")
     options = parser.parse_args()

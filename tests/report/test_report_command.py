@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -134,3 +135,32 @@ def test_a_large_run_takes_bounded_memory() -> None:
         assert page.endswith("exit 0")
         peaks.append(float(page.split(" MB")[0].split()[-1]))
     assert peaks[1] < peaks[0] + 12, peaks
+
+
+def test_a_reader_who_leaves_early_is_no_traceback(folder: Path) -> None:
+    command = f"{sys.executable} -m pacecar report {folder} --json | head -c 10"
+    root = str(Path(__file__).resolve().parents[2])
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=120, check=False,
+        env={**os.environ, "PYTHONPATH": root},
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_the_commands_of_the_page_in_docs_do_what_they_say(tmp_path: Path) -> None:
+    """Each line of its first block, in a folder with the runs that it names."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / "report.md").read_text(encoding="utf-8")
+    block = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[0]
+    tuned(tmp_path / "runs" / "one")
+    untuned(tmp_path / "runs" / "two")
+    (tmp_path / "runs" / "latest").symlink_to("one")
+    lines = [line.split("#")[0].split() for line in block.splitlines()]
+    assert len(lines) >= 6
+    for words in lines:
+        assert words[:2] == ["pacecar", "report"]
+        arguments = [word.replace("/tmp/run.html", str(tmp_path / "run.html")) for word in words[2:]]
+        done = run(*arguments, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, ""), words
+    assert (tmp_path / "run.html").exists()
+    assert (tmp_path / "runs" / "one" / "report.html").exists()

@@ -92,6 +92,23 @@ def test_a_ledger_that_does_not_add_up_is_refused(folder: Path) -> None:
     assert report.compared_steps == 59
 
 
+def test_a_number_that_no_step_can_have_is_refused(folder: Path) -> None:
+    file = folder / "rank0.jsonl"
+    huge = b'"samples":' + b"9" * 400
+    file.write_bytes(file.read_bytes().replace(b'"samples":16', huge, 1).replace(b'"samples":16', b'"samples":-1', 1))
+    report = report_of(folder)
+    assert "rank0.jsonl: line " in said(report)
+    assert is_damaged(report)
+    assert report.compared_steps == 58
+
+
+def test_a_rank_that_ended_no_step_does_not_hide_the_others(folder: Path) -> None:
+    (folder / "rank1.jsonl").write_bytes(lines([hello(1)]))
+    report = report_of(folder)
+    assert "ranks 1 of 2 left no step here" in said(report)
+    assert report.compared_steps == 60
+
+
 def test_a_line_without_end_is_not_kept_in_memory(folder: Path) -> None:
     with (folder / "rank0.jsonl").open("ab") as stream:
         stream.write(b"x" * (3 * LINE_BYTES_MAX) + b"\n" + lines([step(0, 60)]))

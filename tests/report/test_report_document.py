@@ -253,6 +253,7 @@ def test_two_jobs_in_a_folder_are_named_and_one_can_be_chosen(tmp_path: Path) ->
     with pytest.raises(ReportError, match=r"holds 2 jobs: j .*, other .*--job"):
         report_of(folder)
     mine, other_report = report_of(folder, job="j"), report_of(folder, job="other")
+    assert mine.notices == other_report.notices == ()
     assert mine.before is not None
     assert other_report.before is not None
     assert (mine.before.step_mean_ns, other_report.before.step_mean_ns) == (100 * MS, 50 * MS)
