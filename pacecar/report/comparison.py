@@ -75,7 +75,7 @@ def _judge(change: Interval | None, noise: float | None) -> tuple[str, str]:
     if change is None:
         return "not comparable", "one of them has no steps to compare"
     if change.low is None or change.high is None or noise is None:
-        return "no difference shown", "too few windows that are independent of each other to know the noise"
+        return "not decided", "too few windows to know the noise"
     if change.low <= 0 <= change.high:
         return "no difference shown", "the interval holds zero"
     if abs(change.change_ratio) <= noise:

@@ -2,37 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from pacecar.records import LEDGER_HEADINGS
 from pacecar.report.comparison import settled_side
 from pacecar.report.document import Comparison, Report, Side
 from pacecar.report.tables import Table
-from pacecar.report.words import change_words, joules, knob_words, milliseconds, money, number
+from pacecar.report.words import bounds, elapsed, joules, knob_words, milliseconds, money, number
 from pacecar.wording import HEADING_WORDS, percent
 
 __all__ = ["comparison_tables", "letter"]
 
 
 def comparison_tables(comparison: Comparison) -> list[Table]:
-    """Return the verdicts, and what the runs were."""
-    names = [f"{letter(place)}  {report.run}" for place, report in enumerate(comparison.runs)]
+    """Return which run is which, the verdicts, and what the runs were."""
+    letters = [letter(place) for place in range(len(comparison.runs))]
+    legend = [(name, report.run, report.job, str(report.world_size or report.ranks_seen), elapsed(report.duration_ns))
+              for name, report in zip(letters, comparison.runs, strict=True)]  # fmt: skip
+    head = ("", "run", "job", "ranks", "lasted")
+    return [Table("The runs", head, legend, texts=3), _verdicts(comparison), _quantities(comparison, letters)]
+
+
+def _verdicts(comparison: Comparison) -> Table:
     rows = []
     for place, row in enumerate(comparison.rows):
-        name = names[place // 2]
-        rate = f"{number(row.rate)} {comparison.rate_unit}/s"
-        noise = percent(row.noise_ratio)
-        rows.append((name, row.stretch, rate, milliseconds(row.step_ns), change_words(row.change), noise,
-                     row.verdict or "-", row.why))  # fmt: skip
+        change = row.change
+        rows.append((
+            letter(place // 2), row.stretch, f"{number(row.rate)} {comparison.rate_unit}/s", milliseconds(row.step_ns),
+            percent(None if change is None else change.change_ratio, signed=True),
+            "-" if change is None else bounds(change.low, change.high), percent(row.noise_ratio), row.verdict or "-",
+            row.why,
+        ))  # fmt: skip
     note = (
         "Change of the median rate against run A with its 95 % interval: circular block bootstrap over windows of steps"
         " (Politis and Romano 1992), block length by Politis and White (2004). Noise is"
         " how much a run differs from itself between its halves. One run is one sample: what differs from day to day"
         " is in no interval."
     )
-    head = ("run", "stretch", "median", "mean step", "change", "noise", "verdict", "why")
-    verdicts = Table("Which is faster", head, rows, texts=2, note=note, long=7)
-    return [verdicts, _quantities(comparison, names)]
+    head = ("run", "stretch", "median", "mean step", "change", "interval", "noise", "verdict", "why")
+    return Table("Which is faster", head, rows, texts=2, note=note, long=8)
 
 
 def letter(place: int) -> str:
@@ -43,8 +51,7 @@ def letter(place: int) -> str:
 def _quantities(comparison: Comparison, names: list[str]) -> Table:
     sides = [settled_side(report)[1] for report in comparison.runs]
     rows: list[tuple[str, ...]] = [
-        ("ranks", *(str(report.world_size or report.ranks_seen) for report in comparison.runs)),
-        ("knobs", *(_knobs(s) for s in sides)),
+        *_knobs(sides),
         ("coefficient of variation", *(percent(s.rate.cv if s is not None and s.rate else None) for s in sides)),
         ("step, 95th percentile", *(milliseconds(None if s is None else s.step_p95_ns) for s in sides)),
     ]
@@ -60,10 +67,11 @@ def _quantities(comparison: Comparison, names: list[str]) -> Table:
     return Table("The settled stretch of each", ("", *names), rows, note="Differences in brackets are against run A.")
 
 
-def _knobs(side: Side | None) -> str:
-    if side is None or not side.knobs:
-        return "-"
-    return ", ".join(f"{knob} {knob_words(knob, value)}" for knob, value in sorted(side.knobs.items()))
+def _knobs(sides: Sequence[Side | None]) -> Iterator[tuple[str, ...]]:
+    names = sorted({knob for side in sides if side is not None for knob in side.knobs})
+    for knob in names:
+        values = (None if side is None else side.knobs.get(knob) for side in sides)
+        yield (knob, *("-" if value is None else knob_words(knob, value) for value in values))
 
 
 def _with_differences(values: list[int | None]) -> Iterator[str]:

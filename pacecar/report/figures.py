@@ -21,7 +21,6 @@ Pure; no numpy, so that a report can be made anywhere.
 from __future__ import annotations
 
 import math
-import operator
 import random
 import statistics
 from array import array
@@ -41,7 +40,14 @@ BLOCK_WINDOWS_MAX = 512
 INTERVAL_WINDOWS_MIN = 8
 """Of fewer windows nobody can say how much they vary."""
 
-BLOCKS_MIN = 4
+BLOCKS_MIN = 2
+"""With fewer nothing varies from block to block; with two the interval is more than six times as wide."""
+
+STUDENT_QUANTILES = (12.706, 4.303)
+"""Two-sided at LEVEL, for one degree of freedom and two."""
+
+LOG_RATIO_MAX = 100.0
+"""An interval that ends beyond says nothing; its end stays a number."""
 
 ALIKE_MAX = 0.97
 """More alike than that a run of any length is one block."""
@@ -199,11 +205,17 @@ def ratio_interval(before: Sequence[float], after: Sequence[float], *, seed: int
         return Interval(change, None, None)
     generator = random.Random(seed)
     draw_before, draw_after = (_drawer(side, length, generator) for side, length in zip(sides, lengths, strict=True))
-    ratios = sorted(draw_after() / low - 1 for _ in range(RESAMPLES) if (low := draw_before()) > 0)
+    pairs = ((draw_before(), draw_after()) for _ in range(RESAMPLES))
+    # Of logarithms, so that twice as fast and half as fast are as far from no change, and nothing loses over 100 %.
+    ratios = sorted(math.log(high / low) for low, high in pairs if low > 0 and high > 0)
+    middle = math.log1p(change) if change > -1 else -math.inf
+    if not ratios or math.isinf(middle):
+        return Interval(change, None, None)
     edge = (1 - LEVEL) / 2
     widened = student_over_normal(blocks - 1)
     # The point belongs into its own interval, whatever joining windows did to the medians.
-    low, high = (change + widened * (percentile(ratios, share) - change) for share in (edge, 1 - edge))
+    ends = (middle + widened * (percentile(ratios, share) - middle) for share in (edge, 1 - edge))
+    low, high = (math.expm1(min(end, LOG_RATIO_MAX)) for end in ends)
     return Interval(change, min(low, change), max(high, change))
 
 
@@ -214,7 +226,7 @@ def block_length(values: Sequence[float]) -> int:
         return 1
     alike = _rank_autocorrelation(values)
     alike = min(ALIKE_MAX, max(0.0, alike + (1 + 3 * alike) / count))
-    wanted = (6 * alike**2 / (1 - alike**2) ** 2) ** (1 / 3) * count ** (1 / 3)
+    wanted: float = (6 * alike**2 / (1 - alike**2) ** 2) ** (1 / 3) * count ** (1 / 3)
     return min(count, max(1, math.ceil(wanted)))
 
 
@@ -226,15 +238,20 @@ def _rank_autocorrelation(values: Sequence[float]) -> float:
         ranks[index] = place - (len(values) - 1) / 2
     if values[order[0]] == values[order[-1]]:
         return 0.0
-    return sum(map(operator.mul, ranks, ranks[1:])) / sum(rank * rank for rank in ranks)
+    return math.fsum(a * b for a, b in zip(ranks, ranks[1:], strict=False)) / math.fsum(rank * rank for rank in ranks)
 
 
 def student_over_normal(degrees: int) -> float:
-    """Return by how much Student's 97.5 % quantile exceeds the normal one (Abramowitz and Stegun, 26.7.5)."""
+    """Return by how much Student's 97.5 % quantile exceeds the normal one (Abramowitz and Stegun, 26.7.5).
+
+    That series is of no use for one degree of freedom and two; those are from tables.
+    """
     z, n = NORMAL_QUANTILE, degrees
+    if n <= len(STUDENT_QUANTILES):
+        return STUDENT_QUANTILES[n - 1] / z
     first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return (z + first / n + second / n**2 + third / n**3) / z
+    return float((z + first / n + second / n**2 + third / n**3) / z)
 
 
 def _drawer(values: Sequence[float], length: int, generator: random.Random) -> Callable[[], float]:

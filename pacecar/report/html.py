@@ -60,14 +60,13 @@ def comparison_page(comparison: Comparison) -> str:
     if comparison.warnings:
         items = "".join(f"<li>{escape(text)}</li>" for text in comparison.warnings)
         top.append(f'<div class="info"><ul>{items}</ul></div>')
-    names = " and ".join(report.run for report in comparison.runs)
-    return _page(f"{names} compared", top, sections)
+    return _page(f"{plural(len(comparison.runs), 'run')} compared", top, sections)
 
 
 def _verdicts(comparison: Comparison) -> Iterator[str]:
-    for row in comparison.rows:
+    for place, row in enumerate(comparison.rows):
         if row.stretch == "settled" and row.change is not None:
-            said = f"{row.run} against {comparison.runs[0].run}: {row.verdict}, {change_words(row.change)}"
+            said = f"{letter(place // 2)} against A: {row.verdict}, {change_words(row.change)}"
             yield f"{said}: {row.why}."
 
 
@@ -245,7 +244,7 @@ def _table(table: Table | None) -> str:
 
 def _text_class(table: Table, place: int, cell: str | None = None) -> str:
     names = []
-    if place < table.texts:
+    if place < table.texts or place == table.long:
         names.append("text")
     if place == table.long:
         names.append("long")

@@ -103,7 +103,7 @@ def test_runs_are_compared_on_a_page_beside_them(tmp_path: Path) -> None:
         untuned(tmp_path / name, pace=steady(pace * MS, 0.01, pace))
     done = run("--compare", "a", "b", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "comparison.html\n")
-    assert "b against a: faster" in (tmp_path / "comparison.html").read_text()
+    assert "B against A: faster" in (tmp_path / "comparison.html").read_text()
     document = json.loads(run("--compare", "a", "b", "--json", cwd=tmp_path).stdout)
     assert [row["verdict"] for row in document["rows"] if row["run"] == "b"] == ["faster", "faster"]
     assert len(document["runs"]) == 2

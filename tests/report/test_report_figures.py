@@ -155,7 +155,9 @@ def test_where_all_windows_are_one_block_no_interval_is_given() -> None:
     assert interval.low is None
 
 
-@pytest.mark.parametrize(("degrees", "quantile"), [(3, 3.182), (5, 2.571), (10, 2.228), (30, 2.042)])
+@pytest.mark.parametrize(
+    ("degrees", "quantile"), [(1, 12.706), (2, 4.303), (3, 3.182), (5, 2.571), (10, 2.228), (30, 2.042)]
+)
 def test_students_quantiles_are_those_of_the_tables(degrees: int, quantile: float) -> None:
     assert student_over_normal(degrees) * 1.959964 == pytest.approx(quantile, rel=0.01)
 
