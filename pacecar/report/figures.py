@@ -25,6 +25,7 @@ import random
 import statistics
 from array import array
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -238,7 +239,7 @@ def _rank_autocorrelation(values: Sequence[float]) -> float:
         ranks[index] = place - (len(values) - 1) / 2
     if values[order[0]] == values[order[-1]]:
         return 0.0
-    return math.fsum(a * b for a, b in zip(ranks, ranks[1:], strict=False)) / math.fsum(rank * rank for rank in ranks)
+    return math.fsum(a * b for a, b in pairwise(ranks)) / math.fsum(rank * rank for rank in ranks)
 
 
 def student_over_normal(degrees: int) -> float:
