@@ -18,7 +18,7 @@ from pacecar.report.document import Comparison, ComparisonRow, Report, Side
 from pacecar.report.figures import Interval, drift_ratio, ratio_interval
 from pacecar.wording import percent
 
-__all__ = ["compare", "settled_side"]
+__all__ = ["compare", "judge", "settled_side"]
 
 
 def settled_side(report: Report) -> tuple[str, Side | None]:
@@ -54,7 +54,7 @@ def _row(base: Built, run: Built, stretch: str, unit: str, *, is_base: bool) -> 
     change = None if is_base else ratio_interval(theirs, mine)
     drifts = [abs(drift) for rates in (mine, theirs) if (drift := drift_ratio(rates)) is not None]
     noise = max(drifts, default=None)
-    verdict, why = ("", "the run that the others are compared with") if is_base else _judge(change, noise)
+    verdict, why = ("", "the run that the others are compared with") if is_base else judge(change, noise)
     middle = sorted(mine)[len(mine) // 2] if mine else None
     if side is not None and side.rate is not None and unit == run.report.rate_unit:
         middle = side.rate.median
@@ -70,7 +70,7 @@ def _row(base: Built, run: Built, stretch: str, unit: str, *, is_base: bool) -> 
     )
 
 
-def _judge(change: Interval | None, noise: float | None) -> tuple[str, str]:
+def judge(change: Interval | None, noise: float | None) -> tuple[str, str]:
     """Return what may be said, and why no more."""
     if change is None:
         return "not comparable", "one of them has no steps to compare"

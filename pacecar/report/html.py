@@ -212,7 +212,11 @@ def _legend(report: Report) -> str:
 
 
 def _figure(caption: str, drawing: str) -> str:
-    return f"<figure><figcaption>{escape(caption)}</figcaption>{drawing}</figure>" if drawing else ""
+    if not drawing:
+        return ""
+    # On a narrow screen a drawing keeps its size and scrolls, or nobody could read it.
+    region = f'<div class="wide" tabindex="0" role="region" aria-label="{escape(caption)}">{drawing}</div>'
+    return f"<figure><figcaption>{escape(caption)}</figcaption>{region}</figure>"
 
 
 def _folded(title: str, table: Table | None) -> str:

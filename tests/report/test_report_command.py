@@ -148,6 +148,7 @@ def test_a_reader_who_leaves_early_is_no_traceback(folder: Path) -> None:
     assert "Exception ignored" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_in_docs_do_what_they_say(tmp_path: Path) -> None:
     """Each line of its first block, in a folder with the runs that it names."""
     text = (Path(__file__).resolve().parents[2] / "docs" / "report.md").read_text(encoding="utf-8")

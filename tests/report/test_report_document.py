@@ -11,9 +11,10 @@ import pytest
 from pacecar.demo.summary import summarize
 from pacecar.records import EstimateCheck, Goodbye, HangSuspicion, JobRecord, Ledger, Straggler, TunerOrder, TunerStatus
 from pacecar.report.build import BuildOptions, Built, build_report
-from pacecar.report.comparison import compare
+from pacecar.report.comparison import compare, judge
 from pacecar.report.costs import Prices
 from pacecar.report.document import Report
+from pacecar.report.figures import Interval
 from pacecar.report.inputs import find_inputs
 from pacecar.report.notices import ReportError
 from pacecar.report.stretches import WARMUP_STEPS
@@ -310,9 +311,15 @@ def test_a_run_that_drifts_proves_no_difference_as_large_as_its_drift(tmp_path: 
 
     runs = [untuned(tmp_path / "a", steps=410), untuned(tmp_path / "b", steps=410, pace=drifting)]
     row = next(row for row in compare([built(run) for run in runs]).rows if row.run == "b")
-    assert row.verdict == "no difference shown"
+    assert row.verdict == "not decided", "its windows are two blocks of neighbours"
     assert row.noise_ratio is not None
     assert row.noise_ratio > 0.08
+    assert judge(Interval(0.05, 0.03, 0.07), 0.08)[0] == "no difference shown"
+    assert judge(Interval(0.05, 0.03, 0.07), 0.04)[0] == "faster"
+    assert judge(Interval(-0.05, -0.07, -0.03), 0.04)[0] == "slower"
+    assert judge(Interval(0.05, -0.01, 0.07), 0.0)[0] == "no difference shown"
+    assert judge(Interval(0.05, None, None), 0.0)[0] == "not decided"
+    assert judge(None, 0.0)[0] == "not comparable"
 
 
 def test_what_makes_runs_hard_to_compare_is_said(tmp_path: Path) -> None:
