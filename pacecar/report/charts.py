@@ -123,7 +123,7 @@ def rate_line(report: Report) -> str:
             path.append(f"{'L' if is_joined else 'M'}{x:.1f} {y:.1f}" + ("" if is_joined else "h0.1"))
             joined = at_ns
         yield f'<path class="curve" d="{"".join(path)}"/>'
-        yield from _trials(report, 30)
+        yield from _trials(report, 34)
 
     return _svg(bottom + 28, "Throughput over time", said, body())
 
