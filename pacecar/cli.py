@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from pacecar import __version__
+from pacecar.doctor_command import doctor
 from pacecar.dump_command import dump
 from pacecar.knobs_command import knobs
 from pacecar.run_command import run
@@ -255,6 +256,7 @@ def version() -> None:
     click.echo(f"pacecar {__version__}")
 
 
+cli.add_command(doctor)
 cli.add_command(dump)
 cli.add_command(knobs)
 cli.add_command(run)
