@@ -40,9 +40,7 @@ _MS = 1_000_000
 @click.option(
     "--round-trip-ms",
     type=click.FloatRange(0.001, 10_000.0),
-    default=1.0,
-    show_default=True,
-    help="Between nodes, under load: what TCP's buffers are measured by.",
+    help="Between nodes, under load: TCP's buffers are judged by it.  [default: 1 is assumed, and only said]",
 )
 def doctor(
     run_dir: Path | None,
@@ -51,7 +49,7 @@ def doctor(
     nccl_log: Path | None,
     as_json: bool,
     fail_on: str,
-    round_trip_ms: float,
+    round_trip_ms: float | None,
 ) -> None:
     """Say what this machine, driver, network and job could do better, with evidence and the command to apply.
 
@@ -80,7 +78,7 @@ def doctor(
     facts = examine(
         Places(home=_home(), nvml=PyNvml(), pid=pid),
         host=socket.gethostname(),
-        round_trip_ns=round(round_trip_ms * _MS),
+        round_trip_ns=None if round_trip_ms is None else round(round_trip_ms * _MS),
         run=run_dir,
         script=script,
         log=nccl_log,

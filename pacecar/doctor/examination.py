@@ -27,7 +27,7 @@ def examine(
     places: Places,
     *,
     host: str,
-    round_trip_ns: int = 1_000_000,
+    round_trip_ns: int | None = None,
     run: Path | None = None,
     script: Path | None = None,
     log: Path | None = None,

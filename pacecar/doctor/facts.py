@@ -20,6 +20,10 @@ __all__ = [
 
 T = TypeVar("T")
 
+NVIDIA, AMD = 0x10DE, 0x1002
+DISPLAY, NETWORK, ACCELERATOR = 0x03, 0x02, 0x12
+"""Base classes (pci_ids.h): a data centre GPU is a 3D controller, 0x0302; InfiniBand is a network controller, 0x0207."""
+
 
 @dataclass(frozen=True, slots=True)
 class Seen(Generic[T]):
@@ -83,6 +87,11 @@ class PciDevice:
     width_max: int | None = None
     iommu_domain: Seen[str] | None = None
     redirects: Seen[bool] | None = None
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a display controller, which every GPU is, of a maker whose GPUs train."""
+        return self.kind >> 16 == DISPLAY and self.vendor in (NVIDIA, AMD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +246,7 @@ class Facts:
     limits: Limits = field(default_factory=Limits)
     settings: Settings = field(default_factory=Settings)
     torch_version: str | None = None
-    round_trip_ns: int = 1_000_000
+    round_trip_ns: int | None = None
     process: Process | None = None
     log: Log | None = None
     script: Script | None = None

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from pacecar.doctor.facts import Facts, Gpu
+from pacecar.doctor.facts import NVIDIA, Facts, Gpu
 from pacecar.doctor.findings import Evidence, Hit, Rule, Severity
-from pacecar.doctor.pcifacts import NVIDIA
 from pacecar.doctor.sources import DRIVER_README, FABRIC, MEMORY_ERRORS, MIG, NVML
 from pacecar.monitor.gpu.derived import CLOCK_REASONS
 
@@ -18,7 +17,6 @@ __all__ = ["RULES", "on"]
 
 _SLOWDOWNS = {bit: name for bit, name in CLOCK_REASONS.items() if name.endswith("slowdown") or name == "hw_power_brake"}
 _APPLICATION_CLOCKS = next(bit for bit, name in CLOCK_REASONS.items() if name == "applications_clocks_setting")
-_DISPLAY_CLASS = 0x03
 _FASTEST_STATE = 0
 _FABRIC_NOT_STARTED, _FABRIC_RUNNING, _FABRIC_DONE = 1, 2, 3  # NVML_GPU_FABRIC_STATE_*
 _PEER_STATUS = {
@@ -61,7 +59,7 @@ def _numbers(indices: list[int]) -> str:
 def _driver_missing(facts: Facts) -> Hit | None:
     if facts.gpus.absent is None or facts.gpus.absent == "not asked":
         return None
-    cards = [device for device in facts.pci if device.vendor == NVIDIA and device.kind >> 16 == _DISPLAY_CLASS]
+    cards = [device for device in facts.pci if device.vendor == NVIDIA and device.is_gpu]
     evidence = [Evidence("NVIDIA GPU on the bus", device.address, device.where) for device in cards]
     if not evidence:
         return None

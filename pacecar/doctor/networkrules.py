@@ -1,8 +1,9 @@
 """Does the kernel's TCP hold gradients back?  Only where it carries them: without RDMA, or with gloo.
 
 A connection can have no more in flight than its buffers hold, so it needs link speed times round trip.  The speed is
-read; the round trip is not to be read anywhere, so it is a stated assumption (`--round-trip-ms`).  A TCP buffer also
-holds the kernel's own overhead: half of it counts (tcp_adv_win_scale 1, ip-sysctl.rst).
+read; the round trip is not to be read anywhere.  Where nobody names it (`--round-trip-ms`) it is assumed, and a finding
+that rests on that is `info` only.  A TCP buffer also holds the kernel's own overhead: half of it counts
+(tcp_adv_win_scale 1, ip-sysctl.rst).
 """
 
 from __future__ import annotations
@@ -17,13 +18,18 @@ __all__ = ["RULES"]
 
 BUFFER_OVERHEAD = 2
 
+ASSUMED_ROUND_TRIP_NS = 1_000_000
+"""Within a data centre and under load: some 0.1 ms of wire, and a switch's queue of 12 MB at 100 Gbit/s (1 ms)."""
+
 RETRANSMITTED_RATIO_MIN = 0.001
 """At 1448 bytes a segment and 1 ms a loss-based TCP then reaches some 450 Mbit/s a connection (Mathis et al. 1997)."""
 
 SEGMENTS_MIN = 1_000_000
 """Below that a ratio of 0.001 is chance."""
 
-JUMBO_SPEED = 25_000_000_000
+FAST = 25_000_000_000
+"""From this speed on packets of 1500 bytes and default limits are worth a word; slower links are full with them."""
+
 ETHERNET_MTU = 1500
 
 IDLE_NS = 200_000_000
@@ -40,8 +46,9 @@ def _fastest(facts: Facts) -> Interface | None:
     return max((card for card in carriers(facts) if card.speed), key=lambda card: card.speed or 0, default=None)
 
 
-def _needed(card: Interface, round_trip_ns: int) -> int:
+def _needed(card: Interface, facts: Facts) -> int:
     """Return the bandwidth-delay product in bytes."""
+    round_trip_ns = ASSUMED_ROUND_TRIP_NS if facts.round_trip_ns is None else facts.round_trip_ns
     assert card.speed is not None, "those without a speed were left out"
     return card.speed * round_trip_ns // (8 * NS_PER_SECOND)
 
@@ -51,9 +58,12 @@ def _speed(card: Interface) -> Evidence:
 
 
 def _product(card: Interface, facts: Facts) -> Evidence:
-    needed = _needed(card, facts.round_trip_ns)
-    assumed = f"at {facts.round_trip_ns / 1e6:g} ms round trip"
-    return Evidence("bandwidth-delay product", f"{needed / 2**20:.1f} MiB {assumed}", "computed; --round-trip-ms")
+    needed = _needed(card, facts)
+    if facts.round_trip_ns is None:
+        assumed = f"at an assumed round trip of {ASSUMED_ROUND_TRIP_NS / 1e6:g} ms (--round-trip-ms)"
+    else:
+        assumed = f"at {facts.round_trip_ns / 1e6:g} ms round trip"
+    return Evidence("bandwidth-delay product", f"{needed / 2**20:.1f} MiB {assumed}", "computed")
 
 
 def _largest(seen: Seen[str] | None) -> int | None:
@@ -67,10 +77,18 @@ def _rounded(number: int) -> int:
 
 
 def _tcp_buffers(facts: Facts) -> Hit | None:
+    return None if facts.round_trip_ns is None else _small_buffers(facts)
+
+
+def _tcp_buffers_assumed(facts: Facts) -> Hit | None:
+    return None if facts.round_trip_ns is not None else _small_buffers(facts)
+
+
+def _small_buffers(facts: Facts) -> Hit | None:
     card = _fastest(facts)
     if card is None:
         return None
-    needed = BUFFER_OVERHEAD * _needed(card, facts.round_trip_ns)
+    needed = BUFFER_OVERHEAD * _needed(card, facts)
     evidence, remedy = [], []
     for name, low, middle in (("net.ipv4.tcp_rmem", 4096, 131072), ("net.ipv4.tcp_wmem", 4096, 16384)):
         seen = facts.network.sysctls.get(name)
@@ -85,9 +103,9 @@ def _tcp_buffers(facts: Facts) -> Hit | None:
 
 def _core_buffers(facts: Facts) -> Hit | None:
     card = _fastest(facts)
-    if card is None:
+    if card is None or (card.speed or 0) < FAST:
         return None
-    needed = _needed(card, facts.round_trip_ns)
+    needed = _needed(card, facts)
     found = [
         (name, seen)
         for name in ("net.core.rmem_max", "net.core.wmem_max")
@@ -136,7 +154,7 @@ def _mtu(facts: Facts) -> Hit | None:
     found = [
         card
         for card in carriers(facts)
-        if (card.speed or 0) >= JUMBO_SPEED and card.mtu is not None and card.mtu <= ETHERNET_MTU
+        if (card.speed or 0) >= FAST and card.mtu is not None and card.mtu <= ETHERNET_MTU
     ]
     if not found:
         return None
@@ -197,6 +215,9 @@ RULES = (
     Rule("net-tcp-buffers", Severity.WARNING, "TCP's buffers are smaller than the link needs",
          "a connection has no more in flight than its buffers hold, however fast the link is", "machine",
          IP_SYSCTL.at("tcp_rmem; tcp_wmem; tcp_adv_win_scale"), _tcp_buffers),
+    Rule("net-tcp-buffers-assumed", Severity.INFO, "TCP's buffers may be smaller than the link needs",
+         "with a round trip of 1 ms a connection could not fill the link; measure it under load and say it", "machine",
+         IP_SYSCTL.at("tcp_rmem; tcp_wmem; tcp_adv_win_scale"), _tcp_buffers_assumed),
     Rule("net-core-buffers", Severity.INFO, "Programs may not ask for buffers that the link needs",
          "TCP sizes its own buffers by tcp_rmem and tcp_wmem; a program that sets SO_RCVBUF or SO_SNDBUF is held to these",
          "machine", Source("Linux kernel", "admin-guide/sysctl/net.rst, rmem_max and wmem_max"), _core_buffers),

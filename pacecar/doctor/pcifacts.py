@@ -16,15 +16,11 @@ import os
 import re
 from pathlib import Path
 
-from pacecar.doctor.facts import PciDevice, Seen
+from pacecar.doctor.facts import ACCELERATOR, DISPLAY, NETWORK, PciDevice, Seen
 from pacecar.doctor.hostfacts import cpu_list
 from pacecar.doctor.places import Looker
 
-__all__ = ["AMD", "NVIDIA", "address_of", "pci_devices", "pci_key"]
-
-NVIDIA, AMD = 0x10DE, 0x1002
-_DISPLAY, _NETWORK, _ACCELERATOR = 0x03, 0x02, 0x12
-"""Base classes (pci_ids.h): a data centre GPU is a 3D controller, 0x0302; InfiniBand is a network controller, 0x0207."""
+__all__ = ["address_of", "pci_devices", "pci_key"]
 
 DEVICES_MAX = 1024
 CONFIG_BYTES = 4096
@@ -55,7 +51,7 @@ def pci_devices(looker: Looker) -> tuple[PciDevice, ...]:
     found: list[PciDevice] = []
     for address in looker.names(folder)[:DEVICES_MAX]:
         kind = looker.parsed(folder / address / "class", lambda text: int(text, 16))
-        if kind is None or kind.value >> 16 not in (_DISPLAY, _NETWORK, _ACCELERATOR):
+        if kind is None or kind.value >> 16 not in (DISPLAY, NETWORK, ACCELERATOR):
             continue
         vendor = looker.parsed(folder / address / "vendor", lambda text: int(text, 16))
         if vendor is not None:

@@ -40,7 +40,7 @@ def training_ports(facts: Facts) -> tuple[RdmaPort, ...]:
 
     A node has more ports than that, for storage and for management, and theirs may well be down or slow.
     """
-    near = {port for gpu in facts.gpus.working for port in near_ports(facts, gpu.address)}
+    near = {port for device in facts.pci if device.is_gpu for port in near_ports(facts, device.address)}
     return tuple(port for port in facts.network.ports if not near or port in near)
 
 
