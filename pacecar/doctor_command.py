@@ -66,7 +66,8 @@ def doctor(
         fail(f"--pid {pid}: there is no such process", code=2)
     if not as_json and find_spec("rich") is None:
         fail(
-            "the findings are drawn with rich (--json does without), and rich is not installed: pip install 'pacecar[doctor]'"
+            "the findings are drawn with rich (--json does without), and rich is not installed:"
+            " pip install 'pacecar[doctor]'"
         )
     from pacecar.doctor.document import as_document
     from pacecar.doctor.examination import examine

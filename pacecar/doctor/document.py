@@ -11,6 +11,7 @@ from pacecar import __version__
 from pacecar.doctor.facts import Facts, Gpu
 from pacecar.doctor.findings import Finding, Severity
 from pacecar.doctor.rulebook import Judgement
+from pacecar.doctor.topology import offers
 
 __all__ = ["SCHEMA_VERSION", "as_document", "counts", "inventory"]
 
@@ -84,6 +85,7 @@ def inventory(facts: Facts) -> dict[str, Any]:
             if card.is_physical
         ],
         "torch": facts.torch_version,
+        "topology": offers(facts),
     }
 
 

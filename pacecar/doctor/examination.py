@@ -1,6 +1,6 @@
 """How does one look at a machine?  All readers, one after the other, into one `Facts`.
 
-Nothing is started, set or written.  A reader that meets something that it cannot understand notes it and gives the rest.
+Nothing is started, set or written.  A reader that meets what it cannot understand notes it and gives the rest.
 """
 
 from __future__ import annotations

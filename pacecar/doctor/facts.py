@@ -14,15 +14,15 @@ from pacecar.doctor.findings import Evidence
 from pacecar.doctor.jobfacts import Log, Run, Script
 
 __all__ = [
-    "AccountedTime", "Cpus", "Facts", "Gpu", "Gpus", "Interface", "Limits", "Network", "PciDevice", "Process", "RdmaPort",
-    "Seen", "Settings",
+    "ACCELERATOR", "AMD", "DISPLAY", "NETWORK", "NVIDIA", "AccountedTime", "Cpus", "Facts", "Gpu", "Gpus", "Interface",
+    "Limits", "Network", "PciDevice", "Process", "RdmaPort", "Seen", "Settings",
 ]  # fmt: skip
 
 T = TypeVar("T")
 
 NVIDIA, AMD = 0x10DE, 0x1002
 DISPLAY, NETWORK, ACCELERATOR = 0x03, 0x02, 0x12
-"""Base classes (pci_ids.h): a data centre GPU is a 3D controller, 0x0302; InfiniBand is a network controller, 0x0207."""
+"""Base classes (pci_ids.h): a data centre's GPU is a 3D controller, 0x0302; InfiniBand is a network, 0x0207."""
 
 
 @dataclass(frozen=True, slots=True)

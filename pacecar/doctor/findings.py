@@ -17,8 +17,10 @@ __all__ = ["Evidence", "Finding", "Gain", "Hit", "Needs", "Rule", "Severity", "S
 
 
 class Severity(StrEnum):
-    """How bad it is: `critical` breaks training or makes it several times slower, `warning` costs time that can be
-    measured, `info` is worth a try.
+    """How bad is it?
+
+    `critical` breaks training or makes it several times slower, `warning` costs time that can be measured, `info` is
+    worth a try.
     """
 
     INFO = "info"

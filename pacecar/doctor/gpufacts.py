@@ -20,6 +20,7 @@ from pacecar.doctor.pcifacts import pci_key
 from pacecar.doctor.places import Looker
 from pacecar.monitor.gpu.driver import (
     DriverMissingError,
+    DriverStoppedError,
     FieldId,
     FieldValue,
     GpuLostError,
@@ -33,7 +34,7 @@ from pacecar.monitor.gpu.driver import (
 __all__ = ["ANSWER_SECONDS", "read_gpus"]
 
 ANSWER_SECONDS = 20.0
-"""For all GPUs together: a healthy driver needs about 1 ms a call, and one that initializes each GPU first 2 s a GPU."""
+"""For all GPUs together: a call takes about 1 ms, or 2 s where the driver has to initialize the GPU first."""
 
 LINKS_MAX = 36
 """NVML_NVLINK_MAX_LINKS of the newest header."""
@@ -89,6 +90,8 @@ class _Interview:
             self._ask_all()
         except NvmlError as error:
             self._looker.note(f"NVML: {error}")
+        except Exception as error:  # noqa: BLE001  in a thread it would be lost, and what came so far still counts
+            self._looker.note(f"NVML: {type(error).__name__}: {error} (a fault of pacecar's; please report it)")
         finally:
             self._nvml.stop()
 
@@ -104,6 +107,11 @@ class _Interview:
             except GpuLostError as error:
                 handles.pop(index, None)
                 self._boards[index] = Gpu(index, lost=str(error))
+            except DriverStoppedError:
+                raise
+            except NvmlError as error:
+                handles.pop(index, None)
+                self._looker.note(f"NVML: GPU {index}: {error}")
         self._asking = None
         for index, handle in handles.items():
             for other, owner in handles.items():

@@ -192,7 +192,7 @@ def _links_down(facts: Facts) -> Hit | None:
     def says(gpu: Gpu) -> str | None:
         if most == 0 or not gpu.links_down:
             return None
-        return f"links {_numbers(list(gpu.links_down))} are down, {len(gpu.links_up)} are up"
+        return f"{len(gpu.links_up)} links up; down: {_numbers(list(gpu.links_down))}"
 
     return _of_each(
         facts, "NVLink", says, lambda indices: f"nvidia-smi nvlink -s -i {indices[0]} && sudo dmesg | grep -i nvlink"
@@ -267,7 +267,7 @@ RULES = (
          "a collective waits for all ranks, so one lost GPU stops the job", "machine",
          NVML.at("nvmlReturn_t, NVML_ERROR_GPU_IS_LOST"), _lost),
     Rule("gpu-persistence-off", Severity.INFO, "Persistence mode is off",
-         "the driver initializes a GPU anew whenever the last process leaves it, which takes seconds and resets its settings",
+         "the driver lets go of a GPU with its last process, and starting it takes seconds and resets settings",
          "machine", DRIVER_README.at("Driver Persistence"), _persistence),
     Rule("gpu-power-cap", Severity.WARNING, "A power limit is below the board's default",
          "under load the clocks fall until the board stays within the limit; the slowest rank sets the pace of all",
@@ -282,7 +282,7 @@ RULES = (
          "copies from the host, and all traffic with cards that are not on NVLink, share this link", "machine",
          NVML.at("nvmlDeviceGetCurrPcieLinkWidth, nvmlDeviceGetMaxPcieLinkWidth"), _pcie),
     Rule("gpu-memory-pending", Severity.WARNING, "Faulty memory waits for a reset",
-         "the driver has found bad memory and can replace it only when the GPU is reset; until then errors may end the job",
+         "the driver can replace bad memory only when the GPU is reset; until then errors may end the job",
          "machine", MEMORY_ERRORS.at("Row Remapping; Dynamic Page Offlining"), _memory_pending),
     Rule("gpu-memory-failed", Severity.CRITICAL, "Faulty memory could not be replaced",
          "the next uncorrectable error there ends the job", "machine",

@@ -1,8 +1,7 @@
 """What are the processors, the memory and the limits of this host?
 
-Source: Documentation/admin-guide/pm/{cpufreq,intel_pstate}.rst, admin-guide/sysctl/kernel.rst, admin-guide/cgroup-v2.rst
-of the kernel; proc(5), tmpfs(5).  Left out: what psutil says of the running system only, because a recorded tree must
-give the same answers.
+Source: Documentation/admin-guide/{pm/cpufreq,pm/intel_pstate,sysctl/kernel,cgroup-v2}.rst of the kernel; proc(5) and
+tmpfs(5).  psutil only knows the running system; a recorded one must give the same answers.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import re
 from pathlib import Path
 
 from pacecar.doctor.facts import AccountedTime, Cpus, Limits, Process, Seen
-from pacecar.doctor.places import Looker
+from pacecar.doctor.places import Looker, integer
 
 __all__ = ["cpu_list", "cpus", "limits", "process"]
 
@@ -26,7 +25,7 @@ def cpu_list(text: str) -> frozenset[int]:
     cpus: set[int] = set()
     for part in filter(None, text.split(",")):
         first, dash, last = part.partition("-")
-        low, high = int(first), int(last) if dash else int(first)
+        low, high = integer(first), integer(last if dash else first)
         if not 0 <= low <= high < 1 << 20:
             raise ValueError(f"{part!r} is no range of CPUs")
         cpus.update(range(low, high + 1))
@@ -117,10 +116,10 @@ def _throttling(looker: Looker) -> Seen[AccountedTime] | None:
 
 
 def _cpu_stat(text: str) -> AccountedTime | None:
-    values = dict(line.split()[:2] for line in text.splitlines() if line)
+    values = {name: value for name, _, value in (line.partition(" ") for line in text.splitlines())}
     if "nr_periods" not in values:
         return None  # a group without the cpu controller has usage only
-    return AccountedTime(int(values["nr_throttled"]), int(values["nr_periods"]))
+    return AccountedTime(integer(values["nr_throttled"]), integer(values["nr_periods"]))
 
 
 def _who(looker: Looker) -> str:
@@ -159,8 +158,11 @@ def _shared_memory(looker: Looker, path: Path) -> tuple[Seen[int] | None, Seen[s
     if text is None:
         return None, None
     found: Seen[int] | None = None
-    for number, line in enumerate(text.splitlines(), start=1):
-        fields = line.split()
+    lines = [line.split() for line in text.splitlines()]
+    if not any(len(fields) >= 4 for fields in lines):
+        looker.note(f"{path}: no mount in it")
+        return None, None
+    for number, fields in enumerate(lines, start=1):
         if len(fields) < 4 or fields[1] != "/dev/shm":
             continue
         size = re.search(r"(?:^|,)size=(\d+)([kmgt]?)(?:,|$)", fields[3])

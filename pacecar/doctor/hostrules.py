@@ -13,11 +13,11 @@ from pacecar.doctor.sources import CPUFREQ, KERNEL_SYSCTL, TORCH
 __all__ = ["RULES"]
 
 SHARED_MEMORY_MIN = 1 << 30
-"""Loader workers hand their batches over in /dev/shm, and NCCL keeps its buffers there.  A container's default is 64 MiB
-(docker run --shm-size); 1 GiB holds some batches of each rank."""
+"""Loader workers hand their batches over in /dev/shm, and NCCL keeps its buffers there.  A container has 64 MiB by
+default (docker run --shm-size); 1 GiB holds some batches of each rank."""
 
 FILES_MIN = 4096
-"""Each tensor that a loader worker hands over is an open file on both sides (torch.multiprocessing, file_descriptor)."""
+"""Each tensor that a loader worker hands over is an open file (torch.multiprocessing, file_descriptor)."""
 
 THROTTLED_RATIO_MIN = 0.05
 PERIODS_MIN = 100
@@ -179,7 +179,7 @@ RULES = (
          "single threads, which launch kernels, are what boost makes faster", "machine",
          CPUFREQ.at("cpufreq.rst, Frequency Boost Support; intel_pstate.rst, no_turbo"), _boost),
     Rule("numa-balancing-on", Severity.INFO, "Automatic NUMA balancing is on",
-         "the kernel unmaps pages to see who uses them, and moves them, which costs where ranks are bound to their node",
+         "the kernel unmaps pages to see who uses them, and moves them: a cost where ranks are bound to their node",
          "machine", KERNEL_SYSCTL.at("numa_balancing"), _balancing),
     Rule("numa-far", Severity.WARNING, "The process may only run far from its GPU",
          "each launch and each copy crosses the link between the processors", "--pid",
@@ -188,7 +188,8 @@ RULES = (
          "PyTorch's documentation names 1 to 10 % for binding, and for some jobs nothing", "--pid",
          TORCH.at("NUMA Binding (torch.distributed.elastic)"), _unbound),
     Rule("cpu-throttled", Severity.WARNING, "A CPU limit holds the processes back",
-         "a control group that has used its share is stopped for the rest of each period, with all its threads", "machine",
+         "a control group that has used its share is stopped for the rest of each period, with all its threads",
+         "machine",
          Source("Linux kernel", "admin-guide/cgroup-v2.rst, cpu.max and cpu.stat"), _throttled),
     Rule("shm-small", Severity.WARNING, "Shared memory is small",
          "loader workers fail with a bus error when /dev/shm is full, and NCCL cannot start without it", "machine",
@@ -198,5 +199,6 @@ RULES = (
          TORCH.at("Multiprocessing package, File descriptor"), _files),
     Rule("memlock-low", Severity.WARNING, "Memory for RDMA may not be locked",
          "buffers that a card reads must be locked, and registering them fails beyond the limit", "machine",
-         Source("NVIDIA, Deep Learning Frameworks User Guide", "Setting The Shared Memory Flag; ulimit memlock"), _locked),
+         Source("NVIDIA, Deep Learning Frameworks User Guide",
+         "Setting The Shared Memory Flag; ulimit memlock"), _locked),
 )  # fmt: skip

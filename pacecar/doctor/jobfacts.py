@@ -95,7 +95,7 @@ class Run:
     """What a run folder says, of the last steps that were written.
 
     `ledger` adds up the last undisturbed steps of all ranks, `steps` of them, as read in `where`; `knobs` are those
-    in force on rank 0.
+    in force on rank 0, `tuner` the state that its tuner told last.
     """
 
     where: str
@@ -109,6 +109,12 @@ class Run:
     ladder: WhatIf | None = None
     stragglers: tuple[Straggler, ...] = ()
     advice: tuple[Decision, ...] = ()
+    tuner: str | None = None
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether a tuner was at work that may turn knobs."""
+        return self.tuner not in (None, "off", "advising")
 
     def share(self, heading: str) -> float | None:
         """Return the share of the step that `heading` takes; None where there is no ledger."""

@@ -1,7 +1,7 @@
 """What do the job's own records say that it loses?  The ledger's headings, memory, checkpoints, arithmetic and advice.
 
-The thresholds are the tuner's own (`controller.advice`), so that the doctor and the running job say the same.  A gain is
-bounded by the what-if ladder, or by the heading's whole share where there is no rung for it.
+The thresholds are the tuner's own (`controller.advice`), so that the doctor and the running job say the same.  A gain
+is bounded by the what-if ladder, or by the heading's whole share where there is no rung for it.
 """
 
 from __future__ import annotations
@@ -41,16 +41,18 @@ def _over(facts: Facts, heading: str, least: float) -> bool:
     return share is not None and share >= least
 
 
+_TUNE = 'pacecar.attach(model, optimizer, tune="exact")    # or: pacecar run --tune exact -- torchrun ...'
+_COMPRESS = 'pacecar.attach(model, optimizer, tune="lossy")    # the sizes are tuned already; or a faster link'
+
+
 def _exposed(facts: Facts) -> Hit | None:
     run = facts.run
     if run is None or not _over(facts, "exposed_communication", EXPOSED_RATIO_MIN):
         return None
-    evidence = (run.shows("exposed_communication"), *_knob(facts, "bucket_bytes"), *_knob(facts, "compression"))
-    return Hit(
-        evidence,
-        'pacecar run --tune exact -- torchrun ...    # in a script: pacecar.attach(model, optimizer, tune="exact")',
-        run.gain("communication_hidden"),
-    )
+    evidence = [run.shows("exposed_communication"), *_knob(facts, "bucket_bytes"), *_knob(facts, "compression")]
+    if run.is_tuned:
+        evidence.append(Evidence("tuner", str(run.tuner), run.where))
+    return Hit(evidence, _COMPRESS if run.is_tuned else _TUNE, run.gain("communication_hidden"))
 
 
 def _data_wait(facts: Facts) -> Hit | None:
@@ -60,7 +62,7 @@ def _data_wait(facts: Facts) -> Hit | None:
     evidence = (run.shows("data_wait"), *_knob(facts, "loader_workers"), *_knob(facts, "loader_prefetch"))
     return Hit(
         evidence,
-        "DataLoader(..., num_workers=8, prefetch_factor=4, persistent_workers=True)    # or iterate over pacer.data(loader), which tunes it",
+        "DataLoader(..., num_workers=8, persistent_workers=True)    # or pacer.data(loader), which finds the number",
         run.gain("data_free"),
     )
 
@@ -108,7 +110,8 @@ def _checkpoint(facts: Facts) -> Hit | None:
         if not wall or vitals.total_checkpoints == 0:
             continue
         share = vitals.total_checkpoint_ns / wall
-        text = f"{vitals.total_checkpoints} took {vitals.total_checkpoint_ns / 1e9:.1f} s, {share:.1%} of {wall / 1e9:.0f} s of steps"
+        took = f"{vitals.total_checkpoints} took {vitals.total_checkpoint_ns / 1e9:.1f} s"
+        text = f"{took}, {share:.1%} of {wall / 1e9:.0f} s of steps"
         if worst is None or share > worst[0]:
             worst = share, Evidence(f"checkpoints of rank {rank}", text, f"{run.where}/rank{rank}.jsonl")
     if worst is not None and worst[0] >= CHECKPOINT_RATIO_MIN:
@@ -162,7 +165,8 @@ def _straggler(facts: Facts) -> Hit | None:
     evidence = [
         Evidence(
             "late since step " + str(said.since_step),
-            f"{'the link' if said.late_rank is None else f'rank {said.late_rank}'}: {said.cause}, {said.excess_ns / 1e6:.1f} ms a step; {said.evidence}",
+            f"{'the link' if said.late_rank is None else f'rank {said.late_rank}'}: {said.cause},"
+            f" {said.excess_ns / 1e6:.1f} ms a step; {said.evidence}",
             run.where,
         )
         for said in run.stragglers

@@ -1,4 +1,4 @@
-"""Does a variable of NCCL's forbid what this machine has?  And what does NCCL's log say that it really does?
+"""Does a variable of NCCL's forbid what this machine has?
 
 Most of NCCL's variables are for finding faults, and stay in scripts for years after.  Here a variable is a finding only
 where it takes away something that is there: RDMA where a port is up, P2P where NVLink is.
@@ -9,9 +9,9 @@ from __future__ import annotations
 from pacecar.doctor.facts import Facts, Gpu, Seen
 from pacecar.doctor.findings import Evidence, Gain, Hit, Rule, Severity
 from pacecar.doctor.roads import carriers, selected, training_ports, uses_rdma
-from pacecar.doctor.sources import NCCL_ENV, NCCL_TROUBLE
+from pacecar.doctor.sources import NCCL_ENV
 
-__all__ = ["RULES"]
+__all__ = ["RULES", "active_ports", "gain", "linked", "nvlinks"]
 
 SOCKETS_MAX = 64
 """NTHREADS x NSOCKS_PERTHREAD (NCCL user guide, NCCL_NSOCKS_PERTHREAD)."""
@@ -22,11 +22,15 @@ SOCKET_THREADS_SPEED = 100_000_000_000
 SLOWER_RATIO = 2
 """An interface this much slower than another one that is up was hardly meant."""
 
+_DOWN = frozenset({"down", "notpresent", "lowerlayerdown", "testing", "dormant"})
+"""States in which nothing can be sent; lo is `unknown` (Documentation/networking/operstates.rst)."""
+
 _NVLS_CAPABILITY = (9, 0)
 """NVLink SHARP needs Hopper and NVSwitch 3 (NCCL user guide, NCCL_NVLS_ENABLE)."""
 
 
-def _gain(facts: Facts) -> Gain | None:
+def gain(facts: Facts) -> Gain | None:
+    """Return what less exposed communication would be worth, where a run says it."""
     return None if facts.run is None else facts.run.gain("communication_hidden")
 
 
@@ -44,7 +48,8 @@ def _shown(found: list[tuple[str, Seen[str]]]) -> tuple[Evidence, ...]:
     return tuple(seen.says(name) for name, seen in found)
 
 
-def _ports(facts: Facts) -> tuple[Evidence, ...]:
+def active_ports(facts: Facts) -> tuple[Evidence, ...]:
+    """Return the RDMA ports that are up, as evidence."""
     return tuple(
         Evidence(
             f"{port.device} port {port.port}",
@@ -55,14 +60,16 @@ def _ports(facts: Facts) -> tuple[Evidence, ...]:
     )
 
 
-def _links(facts: Facts) -> tuple[Evidence, ...]:
+def nvlinks(facts: Facts) -> tuple[Evidence, ...]:
+    """Return the GPUs with NVLinks, as evidence."""
     return tuple(
         Evidence(f"GPU {gpu.index}", f"{len(gpu.links_up)} NVLinks up", f"NVML, GPU {gpu.index}")
-        for gpu in _linked(facts)
+        for gpu in linked(facts)
     )
 
 
-def _linked(facts: Facts) -> tuple[Gpu, ...]:
+def linked(facts: Facts) -> tuple[Gpu, ...]:
+    """Return the GPUs of which an NVLink is up."""
     return tuple(gpu for gpu in facts.gpus.working if gpu.links_up)
 
 
@@ -80,7 +87,7 @@ def _ib_disabled(facts: Facts) -> Hit | None:
         found.append(("NCCL_NET", network))
     if not found or not facts.network.active_ports:
         return None
-    return Hit((*_shown(found), *_ports(facts)), _unset(found[0][1], found[0][0]), _gain(facts))
+    return Hit((*_shown(found), *active_ports(facts)), _unset(found[0][1], found[0][0]), gain(facts))
 
 
 def _no_p2p(facts: Facts) -> Seen[str] | None:
@@ -90,23 +97,23 @@ def _no_p2p(facts: Facts) -> Seen[str] | None:
 
 def _p2p_disabled(facts: Facts) -> Hit | None:
     seen = _no_p2p(facts)
-    if seen is None or len(_linked(facts)) < 2:
+    if seen is None or len(linked(facts)) < 2:
         return None
     name = "NCCL_P2P_DISABLE" if seen is facts.settings.get("NCCL_P2P_DISABLE") else "NCCL_P2P_LEVEL"
-    return Hit((seen.says(name), *_links(facts)), _unset(seen, name), _gain(facts))
+    return Hit((seen.says(name), *nvlinks(facts)), _unset(seen, name), gain(facts))
 
 
 def _p2p_disabled_pcie(facts: Facts) -> Hit | None:
     seen = _no_p2p(facts)
     possible = [pair for pair, status in sorted(facts.gpus.peers.items()) if status == 0 and pair[0] < pair[1]]
-    if seen is None or not possible or len(_linked(facts)) >= 2:
+    if seen is None or not possible or len(linked(facts)) >= 2:
         return None
     name = "NCCL_P2P_DISABLE" if seen is facts.settings.get("NCCL_P2P_DISABLE") else "NCCL_P2P_LEVEL"
     evidence = [
         Evidence(f"P2P between GPU {one} and {other}", "possible", "NVML, nvmlDeviceGetP2PStatus")
         for one, other in possible
     ]
-    return Hit((seen.says(name), *evidence), _unset(seen, name), _gain(facts))
+    return Hit((seen.says(name), *evidence), _unset(seen, name), gain(facts))
 
 
 def _shm_disabled(facts: Facts) -> Hit | None:
@@ -118,7 +125,7 @@ def _shm_disabled(facts: Facts) -> Hit | None:
         Evidence(f"P2P between GPU {one} and {other}", "not possible", "NVML, nvmlDeviceGetP2PStatus")
         for one, other in impossible
     ]
-    return Hit((seen.says("NCCL_SHM_DISABLE"), *evidence), _unset(seen, "NCCL_SHM_DISABLE"), _gain(facts))
+    return Hit((seen.says("NCCL_SHM_DISABLE"), *evidence), _unset(seen, "NCCL_SHM_DISABLE"), gain(facts))
 
 
 def _without_nvls(text: str) -> bool:
@@ -130,21 +137,21 @@ def _algo_excludes_nvls(facts: Facts) -> Hit | None:
     seen = facts.settings.get("NCCL_ALGO")
     if seen is None or not _has_nvls(facts) or not _without_nvls(seen.value):
         return None
-    return Hit((seen.says("NCCL_ALGO"), *_links(facts)), _unset(seen, "NCCL_ALGO"), _gain(facts))
+    return Hit((seen.says("NCCL_ALGO"), *nvlinks(facts)), _unset(seen, "NCCL_ALGO"), gain(facts))
 
 
 def _nvls_off(facts: Facts) -> Hit | None:
     seen = facts.settings.is_off("NCCL_NVLS_ENABLE")
     if seen is None or not _has_nvls(facts):
         return None
-    return Hit((seen.says("NCCL_NVLS_ENABLE"), *_links(facts)), _unset(seen, "NCCL_NVLS_ENABLE"), _gain(facts))
+    return Hit((seen.says("NCCL_NVLS_ENABLE"), *nvlinks(facts)), _unset(seen, "NCCL_NVLS_ENABLE"), gain(facts))
 
 
 def _algo_set(facts: Facts) -> Hit | None:
     seen = facts.settings.get("NCCL_ALGO")
     if seen is None or _algo_excludes_nvls(facts) is not None:
         return None
-    return Hit((seen.says("NCCL_ALGO"),), _unset(seen, "NCCL_ALGO"), _gain(facts))
+    return Hit((seen.says("NCCL_ALGO"),), _unset(seen, "NCCL_ALGO"), gain(facts))
 
 
 def _without_simple(text: str) -> bool:
@@ -156,14 +163,14 @@ def _proto_slow(facts: Facts) -> Hit | None:
     seen = facts.settings.get("NCCL_PROTO")
     if seen is None or not _without_simple(seen.value):
         return None
-    return Hit((seen.says("NCCL_PROTO"),), _unset(seen, "NCCL_PROTO"), _gain(facts))
+    return Hit((seen.says("NCCL_PROTO"),), _unset(seen, "NCCL_PROTO"), gain(facts))
 
 
 def _proto_set(facts: Facts) -> Hit | None:
     seen = facts.settings.get("NCCL_PROTO")
     if seen is None or _without_simple(seen.value):
         return None
-    return Hit((seen.says("NCCL_PROTO"),), _unset(seen, "NCCL_PROTO"), _gain(facts))
+    return Hit((seen.says("NCCL_PROTO"),), _unset(seen, "NCCL_PROTO"), gain(facts))
 
 
 def _interfaces_of(facts: Facts, name: str) -> tuple[Seen[str], list[str]] | None:
@@ -183,8 +190,7 @@ def _no_interface(facts: Facts) -> Hit | None:
     remedy = ""
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         found = _interfaces_of(facts, name)
-        # `unknown` is what the kernel says of interfaces without a carrier of their own, lo among them.
-        if found is None or any(by_name[card].state in ("up", "unknown", None) for card in found[1]):
+        if found is None or any(by_name[card].state not in _DOWN for card in found[1]):
             continue
         there = ", ".join(f"{card.name} ({card.state})" for card in facts.network.interfaces)
         folder = facts.network.interfaces[0].where.rpartition("/")[0]
@@ -213,7 +219,7 @@ def _slow_interface(facts: Facts) -> Hit | None:
             Evidence(card.name, f"{(card.speed or 0) / 1e9:g} Gbit/s", f"{card.where}/speed")
             for card in (*(by_name[card] for card in found[1] if by_name[card].speed), best)
         ]
-        return Hit(evidence, f"export {name}={best.name}", _gain(facts))
+        return Hit(evidence, f"export {name}={best.name}", gain(facts))
     return None
 
 
@@ -241,7 +247,7 @@ def _no_hca(facts: Facts) -> Hit | None:
     found = _hca_names(facts)
     if found is None or found[1]:
         return None
-    return Hit((found[0].says("NCCL_IB_HCA"), *_ports(facts)), _unset(found[0], "NCCL_IB_HCA"), _gain(facts))
+    return Hit((found[0].says("NCCL_IB_HCA"), *active_ports(facts)), _unset(found[0], "NCCL_IB_HCA"), gain(facts))
 
 
 def _few_hcas(facts: Facts) -> Hit | None:
@@ -253,7 +259,7 @@ def _few_hcas(facts: Facts) -> Hit | None:
         found[0].says("NCCL_IB_HCA"),
         Evidence("active ports left out", ", ".join(left_out), "/sys/class/infiniband"),
     )
-    return Hit(evidence, _unset(found[0], "NCCL_IB_HCA"), _gain(facts))
+    return Hit(evidence, _unset(found[0], "NCCL_IB_HCA"), gain(facts))
 
 
 def _socket_product(facts: Facts) -> Hit | None:
@@ -277,7 +283,7 @@ def _socket_threads(facts: Facts) -> Hit | None:
         Evidence(card.name, f"{(card.speed or 0) / 1e9:g} Gbit/s, no RDMA port in use", f"{card.where}/speed")
         for card in fast
     ]
-    return Hit(evidence, "export NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=4", _gain(facts))
+    return Hit(evidence, "export NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=4", gain(facts))
 
 
 def _gdr_off(facts: Facts) -> Hit | None:
@@ -293,57 +299,7 @@ def _gdr_off(facts: Facts) -> Hit | None:
     found += [(name, seen) for name in names if (seen := facts.settings.is_off(name)) is not None]
     if not found:
         return None
-    return Hit((*_shown(found), *_ports(facts)), _unset(found[0][1], found[0][0]), _gain(facts))
-
-
-def _log_sockets(facts: Facts) -> Hit | None:
-    log = facts.log
-    if log is None or "NET/Socket" not in log.transports or not facts.network.active_ports:
-        return None
-    line, count = log.transports["NET/Socket"]
-    lines = [
-        line.says(f"one of {count} channels"),
-        *(other.says("network") for other in (log.no_rdma, log.network) if other is not None),
-    ]
-    return Hit(
-        (*lines, *_ports(facts)),
-        "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET torchrun ...    # says why NET/IB was not taken",
-        _gain(facts),
-    )
-
-
-def _log_no_gpudirect(facts: Facts) -> Hit | None:
-    if facts.log is None:
-        return None
-    found = {
-        name: said for name, said in facts.log.transports.items()
-        if name.startswith("NET/") and name != "NET/Socket" and not name.endswith("/GDRDMA")
-    }  # fmt: skip
-    if not found:
-        return None
-    evidence = tuple(line.says(f"one of {count} channels") for line, count in found.values())
-    return Hit(evidence, "lsmod | grep nvidia_peermem || sudo modprobe nvidia-peermem", _gain(facts))
-
-
-def _log_shm(facts: Facts) -> Hit | None:
-    if facts.log is None or "SHM" not in facts.log.transports or len(_linked(facts)) < 2:
-        return None
-    line, count = facts.log.transports["SHM"]
-    return Hit(
-        (line.says(f"one of {count} channels"), *_links(facts)),
-        "nvidia-smi topo -p2p r && nvidia-smi nvlink -s",
-        _gain(facts),
-    )
-
-
-def _log_warnings(facts: Facts) -> Hit | None:
-    if facts.log is None or not facts.log.warnings:
-        return None
-    evidence = [line.says("warning") for line in facts.log.warnings]
-    more = facts.log.warning_count - len(evidence)
-    if more > 0:
-        evidence.append(Evidence("warnings", f"{more} more", facts.log.where))
-    return Hit(evidence, f"grep -n 'NCCL WARN' {facts.log.where}")
+    return Hit((*_shown(found), *active_ports(facts)), _unset(found[0][1], found[0][0]), gain(facts))
 
 
 RULES = (
@@ -359,16 +315,18 @@ RULES = (
     Rule("nccl-shm-disabled", Severity.WARNING, "GPUs without P2P may not use shared memory either",
          "NCCL then goes over the network within the node", "machine", NCCL_ENV.at("NCCL_SHM_DISABLE"), _shm_disabled),
     Rule("nccl-algo-excludes-nvls", Severity.WARNING, "NCCL_ALGO leaves out the switches' own reduction",
-         "these GPUs and switches can reduce in the fabric (NVLS), and the list of algorithms does not have it", "machine",
+         "these GPUs and switches can reduce in the fabric (NVLS), and the list of algorithms does not have it",
+         "machine",
          NCCL_ENV.at("NCCL_ALGO"), _algo_excludes_nvls),
     Rule("nccl-nvls-off", Severity.WARNING, "The switches' own reduction is turned off",
          "these GPUs and switches can reduce in the fabric (NVLS)", "machine",
          NCCL_ENV.at("NCCL_NVLS_ENABLE"), _nvls_off),
     Rule("nccl-algo-set", Severity.INFO, "NCCL_ALGO is set",
-         "NCCL chooses ring, tree or another by size and topology; a fixed one is right for one size and wrong for others",
+         "NCCL chooses ring, tree or another by size and topology; a fixed one is right for one size only",
          "machine", NCCL_ENV.at("NCCL_ALGO, among the variables for debugging"), _algo_set),
     Rule("nccl-proto-slow", Severity.WARNING, "NCCL_PROTO leaves out the protocol for large messages",
-         "LL and LL128 trade bandwidth for latency: without Simple large gradients go at half the speed or less", "machine",
+         "LL and LL128 trade bandwidth for latency: without Simple large gradients go at half the speed or less",
+         "machine",
          NCCL_ENV.at("NCCL_PROTO"), _proto_slow),
     Rule("nccl-proto-set", Severity.INFO, "NCCL_PROTO is set",
          "NCCL chooses the protocol by size; its documentation discourages a fixed one", "machine",
@@ -393,14 +351,4 @@ RULES = (
     Rule("nccl-gdr-off", Severity.WARNING, "GPUDirect RDMA is turned off by a variable",
          "what goes over the network is copied through the host's memory first", "machine",
          NCCL_ENV.at("NCCL_NET_GDR_LEVEL; NCCL_NET_GDR_READ; NCCL_DMABUF_ENABLE"), _gdr_off),
-    Rule("log-sockets", Severity.CRITICAL, "NCCL's log shows TCP although RDMA ports are up",
-         "the job runs, at a fraction of the ports' rate", "--nccl-log", NCCL_TROUBLE.at("Networking issues"), _log_sockets),
-    Rule("log-no-gpudirect", Severity.WARNING, "NCCL's log shows RDMA without GPUDirect",
-         "channels that say NET and not GDRDMA are copied through the host's memory", "--nccl-log",
-         NCCL_TROUBLE.at("GPU-to-NIC communication"), _log_no_gpudirect),
-    Rule("log-shared-memory", Severity.WARNING, "NCCL's log shows shared memory although NVLink is there",
-         "these pairs of GPUs talk through the host's memory", "--nccl-log",
-         NCCL_TROUBLE.at("GPU-to-GPU communication"), _log_shm),
-    Rule("log-warnings", Severity.WARNING, "NCCL's log has warnings",
-         "NCCL warns of what it could not do before it gives up", "--nccl-log", NCCL_ENV.at("NCCL_DEBUG"), _log_warnings),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pacecar.doctor.facts import Interface, Network, RdmaPort, Seen
 from pacecar.doctor.pcifacts import address_of
-from pacecar.doctor.places import Looker
+from pacecar.doctor.places import Looker, integer
 from pacecar.monitor.collectors.rdma import parse_rate, parse_state
 
 __all__ = ["SYSCTLS", "read_network"]
@@ -48,9 +48,9 @@ def _interfaces(looker: Looker) -> tuple[Interface, ...]:
     found = []
     for name in looker.names(folder)[:INTERFACES_MAX]:
         place = folder / name
-        state = looker.word(place / "operstate")
-        if state is None:
+        if not place.is_dir():
             continue  # bonding_masters is a file among the interfaces
+        state = looker.word(place / "operstate")
         speed, mtu, duplex = (
             looker.number(place / "speed"), looker.number(place / "mtu"), looker.word(place / "duplex")
         )  # fmt: skip
@@ -59,7 +59,7 @@ def _interfaces(looker: Looker) -> tuple[Interface, ...]:
                 name=name,
                 where=str(place),
                 is_physical=(place / "device").exists(),
-                state=state.value,
+                state=None if state is None else state.value,
                 speed=speed.value * _MEGABIT if speed is not None and speed.value > 0 else None,  # -1: not known
                 duplex=None if duplex is None else duplex.value,
                 mtu=None if mtu is None else mtu.value,
@@ -96,7 +96,7 @@ def _segments(looker: Looker, path: Path) -> tuple[Seen[int] | None, Seen[int] |
 
     def columns(text: str) -> dict[str, int]:
         names, values = (line.split()[1:] for line in text.splitlines() if line.startswith("Tcp:"))
-        return dict(zip(names, map(int, values), strict=True))
+        return dict(zip(names, map(integer, values), strict=True))
 
     read = looker.parsed(path, columns)
     if read is None or not {"OutSegs", "RetransSegs"} <= read.value.keys():

@@ -33,7 +33,7 @@ FAST = 25_000_000_000
 ETHERNET_MTU = 1500
 
 IDLE_NS = 200_000_000
-"""The shortest retransmission timeout (TCP_RTO_MIN in include/net/tcp.h): pauses of steps beyond it reset the window."""
+"""The shortest retransmission timeout (TCP_RTO_MIN in include/net/tcp.h): longer pauses reset the window."""
 
 SLOWER_RATIO = 2
 
@@ -145,7 +145,7 @@ def _retransmits(facts: Facts) -> Hit | None:
     )
     return Hit(
         evidence,
-        "sudo modprobe tcp_bbr && sudo sysctl -w net.ipv4.tcp_congestion_control=bbr    # and look for the loss: ethtool -S",
+        "sudo modprobe tcp_bbr && sudo sysctl -w net.ipv4.tcp_congestion_control=bbr  # and find the loss: ethtool -S",
         _gain(facts),
     )
 
@@ -219,14 +219,15 @@ RULES = (
          "with a round trip of 1 ms a connection could not fill the link; measure it under load and say it", "machine",
          IP_SYSCTL.at("tcp_rmem; tcp_wmem; tcp_adv_win_scale"), _tcp_buffers_assumed),
     Rule("net-core-buffers", Severity.INFO, "Programs may not ask for buffers that the link needs",
-         "TCP sizes its own buffers by tcp_rmem and tcp_wmem; a program that sets SO_RCVBUF or SO_SNDBUF is held to these",
+         "TCP sizes buffers by tcp_rmem and tcp_wmem; a program that sets SO_RCVBUF or SO_SNDBUF is held to these",
          "machine", Source("Linux kernel", "admin-guide/sysctl/net.rst, rmem_max and wmem_max"), _core_buffers),
     Rule("net-reno", Severity.INFO, "TCP grows its window as in 1990",
          "Reno opens the window by one segment a round trip and halves it at each loss, which leaves fast links empty",
          "machine", Source("RFC 9438", "CUBIC for Fast and Long-Distance Networks, section 1"), _reno),
     Rule("net-retransmits", Severity.WARNING, "TCP sends much again",
          "a congestion control that takes each loss for congestion slows down at each", "machine",
-         Source("Mathis et al. 1997", "The Macroscopic Behavior of the TCP Congestion Avoidance Algorithm"), _retransmits),
+         Source("Mathis et al. 1997",
+         "The Macroscopic Behavior of the TCP Congestion Avoidance Algorithm"), _retransmits),
     Rule("net-mtu", Severity.INFO, "A fast link sends packets of 1500 bytes",
          "six times as many packets as with jumbo frames, each of which costs the processor", "machine",
          Source("ESnet, fasterdata knowledge base", "MTU Issues"), _mtu),

@@ -5,9 +5,9 @@
 The path in /sys/devices is the tree itself, so two cards' nearest common port is the longest common beginning.  A link
 is as fast as the slower of its ends: `max_link_speed` of the card alone would blame every card in an older slot.
 
-Source: Documentation/ABI/testing/sysfs-bus-pci and sysfs-kernel-iommu_groups; the PCI Express Base Specification, section
-"ACS Extended Capability" (ID 0x000D, control register at offset 6: bit 2 request redirect, bit 3 completion redirect),
-whose numbers are in include/uapi/linux/pci_regs.h.
+Source: Documentation/ABI/testing/sysfs-bus-pci and sysfs-kernel-iommu_groups; PCI Express Base Specification, "ACS
+Extended Capability" (ID 0x000D, control register at offset 6: bit 2 request redirect, bit 3 completion redirect), whose
+numbers are in include/uapi/linux/pci_regs.h.
 """
 
 from __future__ import annotations

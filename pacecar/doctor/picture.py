@@ -1,12 +1,15 @@
 """How does a person read it?  What the machine is, in a few lines; then each finding: what, evidence, way out, source.
 
-The worst comes first and the sum last, where the prompt is.  Evidence of a kind that repeats (eight GPUs, one fault) is cut, and the JSON has all of it.
+The worst comes first and the sum last, where the prompt is.  Evidence that repeats (eight GPUs, one fault) is told
+once; the JSON has all of it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -23,6 +26,9 @@ __all__ = ["EVIDENCE_MAX", "picture", "render"]
 
 EVIDENCE_MAX = 10
 """Lines of evidence of one finding: a node's eight GPUs and two values beside them."""
+
+ALIKE_MAX = 3
+"""Values that are the same on more cards than that are told once."""
 
 _STYLES = {Severity.CRITICAL: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
 
@@ -64,6 +70,9 @@ def _lines(facts: Facts) -> Iterator[tuple[str, str]]:
     yield "GPUs", _gpus(machine["gpus"]) or f"none ({machine['driver']['absent'] or 'the driver sees none'})"
     yield "RDMA", _ports(machine["rdma"]) or "none"
     yield "network", _cards(machine["interfaces"]) or "no physical interface"
+    ways = _ways(machine["topology"])
+    if ways:
+        yield "ways", ways
 
 
 def _count(number: int | None, what: str) -> str:
@@ -94,12 +103,38 @@ def _ports(ports: list[dict[str, object]]) -> str:
 
 
 def _cards(cards: list[dict[str, object]]) -> str:
-    def said(card: dict[str, object]) -> str:
+    def kind(card: dict[str, object]) -> str:
         speed = card["bits_per_second"]
-        rate = f"{speed / 1e9:g} Gbit/s" if isinstance(speed, int) else "speed not told"
-        return f"{card['name']} {card['state']}, {rate}"
+        return f"{card['state']}, {f'{speed / 1e9:g} Gbit/s' if isinstance(speed, int) else 'speed not told'}"
 
-    return "; ".join(map(said, cards))
+    alike: dict[str, list[str]] = {}
+    for card in cards:
+        alike.setdefault(kind(card), []).append(str(card["name"]))
+    return "; ".join(f"{_span(names)} {what}" for what, names in alike.items())
+
+
+def _span(names: list[str]) -> str:
+    """Return `ib0 to ib7 (8)` for many, all of them for few."""
+    return ", ".join(names) if len(names) <= ALIKE_MAX else f"{names[0]} to {names[-1]} ({len(names)})"
+
+
+def _ways(topology: dict[str, Any]) -> str:
+    """Return how GPUs can talk, and how they do where a log says so."""
+    links, pairs, rdma = topology["nvlink"], topology["p2p"], topology["rdma"]
+    parts = []
+    if links["gpus"]:
+        down = f", {plural(links['links_down'], 'link')} down" if links["links_down"] else ""
+        parts.append(f"NVLink{' over switches' if links['has_switch'] else ''} between {links['gpus']} GPUs{down}")
+    if pairs["pairs"]:
+        parts.append(f"P2P on {pairs['possible']} of {plural(pairs['pairs'], 'pair')}")
+    if rdma["active_ports"]:
+        near = Counter(found["distance"] for found in rdma["nearest_port"].values() if found is not None)
+        parts += [f"nearest RDMA port of {plural(number, 'GPU')}: {apart}" for apart, number in near.items()]
+        parts.append(f"GPUDirect RDMA by {rdma['gpudirect'] or 'nothing'}")
+    if topology["in_use"] is not None:
+        used = ", ".join(f"{name} on {plural(count, 'channel')}" for name, count in topology["in_use"].items())
+        parts.append(f"NCCL's log shows {used or 'no channel'}")
+    return "; ".join(parts)
 
 
 def _finding(finding: Finding) -> Group:
@@ -122,11 +157,16 @@ def _finding(finding: Finding) -> Group:
 
 
 def _shown(evidence: tuple[Evidence, ...]) -> Iterator[Text]:
-    for item in evidence[:EVIDENCE_MAX]:
-        yield Text.assemble(f"{item.what}: ", (item.value, "bold"), (f"  [{item.where}]", "dim"))
-    more = len(evidence) - EVIDENCE_MAX
-    if more > 0:
-        yield Text(f"and {more} more (--json has all)", style="dim")
+    alike: dict[str, list[Evidence]] = {}
+    for item in evidence:
+        alike.setdefault(item.value, []).append(item)
+    rows = [row for same in alike.values() for row in ([same] if len(same) > ALIKE_MAX else [[item] for item in same])]
+    for row in rows[:EVIDENCE_MAX]:
+        more = "" if len(row) == 1 else " and so on"
+        what = _span([item.what for item in row])
+        yield Text.assemble(f"{what}: ", (row[0].value, "bold"), (f"  [{row[0].where}{more}]", "dim"))
+    if len(rows) > EVIDENCE_MAX:
+        yield Text(f"and {len(rows) - EVIDENCE_MAX} more (--json has all)", style="dim")
 
 
 def _notes(facts: Facts, judgement: Judgement) -> list[RenderableType]:
@@ -154,5 +194,10 @@ def _words(judgement: Judgement) -> str:
 
 
 def render(facts: Facts, judgement: Judgement, console: Console) -> None:
-    """Print it; piped, it is plain text."""
-    console.print(picture(facts, judgement), highlight=False, markup=False, soft_wrap=False)
+    """Print it; piped, it is plain text without the blanks that fill a table's cells."""
+    if console.is_terminal:
+        console.print(picture(facts, judgement), highlight=False)
+        return
+    with console.capture() as capture:
+        console.print(picture(facts, judgement), highlight=False)
+    console.file.write("".join(f"{line.rstrip()}\n" for line in capture.get().splitlines()))

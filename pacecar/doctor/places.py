@@ -1,8 +1,8 @@
-"""Where to look, and what could not be read?  Roots, environment and driver are passed in, so that a recorded machine
-is looked at like this one.
+"""Where to look, and what could not be read?
 
-A file that is not there is healthy and says nothing.  A file that is there and cannot be read, or has something else in
-it than the kernel writes, is noted by name, and everything else still counts.
+Roots, environment and driver are passed in, so that a recorded machine is looked at like this one.  A file that is not
+there is healthy and says nothing.  A file that is there and cannot be read, or has something else in it than the kernel
+writes, is noted by name, and everything else still counts.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from pacecar.doctor.facts import Seen
 from pacecar.monitor.collectors.reading import Files
 from pacecar.monitor.gpu.driver import Nvml
 
-__all__ = ["UNREADABLE_MAX", "Looker", "Places"]
+__all__ = ["UNREADABLE_MAX", "Looker", "Places", "integer"]
 
 UNREADABLE_MAX = 64
 """Notes that are kept; the rest are counted."""
+
+DIGITS_MAX = 20
+"""Of 64 bits."""
 
 _NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ESRCH, errno.EOPNOTSUPP, errno.EINVAL})
 """How a kernel says that it has no such thing; EINVAL: the speed of an interface that is down
@@ -32,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The world as far as the doctor looks at it.  `nvml` None: do not ask a driver."""
+    """The world as far as the doctor looks at it.  `nvml` None: do not ask a driver; `files` None: read them."""
 
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
@@ -41,6 +44,15 @@ class Places:
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     nvml: Nvml | None = None
     pid: int | None = None
+    files: Files | None = None
+
+
+def integer(text: str) -> int:
+    """Return the number that a kernel writes; raises ValueError for everything else that int() takes."""
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= DIGITS_MAX):
+        raise ValueError("not a number")
+    return int(text)
 
 
 class Looker:
@@ -48,7 +60,7 @@ class Looker:
 
     def __init__(self, places: Places) -> None:
         self.places = places
-        self.files = Files(places.proc, places.sys)
+        self.files = places.files or Files(places.proc, places.sys)
         self._notes: list[str] = []
         self._count = 0
         self._limited: dict[str, None] = {}
@@ -110,4 +122,4 @@ class Looker:
 
     def number(self, path: Path) -> Seen[int] | None:
         """Return the only number in `path`."""
-        return self.parsed(path, int)
+        return self.parsed(path, integer)

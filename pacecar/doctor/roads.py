@@ -9,7 +9,19 @@ from collections.abc import Sequence
 
 from pacecar.doctor.facts import Facts, Interface, PciDevice, RdmaPort
 
-__all__ = ["carriers", "is_local_run", "near_ports", "selected", "shares_switch", "training_ports", "uses_rdma"]
+__all__ = [
+    "DMABUF_KERNEL",
+    "carriers",
+    "is_local_run",
+    "near_ports",
+    "selected",
+    "shares_switch",
+    "training_ports",
+    "uses_rdma",
+]
+
+DMABUF_KERNEL = (5, 12)
+"""The first kernel whose RDMA drivers take a dma-buf (NCCL user guide, Troubleshooting, GPU-to-NIC communication)."""
 
 _BELOW_ROOT = 3
 """Parts of a path in common that mean a common switch: host bridge, root port and the switch's upper port."""

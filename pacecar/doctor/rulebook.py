@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pacecar.doctor import gpurules, hostrules, jobrules, ncclrules, networkrules, scriptrules, topologyrules
+from pacecar.doctor import gpurules, hostrules, jobrules, logrules, ncclrules, networkrules, scriptrules, topologyrules
 from pacecar.doctor.facts import Facts
 from pacecar.doctor.findings import Finding, Needs, Rule
 
@@ -20,6 +20,7 @@ RULES: tuple[Rule, ...] = (
     *gpurules.RULES,
     *topologyrules.RULES,
     *ncclrules.RULES,
+    *logrules.RULES,
     *networkrules.RULES,
     *hostrules.RULES,
     *jobrules.RULES,

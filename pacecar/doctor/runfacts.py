@@ -1,7 +1,7 @@
 """What do a run's records say?  The last steps of `rank<r>.jsonl`, and the latest of everything else.
 
 A run of a day leaves gigabytes, and what counts is how the job trains now: of each file the first line (who is it?) and
-the last READ_BYTES are read.  Steps that pacecar's own window disturbed say nothing about the settings and are left out.
+the last READ_BYTES are read.  Steps that pacecar's own window disturbed say nothing of the settings and are left out.
 
 A line that is no record is counted, the others still stand; a last line without its newline is being written.
 """
@@ -24,6 +24,7 @@ from pacecar.records import (
     Ledger,
     StepRecord,
     Straggler,
+    TunerStatus,
     Verdict,
     Vitals,
     WhatIf,
@@ -55,6 +56,7 @@ class _Rank:
         self.ladders: dict[int | None, WhatIf] = {}
         self.stragglers: dict[tuple[int | None, str], Straggler] = {}
         self.advice: dict[str, Decision] = {}
+        self.tuner: str | None = None
         self.refused = 0
 
     def take(self, record: JobRecord) -> None:
@@ -72,6 +74,8 @@ class _Rank:
             self.stragglers[record.late_rank, record.cause] = record
         elif isinstance(record, Decision) and record.kind == "advise":
             self.advice[record.knob] = record
+        elif isinstance(record, TunerStatus):
+            self.tuner = record.state
         elif isinstance(record, Verdict):
             self.advice.pop(record.knob, None)
 
@@ -142,6 +146,7 @@ def _run(folder: Path, ranks: dict[int, _Rank]) -> Run:
         ladder=ladders.get(None, next((ladders[of] for of in sorted(o for o in ladders if o is not None)), None)),
         stragglers=tuple(said for said in stragglers.values() if not said.ended),
         advice=tuple(lowest.advice.values()),
+        tuner=lowest.tuner,
     )
 
 

@@ -1,4 +1,4 @@
-"""What do the script and its environment ask of torch that costs time?  DDP's settings, the loader, precision, debugging.
+"""What do the script and its environment ask of torch that costs time?  DDP, the loader, precision, debugging.
 
 Only literals are judged; what the run's records show to be harmless is not spoken of: a loader without workers is right
 where the job does not wait for data.
@@ -86,7 +86,7 @@ def _bucket_size(facts: Facts) -> Hit | None:
     return _hit(
         _ddp(facts, is_odd),
         "DDP",
-        'pacer = pacecar.attach(model, optimizer, tune="exact")    # finds the size; DDP\'s default is bucket_cap_mb=25',
+        'pacer = pacecar.attach(model, optimizer, tune="exact")    # finds the size; the default is 25 MiB',
     )
 
 
@@ -147,7 +147,7 @@ def _precision(facts: Facts) -> Hit | None:
 def _anomaly(facts: Facts) -> Hit | None:
     found = [
         call for call in _calls(facts, "set_detect_anomaly", "detect_anomaly")
-        if call.positional[:1] != (False,) and call.keywords.get("mode") is not False and call.keywords.get("check_nan") is not False
+        if call.positional[:1] != (False,) and False not in (call.keywords.get("mode"), call.keywords.get("check_nan"))
     ]  # fmt: skip
     return _hit(found, "anomaly detection", "torch.autograd.set_detect_anomaly(False)")
 
@@ -227,7 +227,8 @@ RULES = (
          _variable("TORCH_DISTRIBUTED_DEBUG", values=("DETAIL",))),
     Rule("env-blocking-wait", Severity.WARNING, "Waiting for a collective blocks the training thread",
          "the host cannot launch ahead while NCCL works", "machine",
-         TORCH.at("Distributed communication package, TORCH_NCCL_BLOCKING_WAIT"), _variable("TORCH_NCCL_BLOCKING_WAIT")),
+         TORCH.at("Distributed communication package, TORCH_NCCL_BLOCKING_WAIT"),
+         _variable("TORCH_NCCL_BLOCKING_WAIT")),
     Rule("env-tf32-off", Severity.WARNING, "TF32 is forbidden for the whole process",
          "fp32 matrices do not use the tensor cores, whatever the script allows", "machine",
          Source("NVIDIA, cuBLAS Library", "NVIDIA_TF32_OVERRIDE"), _tf32_off),
@@ -235,7 +236,7 @@ RULES = (
          "the graph is walked once more after each forward", "--script",
          TORCH.at("DistributedDataParallel, find_unused_parameters"), _find_unused),
     Rule("script-bucket-view", Severity.INFO, "DDP keeps gradients twice",
-         "without gradient_as_bucket_view gradients are copied to the buckets and back, and use their size in memory again",
+         "without gradient_as_bucket_view gradients are copied to the buckets and back, and stand in memory twice",
          "--script", TORCH.at("DistributedDataParallel, gradient_as_bucket_view"), _bucket_view),
     Rule("script-static-graph", Severity.INFO, "DDP is not told that the graph stays the same",
          "it then searches no unused parameters, and overlaps with activation checkpointing", "--script",
@@ -262,6 +263,7 @@ RULES = (
          "gloo copies gradients to the host and sends them with TCP", "--script",
          TORCH.at("Distributed communication package, Which backend to use?"), _gloo),
     Rule("script-empty-cache", Severity.INFO, "The script empties torch's memory cache",
-         "it frees no memory for torch itself, waits for the device, and the next allocations go to the driver", "--script",
+         "it frees no memory for torch itself, waits for the device, and the next allocations go to the driver",
+         "--script",
          TORCH.at("CUDA semantics, Memory management"), _empty_cache),
 )  # fmt: skip

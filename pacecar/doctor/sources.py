@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pacecar.doctor.findings import Source
 
 __all__ = [
-    "CPUFREQ", "CUDA_GUIDE", "DRIVER_README", "FABRIC", "GPUDIRECT", "IP_SYSCTL", "KERNEL_SYSCTL", "MEMORY_ERRORS", "MIG",
-    "NCCL_ENV", "NCCL_TROUBLE", "NVML", "TORCH",
+    "CPUFREQ", "CUDA_GUIDE", "DRIVER_README", "FABRIC", "GPUDIRECT", "IP_SYSCTL", "KERNEL_SYSCTL", "MEMORY_ERRORS",
+    "MIG", "NCCL_ENV", "NCCL_TROUBLE", "NVML", "TORCH",
 ]  # fmt: skip
 
 

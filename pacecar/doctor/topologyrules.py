@@ -10,16 +10,14 @@ import re
 
 from pacecar.doctor.facts import Facts, PciDevice
 from pacecar.doctor.findings import Evidence, Gain, Hit, Rule, Severity
-from pacecar.doctor.roads import near_ports, training_ports, uses_rdma
+from pacecar.doctor.roads import DMABUF_KERNEL, near_ports, training_ports, uses_rdma
 from pacecar.doctor.sources import GPUDIRECT, NCCL_ENV, NCCL_TROUBLE, NVML
+from pacecar.doctor.topology import gpudirect
 
 __all__ = ["RULES"]
 
 _TRANSLATES = ("DMA", "DMA-FQ")
 """IOMMU domains that map addresses; `identity` passes them on (Documentation/ABI/testing/sysfs-kernel-iommu_groups)."""
-
-_DMABUF_KERNEL = (5, 12)
-"""The first kernel whose RDMA drivers take a dma-buf (NCCL user guide, Troubleshooting, GPU Direct)."""
 
 
 def _cards(facts: Facts) -> list[tuple[str, PciDevice]]:
@@ -125,20 +123,19 @@ def _port_slow(facts: Facts) -> Hit | None:
 
 
 def _no_gpudirect(facts: Facts) -> Hit | None:
-    gpus, module = facts.gpus, facts.gpus.kernel_module
-    if not gpus.working or not uses_rdma(facts) or gpus.peermem is not None or module is None:
-        return None
-    kernel = facts.cpus.kernel
-    found = None if kernel is None else re.match(r"(\d+)\.(\d+)", kernel.value)
-    if kernel is None or found is None:
-        return None
-    is_open = "Open Kernel Module" in module.value
-    if is_open and (int(found[1]), int(found[2])) >= _DMABUF_KERNEL:
+    module, kernel = facts.gpus.kernel_module, facts.cpus.kernel
+    if (
+        not facts.gpus.working
+        or not uses_rdma(facts)
+        or module is None
+        or kernel is None
+        or gpudirect(facts) is not None
+    ):
         return None
     evidence = (
         Evidence("module nvidia_peermem", "not loaded", "/sys/module/nvidia_peermem"),
-        module.says("driver, for dma-buf an open one", module.value.splitlines()[0]),
-        kernel.says("kernel, for dma-buf 5.12"),
+        module.says("driver; for dma-buf an open one", module.value.splitlines()[0]),
+        kernel.says("kernel; for dma-buf {}.{}".format(*DMABUF_KERNEL)),
     )
     return Hit(
         evidence,

@@ -1,7 +1,7 @@
-"""Recorded machines for the doctor: an 8-GPU node (H100, NVLink, 8 InfiniBand cards), one without RDMA, and a workstation.
+"""Recorded machines for the doctor: 8 H100 with NVLink and InfiniBand, a node without RDMA, and a workstation.
 
 A machine is a dictionary of files, links and a driver's answers, so that a fault is one edit.  All three are healthy as
-they come.  Forms of the files are those of the kernel (Documentation/ABI) and of proc(5); the log has NCCL 2.21's lines.
+they come.  Files have the kernel's forms (Documentation/ABI, proc(5)), the log those of NCCL 2.21.
 """
 
 from __future__ import annotations
@@ -148,6 +148,8 @@ class RecordedDriver:
         return self.boards[handle].fabric
 
     def link_active(self, handle, link):
+        if link >= len(self.boards[handle].links):
+            raise UnsupportedError("Invalid Argument (NVML error 2)", 2)
         return self.boards[handle].links[link]
 
     def link_remote(self, handle, link):
@@ -220,8 +222,8 @@ class Machine:
             is_card = depth == len(parts) - 1
             values = {
                 "class": kind if is_card else "0x060400", "vendor": vendor if is_card else "0x1000",
-                "max_link_speed": speed, "current_link_speed": speed, "max_link_width": "16", "current_link_width": "16",
-                "numa_node": str(node), "local_cpulist": "0-7" if node == 0 else "8-15",
+                "max_link_speed": speed, "current_link_speed": speed, "max_link_width": "16",
+                "current_link_width": "16", "numa_node": str(node), "local_cpulist": "0-7" if node == 0 else "8-15",
             }  # fmt: skip
             for name, value in values.items():
                 self.files[f"{folder}/{name}"] = f"{value}\n"
@@ -255,17 +257,17 @@ def host(nodes: int) -> Machine:
     cpus = 8 * nodes
     machine.files |= {
         "proc/cpuinfo": "\n".join(
-            f"processor\t: {n}\nmodel name\t: Intel(R) Xeon(R) Platinum 8480C\nphysical id\t: {n // 8}\nflags\t\t: fpu vme\n"
+            f"processor\t: {n}\nmodel name\t: Intel Xeon Platinum 8480C\nphysical id\t: {n // 8}\nflags\t\t: fpu\n"
             for n in range(cpus)
         ),
         "proc/meminfo": "MemTotal:       2113513564 kB\nMemFree:        1000000000 kB\n",
         "proc/sys/kernel/osrelease": "5.15.0-1030-nvidia\n",
         "proc/sys/kernel/numa_balancing": "0\n",
         "sys/devices/system/cpu/cpufreq/boost": "1\n",
+        "sys/devices/system/cpu/cpu0/cpufreq/scaling_driver": "acpi-cpufreq\n",
     }
     for n in range(cpus):
         machine.files[f"sys/devices/system/cpu/cpu{n}/cpufreq/scaling_governor"] = "performance\n"
-        machine.files[f"sys/devices/system/cpu/cpu{n}/cpufreq/scaling_driver"] = "acpi-cpufreq\n"
     for node in range(nodes):
         machine.files[f"sys/devices/system/node/node{node}/cpulist"] = f"{8 * node}-{8 * node + 7}\n"
     for who in ("self", str(PID)):
@@ -317,7 +319,8 @@ def records(rank: int, **changes) -> list[object]:
     overlapped = {"overlapped_communication_ns": 9 * MS, "communication_ns": (9 + parts["exposed_communication"]) * MS}
     ledger = Ledger(wall_ns=wall, **{f"{name}_ns": ms * MS for name, ms in parts.items()}, **overlapped)
     hello = JobHello(
-        job="j", rank=rank, local_rank=rank, world_size=changes.pop("world_size", 2), pid=PID + rank, host=changes.pop("host", HOST),
+        job="j", rank=rank, local_rank=rank, world_size=changes.pop("world_size", 2), pid=PID + rank,
+        host=changes.pop("host", HOST),
         device=f"cuda:{rank}", backend=changes.pop("backend", "nccl"), framework="torch 2.9.0", pacecar_version="0.1.0",
         started_wall_ns=1, interface=changes.pop("interface", None),
     )  # fmt: skip
@@ -360,7 +363,8 @@ def h100_node() -> Machine:
         machine.boards.append(Board(gpu_path(index).rpartition("/")[2]))
         port = f"sys/class/infiniband/mlx5_{index}/ports/1"
         machine.files |= {
-            f"{port}/state": "4: ACTIVE\n", f"{port}/rate": "400 Gb/sec (4X NDR)\n", f"{port}/link_layer": "InfiniBand\n",
+            f"{port}/state": "4: ACTIVE\n", f"{port}/rate": "400 Gb/sec (4X NDR)\n",
+            f"{port}/link_layer": "InfiniBand\n",
         }  # fmt: skip
         machine.links[f"sys/class/infiniband/mlx5_{index}/device"] = f"sys/devices/{nic_path(index)}"
         machine.add_interface(f"ib{index}", 400_000, 4092, nic_path(index))
