@@ -36,6 +36,9 @@ OPEN_MODULE = (
     "GCC version:  gcc version 11.4.0\n"
 )
 CLOSED_MODULE = OPEN_MODULE.replace("Open Kernel Module for x86_64", "x86_64 Kernel Module")
+RUNGS = {
+    "communication_hidden": "exposed_communication", "data_free": "data_wait", "launch_gaps_gone": "host_bound",
+}  # fmt: skip
 ACS_AT = 0x106
 SCRIPT = """\
 import torch
@@ -344,7 +347,8 @@ def records(rank: int, **changes) -> list[object]:
     )  # fmt: skip
     rungs = tuple(
         Rung(name=name, step_ns=int(wall * (1 - gain)), gain_ratio=gain, bound=Bound.COMPUTE)
-        for name, gain in (("communication_hidden", 0.04), ("data_free", 0.01), ("launch_gaps_gone", 0.05))
+        for name, heading in RUNGS.items()
+        for gain in (parts[heading] * MS / wall,)
     )
     ladder = WhatIf(job="j", of_rank=None, step=19, wall_ns=1, steps=20, pace_ns=wall, source="exact",
                     calibration_age_steps=0, rungs=rungs)  # fmt: skip

@@ -78,7 +78,7 @@ def test_gains_are_those_of_the_what_if_ladder(tmp_path):
     fault.plant(machine)
     (finding,) = judge(machine.examine(tmp_path)).findings
     assert finding.gain is not None
-    assert finding.gain.at_most_ratio == 0.04
+    assert finding.gain.at_most_ratio == 30 / 126
     assert "communication_hidden" in finding.gain.basis
 
 
