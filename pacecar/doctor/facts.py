@@ -6,6 +6,7 @@ power milliwatts, as everywhere inside.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -226,12 +227,20 @@ class Settings:
     def is_on(self, name: str) -> Seen[str] | None:
         """Return the variable if it says yes."""
         found = self.get(name)
-        return found if found is not None and found.value.strip().lower() not in ("0", "false", "no", "off") else None
+        return found if found is not None and _says_yes(name, found.value) else None
 
     def is_off(self, name: str) -> Seen[str] | None:
         """Return the variable if it says no."""
         found = self.get(name)
-        return found if found is not None and found.value.strip().lower() in ("0", "false", "no", "off") else None
+        return found if found is not None and not _says_yes(name, found.value) else None
+
+
+def _says_yes(name: str, value: str) -> bool:
+    """Return what the reader of the variable makes of it: NCCL takes the number at its beginning, so `yes` is 0."""
+    if name.startswith("NCCL_"):
+        number = re.match(r"\s*[-+]?(0[xX][0-9a-fA-F]+|\d+)", value)
+        return number is not None and int(number[1], 16 if "x" in number[1].lower() else 10) != 0
+    return value.strip().lower() not in ("0", "false", "no", "off")
 
 
 @dataclass(frozen=True, slots=True)

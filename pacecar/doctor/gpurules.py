@@ -243,8 +243,8 @@ def _mixed(facts: Facts) -> Hit | None:
     names: dict[tuple[str, int | None], list[Gpu]] = {}
     for gpu in facts.gpus.working:
         names.setdefault((gpu.name, gpu.memory_bytes), []).append(gpu)
-    if len(names) < 2:
-        return None
+    if len(names) < 2 or facts.settings.get("CUDA_VISIBLE_DEVICES") is not None:
+        return None  # somebody has chosen
     evidence = [
         Evidence(
             f"GPU {_numbers([gpu.index for gpu in gpus])}",

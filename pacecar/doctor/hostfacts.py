@@ -1,7 +1,8 @@
 """What are the processors, the memory and the limits of this host?
 
 Source: Documentation/admin-guide/{pm/cpufreq,pm/intel_pstate,sysctl/kernel,cgroup-v2}.rst of the kernel; proc(5) and
-tmpfs(5).  psutil only knows the running system; a recorded one must give the same answers.
+tmpfs(5).  psutil only knows the running system; a recorded one must give the same answers.  Left out: control groups of
+version 1.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from pacecar.doctor.facts import Facts
 from pacecar.doctor.findings import Evidence, Hit, Rule, Severity, Source
 from pacecar.doctor.roads import uses_rdma
 from pacecar.doctor.sources import CPUFREQ, KERNEL_SYSCTL, TORCH
+from pacecar.wording import plural
 
 __all__ = ["RULES"]
 
@@ -32,7 +33,7 @@ _OWN_GOVERNORS = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 def _governors(facts: Facts, names: frozenset[str]) -> list[Evidence]:
     cpus = facts.cpus
     return [
-        Evidence("governor", f"{governor} on {len(found)} CPUs", cpus.governor_where)
+        Evidence("governor", f"{governor} on {plural(len(found), 'CPU')}", cpus.governor_where)
         for governor, found in sorted(cpus.governors.items())
         if governor in names
     ]
@@ -152,7 +153,7 @@ def _shared_memory(facts: Facts) -> Hit | None:
 
 def _files(facts: Facts) -> Hit | None:
     seen = facts.limits.files
-    workers = 0 if facts.run is None else int(facts.run.knobs.get("loader_workers", 0))
+    workers = None if facts.run is None else facts.run.knobs.get("loader_workers")
     if seen is None or seen.value is None or seen.value >= FILES_MIN or not (facts.gpus.boards or workers):
         return None
     return Hit((seen.says("open files, soft limit"),), "ulimit -n 65536    # in the shell or unit that starts the job")

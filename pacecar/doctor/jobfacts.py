@@ -113,8 +113,8 @@ class Run:
 
     @property
     def is_tuned(self) -> bool:
-        """Whether a tuner was at work that may turn knobs."""
-        return self.tuner not in (None, "off", "advising")
+        """Whether a tuner was at work that turns knobs, and past its warm-up."""
+        return self.tuner not in (None, "off", "advising", "warming")
 
     def share(self, heading: str) -> float | None:
         """Return the share of the step that `heading` takes; None where there is no ledger."""

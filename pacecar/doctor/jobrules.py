@@ -16,7 +16,7 @@ from pacecar.controller.advice import (
 )
 from pacecar.doctor.facts import Facts
 from pacecar.doctor.findings import Evidence, Gain, Hit, Rule, Severity, Source
-from pacecar.doctor.roads import is_local_run
+from pacecar.doctor.roads import is_local_run, loader_workers
 from pacecar.doctor.sources import TORCH
 from pacecar.knobs import setting
 
@@ -60,11 +60,12 @@ def _data_wait(facts: Facts) -> Hit | None:
     if run is None or not _over(facts, "data_wait", DATA_WAIT_RATIO_MIN):
         return None
     evidence = (run.shows("data_wait"), *_knob(facts, "loader_workers"), *_knob(facts, "loader_prefetch"))
-    return Hit(
-        evidence,
-        "DataLoader(..., num_workers=8, persistent_workers=True)    # or pacer.data(loader), which finds the number",
-        run.gain("data_free"),
-    )
+    now, possible = run.knobs.get("loader_workers"), loader_workers(facts)
+    if isinstance(now, int) and now >= possible:
+        remedy = "make a sample cheaper: cache it, decode or augment less    # there is no processor for more workers"
+    else:
+        remedy = f"DataLoader(..., num_workers={possible}, persistent_workers=True)    # or pacer.data(loader) finds it"
+    return Hit(evidence, remedy, run.gain("data_free"))
 
 
 def _host_bound(facts: Facts) -> Hit | None:

@@ -13,6 +13,7 @@ __all__ = [
     "DMABUF_KERNEL",
     "carriers",
     "is_local_run",
+    "loader_workers",
     "near_ports",
     "selected",
     "shares_switch",
@@ -22,6 +23,9 @@ __all__ = [
 
 DMABUF_KERNEL = (5, 12)
 """The first kernel whose RDMA drivers take a dma-buf (NCCL user guide, Troubleshooting, GPU-to-NIC communication)."""
+
+LOADER_WORKERS_MAX = 16
+"""More of them rather share a disk than a processor."""
 
 _BELOW_ROOT = 3
 """Parts of a path in common that mean a common switch: host bridge, root port and the switch's upper port."""
@@ -54,6 +58,13 @@ def training_ports(facts: Facts) -> tuple[RdmaPort, ...]:
     """
     near = {port for device in facts.pci if device.is_gpu for port in near_ports(facts, device.address)}
     return tuple(port for port in facts.network.ports if not near or port in near)
+
+
+def loader_workers(facts: Facts) -> int:
+    """Return how many loader workers a rank of this machine has processors for: its share, less one for itself."""
+    ranks = 0 if facts.run is None else sum(hello.host == facts.host for hello in facts.run.hellos)
+    ranks = ranks or len(facts.gpus.working) or 1
+    return min(max((facts.cpus.count or 1) // ranks - 1, 1), LOADER_WORKERS_MAX)
 
 
 def uses_rdma(facts: Facts) -> bool:

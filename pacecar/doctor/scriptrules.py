@@ -12,6 +12,7 @@ from pacecar.doctor.facts import Facts
 from pacecar.doctor.findings import Evidence, Hit, Rule, Severity, Source
 from pacecar.doctor.jobfacts import Call
 from pacecar.doctor.jobrules import AMPERE
+from pacecar.doctor.roads import loader_workers
 from pacecar.doctor.sources import CUDA_GUIDE, TORCH
 
 __all__ = ["RULES"]
@@ -97,7 +98,11 @@ def _loader_workers(facts: Facts) -> Hit | None:
         call for call in _calls(facts, "DataLoader")
         if (call.lacks("num_workers") and len(call.positional) < 6) or call.keywords.get("num_workers") == 0
     ]  # fmt: skip
-    hit = _hit(found, "loads in the training process", "DataLoader(..., num_workers=8, persistent_workers=True)")
+    hit = _hit(
+        found,
+        "loads in the training process",
+        f"DataLoader(..., num_workers={loader_workers(facts)}, persistent_workers=True)",
+    )
     gain = None if facts.run is None else facts.run.gain("data_free")
     return None if hit is None else Hit(hit.evidence, hit.remedy, gain)
 

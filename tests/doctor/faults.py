@@ -235,7 +235,7 @@ FAULTS = (
     Fault("net-slower-card", tcp_node, both(slower_second_card, job(interface="eth1")), shows="eth1"),
     # the host
     Fault("cpu-governor-slow", h100_node, file("sys/devices/system/cpu/cpu5/cpufreq/scaling_governor", "powersave\n"),
-          shows="powersave on 1 CPUs"),
+          shows="powersave on 1 CPU"),
     Fault("cpu-governor-follows", h100_node,
           file("sys/devices/system/cpu/cpu5/cpufreq/scaling_governor", "schedutil\n"),
           shows="schedutil"),

@@ -180,3 +180,42 @@ def test_the_screen_is_the_same_however_it_is_printed(tmp_path, capsys):
     out = capsys.readouterr().out
     assert out.splitlines()[-1].startswith("Nothing found.  (")
     assert "8 x NVIDIA H100 80GB HBM3, 80 GiB, capability 9.0, 18 NVLinks" in out
+
+
+JOB = """
+import sys, time
+import torch, pacecar
+
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def batches():
+    for _ in range(60):
+        time.sleep(0.02)
+        yield torch.ones(64, 64)
+
+with pacecar.attach(model, optimizer, tune="off", run_dir=sys.argv[1]) as pacer:
+    for batch in pacer.data(batches()):
+        model(batch).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+def test_a_real_job_that_waits_for_its_data_is_told_so(tmp_path):
+    pytest.importorskip("torch", reason="the extra `torch` is not installed")
+    (tmp_path / "train.py").write_text(JOB)
+    subprocess.run(
+        [sys.executable, str(tmp_path / "train.py"), str(tmp_path / "run")],
+        env={**ENVIRONMENT, "PACECAR_HOOK_SOCKET": str(tmp_path / "none"), "OMP_NUM_THREADS": "1"},
+        timeout=300, check=True, capture_output=True,
+    )  # fmt: skip
+    done = doctor("--json", "--run", str(tmp_path / "run"))
+    assert done.returncode == 1, done.stderr
+    document = json.loads(done.stdout)
+    found = {finding["id"]: finding for finding in document["findings"]}
+    assert "of the step" in found["job-data-wait"]["evidence"][0]["value"]
+    assert document["unreadable"] == []
+    gain = found["job-data-wait"]["gain"]
+    assert gain is None or 0.3 < gain["at_most_ratio"] < 1
