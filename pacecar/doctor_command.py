@@ -19,6 +19,10 @@ from pacecar.usage import fail
 __all__ = ["PARTIAL", "doctor"]
 
 FOUND, PARTIAL = 1, 3
+
+PIPED_COLUMNS = 120
+"""Of plain text: a terminal's width is not known."""
+
 _MS = 1_000_000
 
 
@@ -96,9 +100,6 @@ def doctor(
     if fail_on != "never" and any(f.severity.rank >= Severity(fail_on).rank for f in judgement.findings):
         sys.exit(FOUND)
     sys.exit(PARTIAL if facts.unreadable or judgement.failed else 0)
-
-
-PIPED_COLUMNS = 120
 
 
 def _home() -> Path | None:

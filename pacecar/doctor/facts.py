@@ -197,10 +197,14 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a process may hold; a limit of None in `Seen` is unlimited."""
+    """What a process may hold; a limit of None in `Seen` is unlimited.
+
+    `may_lock_all`: it has the capability to lock memory beyond its limit; None where that is not told.
+    """
 
     files: Seen[int | None] | None = None
     locked_bytes: Seen[int | None] | None = None
+    may_lock_all: bool | None = None
     shared_memory_bytes: Seen[int] | None = None
     shared_memory_missing: Seen[str] | None = None
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from pacecar.doctor.facts import NVIDIA, Facts, Gpu
 from pacecar.doctor.findings import Evidence, Hit, Rule, Severity
-from pacecar.doctor.sources import DRIVER_README, FABRIC, MEMORY_ERRORS, MIG, NVML
+from pacecar.doctor.sources import DRIVER_README, MEMORY_ERRORS, MIG, NVML, PERSISTENCE
 from pacecar.monitor.gpu.derived import CLOCK_REASONS
 
 __all__ = ["RULES", "on"]
@@ -268,7 +268,7 @@ RULES = (
          NVML.at("nvmlReturn_t, NVML_ERROR_GPU_IS_LOST"), _lost),
     Rule("gpu-persistence-off", Severity.INFO, "Persistence mode is off",
          "the driver lets go of a GPU with its last process, and starting it takes seconds and resets settings",
-         "machine", DRIVER_README.at("Driver Persistence"), _persistence),
+         "machine", PERSISTENCE.at("Data Persistence; Persistence Daemon"), _persistence),
     Rule("gpu-power-cap", Severity.WARNING, "A power limit is below the board's default",
          "under load the clocks fall until the board stays within the limit; the slowest rank sets the pace of all",
          "machine", NVML.at("nvmlDeviceGetPowerManagementDefaultLimit"), _power_cap),
@@ -292,11 +292,11 @@ RULES = (
          NVML.at("nvmlDeviceGetNvLinkState"), _links_down),
     Rule("gpu-fabric-unready", Severity.CRITICAL, "GPUs are not registered with the NVSwitch fabric",
          "CUDA cannot start (error 802), or runs without NVLink", "machine",
-         FABRIC.at("Fabric Manager Interoperability; Query GPU Fabric State"), _fabric),
+         NVML.at("Fabric definitions, nvmlGpuFabricState_t"), _fabric),
     Rule("gpu-p2p-off", Severity.WARNING, "GPUs that could reach each other's memory may not",
          "without P2P each transfer between two GPUs is copied through the host's memory", "machine",
          NVML.at("nvmlDeviceGetP2PStatus"), _peers),
-    Rule("gpu-mig-on", Severity.WARNING, "GPUs are cut into MIG instances",
+    Rule("gpu-mig-on", Severity.INFO, "GPUs are cut into MIG instances",
          "instances reach each other neither over NVLink nor by P2P, so a job on several GPUs talks through the host",
          "machine", MIG.at("Application Considerations"), _mig),
     Rule("gpu-mixed", Severity.INFO, "GPUs of several kinds in one node",

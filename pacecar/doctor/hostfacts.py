@@ -18,6 +18,8 @@ __all__ = ["cpu_list", "cpus", "limits", "process"]
 CPUS_MAX = 4096
 """More than any machine has; bounds the files that are opened."""
 
+_CAP_IPC_LOCK = 14  # include/uapi/linux/capability.h
+
 _TMPFS_UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
@@ -136,6 +138,7 @@ def limits(looker: Looker) -> Limits:
     return Limits(
         files=_limit(looker, path, text, "Max open files"),
         locked_bytes=_limit(looker, path, text, "Max locked memory"),
+        may_lock_all=_may_lock(looker, folder / "status"),
         shared_memory_bytes=shm,
         shared_memory_missing=missing,
     )
@@ -151,6 +154,11 @@ def _limit(looker: Looker, path: Path, text: str, name: str) -> Seen[int | None]
                 return Seen(int(soft[0]), f"{path}:{number}")
             looker.note(f"{path}:{number}: no limit in {line[:80]!r}")
     return None
+
+
+def _may_lock(looker: Looker, path: Path) -> bool | None:
+    found = re.search(r"^CapEff:\s*([0-9a-f]{1,16})$", looker.text(path) or "", re.MULTILINE)
+    return None if found is None else bool(int(found[1], 16) >> _CAP_IPC_LOCK & 1)
 
 
 def _shared_memory(looker: Looker, path: Path) -> tuple[Seen[int] | None, Seen[str] | None]:

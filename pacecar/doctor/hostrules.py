@@ -8,7 +8,7 @@ from __future__ import annotations
 from pacecar.doctor.facts import Facts
 from pacecar.doctor.findings import Evidence, Hit, Rule, Severity, Source
 from pacecar.doctor.roads import uses_rdma
-from pacecar.doctor.sources import CPUFREQ, KERNEL_SYSCTL, TORCH
+from pacecar.doctor.sources import CONTAINERS, CPUFREQ, KERNEL_SYSCTL, TORCH
 from pacecar.wording import plural
 
 __all__ = ["RULES"]
@@ -151,17 +151,24 @@ def _shared_memory(facts: Facts) -> Hit | None:
     return Hit((seen.says("size of /dev/shm", f"{seen.value / 2**20:.0f} MiB"),), remedy)
 
 
+def _has_workers(facts: Facts) -> bool:
+    workers = None if facts.run is None else facts.run.knobs.get("loader_workers")
+    if isinstance(workers, int):
+        return workers > 0
+    loaders = () if facts.script is None else facts.script.of("DataLoader")
+    return any(isinstance(number := call.keywords.get("num_workers"), int) and number > 0 for call in loaders)
+
+
 def _files(facts: Facts) -> Hit | None:
     seen = facts.limits.files
-    workers = None if facts.run is None else facts.run.knobs.get("loader_workers")
-    if seen is None or seen.value is None or seen.value >= FILES_MIN or not (facts.gpus.boards or workers):
+    if seen is None or seen.value is None or seen.value >= FILES_MIN or not _has_workers(facts):
         return None
     return Hit((seen.says("open files, soft limit"),), "ulimit -n 65536    # in the shell or unit that starts the job")
 
 
 def _locked(facts: Facts) -> Hit | None:
     seen = facts.limits.locked_bytes
-    if seen is None or seen.value is None or not uses_rdma(facts):
+    if seen is None or seen.value is None or facts.limits.may_lock_all or not uses_rdma(facts):
         return None
     return Hit(
         (seen.says("locked memory, soft limit", f"{seen.value / 2**20:.0f} MiB"),),
@@ -200,6 +207,5 @@ RULES = (
          TORCH.at("Multiprocessing package, File descriptor"), _files),
     Rule("memlock-low", Severity.WARNING, "Memory for RDMA may not be locked",
          "buffers that a card reads must be locked, and registering them fails beyond the limit", "machine",
-         Source("NVIDIA, Deep Learning Frameworks User Guide",
-         "Setting The Shared Memory Flag; ulimit memlock"), _locked),
+         CONTAINERS.at("Running A Container, --ulimit memlock"), _locked),
 )  # fmt: skip

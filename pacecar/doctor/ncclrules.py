@@ -6,8 +6,10 @@ where it takes away something that is there: RDMA where a port is up, P2P where 
 
 from __future__ import annotations
 
+import re
+
 from pacecar.doctor.facts import Facts, Gpu, Seen
-from pacecar.doctor.findings import Evidence, Gain, Hit, Rule, Severity
+from pacecar.doctor.findings import Evidence, Gain, Hit, Rule, Severity, Source
 from pacecar.doctor.roads import carriers, selected, training_ports, uses_rdma
 from pacecar.doctor.sources import NCCL_ENV
 
@@ -154,21 +156,22 @@ def _algo_set(facts: Facts) -> Hit | None:
     return Hit((seen.says("NCCL_ALGO"),), _unset(seen, "NCCL_ALGO"), gain(facts))
 
 
-def _without_simple(text: str) -> bool:
-    text = text.lower()
-    return "simple" in text if text.startswith("^") else "simple" not in text
+def _only_ll(text: str) -> bool:
+    """Return whether of NCCL's protocols only LL is left; `^` leaves out those that are named."""
+    named = set(re.findall(r"ll128|ll|simple", text.lower()))
+    return ({"ll", "ll128", "simple"} - named if text.startswith("^") else named) == {"ll"}
 
 
 def _proto_slow(facts: Facts) -> Hit | None:
     seen = facts.settings.get("NCCL_PROTO")
-    if seen is None or not _without_simple(seen.value):
+    if seen is None or not _only_ll(seen.value):
         return None
     return Hit((seen.says("NCCL_PROTO"),), _unset(seen, "NCCL_PROTO"), gain(facts))
 
 
 def _proto_set(facts: Facts) -> Hit | None:
     seen = facts.settings.get("NCCL_PROTO")
-    if seen is None or _without_simple(seen.value):
+    if seen is None or _only_ll(seen.value):
         return None
     return Hit((seen.says("NCCL_PROTO"),), _unset(seen, "NCCL_PROTO"), gain(facts))
 
@@ -324,10 +327,9 @@ RULES = (
     Rule("nccl-algo-set", Severity.INFO, "NCCL_ALGO is set",
          "NCCL chooses ring, tree or another by size and topology; a fixed one is right for one size only",
          "machine", NCCL_ENV.at("NCCL_ALGO, among the variables for debugging"), _algo_set),
-    Rule("nccl-proto-slow", Severity.WARNING, "NCCL_PROTO leaves out the protocol for large messages",
-         "LL and LL128 trade bandwidth for latency: without Simple large gradients go at half the speed or less",
-         "machine",
-         NCCL_ENV.at("NCCL_PROTO"), _proto_slow),
+    Rule("nccl-proto-slow", Severity.WARNING, "NCCL_PROTO leaves only the protocol for small messages",
+         "half of what LL sends are flags, so large gradients go at half the bandwidth or less", "machine",
+         Source("Hu et al. 2025", "Demystifying NCCL, section on communication protocols"), _proto_slow),
     Rule("nccl-proto-set", Severity.INFO, "NCCL_PROTO is set",
          "NCCL chooses the protocol by size; its documentation discourages a fixed one", "machine",
          NCCL_ENV.at("NCCL_PROTO"), _proto_set),

@@ -224,7 +224,7 @@ RULES = (
     Rule("net-reno", Severity.INFO, "TCP grows its window as in 1990",
          "Reno opens the window by one segment a round trip and halves it at each loss, which leaves fast links empty",
          "machine", Source("RFC 9438", "CUBIC for Fast and Long-Distance Networks, section 1"), _reno),
-    Rule("net-retransmits", Severity.WARNING, "TCP sends much again",
+    Rule("net-retransmits", Severity.INFO, "TCP sends much again",
          "a congestion control that takes each loss for congestion slows down at each", "machine",
          Source("Mathis et al. 1997",
          "The Macroscopic Behavior of the TCP Congestion Avoidance Algorithm"), _retransmits),

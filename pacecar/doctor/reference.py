@@ -53,7 +53,7 @@ def table() -> str:
                 "| Finding | Severity | What it says | Needs | Source |",
                 "|---|---|---|---|---|",
             ]
-        said = f"{rule.title}: {rule.why}"
+        said = f"**{rule.title}.** {rule.why[0].upper()}{rule.why[1:]}."
         lines.append(
             f"| `{rule.id}` | {rule.severity} | {_cell(said)} | {_needs(rule.needs)} | {_cell(str(rule.source))} |"
         )

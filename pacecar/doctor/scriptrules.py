@@ -45,6 +45,13 @@ def _is_harmless(facts: Facts, heading: str) -> bool:
     return share is not None and share < HARMLESS_RATIO
 
 
+def _has_gpu(facts: Facts) -> bool:
+    """Return whether this machine, or the run that was given, has one: on a processor nothing is copied to a device."""
+    return bool(facts.gpus.working) or (
+        facts.run is not None and any(hello.device.startswith("cuda") for hello in facts.run.hellos)
+    )
+
+
 def _find_unused(facts: Facts) -> Hit | None:
     found = _ddp(facts, lambda call: call.keywords.get("find_unused_parameters") is True)
     return _hit(found, "DDP", "find_unused_parameters=False    # where every parameter gets a gradient in every step")
@@ -108,7 +115,7 @@ def _loader_workers(facts: Facts) -> Hit | None:
 
 
 def _pin_memory(facts: Facts) -> Hit | None:
-    if facts.script is None or not facts.script.uses_cuda or _is_harmless(facts, "exposed_copy"):
+    if facts.script is None or not facts.script.uses_cuda or not _has_gpu(facts) or _is_harmless(facts, "exposed_copy"):
         return None
     found = [
         call for call in _calls(facts, "DataLoader")

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pacecar.doctor.findings import Source
 
 __all__ = [
-    "CPUFREQ", "CUDA_GUIDE", "DRIVER_README", "FABRIC", "GPUDIRECT", "IP_SYSCTL", "KERNEL_SYSCTL", "MEMORY_ERRORS",
-    "MIG", "NCCL_ENV", "NCCL_TROUBLE", "NVML", "TORCH",
+    "CONTAINERS", "CPUFREQ", "CUDA_GUIDE", "DRIVER_README", "GPUDIRECT", "IP_SYSCTL", "KERNEL_SYSCTL", "MEMORY_ERRORS",
+    "MIG", "NCCL_ENV", "NCCL_TROUBLE", "NVML", "PERSISTENCE", "TORCH",
 ]  # fmt: skip
 
 
@@ -29,7 +29,8 @@ class Document:
 NVML = Document("NVIDIA, NVML API Reference Guide")
 DRIVER_README = Document("NVIDIA, Linux driver README")
 MEMORY_ERRORS = Document("NVIDIA, GPU Memory Error Management")
-FABRIC = Document("NVIDIA, Fabric Manager User Guide")
+PERSISTENCE = Document("NVIDIA, Driver Persistence")
+CONTAINERS = Document("NVIDIA, Containers For Deep Learning Frameworks User Guide")
 MIG = Document("NVIDIA, Multi-Instance GPU User Guide")
 GPUDIRECT = Document("NVIDIA, GPUDirect RDMA")
 CUDA_GUIDE = Document("NVIDIA, CUDA C++ Programming Guide")

@@ -34,6 +34,16 @@ def _cards(facts: Facts) -> list[tuple[str, PciDevice]]:
     return found
 
 
+def _is_pcie_used(facts: Facts) -> bool:
+    """Return whether cards would send to each other over PCIe: to the network, or GPUs without NVLink to each other.
+
+    In a virtual machine it is the hypervisor's business, which may want it as it is.
+    """
+    gpus = facts.gpus.working
+    has_peers = len(gpus) > 1 and not all(gpu.links_up for gpu in gpus)
+    return not facts.cpus.is_virtual and bool(gpus) and (has_peers or uses_rdma(facts))
+
+
 def _nic_pcie(facts: Facts) -> Hit | None:
     names = {port.address: port.device for port in facts.network.active_ports}
     names |= {
@@ -60,8 +70,8 @@ def _nic_pcie(facts: Facts) -> Hit | None:
 
 
 def _acs(facts: Facts) -> Hit | None:
-    if facts.cpus.is_virtual:
-        return None  # the hypervisor's business, which wants it that way
+    if not _is_pcie_used(facts):
+        return None
     evidence, bridges = [], []
     for name, device in _cards(facts):
         if device.redirects is not None and device.redirects.value:
@@ -78,7 +88,7 @@ def _acs(facts: Facts) -> Hit | None:
 
 
 def _iommu(facts: Facts) -> Hit | None:
-    if facts.cpus.is_virtual or (len(facts.gpus.working) < 2 and not uses_rdma(facts)):
+    if not _is_pcie_used(facts):
         return None
     evidence = [
         Evidence(f"IOMMU domain of {name}", device.iommu_domain.value, device.iommu_domain.where)

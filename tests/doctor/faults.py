@@ -198,7 +198,7 @@ FAULTS = (
     Fault("nccl-nvls-off", h100_node, variable("NCCL_NVLS_ENABLE", "0"), shows="0"),
     Fault("nccl-algo-set", tcp_node, variable("NCCL_ALGO", "Tree"), shows="Tree"),
     Fault("nccl-proto-slow", h100_node, variable("NCCL_PROTO", "LL"), shows="LL"),
-    Fault("nccl-proto-slow", h100_node, variable("NCCL_PROTO", "^Simple"), shows="^Simple"),
+    Fault("nccl-proto-slow", h100_node, variable("NCCL_PROTO", "^Simple,LL128"), shows="^Simple,LL128"),
     Fault("nccl-proto-set", h100_node, variable("NCCL_PROTO", "Simple"), shows="Simple"),
     Fault("nccl-no-interface", h100_node, variable("NCCL_SOCKET_IFNAME", "=bond0"), shows="=bond0"),
     Fault("nccl-no-interface", tcp_node, variable("GLOO_SOCKET_IFNAME", "eth7"), shows="eth7"),

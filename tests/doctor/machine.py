@@ -282,7 +282,7 @@ def host(nodes: int) -> Machine:
             ),
             f"proc/{who}/mounts": "tmpfs /dev/shm tmpfs rw,nosuid,nodev,size=1056756780k 0 0\n",
             f"proc/{who}/cgroup": "0::/job\n",
-            f"proc/{who}/status": "Name:\tpython\nCpus_allowed_list:\t0-7\n",
+            f"proc/{who}/status": "Name:\tpython\nCapEff:\t0000000000000000\nCpus_allowed_list:\t0-7\n",
         }
     machine.files["sys/fs/cgroup/job/cpu.stat"] = "usage_usec 5\nnr_periods 0\nnr_throttled 0\nthrottled_usec 0\n"
     add_network(machine)

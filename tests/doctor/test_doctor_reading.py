@@ -140,6 +140,22 @@ def test_variables_win_over_files_and_the_users_file_over_the_administrators(tmp
     assert values["NCCL_DEBUG"].where.endswith("environ")
 
 
+def test_a_process_that_may_lock_all_memory_needs_no_higher_limit(tmp_path):
+    machine = h100_node()
+    machine.files[f"proc/{PID}/limits"] = "Max locked memory 8388608 8388608 bytes\n"
+    machine.files[f"proc/{PID}/status"] = "CapEff:\t000001ffffffffff\nCpus_allowed_list:\t0-7\n"
+    facts = machine.examine(tmp_path)
+    assert facts.limits.may_lock_all is True
+    assert judge(facts).findings == ()
+
+
+@pytest.mark.parametrize(("value", "is_on"), [("1", True), ("0", False), ("yes", False), ("0x1", True), (" 2", True)])
+def test_a_variable_of_nccls_is_read_as_nccl_reads_it(value, is_on, tmp_path):
+    machine = h100_node()
+    machine.environ["NCCL_IB_DISABLE"] = value
+    assert ("nccl-ib-disabled" in [f.id for f in judge(machine.examine(tmp_path)).findings]) == is_on
+
+
 def test_only_variables_that_a_rule_may_ask_for_are_kept(tmp_path):
     machine = h100_node()
     machine.environ |= {"AWS_SECRET_ACCESS_KEY": "hush", "PASSWORD": "hush", "CUDA_LAUNCH_BLOCKING": "1"}
