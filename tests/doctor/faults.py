@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pacecar.monitor.gpu.driver import Fabric, Number
-from pacecar.records import Decision, DeviceMemory, Straggler
+from pacecar.records import Decision, DeviceMemory, Straggler, TunerStatus
 from tests.doctor.machine import (
     CLOSED_MODULE,
     LOG,
@@ -128,6 +128,13 @@ def slower_second_card(machine: Machine) -> None:
     machine.add_interface("eth1", 10_000, 1500, "pci0000:00/0000:00:03.0/0000:04:00.0")
 
 
+def intel_powersave(machine: Machine) -> None:
+    """Every CPU under the driver's own governor, which follows the load."""
+    machine.files["sys/devices/system/cpu/cpu0/cpufreq/scaling_driver"] = "intel_pstate\n"
+    for n in range(16):
+        machine.files[f"sys/devices/system/cpu/cpu{n}/cpufreq/scaling_governor"] = "powersave\n"
+
+
 def measured_round_trip(machine: Machine) -> None:
     machine.round_trip_ns = 2 * MS
 
@@ -136,6 +143,9 @@ SWITCH_PORT = f"sys/devices/{gpu_path(3).rpartition('/')[0]}/config"
 STRAGGLER = Straggler(
     job="j", late_rank=1, cause="throttled", phase="compute", since_step=5, step=19, wall_ns=1, excess_ns=9 * MS,
     evidence="late",
+)  # fmt: skip
+TUNING = TunerStatus(
+    job="j", rank=0, state="watching", detail="", step=19, wall_ns=1, exploration_ns=0, trials=3
 )  # fmt: skip
 ADVICE = Decision(
     job="j", decision=1, kind="advise", knob="bucket_bytes", from_value=26214400, to_value=52428800, step=9, wall_ns=1,
@@ -239,6 +249,10 @@ FAULTS = (
     Fault("cpu-governor-follows", h100_node,
           file("sys/devices/system/cpu/cpu5/cpufreq/scaling_governor", "schedutil\n"),
           shows="schedutil"),
+    Fault("cpu-governor-follows", h100_node, intel_powersave, shows="powersave on 16 CPUs"),
+    Fault("cpu-boost-off", h100_node,
+          lambda machine: machine.files.update({"sys/devices/system/cpu/intel_pstate/no_turbo": "1\n"}),
+          shows="no_turbo"),
     Fault("cpu-boost-off", h100_node, file("sys/devices/system/cpu/cpufreq/boost", "0\n"), shows="0"),
     Fault("numa-balancing-on", h100_node, file("proc/sys/kernel/numa_balancing", "1\n"), shows="1"),
     Fault("numa-far", h100_node, file(f"proc/{PID}/status", "Cpus_allowed_list:\t8-15\n"), shows="of NUMA node 1"),
@@ -257,8 +271,16 @@ FAULTS = (
           shows="8 MiB"),
     # the job's records
     Fault("job-exposed-communication", h100_node, job(ledger={"exposed_communication": 30}), shows="23.8%"),
+    Fault("job-exposed-communication", h100_node,
+          both(job(ledger={"exposed_communication": 30}), lambda machine: machine.run[0].append(TUNING)),
+          shows="watching"),
+    Fault("job-data-wait", h100_node, job(ledger={"data_wait": 25}, knobs={"loader_workers": 1}),
+          shows="loader_workers 1"),
     Fault("job-data-wait", h100_node, job(ledger={"data_wait": 25}), shows="20.0%"),
     Fault("job-host-bound", h100_node, job(ledger={"host_bound": 105}), shows="52.5%"),
+    Fault("job-host-bound", h100_node,
+          both(job(ledger={"host_bound": 105}), script("loader =", "model = torch.compile(model)\nloader =")),
+          shows="compiled already"),
     Fault("job-copies", h100_node, job(ledger={"exposed_copy": 25}), shows="20.0%"),
     Fault("job-optimizer", h100_node, job(ledger={"optimizer_host": 25}), shows="20.0%"),
     Fault("job-checkpoint", h100_node, job(checkpoint_ns=80 * MS), shows="8.0%"),

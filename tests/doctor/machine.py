@@ -223,11 +223,12 @@ class Machine:
             folder, address = f"sys/devices/{'/'.join(parts[: depth + 1])}", parts[depth]
             self.links[f"sys/bus/pci/devices/{address}"] = folder
             is_card = depth == len(parts) - 1
-            values = {
-                "class": kind if is_card else "0x060400", "vendor": vendor if is_card else "0x1000",
-                "max_link_speed": speed, "current_link_speed": speed, "max_link_width": "16",
-                "current_link_width": "16", "numa_node": str(node), "local_cpulist": "0-7" if node == 0 else "8-15",
-            }  # fmt: skip
+            values = {"class": "0x060400", "max_link_speed": speed, "max_link_width": "16"}
+            if is_card:
+                values |= {
+                    "class": kind, "vendor": vendor, "current_link_speed": speed, "current_link_width": "16",
+                    "numa_node": str(node), "local_cpulist": "0-7" if node == 0 else "8-15",
+                }  # fmt: skip
             for name, value in values.items():
                 self.files[f"{folder}/{name}"] = f"{value}\n"
             if not is_card:

@@ -9,7 +9,7 @@ import pytest
 from pacecar.doctor.findings import Severity
 from pacecar.doctor.rulebook import RULES, judge
 from tests.doctor.faults import FAULTS, Fault
-from tests.doctor.machine import h100_node, host, tcp_node, workstation
+from tests.doctor.machine import PID, h100_node, host, tcp_node, workstation
 
 BY_ID = {rule.id: rule for rule in RULES}
 HEALTHY = {"h100": h100_node, "tcp": tcp_node, "workstation": workstation, "no gpu": lambda: host(nodes=2)}
@@ -102,3 +102,39 @@ def test_a_rule_that_fails_costs_no_other_and_is_named(tmp_path):
     judgement = judge(machine.examine(tmp_path), rules)
     assert [finding.id for finding in judgement.findings] == ["nccl-ib-disabled"]
     assert "rule broken: KeyError" in judgement.failed[0]
+
+
+@pytest.mark.parametrize(
+    ("rule", "evidence", "remedy"),
+    [
+        ("job-exposed-communication", "watching", 'tune="lossy"'),
+        ("job-exposed-communication", "bucket_bytes", 'tune="exact"'),
+        ("job-data-wait", "loader_workers 1", "num_workers=7"),
+        ("job-data-wait", "loader_workers 8", "make a sample cheaper"),
+        ("job-host-bound", "compiled already", "reduce-overhead"),
+        ("job-host-bound", "host bound", "torch.compile(model)"),
+        ("gpu-power-cap", "700 W", "-i 3 -pl 700"),
+        ("nccl-ib-disabled", "nccl.conf:2", "sed -i '2d' "),
+        ("pci-acs", "redirects", "0000:42:00.0"),
+        ("net-tcp-buffers", "2 ms round trip", "tcp_rmem='4096 131072 67108864'"),
+    ],
+)
+def test_the_command_names_this_machines_own_parts_and_what_was_done_already(rule, evidence, remedy, tmp_path):
+    commands = []
+    for number, fault in enumerate(fault for fault in FAULTS if fault.rule == rule):
+        machine = fault.machine()
+        fault.plant(machine)
+        (tmp_path / str(number)).mkdir()
+        found = next(f for f in judge(machine.examine(tmp_path / str(number))).findings if f.id == rule)
+        if evidence in "\n".join(f"{e.what} {e.value} {e.where}" for e in found.evidence):
+            commands.append(found.remedy)
+    assert any(remedy in command for command in commands), commands
+
+
+def test_a_shared_memory_without_a_size_is_half_of_the_memory(tmp_path):
+    machine = h100_node()
+    machine.files[f"proc/{PID}/mounts"] = "shm /dev/shm tmpfs rw 0 0\n"
+    facts = machine.examine(tmp_path)
+    assert facts.limits.shared_memory_bytes is not None
+    assert facts.limits.shared_memory_bytes.value == 2113513564 * 1024 // 2
+    assert judge(facts).findings == ()
