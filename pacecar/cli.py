@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from pacecar import __version__
+from pacecar.bench_command import bench
+from pacecar.deploy_command import deploy
 from pacecar.dump_command import dump
 from pacecar.knobs_command import knobs
 from pacecar.run_command import run
@@ -255,6 +257,8 @@ def version() -> None:
     click.echo(f"pacecar {__version__}")
 
 
+cli.add_command(bench)
+cli.add_command(deploy)
 cli.add_command(dump)
 cli.add_command(knobs)
 cli.add_command(run)
