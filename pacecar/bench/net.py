@@ -4,18 +4,22 @@ A rank that dies or stops answering is told by the backend as "connection closed
 whichever ranks wait for it.  Each of those leaves its mark in the store and goes; rank 0 looks for marks, names who
 left none, and says what was measured until then.
 
+torchrun ends every rank as soon as one is gone (SIGTERM): rank 0 hears that, too, and says its words before it goes.
+
 Left out: going on without the lost rank, which would be another group on another road.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from types import FrameType
 
 import msgspec
 import torch
@@ -66,6 +70,7 @@ def run_net(options: NetOptions, *, environ: Mapping[str, str] = os.environ) -> 
     0: all was measured and right.  1: a result was wrong, or a rank was lost.
     """
     store, device, backend = _join(options, environ)
+    signal.signal(signal.SIGTERM, _end)
     say: Callable[[str], None] = _print if dist.get_rank() == 0 and not options.as_json else _ignore
     result = None
     try:
@@ -81,6 +86,7 @@ def run_net(options: NetOptions, *, environ: Mapping[str, str] = os.environ) -> 
         # gloo may abort a process that ends while another still lets go of the last work (pytorch issue 190489).
         dist.barrier()
     except RuntimeError as error:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a few words, then we go anyway
         lost = _who_is_lost(store, error)
         if result is None:
             raise JoinError(lost) from error
@@ -206,6 +212,10 @@ def _device_name(device: torch.device) -> str:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise RuntimeError("ended by SIGTERM")
 
 
 def _leave(code: int) -> None:

@@ -141,6 +141,31 @@ def test_a_rank_that_dies_or_hangs_is_named_and_what_was_measured_is_shown(how):
 
 @pytest.mark.distributed
 @pytest.mark.slow
+def test_under_torchrun_too_the_lost_rank_is_named_before_all_are_ended():
+    torchrun = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         "-m", "pacecar", "bench", "net", "-b", "4K", "-e", "16K", "-n", "10000", "--seconds-per-size", "5",
+         "--op", "all_reduce"],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        lines = []
+        while not lines or lines[-1].startswith("#"):
+            lines.append(torchrun.stdout.readline())
+            assert lines[-1], torchrun.stderr.read()
+        (victim,) = [int(line.split()[4]) for line in lines if line.startswith("#  Rank   1")]
+        os.kill(victim, signal.SIGKILL)
+        out, _ = torchrun.communicate(timeout=90)
+        assert torchrun.returncode != 0
+        assert "Ended early: no word from rank 1" in out
+    finally:
+        if torchrun.poll() is None:
+            torchrun.terminate()
+            torchrun.communicate()
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
 def test_a_rank_that_never_comes_is_a_message_within_the_time_out():
     (ended,) = finish(start(2, *SMALL, "--timeout-seconds", "2", present=[0]))
     assert ended[0] == 1

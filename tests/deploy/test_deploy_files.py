@@ -219,10 +219,21 @@ def test_alertmanager_would_read_its_configuration():
     config = documents(DEPLOY / "prometheus/alertmanager.yml")[0]
     assert config["route"]["receiver"] in [receiver["name"] for receiver in config["receivers"]]
     assert set(config) == {"route", "receivers"}
-    amtool = shutil.which("amtool")
-    if amtool is not None:
-        done = ran(amtool, "check-config", DEPLOY / "prometheus/alertmanager.yml")
-        assert done.returncode == 0, done.stdout + done.stderr
+    done = ran(find_tool("amtool"), "check-config", DEPLOY / "prometheus/alertmanager.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["victoriametrics.yml", "prometheus.yml", "kubernetes.yml", "slurm.yml", "lean.yml"])
+def test_victoriametrics_accepts_the_same_jobs(name, tmp_path):
+    """Strictly, which is its default; and it knows Kubernetes, which Debian's Prometheus does not."""
+    copy = tmp_path / name
+    text = (DEPLOY / "prometheus" / name).read_text()
+    copy.write_text(re.sub(r"(?m)^rule_files:\n(?:  .*\n)+", "", text))  # vmalert's
+    victoria = find_tool("victoria-metrics")
+    done = ran(victoria, f"-promscrape.config={copy}", "-promscrape.config.dryRun")
+    assert done.returncode == 0, done.stdout + done.stderr
+    copy.write_text(copy.read_text().replace("scrape_timeout", "scrape_timout"))
+    assert ran(victoria, f"-promscrape.config={copy}", "-promscrape.config.dryRun").returncode != 0, "it looks"
 
 
 # --- Kubernetes -------------------------------------------------------------------------------------------------
@@ -426,3 +437,16 @@ def test_the_jobs_variables_are_keys_that_exist():
     named = set(re.findall(r"^export (PACECAR_(?:DAEMON|HOOK)_\w+)=", text, re.MULTILINE))
     assert len(named) == 4
     load_config(environ=dict.fromkeys(named, "/tmp/x"))
+
+
+def test_the_lean_scrape_drops_what_exists_and_nothing_that_a_rule_or_the_fleet_needs():
+    from pacecar.catalog import CATALOG
+
+    (job,) = documents(DEPLOY / "prometheus/lean.yml")[0]["scrape_configs"]
+    (rule,) = job["metric_relabel_configs"]
+    assert rule["action"] == "drop"
+    dropped = {metric.name for metric in CATALOG if re.fullmatch(rule["regex"], metric.name)}
+    assert len(dropped) == 7
+    generated = ROOT / "dashboards/generated"
+    for path in [*generated.glob("*.yml"), *generated.glob("fleet.json")]:
+        assert not dropped & set(re.findall(r"pacecar_[a-z0-9_]+", path.read_text())), path.name
