@@ -185,7 +185,7 @@ def measure(prometheus: Prometheus, nodes: int, seconds: float, asked: list[tupl
         "heap_bytes": own["go_memstats_heap_inuse_bytes"],
         "processors": share,
         "queries": len(times),
-        "with_data": sum(1 for _, series in answers if series),
+        "without_data": [text for (text, _), (_, series) in zip(asked, answers, strict=True) if not series],
         "query_seconds_all": sum(times),
         "query_seconds_median": statistics.median(times),
         "query_seconds_slowest": max(times),
@@ -203,7 +203,9 @@ def report(steps: list[dict[str, Any]], idle: dict[str, float]) -> None:
             f"{step['scrape_seconds'] * 1e3:>5.0f} ms{step['query_seconds_all']:>6.2f} s"
             f"{step['query_seconds_median'] * 1e3:>5.0f} ms{step['query_seconds_slowest'] * 1e3:>6.0f} ms")  # fmt: skip
     last = steps[-1]
-    say(f"queries: {last['queries']} of the dashboard, {last['with_data']} with data; slowest: {last['slowest'][:100]}")
+    say(f"{last['queries']} expressions, the slowest: {last['slowest'][:100]}")
+    for text in last["without_data"]:
+        say(f"without data: {text[:100]}")
     grown = last["head_series"] - idle["head_series"]
     say(f"resident bytes a series: {(last['resident_bytes'] - idle['resident_bytes']) / grown:.0f},"
         f" heap {(last['heap_bytes'] - idle['heap_bytes']) / grown:.0f}")  # fmt: skip
@@ -237,7 +239,7 @@ def main() -> None:
         for count in counts:
             prometheus.name_targets(ports[:count])
             steps.append(measure(prometheus, count, given.seconds, asked))
-            say(json.dumps(steps[-1]))
+            say(f"{count} nodes: done")
         report(steps, idle)
     if given.json is not None:
         given.json.write_text(json.dumps({"interval": given.interval, "idle": idle, "steps": steps}, indent=2) + "\n")
