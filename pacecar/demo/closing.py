@@ -7,7 +7,7 @@ first, because a reader looks for the gain and must not have to infer that there
 from __future__ import annotations
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group, JustifyMethod, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -132,7 +132,9 @@ def _decisions(result: Result) -> list[RenderableType]:
         return [Text(), Text("Decisions: none.")]
     table = _table("Decisions (share of step time saved)", gap=0)  # a bucket's row needs all of 80 columns
     for column in ("knob", "change", "step", "expected", "measured", "low .. high", "verdict"):
-        table.add_column(column, justify="left" if column in {"knob", "verdict"} else "right", no_wrap=True)
+        # Where there is no room for all of it a long name is folded: half a verdict is none.
+        justify: JustifyMethod = "left" if column in {"knob", "verdict"} else "right"
+        table.add_column(column, justify=justify, no_wrap=column != "knob", overflow="fold")
     for outcome in result.decisions:
         applied = sorted(set(outcome.step_applied.values()))
         bounds = "-"

@@ -192,6 +192,17 @@ def test_the_widest_decision_is_not_cut() -> None:
         assert part in row
 
 
+def test_where_a_knobs_name_has_no_room_it_is_folded_and_its_verdict_stays_whole() -> None:
+    wide = dataclasses.replace(
+        outcome("rolled_back"), knob="first_bucket_bytes", from_value=25 * 2**20, to_value=16 * 2**20, gain_low=-0.302,
+        expected_gain_ratio=-0.123, step_applied={0: 1200, 1: 1200},
+    )  # fmt: skip
+    (row,) = [line for line in closed(a_result(wide)).splitlines() if "25 MiB -> 16 MiB" in line and "1200" in line]
+    for part in ("first_bu", "-12.3 %", "18.0 %", "-30.2 .. 27.0", "rolled back"):
+        assert part in row
+    assert "\N{HORIZONTAL ELLIPSIS}" not in row
+
+
 def test_no_gain_is_said_plainly() -> None:
     assert "Nothing proved better" in closed(a_result(outcome("rolled_back")))
     assert "No knob was turned" in closed(a_result())
