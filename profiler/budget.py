@@ -122,7 +122,9 @@ class Budget:
             own = max(0, wall_ns - overhead_ns)
             self._recent.append(own)
             if self._aftermath is not None:
-                self._cost_ns += self._aftermath.step(own)
+                aftermath_ns = self._aftermath.step(own)
+                self._cost_ns += aftermath_ns
+                self._windows_ns += aftermath_ns
         self._cost_ns += overhead_ns
         return overhead_ns
 

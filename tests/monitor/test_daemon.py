@@ -38,15 +38,9 @@ from pacecar.records import (
 )
 from tests.monitor.testimony import everything
 from tests.tools import find_tool
+from tests.waiting import until
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
-
-
-def until(claim, what):
-    limit = time.monotonic() + 10
-    while not claim():
-        assert time.monotonic() < limit, what
-        time.sleep(0.005)
 
 
 def get(port, path, **headers):

@@ -1,7 +1,6 @@
 """Heads of requests: what is one, what is refused, and clients that send it a byte at a time or never."""
 
 import socket
-import time
 from contextlib import suppress
 
 import pytest
@@ -12,6 +11,7 @@ from pacecar.monitor import server as web
 from pacecar.monitor.http import HEAD_BYTES_MAX, HEADERS_MAX, HttpError, ends, head, parse
 from pacecar.monitor.screens import HAND_OVER
 from pacecar.monitor.server import WebServer
+from tests.waiting import until
 
 
 def parsed(received):
@@ -91,13 +91,6 @@ def serve(monkeypatch):
 def page(environ, start_response):
     start_response("200 OK", [("Content-Length", "3")])
     return [b"ok\n"]
-
-
-def until(claim, what):
-    limit = time.monotonic() + 30
-    while not claim():
-        assert time.monotonic() < limit, what
-        time.sleep(0.01)
 
 
 def ask(server, request=b"GET / HTTP/1.1\r\n\r\n"):

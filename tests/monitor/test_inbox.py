@@ -7,7 +7,6 @@ import stat
 import struct
 import subprocess
 import sys
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -20,16 +19,9 @@ from pacecar.monitor.inbox import HELLO_SECONDS, Inbox
 from pacecar.monitor.meeting import Meeting, MeetingError
 from pacecar.records import Decision, Goodbye, Knobs, StepRecord, TunerStatus
 from pacecar.wire import FRAME_BYTES_MAX, VERSION, FrameError, Refusal, encode_frame
+from tests.waiting import until
 
 PEER = Peer(pid=4242, uid=1000, gid=1000)
-
-
-def until(claim, what):
-    """Wait until `claim()` holds; the limit is there to fail, not to measure."""
-    limit = time.monotonic() + 10
-    while not claim():
-        assert time.monotonic() < limit, what
-        time.sleep(0.002)
 
 
 @pytest.fixture

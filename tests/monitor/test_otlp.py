@@ -19,6 +19,7 @@ from pacecar.config import ConfigError, DaemonConfig, OtlpConfig, load_config
 from pacecar.monitor.collectors.reading import sample
 from pacecar.monitor.daemon import Daemon, DaemonError
 from pacecar.monitor.otlp import POINTS_MAX, Otlp, Reading, unit_of
+from tests.waiting import until
 
 try:
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -102,13 +103,6 @@ def served(daemon):
 
 def exports(daemon):
     return {o: served(daemon)["pacecar_daemon_otlp_exports_total", (("outcome", o),)] for o in ("ok", "failed")}
-
-
-def until(ready, what, seconds=15):
-    limit = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < limit, what
-        time.sleep(0.02)
 
 
 def points(metric):

@@ -18,13 +18,7 @@ from pacecar.monitor.triggers import STALL_STEPS, Pace, Triggers
 from pacecar.recording import read_recording
 from pacecar.records import Absent, Goodbye, HangSuspicion, Ok, Sample, Snapshot
 from pacecar.wire import encode_frame, payload_of
-
-
-def until(claim, what):
-    limit = time.monotonic() + 20
-    while not claim():
-        assert time.monotonic() < limit, what
-        time.sleep(0.005)
+from tests.waiting import until
 
 
 def gpu(up=1, xids=0):

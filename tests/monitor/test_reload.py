@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -17,15 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from pacecar.config import ConfigError, DaemonConfig, load_config
 from pacecar.monitor.reload import LIVE, Watch, changes, in_force
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def until(claim, what, seconds=30):
-    limit = time.monotonic() + seconds
-    while not claim():
-        assert time.monotonic() < limit, what
-        time.sleep(0.02)
 
 
 class Reader:

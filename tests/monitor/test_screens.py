@@ -18,6 +18,7 @@ from pacecar.monitor.screens import Screens
 from pacecar.monitor.server import WebServer
 from pacecar.monitor.viewers import VIEWERS_MAX
 from pacecar.monitor.web import pages
+from tests.waiting import until
 
 
 def ask(port, path, method="GET", **headers):
@@ -28,13 +29,6 @@ def ask(port, path, method="GET", **headers):
         return answer.status, answer.headers, answer.read()
     finally:
         connection.close()
-
-
-def until(claim, what):
-    limit = time.monotonic() + 15
-    while not claim():
-        assert time.monotonic() < limit, what
-        time.sleep(0.01)
 
 
 @pytest.fixture

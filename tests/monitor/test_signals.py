@@ -18,6 +18,7 @@ from pacecar.monitor.signals import FAULT_SECONDS, SIGNAL_TICKS, Signals
 from pacecar.records import Absent, Ok, Sample, Snapshot, Throttling
 from pacecar.signals import NAMES_MAX, HostSignals
 from pacecar.wire import FrameError, Refusal, decode_frame, encode_frame
+from tests.waiting import until
 
 S = NS_PER_SECOND
 GPU = ("0", "GPU-a", *[""] * 7)
@@ -245,13 +246,6 @@ def test_a_bad_signal_is_refused_as_a_frame(bad):
     with pytest.raises(FrameError) as refused:
         decode_frame(encode_frame(record))
     assert refused.value.refusal is Refusal.MALFORMED
-
-
-def until(claim, what):
-    limit = time.monotonic() + 10
-    while not claim():
-        assert time.monotonic() < limit, what
-        time.sleep(0.002)
 
 
 def test_only_ranks_that_asked_are_told_and_a_hook_that_says_such_a_thing_is_refused(hooks, make_hello, tmp_path):

@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 
 import pytest
 
@@ -17,6 +16,7 @@ from pacecar.profiler.outbox import Outbox
 from pacecar.profiler.steptimer import TimedStep
 from pacecar.profiler.throttling import ThrottleNews
 from pacecar.records import JobHello, Knobs, Ok, Sample, Snapshot, Straggler, Throttling
+from tests.waiting import until
 
 S = 1_000_000_000
 WINDOW = round(WINDOW_SECONDS * S)
@@ -88,13 +88,6 @@ def test_news_of_another_device_and_of_a_broken_connection_leave_nothing_known()
     assert news.is_throttled() is True
     news.heed(Throttling(device_uuid="GPU-1", reasons=None))
     assert news.is_throttled() is None
-
-
-def until(claim, what, seconds=20):
-    limit = time.monotonic() + seconds
-    while not claim():
-        assert time.monotonic() < limit, what
-        time.sleep(0.01)
 
 
 class Seat:

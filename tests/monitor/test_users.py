@@ -12,11 +12,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
+
+from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 DAEMON, OWNER, STRANGER = 61001, 61002, 61003
@@ -156,13 +157,6 @@ def act():
     for actor in actors:
         actor.kill()
         actor.communicate()
-
-
-def until(claim, what):
-    limit = time.monotonic() + 30
-    while not claim():
-        assert time.monotonic() < limit, what
-        time.sleep(0.05)
 
 
 def test_with_no_right_at_all_the_daemon_does_its_work(start, act):

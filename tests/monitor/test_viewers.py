@@ -7,13 +7,7 @@ import pytest
 
 from pacecar.clock import SystemClock
 from pacecar.monitor.viewers import Viewers
-
-
-def until(claim, what):
-    limit = time.monotonic() + 15
-    while not claim():
-        assert time.monotonic() < limit, what
-        time.sleep(0.01)
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -188,3 +188,13 @@ def test_windows_that_fill_the_budget_strain_nobody():
             budget.window_taken(step, price_ms * MS)
         assert not budget.is_strained()
     assert budget.ratio > 0.01
+
+
+def test_what_windows_leave_behind_on_a_device_is_theirs_and_strains_nobody():
+    budget = Budget(0.01, warmup_steps=1, interval_steps=100, on_device=True)
+    for step in range(2000):
+        budget.step(10 * MS if step % 100 >= 20 else 11 * MS, MS // 20, profiled=False)
+        if step % 100 == 0:
+            budget.window_taken(step, MS)
+        assert not budget.is_strained()
+    assert budget.ratio > 0.01, "what they leave behind is charged all the same"

@@ -13,6 +13,7 @@ from pacecar.profiler.outbox import Outbox
 from pacecar.profiler.runlog import RunLog
 from pacecar.records import Goodbye, JobHello, JobRecord
 from pacecar.wire import decode_frame
+from tests.waiting import until
 
 WAIT_SECONDS = 10.0
 
@@ -57,13 +58,6 @@ class Listener:
             peer.shutdown(socket.SHUT_RDWR)
             peer.close()
         os.unlink(self.path)
-
-
-def until(condition):
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.005)
 
 
 def test_hello_comes_first_and_records_in_order(tmp_path):

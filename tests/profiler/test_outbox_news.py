@@ -1,7 +1,6 @@
 """What the daemon says without being asked reaches the hook; what cannot be understood costs nobody anything."""
 
 import socket
-import time
 
 import pytest
 
@@ -9,6 +8,7 @@ from pacecar.profiler.outbox import COMMANDS_PER_LOOK, Outbox
 from pacecar.records import Command, Goodbye, JobHello, Throttling
 from pacecar.signals import HostSignals
 from pacecar.wire import FRAME_BYTES_MAX, encode_frame
+from tests.waiting import until
 
 WAIT_SECONDS = 10.0
 
@@ -16,13 +16,6 @@ HELLO = JobHello(
     job="j", rank=0, local_rank=0, world_size=2, pid=1, host="h", device="cpu", framework="torch", pacecar_version="0",
     started_wall_ns=5, interface="eth0", hears_signals=True,
 )  # fmt: skip
-
-
-def until(condition):
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.005)
 
 
 class Line:

@@ -49,6 +49,7 @@ from pacecar.profiler.crew.words import (
 from pacecar.profiler.loader import TimedLoader
 from pacecar.profiler.steptimer import TimedStep
 from pacecar.records import HangSuspicion, JobHello, JobLedger, Knobs
+from tests.waiting import until
 
 S = 1_000_000_000
 
@@ -577,13 +578,6 @@ def feed(crew, steps, *, first=0, wall=10_000_000, every=1):
         )  # fmt: skip
         crew.note(timed, Record(step, every))
         crew._watched.step, crew._watched.begun_ns = step + 1, timed.end_ns
-
-
-def until(condition):
-    limit = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.01)
 
 
 def test_rank_zero_says_the_jobs_ledger_and_others_say_nothing():

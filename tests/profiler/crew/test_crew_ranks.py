@@ -18,6 +18,8 @@ from pacecar.top.fetch import fetch
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import namespaces, run_job
 
+from tests.waiting import until
+
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 STEPS_MAX = 20
@@ -180,13 +182,6 @@ def test_of_a_stopped_rank_the_others_say_that_they_wait_and_the_daemon_who_says
         assert "gloo:all_reduce" in began["last_collective"]
         assert ended["silent_ns"] > 3_000_000_000
     assert all(rank[-1]["closed"] and rank[-1]["off"] is None for rank in heard)
-
-
-def until(claim):
-    limit = time.monotonic() + 60
-    while not claim():
-        assert time.monotonic() < limit
-        time.sleep(0.1)
 
 
 def test_ranks_with_other_settings_train_on_without_a_crew_and_say_so(tmp_path):
