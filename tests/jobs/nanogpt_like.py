@@ -171,3 +171,4 @@ sys.stdout.flush()
 if is_ddp:
     dist.barrier()
     dist.destroy_process_group()
+    time.sleep(0.1)  # gloo's threads let go of their work: torch aborts at exit otherwise (pytorch issue 190489)

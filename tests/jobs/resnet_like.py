@@ -141,6 +141,7 @@ def main() -> None:
     sys.stdout.flush()
     dist.barrier()
     dist.destroy_process_group()
+    time.sleep(0.1)  # gloo's threads let go of their work: torch aborts at exit otherwise (pytorch issue 190489)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import dataclasses
 import os
 import sys
 import tempfile
+import time
 
 import torch
 import torch.distributed as dist
@@ -99,6 +100,7 @@ def main() -> None:
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
+        time.sleep(0.1)  # gloo's threads let go of their work: torch aborts at exit otherwise (pytorch issue 190489)
 
 
 if __name__ == "__main__":

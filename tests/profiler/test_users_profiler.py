@@ -10,7 +10,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
 SCRIPT = """
-import json, sys, time, warnings, torch, torch.distributed as dist
+import json, os, sys, time, warnings, torch, torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -76,7 +76,7 @@ if hooked:
 with open(f"{folder}/{rank}.json", "w") as stream:
     json.dump({"found": found, "has_window": has_window, "windows": windows}, stream)
 dist.barrier()
-dist.destroy_process_group()
+os._exit(0)  # torch aborts at exit now and then (pytorch issue 190489)
 """
 
 

@@ -133,7 +133,7 @@ def test_a_signal_to_the_whole_job_ends_all_ranks(tmp_path: Path, number: signal
 
 
 SPAWNED = """
-import socket, torch, torch.distributed as dist, torch.multiprocessing as mp
+import socket, time, torch, torch.distributed as dist, torch.multiprocessing as mp
 from torch import nn
 def work(rank, port):
     torch.set_num_threads(1)
@@ -149,7 +149,7 @@ def work(rank, port):
         loss.backward(); optimizer.step(); optimizer.zero_grad()
     if rank == 0:
         print(float(loss).hex(), flush=True)
-    dist.barrier(); dist.destroy_process_group()
+    dist.barrier(); dist.destroy_process_group(); time.sleep(0.1)
 if __name__ == "__main__":
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -230,7 +230,7 @@ def test_where_only_one_rank_can_attach_nobody_waits_for_the_other_and_nothing_i
 
 
 MIXED = """
-import os, torch, torch.distributed as dist
+import os, time, torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -246,7 +246,7 @@ for step in range(12):
     loss.backward(); optimizer.step(); optimizer.zero_grad()
 if dist.get_rank() == 0:
     print(float(loss).hex(), flush=True)
-dist.barrier(); dist.destroy_process_group()
+dist.barrier(); dist.destroy_process_group(); time.sleep(0.1)
 """
 
 
