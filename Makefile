@@ -13,6 +13,7 @@ PIP_FLAGS ?=
 DEMO_FLAGS ?=
 BENCH_FLAGS ?=
 PYTEST_FLAGS ?=
+SEEN_FLAGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -36,7 +37,7 @@ PARALLEL := --numprocesses=auto --dist=worksteal
 # pytest exits with 5 when it finds no test, as one of the two runs may where PYTEST_FLAGS names some.
 MAY_BE_NONE = $(if $(strip $(PYTEST_FLAGS)),|| [ $$? -eq 5 ])
 
-.PHONY: help run test check lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-microbatch bench-run soak-daemon soak-storm soak-faults soak-windows dashboards tools adapters compatibility clean
+.PHONY: help run test check lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-microbatch bench-run soak-daemon soak-storm soak-faults soak-windows dashboards seen tools adapters compatibility clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -147,8 +148,12 @@ compatibility: $(DEV_STAMP) $(ADAPTERS)/.installed ## Run the adapters' tests an
 dashboards: $(RUN_STAMP) ## Generate the dashboards and docs/metrics.md from the catalog
 	$(BIN)/python -m pacecar.dashboards
 
-tools: ## Fetch promtool, Prometheus, node_exporter and Chromium into .tools, for the tests that need them
-	@.ci/tools
+tools: ## Fetch promtool, Prometheus, node_exporter, Chromium and TypeScript into .tools, for the tests that need them
+	@PYTHON="$(PYTHON)" PIP_FLAGS="$(PIP_FLAGS)" .ci/tools
+
+seen: $(DEV_STAMP) ## Draw the dashboards with Grafana's own components into docs/images (needs half a gigabyte from npm)
+	@PYTHON="$(PYTHON)" PIP_FLAGS="$(PIP_FLAGS)" .ci/tools seen
+	@exec $(BIN)/python -m tests.dashboards.seen $(SEEN_FLAGS)
 
 clean: ## Remove what was built and installed here; runs/ stays
 	rm -rf $(VENV) .tools build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

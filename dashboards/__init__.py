@@ -1,14 +1,21 @@
-"""What should people look at?  Grafana dashboards that cannot drift from the metrics, because both come from one list.
+"""What should people look at?  Dashboards and alert rules that cannot drift from the metrics: one list feeds all.
 
-    queries     PromQL through the catalog               pure
-    palette     which colour means what                  pure
-    panels      a panel is a title, help, queries, a unit and a word for "nothing"
-    job, node   the dashboard of one job: pace, ledger, tuner, host, GPU, pacecar itself
-    tidy        what of grafanalib's output may reach Grafana           pure
-    reference   docs/metrics.md, from the same catalog   pure
+    queries        PromQL through the catalog, in the scope of a dashboard        pure
+    palette        which colour means what                                        pure
+    panels         a panel is a title, help, queries, a unit and a word for "nothing"
+    ranking        a table of jobs, nodes or GPUs, the worst first
+    frame          variables, links and annotations, the same on all dashboards
+    fleet, node, job, tuning, itself      the five dashboards
+    node_..., pace, ledgers, vitals, whatif      their rows
+    omitted        metrics that are drawn nowhere, and why
+    recording, alerts, alerts_..., rules  what Prometheus computes and when it calls somebody
+    tidy           what of grafanalib's output may reach Grafana                  pure
+    render         all of it as files
+    reference      docs/metrics.md, from the same catalog                         pure
+    push           the committed dashboards into a running Grafana
 
-grafanalib is an extra and is imported only by what draws; `export` hands out the committed JSON without it.
-Left out: talking to a Grafana server, and alert rules.
+grafanalib and pyyaml are an extra and are imported only by what draws; `export` and `push` hand out the committed files
+without them.  Left out: contact points and routes of alerts, which belong to whoever is called.
 """
 
 from __future__ import annotations
@@ -17,7 +24,9 @@ import importlib.util
 from importlib.resources import files
 from pathlib import Path
 
-__all__ = ["DashboardsError", "export", "generate"]
+__all__ = ["DashboardsError", "committed", "export", "generate"]
+
+_RUNBOOK = "runbook: docs/runbook.md#"
 
 
 class DashboardsError(RuntimeError):
@@ -25,15 +34,16 @@ class DashboardsError(RuntimeError):
 
 
 def generate(out_dir: Path) -> list[Path]:
-    """Draw every dashboard from the catalog into `out_dir` and return the files, which are replaced if they exist.
+    """Write every dashboard and rule from the catalog into `out_dir` and return the files, replaced if they exist.
 
     Raises:
-        DashboardsError: grafanalib is not installed.
+        DashboardsError: grafanalib or pyyaml is not installed.
         OSError: `out_dir` cannot be written.
     """
-    if importlib.util.find_spec("grafanalib") is None:
+    missing = [name for name in ("grafanalib", "yaml") if importlib.util.find_spec(name) is None]
+    if missing:
         raise DashboardsError(
-            "grafanalib is not installed: pip install 'pacecar[dashboards]', or export the dashboards that come with"
+            f"{missing[0]} is not installed: pip install 'pacecar[dashboards]', or export the dashboards that come with"
             " pacecar, which need nothing"
         )
     from pacecar.dashboards.render import render
@@ -41,15 +51,25 @@ def generate(out_dir: Path) -> list[Path]:
     return _write(out_dir, render())
 
 
-def export(out_dir: Path) -> list[Path]:
-    """Copy the dashboards that came with this version of pacecar into `out_dir` and return the files.
+def committed(suffix: str = "") -> dict[str, str]:
+    """Return name -> text of the files that came with this version of pacecar and end in `suffix`."""
+    generated = files("pacecar.dashboards") / "generated"
+    names = sorted(item.name for item in generated.iterdir() if item.name.endswith((".json", ".yml")))
+    return {name: (generated / name).read_text(encoding="utf-8") for name in names if name.endswith(suffix)}
+
+
+def export(out_dir: Path, *, runbook_url: str | None = None) -> list[Path]:
+    """Copy dashboards and rules that came with this version of pacecar into `out_dir` and return the files.
+
+    With `runbook_url` alerts lead to that page instead of to the file in pacecar's sources.
 
     Raises:
         OSError: `out_dir` cannot be written.
     """
-    generated = files("pacecar.dashboards") / "generated"
-    found = {item.name: item.read_text(encoding="utf-8") for item in generated.iterdir() if item.name.endswith(".json")}
-    return _write(out_dir, dict(sorted(found.items())))
+    texts = committed()
+    if runbook_url is not None:
+        texts = {name: text.replace(_RUNBOOK, f"runbook_url: {runbook_url}#") for name, text in texts.items()}
+    return _write(out_dir, texts)
 
 
 def _write(out_dir: Path, texts: dict[str, str]) -> list[Path]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pacecar.records import LEDGER_HEADINGS
 
-__all__ = ["BAD", "GOOD", "HEADING_COLOURS", "NEUTRAL", "WARN"]
+__all__ = ["BAD", "GOOD", "HEADING_COLOURS", "LINE_COLOURS", "NEUTRAL", "WARN"]
 
 GREEN, VERMILION, ORANGE, SKY = "#009E73", "#D55E00", "#E69F00", "#56B4E9"
 BLUE, PINK, YELLOW, GREY = "#0072B2", "#CC79A7", "#F0E442", "#999999"
@@ -29,3 +29,6 @@ HEADING_COLOURS = {
 assert tuple(HEADING_COLOURS) == LEDGER_HEADINGS, "a heading of the ledger has no colour, or the order differs"
 
 GOOD, WARN, BAD, NEUTRAL = SKY, ORANGE, VERMILION, GREY
+
+LINE_COLOURS = (SKY, ORANGE, GREEN, PINK, YELLOW, BLUE, VERMILION, GREY)
+"""For lines that have a fixed name and no meaning of their own; neighbours differ in lightness too."""

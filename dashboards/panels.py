@@ -11,26 +11,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from grafanalib import core
 
-from pacecar.dashboards.palette import NEUTRAL
-from pacecar.dashboards.queries import metrics_in
+from pacecar.dashboards.palette import LINE_COLOURS, NEUTRAL
+from pacecar.dashboards.queries import CLUSTER, GPU, JOB, NODE, RANK, metrics_in
 
 __all__ = [
     "DATASOURCE",
+    "Panelled",
     "Query",
     "Section",
     "Steps",
     "bar_chart",
     "colour",
     "columns",
+    "heads",
+    "in_order",
     "look",
     "place",
     "stat",
     "state_timeline",
     "table",
+    "thresholds_of",
     "time_series",
 ]
 
@@ -51,12 +55,16 @@ class Query:
     instant: bool = False
 
 
+Panelled: TypeAlias = tuple[int, int, core.Panel]
+"""Width, height and panel."""
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A row of the dashboard: `panels` as (width, height, panel) in reading order."""
+    """A row of the dashboard, panels in reading order."""
 
     title: str
-    panels: Sequence[tuple[int, int, core.Panel]]
+    panels: Sequence[Panelled]
     collapsed: bool = False
 
 
@@ -80,9 +88,12 @@ def _help(text: str, queries: Sequence[Query]) -> str:
     return "\n".join([text, "", *lines])
 
 
-def _thresholds(steps: Steps) -> list[dict[str, Any]]:
-    # The first step has no value: Grafana reads it as "from minus infinity".
-    return [{"color": NEUTRAL}, *({"value": value, "color": shade} for value, shade in steps)]
+def thresholds_of(steps: Steps, base: str = NEUTRAL) -> list[dict[str, Any]]:
+    """Return `steps` as Grafana writes them: null for the base, which is minus infinity.
+
+    Left out it would not do: Grafana's own code compares with it, and then stops at the first step for every value.
+    """
+    return [{"color": base, "value": None}, *({"value": value, "color": shade} for value, shade in steps)]
 
 
 def colour(series: str, shade: str) -> dict[str, Any]:
@@ -90,7 +101,7 @@ def colour(series: str, shade: str) -> dict[str, Any]:
     return look(series, color={"mode": "fixed", "fixedColor": shade})
 
 
-def look(series: str, *, regex: bool = False, **properties: object) -> dict[str, Any]:
+def look(series: str, *, regex: bool = False, **properties: Any) -> dict[str, Any]:  # noqa: ANN401  a property is of any type
     """Return an override of field properties for the series called `series` (dots are written `__`)."""
     return {
         "matcher": {"id": "byRegexp" if regex else "byName", "options": series},
@@ -98,13 +109,42 @@ def look(series: str, *, regex: bool = False, **properties: object) -> dict[str,
     }
 
 
+NAMES = {
+    CLUSTER: "Cluster", JOB: "Job", NODE: "Node", GPU: "GPU", "cuda": "CUDA", "uuid": "UUID", "mig": "MIG",
+    "pid": "PID", "pci_bus_id": "PCI bus id", "remote_pci_bus_id": "Remote PCI bus id",
+}  # fmt: skip
+"""What labels are called at the head of a column, where it is not their own name."""
+
+
+def heads(label: str) -> str:
+    """Return what the column of `label` is called: a word of English."""
+    words = label.replace("_", " ")
+    return NAMES.get(label) or words[0].upper() + words[1:]
+
+
+def _told_apart(queries: Sequence[Query], overrides: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return `overrides`, and a colour for each line whose name is fixed, from the palette for the colour-blind.
+
+    Grafana has no such palette of its own.  Lines that labels name (ranks, GPUs) take what comes, and have a legend.
+    """
+    taken = {rule["matcher"]["options"] for rule in overrides if any(p["id"] == "color" for p in rule["properties"])}
+    names = [query.legend for query in queries if "{{" not in query.legend and query.legend not in taken]
+    return [*(colour(name, shade) for name, shade in zip(names, LINE_COLOURS, strict=False)), *overrides]
+
+
+def in_order(*names: str) -> list[dict[str, Any]]:
+    """Return overrides that give the lines called `names` the colours of the palette, whichever of them there are."""
+    return [colour(name, shade) for name, shade in zip(names, LINE_COLOURS, strict=False)]
+
+
 def columns(*names: str) -> list[dict[str, Any]]:
     """Return the transformations that keep the columns `names` of a table and put them in this order."""
     order = {name: index for index, name in enumerate(names)}
     return [
         {"id": "filterFieldsByName", "options": {"include": {"names": list(names)}}},
-        {"id": "organize", "options": {"indexByName": order, "excludeByName": {}, "renameByName": {}}},
-    ]
+        {"id": "organize", "options": {
+            "indexByName": order, "excludeByName": {}, "renameByName": {name: heads(name) for name in names}}},
+    ]  # fmt: skip
 
 
 def time_series(
@@ -117,36 +157,46 @@ def time_series(
     stacked: bool = False,
     stepped: bool = False,
     limit: float | None = None,
+    low: float | None = None,
+    soft_limit: float | None = None,
+    decimals: int | None = None,
     thresholds: Steps = (),
     overrides: Iterable[Mapping[str, Any]] = (),
     repeat: str | None = None,
 ) -> core.TimeSeries:
     """Return a panel of lines over time.  `empty` is what it says when there is no series at all.
 
-    `limit` fixes the top of the axis (1 for shares of a whole).  `repeat` names the variable to repeat it for.
+    `limit` and `low` fix the ends of the axis (1 and 0 for shares of a whole); `soft_limit` is the least that the axis
+    reaches up to, so that a bound is in the picture.  `repeat` names the variable to repeat it for.
     """
+    if unit == "none" and soft_limit is None:
+        soft_limit = 1  # counts that are all zero would get an axis up to a hundred
+    # A table of sixteen ranks leaves no room for their lines; the tooltip has the numbers.
+    many = any(f"{{{{{label}}}}}" in query.legend for query in queries for label in (RANK, GPU))
     return core.TimeSeries(
         title=title,
         description=_help(text, queries),
         dataSource=DATASOURCE,
         targets=_targets(queries),
         unit=unit,
-        thresholds=_thresholds(thresholds),
+        thresholds=thresholds_of(thresholds),
         thresholdsStyleMode="dashed" if thresholds else "off",
         fillOpacity=80 if stacked else 0,
         lineWidth=0 if stacked else 1,
         stacking={"mode": "normal", "group": "A"} if stacked else {"mode": "none", "group": "A"},
         lineInterpolation="stepAfter" if stepped else "linear",
         showPoints="never",
-        legendDisplayMode="table",
-        legendCalcs=["mean", "max", "lastNotNull"],
+        legendDisplayMode="list" if many else "table",
+        legendCalcs=[] if many else ["mean", "max", "lastNotNull"],
         tooltipMode="multi",
         tooltipSort="none" if stacked else "desc",
-        overrides=list(overrides),
+        overrides=_told_apart(queries, list(overrides)),
         maxDataPoints=None,
         repeat=core.Repeat("h", repeat, 4) if repeat else core.Repeat(),
-        extraJson={"fieldConfig": {"defaults": {"noValue": empty, "min": 0 if stacked else None, "max": limit}}},
-    )
+        extraJson={"fieldConfig": {"defaults": {
+            "noValue": empty, "min": 0 if stacked or limit == 1.0 else low, "max": limit, "decimals": decimals,
+            "custom": {"axisSoftMax": soft_limit, "axisSoftMin": 0 if unit == "none" else None}}}},
+    )  # fmt: skip
 
 
 def stat(
@@ -158,9 +208,9 @@ def stat(
     empty: str,
     thresholds: Steps = (),
     decimals: int | None = None,
-    names: bool = False,
+    show: Literal["value", "name", "value_and_name"] = "value",
 ) -> core.Stat:
-    """Return a panel of one big number per series; `names` writes the series' name beside it."""
+    """Return a panel of one big number per series, or of its name, or of both."""
     return core.Stat(
         title=title,
         description=_help(text, queries),
@@ -171,12 +221,14 @@ def stat(
         decimals=decimals,
         color={"mode": "thresholds"},
         colorMode="value",
-        graphMode="none" if names else "area",
+        graphMode="area" if show == "value" else "none",
         reduceCalc="lastNotNull",
-        textMode="value_and_name" if names else "value",
+        textMode=show,
         maxDataPoints=None,
         # Stat has a `thresholds` of its own that it never writes; the panel's would stay "".
-        extraJson={"fieldConfig": {"defaults": {"thresholds": {"mode": "absolute", "steps": _thresholds(thresholds)}}}},
+        extraJson={
+            "fieldConfig": {"defaults": {"thresholds": {"mode": "absolute", "steps": thresholds_of(thresholds)}}}
+        },
     )
 
 
@@ -195,7 +247,7 @@ def state_timeline(title: str, text: str, queries: Sequence[Query], *, empty: st
         fillOpacity=80,
         colorMode="fixed",
         maxDataPoints=None,
-        thresholds=_thresholds(()),
+        thresholds=thresholds_of(()),
         extraJson={"fieldConfig": {"defaults": {"noValue": empty, "color": {"mode": "fixed", "fixedColor": shade}}}},
     )
 
@@ -208,6 +260,7 @@ def table(
     empty: str,
     transformations: Sequence[Mapping[str, Any]],
     unit: str = "none",
+    overrides: Iterable[Mapping[str, Any]] = (),
 ) -> core.Table:
     """Return a table of the last values, one row a series, after `transformations`."""
     return core.Table(
@@ -217,9 +270,15 @@ def table(
         targets=_targets(queries, as_table=True),
         transformations=list(transformations),
         unit=unit,
-        thresholds=_thresholds(()),
+        thresholds=thresholds_of(()),
+        overrides=list(overrides),
         maxDataPoints=None,
-        extraJson={"fieldConfig": {"defaults": {"noValue": empty}}},
+        extraJson={
+            "fieldConfig": {
+                "defaults": {"noValue": empty, "custom": {"cellOptions": {"type": "auto"}, "minWidth": 70}}
+            },
+            "options": {"cellHeight": "sm"},
+        },
     )
 
 
@@ -234,8 +293,12 @@ def bar_chart(
     transformations: Sequence[Mapping[str, Any]],
     overrides: Iterable[Mapping[str, Any]],
     limit: float,
+    is_lying: bool = False,
 ) -> core.BarChart:
-    """Return stacked bars, one per value of `x_field`, of the table that `transformations` leave."""
+    """Return stacked bars, one per value of `x_field`, of the table that `transformations` leave.
+
+    Bars that lie have room for long names beside them.
+    """
     return core.BarChart(
         title=title,
         description=_help(text, queries),
@@ -243,12 +306,12 @@ def bar_chart(
         targets=_targets(queries, as_table=True),
         transformations=list(transformations),
         stacking="normal",
-        orientation="auto",
+        orientation="horizontal" if is_lying else "auto",
         showValue="never",
         fillOpacity=80,
         tooltipMode="multi",
         overrides=list(overrides),
-        thresholdSteps=_thresholds(()),
+        thresholdSteps=thresholds_of(()),
         maxDataPoints=None,
         extraJson={
             "options": {"xField": x_field},

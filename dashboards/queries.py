@@ -10,34 +10,44 @@ Everything here is pure text and needs no grafanalib.  Left out: a full PromQL b
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from pacecar.catalog import Kind, Metric, by_name
 
 __all__ = [
+    "CLUSTER",
+    "FLEET",
+    "GPU",
     "INTERVAL",
     "JOB",
     "NODE",
+    "ONE_JOB",
+    "ON_NODES",
     "RANK",
     "QueryError",
+    "Scope",
     "combine",
     "divide",
-    "increase",
-    "mean_of",
     "metrics_in",
-    "rate",
-    "select",
+    "or_zero",
 ]
 
 JOB, RANK = by_name("pacecar_rank_info").labels[:2]
 """The labels that say which training job and which rank; the catalog decides how they are spelt."""
 
+GPU = by_name("pacecar_gpu_info").labels[0]
+
 NODE = "instance"
 """The label that Prometheus itself puts on everything that it scraped from one daemon."""
+
+CLUSTER = "cluster"
+"""A label that users with several clusters add in Prometheus; where it is absent `.*` still matches."""
 
 INTERVAL = "$__rate_interval"
 """Grafana's own window: at least four scrapes, so that a rate never falls between two of them."""
 
+_OF_THE_TARGET = frozenset({CLUSTER, NODE})
 _OPERATORS = ("!=", "=~", "!~")
 _NAME = re.compile(r"\bpacecar_[a-z0-9_]+")
 
@@ -46,52 +56,78 @@ class QueryError(ValueError):
     """A query that could not return what it says: wrong label, rate of a gauge."""
 
 
-def _matchers(metric: Metric, where: Mapping[str, str], all_ranks: bool) -> str:
-    for label in where:
-        if label not in metric.labels:
-            raise QueryError(f"{metric.name} has no label {label!r}; it has {', '.join(metric.labels) or 'none'}")
-    parts = []
-    if JOB in metric.labels:
-        parts.append(f'{JOB}="$job"')
-        if RANK in metric.labels and not all_ranks:
-            parts.append(f'{RANK}=~"$rank"')
-    else:
-        parts.append(f'{NODE}=~"$node"')
-    for label, value in where.items():
-        operator = value[:2] if value.startswith(_OPERATORS) else "="
-        parts.append(f'{label}{operator}"{value.removeprefix(operator) if operator != "=" else value}"')
-    return ", ".join(parts)
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What the queries of one dashboard look at: its variables, as matchers of label -> `="$job"`.
 
-
-def select(name: str, where: Mapping[str, str] | None = None, *, all_ranks: bool = False) -> str:
-    """Return a selector for the metric `name` in the dashboard's job and ranks, or on the job's nodes.
-
-    `where` maps labels to values; a value may begin with `!=`, `=~` or `!~`.  `all_ranks` leaves the rank variable out,
-    for what is true of the job as a whole.
-
-    Raises:
-        KeyError: the metric is not in the catalog.
-        QueryError: the metric has no such label.
+    `jobs` are for metrics that name a job, `nodes` for all others.  A matcher whose label a metric lacks is left out,
+    but for those of the target, which everything scraped has.
     """
-    return f"{name}{{{_matchers(by_name(name), where or {}, all_ranks)}}}"
+
+    jobs: Mapping[str, str] = field(default_factory=dict)
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    interval: str = INTERVAL
+
+    def select(self, name: str, where: Mapping[str, str] | None = None, *, all_ranks: bool = False) -> str:
+        """Return a selector for the metric `name` among what this scope looks at.
+
+        `where` maps labels to values; a value may begin with `!=`, `=~` or `!~`.  `all_ranks` leaves the rank variable
+        out, for what is true of the job as a whole.
+
+        Raises:
+            KeyError: the metric is not in the catalog.
+            QueryError: the metric has no such label.
+        """
+        matchers = ", ".join(self._matchers(by_name(name), where or {}, all_ranks))
+        return f"{name}{{{matchers}}}" if matchers else name
+
+    def rate(self, name: str, where: Mapping[str, str] | None = None, *, all_ranks: bool = False) -> str:
+        """Return the per-second rate of the counter `name`; raises as `select`, and QueryError for a gauge."""
+        return f"rate({self._counter(name, where, all_ranks)}[{self.interval}])"
+
+    def increase(
+        self, name: str, where: Mapping[str, str] | None = None, *, window: str | None = None, all_ranks: bool = False
+    ) -> str:
+        """Return how much the counter `name` grew in `window`; raises as `rate`."""
+        return f"increase({self._counter(name, where, all_ranks)}[{window or self.interval}])"
+
+    def mean_of(self, total: str, count: str, *, all_ranks: bool = False) -> str:
+        """Return the mean of a total per count over the window, from two counters.
+
+        A gauge of the last value shows the one step that happened to end before a scrape; this has seen them all.
+        """
+        return divide(self.rate(total, all_ranks=all_ranks), self.rate(count, all_ranks=all_ranks))
+
+    def _counter(self, name: str, where: Mapping[str, str] | None, all_ranks: bool) -> str:
+        if by_name(name).kind is not Kind.COUNTER:
+            raise QueryError(f"{name} is a gauge: it has no rate")
+        return self.select(name, where, all_ranks=all_ranks)
+
+    def _matchers(self, metric: Metric, where: Mapping[str, str], all_ranks: bool) -> Iterator[str]:
+        for label in where:
+            if label not in metric.labels:
+                raise QueryError(f"{metric.name} has no label {label!r}; it has {', '.join(metric.labels) or 'none'}")
+        for label, matcher in (self.jobs if JOB in metric.labels else self.nodes).items():
+            if label in where or (label == RANK and all_ranks):
+                continue
+            if label in _OF_THE_TARGET or label in metric.labels:
+                yield label + matcher
+        for label, value in where.items():
+            operator = value[:2] if value.startswith(_OPERATORS) else "="
+            yield f'{label}{operator}"{value.removeprefix(operator) if operator != "=" else value}"'
 
 
-def rate(name: str, where: Mapping[str, str] | None = None, *, all_ranks: bool = False) -> str:
-    """Return the per-second rate of the counter `name`; raises as `select`, and QueryError for a gauge."""
-    return f"rate({_counter(name, where, all_ranks)}[{INTERVAL}])"
+_IN_CLUSTER = {CLUSTER: '=~"$cluster"'}
+_NODES = {**_IN_CLUSTER, NODE: '=~"$node"', GPU: '=~"$gpu"'}
 
+ONE_JOB = Scope({**_IN_CLUSTER, JOB: '="$job"', RANK: '=~"$rank"'}, _NODES)
+"""One job, and the nodes that it runs on."""
 
-def increase(
-    name: str, where: Mapping[str, str] | None = None, *, window: str = INTERVAL, all_ranks: bool = False
-) -> str:
-    """Return how much the counter `name` grew in `window`; raises as `rate`."""
-    return f"increase({_counter(name, where, all_ranks)}[{window}])"
+ON_NODES = Scope({**_IN_CLUSTER, NODE: '=~"$node"', GPU: '=~"$gpu"'}, _NODES)
+"""Nodes, and what jobs do there."""
 
-
-def _counter(name: str, where: Mapping[str, str] | None, all_ranks: bool) -> str:
-    if by_name(name).kind is not Kind.COUNTER:
-        raise QueryError(f"{name} is a gauge: it has no rate")
-    return select(name, where, all_ranks=all_ranks)
+FLEET = Scope({**_IN_CLUSTER, JOB: '=~"$job"'}, {**_IN_CLUSTER, NODE: '=~"$node"'})
+"""All jobs, and all nodes."""
 
 
 def combine(operation: str, expression: str, *labels: str) -> str:
@@ -107,12 +143,9 @@ def divide(part: str, whole: str, *, matching: str = "") -> str:
     return f"{part} / {matching + ' ' if matching else ''}({whole} > 0)"
 
 
-def mean_of(total: str, count: str, *, all_ranks: bool = False) -> str:
-    """Return the mean of a total per count over the window, from two counters.
-
-    A gauge of the last value shows the one step that happened to end before a scrape; this has seen them all.
-    """
-    return divide(rate(total, all_ranks=all_ranks), rate(count, all_ranks=all_ranks))
+def or_zero(expression: str, of: str) -> str:
+    """Return `expression`, and 0 where it is empty but something of `of` is there: none of many is a measurement."""
+    return f"{expression} or 0 * count({of})"
 
 
 def metrics_in(expressions: Iterable[str]) -> list[Metric]:

@@ -15,7 +15,7 @@ __all__ = ["dumps", "tidy"]
 LEGACY = frozenset(
     {
         # Dashboard: Grafana 5 and older, or set by the importer.
-        "__inputs", "gnetId", "hideControls", "rows", "sharedCrosshair", "style",
+        "__inputs", "gnetId", "hideControls", "rows", "sharedCrosshair", "style", "time_options",
         # Panel.
         "cacheTimeout", "error", "height", "hideTimeOverride", "minSpan", "span", "editable",
         # Query and variable.
@@ -25,6 +25,9 @@ LEGACY = frozenset(
 )  # fmt: skip
 """Fields that Grafana >= 9 does not read."""
 
+TABLE_LEGACY = frozenset({"color", "columns", "fontSize", "mappings", "styles"})
+"""Of a table of Grafana 6; today all of it stands in fieldConfig."""
+
 ROW_FIELDS = frozenset({"collapsed", "gridPos", "id", "panels", "title", "type"})
 """All that a row is; grafanalib gives it the queries and thresholds of a panel too."""
 
@@ -32,18 +35,31 @@ ROW_FIELDS = frozenset({"collapsed", "gridPos", "id", "panels", "title", "type"}
 def tidy(value: Any) -> Any:  # noqa: ANN401  a JSON value is of any type
     """Return `value` without nulls, without empty strings and without legacy fields, at every depth.
 
+    The base of thresholds keeps its null, which is Grafana's word for minus infinity.
     Empty lists and objects stay: in Grafana they mean "none".  Zero and false stay: they were said.
     """
     if isinstance(value, dict):
+        if value.keys() == {"color", "value"}:
+            return value  # a threshold: null is minus infinity there
         kept = {key: item for key, item in value.items() if key not in LEGACY}
         if value.get("type") == "row":
             kept = {key: item for key, item in kept.items() if key in ROW_FIELDS}
+        if value.get("type") == "table" and "fieldConfig" in value:
+            kept = {key: item for key, item in kept.items() if key not in TABLE_LEGACY}
+            kept["fieldConfig"] = _without_display_mode(value["fieldConfig"])
         if "expr" in value:
             kept.pop("query", None)  # the same text again, for another kind of data source
         return {key: tidy(item) for key, item in kept.items() if item is not None and item != ""}
     if isinstance(value, list):
         return [tidy(item) for item in value if item is not None]
     return value
+
+
+def _without_display_mode(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the field configuration of a table without what Grafana 9.4 replaced by `cellOptions`."""
+    defaults = dict(config.get("defaults", {}))
+    defaults["custom"] = {key: item for key, item in defaults.get("custom", {}).items() if key != "displayMode"}
+    return config | {"defaults": defaults}
 
 
 def dumps(value: Any) -> str:  # noqa: ANN401  a JSON value is of any type

@@ -8,11 +8,13 @@ from __future__ import annotations
 from grafanalib import core
 
 from pacecar.dashboards.panels import Query, bar_chart, time_series
-from pacecar.dashboards.queries import combine, select
+from pacecar.dashboards.queries import ONE_JOB, combine
 
-__all__ = ["what_if_panels"]
+__all__ = ["ladder_age_panel", "what_if_panels"]
 
 NO_LADDER = "No exact window was taken yet, or the ranks are not compared"
+
+select = ONE_JOB.select
 
 
 def what_if_panels() -> list[tuple[int, int, core.Panel]]:
@@ -30,13 +32,20 @@ def what_if_panels() -> list[tuple[int, int, core.Panel]]:
                     "excludeByName": {"Time": True}, "indexByName": {"scenario": 0, "Value": 1},
                     "renameByName": {"Value": "saves at most"}}},
                 {"id": "sortBy", "options": {"fields": {}, "sort": [{"field": "saves at most", "desc": True}]}},
-            ], overrides=[])),
-        (8, 8, time_series("The step, if only this were gone", "Today's pace, and the shortest step that each change "
+            ], overrides=[], is_lying=True)),
+        (14, 8, time_series("The step, if only this were gone", "Today's pace, and the shortest step that each change "
             "could leave. Where a line lies on today's, that change would win nothing.", [
                 pace, Query(step, "at best: {{scenario}}")],
             unit="s", empty=NO_LADDER)),
-        (6, 8, time_series("Age of the ladder's calibration", "Steps since the oldest exact window behind the ladder: "
-            "as old as this is what it knows of communication.",
-            [Query(combine("max", select("pacecar_job_what_if_calibration_age_steps", all_ranks=True)), "steps")],
-            unit="none", empty=NO_LADDER)),
     ]  # fmt: skip
+
+
+def ladder_age_panel() -> core.TimeSeries:
+    """Return the panel that says how old what the ladder knows is."""
+    return time_series(
+        "Age of the ladder's calibration",
+        "Steps since the oldest exact window behind the ladder: as old as this is what it knows of communication.",
+        [Query(combine("max", select("pacecar_job_what_if_calibration_age_steps", all_ranks=True)), "steps")],
+        unit="none",
+        empty=NO_LADDER,
+    )

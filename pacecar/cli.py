@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from pacecar import __version__
+from pacecar.dashboards_command import dashboards
 from pacecar.dump_command import dump
 from pacecar.knobs_command import knobs
 from pacecar.run_command import run
@@ -230,31 +231,13 @@ def _spoken(said: Answer | Reply) -> str:
     return f"{who}: {said.state}: {said.detail}"
 
 
-@cli.group()
-def dashboards() -> None:
-    """Grafana dashboards."""
-
-
-@dashboards.command()
-@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
-def export(directory: Path) -> None:
-    """Write the dashboards as JSON files into DIRECTORY."""
-    from pacecar.dashboards import export as export_dashboards
-
-    try:
-        written = export_dashboards(directory)
-    except OSError as error:
-        _fail(f"{directory}: cannot be written: {error.strerror}")
-    for path in written:
-        click.echo(str(path))
-
-
 @cli.command()
 def version() -> None:
     """Print the version."""
     click.echo(f"pacecar {__version__}")
 
 
+cli.add_command(dashboards)
 cli.add_command(dump)
 cli.add_command(knobs)
 cli.add_command(run)

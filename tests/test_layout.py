@@ -137,6 +137,7 @@ def test_the_users_own_profiler_and_monitor_stay_theirs_beside_an_installed_whee
     assert sorted(path.name for path in target.iterdir() if "dist-info" not in path.name) == ["bin", "pacecar"]
     assert (target / "pacecar" / "py.typed").exists()
     assert list((target / "pacecar" / "dashboards" / "generated").glob("*.json"))
+    assert list((target / "pacecar" / "dashboards" / "generated").glob("*.rules.yml"))
     user = tmp_path / "user"
     user.mkdir()
     train_beside_own_modules(user, target, PYTHONPATH=str(target))

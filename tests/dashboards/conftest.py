@@ -1,4 +1,4 @@
-"""What the tests of dashboards share: the drawn dashboard, its panels and its expressions."""
+"""What the tests of dashboards share: the drawn dashboards, their panels and their expressions."""
 
 from __future__ import annotations
 
@@ -10,16 +10,23 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+NAMES = ("fleet", "node", "job", "tuning", "itself")
 
 
 @pytest.fixture(scope="session")
-def dashboard() -> dict[str, Any]:
-    """The job dashboard as Grafana gets it, drawn anew."""
+def drawn() -> dict[str, dict[str, Any]]:
+    """Name -> the dashboard as Grafana gets it, drawn anew."""
     pytest.importorskip("grafanalib", reason="the extra `dashboards` is not installed")
     from pacecar.dashboards.render import render
 
-    drawn: dict[str, Any] = json.loads(render()["job.json"])
-    return drawn
+    texts = render()
+    return {name: json.loads(texts[f"{name}.json"]) for name in NAMES}
+
+
+@pytest.fixture(scope="session", params=NAMES)
+def dashboard(request: pytest.FixtureRequest, drawn: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Each dashboard in turn."""
+    return drawn[request.param]
 
 
 def all_panels(dashboard: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -29,15 +36,26 @@ def all_panels(dashboard: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from panel.get("panels", ())
 
 
-@pytest.fixture(scope="session")
-def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
+def drawing_panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
     """Every panel that draws something."""
     return [panel for panel in all_panels(dashboard) if panel["type"] != "row"]
 
 
 @pytest.fixture(scope="session")
-def expressions(dashboard: dict[str, Any], panels: list[dict[str, Any]]) -> dict[str, str]:
+def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every panel of one dashboard that draws something."""
+    return drawing_panels(dashboard)
+
+
+def expressions_of(name: str, dashboard: dict[str, Any]) -> dict[str, str]:
     """Where an expression stands -> the expression, annotations included."""
-    found = {f"{p['title']} {t['refId']}": t["expr"] for p in panels for t in p["targets"]}
-    found.update({f"annotation {a['name']}": a["expr"] for a in dashboard["annotations"]["list"]})
+    panels = drawing_panels(dashboard)
+    found = {f"{name}: {p['title']} {t['refId']}": t["expr"] for p in panels for t in p["targets"]}
+    found.update({f"{name}: annotation {a['name']}": a["expr"] for a in dashboard["annotations"]["list"]})
     return found
+
+
+@pytest.fixture(scope="session")
+def expressions(drawn: dict[str, dict[str, Any]]) -> dict[str, str]:
+    """The expressions of all dashboards."""
+    return {where: text for name, dashboard in drawn.items() for where, text in expressions_of(name, dashboard).items()}

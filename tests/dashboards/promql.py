@@ -7,7 +7,10 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-VARIABLES = {"$__rate_interval": "1m", "$__range": "5m", "$job": "train", "$rank": ".+", "$node": "node1:9850"}
+VARIABLES = {
+    "$__rate_interval": "1m", "$__range": "5m", "$job": "train", "$rank": ".+", "$node": "node1:9850",
+    "$cluster": ".*", "$gpu": ".*",
+}  # fmt: skip
 """Grafana's variables and what these tests put in their place."""
 
 

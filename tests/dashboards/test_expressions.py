@@ -11,13 +11,15 @@ import pytest
 
 from pacecar.catalog import CATALOG, Kind
 from pacecar.records import LEDGER_HEADINGS
+from tests.dashboards.conftest import drawing_panels
 from tests.dashboards.promql import check, filled_in
 from tests.tools import find_tool
 
 VALUES = {
     "training_job": ["train"], "rank": ["0", "1"], "heading": list(LEDGER_HEADINGS), "mode": ["idle", "user"],
-    "outcome": ["ok", "failed"], "clock": ["sm", "memory"], "knob": ["bucket_bytes", "micro_batch"],
-    "phase": ["forward", "backward"], "state": ["screening", "watching"],
+    "outcome": ["ok", "failed", "kept", "rolled_back", "barred", "abandoned", "miss"], "clock": ["sm", "memory"],
+    "knob": ["bucket_bytes", "micro_batch"], "phase": ["forward", "backward"], "state": ["frozen", "watching"],
+    "reason": ["hw_thermal_slowdown"], "severity": ["uncorrected"], "lifetime": ["volatile"], "kind": ["some"],
 }  # fmt: skip
 """Labels that expressions match on; any other label gets one value."""
 
@@ -25,6 +27,10 @@ VALUES = {
 @pytest.fixture
 def promtool() -> Path:
     return find_tool("promtool")
+
+
+AT_ZERO = {"pacecar_gpu_up", "pacecar_gpu_nvlink_link_state"}
+"""Gauges for which zero is what panels look for."""
 
 
 def series() -> list[dict[str, str]]:
@@ -37,7 +43,11 @@ def series() -> list[dict[str, str]]:
     for metric in CATALOG:
         choices = [VALUES.get(label, ["x"]) for label in metric.labels]
         growth = {"pacecar_job_ledger_seconds_total": 1, "pacecar_job_overlapped_communication_seconds_total": 4}
-        values = f"0+{growth.get(metric.name, 8)}x40" if metric.kind is Kind.COUNTER else "1x40"
+        values = (
+            f"0+{growth.get(metric.name, 8)}x40"
+            if metric.kind is Kind.COUNTER
+            else f"{int(metric.name not in AT_ZERO)}x40"
+        )
         for combination in itertools.product(*choices):
             pairs = dict(zip(metric.labels, combination, strict=True)) | {"instance": "node1:9850"}
             labels = ", ".join(f'{label}="{value}"' for label, value in pairs.items())
@@ -72,7 +82,8 @@ def test_an_empty_expression_would_be_noticed(promtool, tmp_path):
         check(promtool, tmp_path, question, series=series())
 
 
-def test_ledger_shares_sum_to_one_and_overlap_is_what_was_put_in(promtool, panels, tmp_path):
+def test_ledger_shares_sum_to_one_and_overlap_is_what_was_put_in(promtool, drawn, tmp_path):
+    panels = drawing_panels(drawn["job"])
     by_title = {panel["title"]: [filled_in(t["expr"]) for t in panel["targets"]] for panel in panels}
     total = " + ".join(f"({expression})" for expression in by_title["Ledger"])
     by_rank = by_title["Ledger by rank"][0]
@@ -91,7 +102,7 @@ def test_ledger_shares_sum_to_one_and_overlap_is_what_was_put_in(promtool, panel
 
 def test_the_first_decision_of_a_job_is_marked_and_the_mark_goes(promtool, expressions, tmp_path):
     """A counter that is born at 1 never increases: without more care the first decision would have no mark."""
-    mark = filled_in(expressions["annotation Decisions"])
+    mark = filled_in(expressions["tuning: annotation Decisions"])
     born = {
         "series": 'pacecar_tuner_decisions_total{training_job="train", knob="micro_batch", kind="trial"}',
         "values": "_x8 1x40",  # appears at 2m

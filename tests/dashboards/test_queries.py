@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pacecar.dashboards.queries import QueryError, combine, divide, increase, mean_of, metrics_in, rate, select
+from pacecar.dashboards.queries import FLEET, ON_NODES, ONE_JOB, QueryError, Scope, combine, divide, metrics_in, or_zero
+
+select, rate, increase, mean_of = ONE_JOB.select, ONE_JOB.rate, ONE_JOB.increase, ONE_JOB.mean_of
 
 
 def test_an_unknown_metric_cannot_be_asked_for():
@@ -24,17 +26,35 @@ def test_a_gauge_has_no_rate(ask):
 
 
 def test_job_series_follow_the_job_and_the_ranks_chosen():
-    assert select("pacecar_job_step") == 'pacecar_job_step{training_job="$job", rank=~"$rank"}'
-    assert select("pacecar_job_step", all_ranks=True) == 'pacecar_job_step{training_job="$job"}'
+    assert select("pacecar_job_step") == 'pacecar_job_step{cluster=~"$cluster", training_job="$job", rank=~"$rank"}'
+    assert select("pacecar_job_step", all_ranks=True) == 'pacecar_job_step{cluster=~"$cluster", training_job="$job"}'
 
 
-def test_host_series_follow_the_nodes_of_the_job():
-    assert select("pacecar_host_cpu_utilization_ratio") == 'pacecar_host_cpu_utilization_ratio{instance=~"$node"}'
+def test_host_series_follow_the_nodes_and_gpus_chosen():
+    host, gpu = "pacecar_host_cpu_utilization_ratio", "pacecar_gpu_up"
+    for scope in (ONE_JOB, ON_NODES):
+        assert scope.select(host) == host + '{cluster=~"$cluster", instance=~"$node"}'
+        assert scope.select(gpu) == gpu + '{cluster=~"$cluster", instance=~"$node", gpu=~"$gpu"}'
+
+
+def test_each_scope_looks_at_its_own_jobs():
+    name = "pacecar_job_pace_seconds"
+    assert FLEET.select(name) == name + '{cluster=~"$cluster", training_job=~"$job"}'
+    assert ON_NODES.select(name) == name + '{cluster=~"$cluster", instance=~"$node"}'
+    assert Scope().select(name) == name, "rules look at everything"
 
 
 def test_a_matcher_may_carry_its_operator():
-    text = select("pacecar_host_cpu_seconds_total", {"mode": "!=idle"})
-    assert text == 'pacecar_host_cpu_seconds_total{instance=~"$node", mode!="idle"}'
+    text = Scope(nodes={"instance": '="a"'}).select("pacecar_host_cpu_seconds_total", {"mode": "!=idle"})
+    assert text == 'pacecar_host_cpu_seconds_total{instance="a", mode!="idle"}'
+
+
+def test_a_label_that_is_asked_for_goes_before_the_variable():
+    assert "$rank" not in select("pacecar_job_step", {"rank": "3"})
+
+
+def test_none_of_many_is_zero_and_none_of_none_is_nothing():
+    assert or_zero("a", "b") == "a or 0 * count(b)"
 
 
 def test_a_share_of_nothing_is_absent():

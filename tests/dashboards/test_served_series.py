@@ -132,7 +132,7 @@ def test_every_expression_finds_the_series_that_this_machine_serves(served, expr
         for where, expression in expressions.items()
         if {metric.name for metric in metrics_in([expression])} <= names
     }
-    assert {"Ledger A", "Knobs A", "State of the tuner A", "CPU by mode A", "Overlap ratio A"} <= set(asked)
+    assert {"job: Ledger A", "job: Knobs A", "tuning: State of the tuner A", "node: CPU by mode A"} <= set(asked)
     questions = [
         {"expr": f"absent({filled_in(expression)})", "eval_time": "5m", "exp_samples": []}
         for where, expression in asked.items()
@@ -143,3 +143,34 @@ def test_every_expression_finds_the_series_that_this_machine_serves(served, expr
 
 GOOD_NEWS = {"Collectors that do not read A"}
 """Empty where every collector reads."""
+
+
+def test_a_rank_that_hung_up_keeps_its_age_and_loses_its_process(tmp_path):
+    """What the alert about stalled jobs rests on: a job that ended is on the board for a while, and says nothing."""
+    path = str(tmp_path / "d.sock")
+    daemon = Daemon(DaemonConfig(port=0, socket=path, period_seconds=0.1))
+    daemon.start()
+    hook = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def until(has_process: bool) -> None:
+        text = ""
+        for _ in range(100):
+            text = scrape(daemon.port)
+            process = f'training_job="{JOB}"' in "".join(
+                line for line in text.splitlines() if line.startswith("pacecar_process_info{")
+            )
+            if "pacecar_job_last_record_age_seconds{" in text and process is has_process:
+                return
+            time.sleep(0.1)
+        pytest.fail(text[-2000:])
+
+    try:
+        hook.connect(path)
+        for record in records(1):
+            hook.send(encode_frame(record))
+        until(has_process=True)
+        hook.close()
+        until(has_process=False)
+    finally:
+        hook.close()
+        daemon.close()

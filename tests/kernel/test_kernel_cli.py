@@ -144,14 +144,14 @@ def test_the_daemon_serves_until_sigterm_with_flags_over_file(tmp_path: Path) ->
         daemon.communicate()
 
 
-def test_dashboards_are_exported_as_json(tmp_path: Path) -> None:
-    pytest.importorskip("grafanalib")
+def test_dashboards_and_rules_are_exported(tmp_path: Path) -> None:
     done = pacecar("dashboards", "export", str(tmp_path / "new"))
     assert done.returncode == 0, done.stderr
     written = [Path(line) for line in done.stdout.splitlines()]
-    assert written
+    assert {path.suffix for path in written} == {".json", ".yml"}
     for path in written:
-        assert json.loads(path.read_text())["title"]
+        text = path.read_text()
+        assert json.loads(text)["title"] if path.suffix == ".json" else text.startswith("# Generated")
 
 
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ typedef struct {
   u32 missing[FUNCTIONS];          /* 1: that function returns FUNCTION_NOT_FOUND */
   u64 calls[FUNCTIONS][GPUS + 1];  /* last column: calls for no GPU */
   u32 inits, shutdowns, hanging;
+  u64 ecc[GPUS];                   /* more uncorrected ECC errors than there were */
+  u32 link_down[GPUS];             /* link + 1 that is down */
 } control;
 
 static control *page;
@@ -196,7 +198,7 @@ int nvmlDeviceGetFieldValues(dev d, int count, fv *f) {
         if (link ? page->nvlink5 : scope != 0xFFFFFFFF) f[i].ret = 3;
         if (page->nvlink5) f[i].ret = 3;
         break;
-      case 165: f[i].type = 1; f[i].v.ull = !page->zero; if (!link) f[i].ret = 2; break;
+      case 165: f[i].type = 1; f[i].v.ull = !page->zero && page->link_down[d->gpu] != scope + 1; if (!link) f[i].ret = 2; break;
       case 161: case 162: case 163: if (page->nvlink5 || !link) f[i].ret = 3; break;
       case 164: f[i].type = 1; f[i].v.ull = page->zero ? 0 : 26562; break;
       case 197: case 198:
@@ -204,7 +206,8 @@ int nvmlDeviceGetFieldValues(dev d, int count, fv *f) {
         if (page->pcie_bytes[d->gpu]) f[i].v.ull = (u32)page->pcie_bytes[d->gpu];
         break;
       case 29: case 30: case 31: case 142: case 143: case 144: case 145: f[i].type = 1; f[i].v.ull = page->zero ? 0 : id; break;
-      case 3: case 4: case 5: case 6: case 74: case 76: case 94: case 269: case 270: break;
+      case 4: case 6: f[i].v.ull += page->ecc[d->gpu]; break;
+      case 3: case 5: case 74: case 76: case 94: case 269: case 270: break;
       case 271: f[i].ret = 3; break;
       case 218: case 220: case 222: f[i].type = 0; break;
       default: if (id < 201 || id > 221 || !page->nvlink5 || !link) f[i].ret = 3;

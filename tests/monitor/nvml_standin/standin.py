@@ -46,6 +46,8 @@ class Page(ctypes.Structure):
         ("inits", u32),
         ("shutdowns", u32),
         ("hanging", u32),
+        ("ecc", u64 * GPUS),
+        ("link_down", u32 * GPUS),
     ]  # fmt: skip
 
 

@@ -1,0 +1,134 @@
+"""What do all dashboards share?  Variables, links, annotations, and the settings around the panels.
+
+The variables have the same names everywhere, so that a link can carry them over: who looks at GPU 3 of node7 and goes
+to the job stays with that node.  The data source is a variable too, so a dashboard can be imported as it is.
+
+`cluster` is a label that pacecar does not give: whoever has several clusters adds it in Prometheus.  Where nobody did,
+the variable has no values but All, which stands for `.*` and matches what has no such label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from grafanalib import core
+
+from pacecar.dashboards.palette import GOOD, WARN
+from pacecar.dashboards.panels import DATASOURCE, Section, place
+from pacecar.dashboards.queries import CLUSTER, GPU, INTERVAL, JOB, NODE, ONE_JOB, RANK
+
+__all__ = ["TITLES", "dashboard", "decision_marks", "variables"]
+
+SCHEMA_VERSION = 39
+"""Of Grafana 10; grafanalib's own default (12) would run ten years of migrations over each panel."""
+
+TITLES = {
+    "pacecar-fleet": "Fleet", "pacecar-node": "Node", "pacecar-job": "Job", "pacecar-tuning": "Tuning",
+    "pacecar-itself": "pacecar itself",
+}  # fmt: skip
+"""Uid -> what the dashboard is called, in the order in which the links stand."""
+
+ANY = ".*"
+"""What All stands for: a regex of 10 000 names would be refused, and this matches a label that is absent."""
+
+
+class _Variable(core.Template):  # type: ignore[misc]  # grafanalib has no types
+    """A variable that begins at All if it has one; grafanalib would write neither text nor value."""
+
+    def to_json_data(self) -> dict[str, Any]:
+        """Return what grafanalib makes of it, with the value that stands before anybody chose."""
+        said: dict[str, Any] = super().to_json_data()
+        # Without a value Grafana takes the first one there is.
+        del said["current"]
+        return said | ({"current": {"text": ["All"], "value": ["$__all"]}} if self.includeAll else {})
+
+
+def _query(name: str, label: str, text: str, *, many: bool = True, all_value: str | None = ANY) -> core.Template:
+    return _Variable(
+        name=name, label=label, query=text, dataSource=DATASOURCE, type="query", includeAll=many, multi=many,
+        allValue=all_value if many else None, refresh=2, sort=3, default=None,
+    )  # fmt: skip
+
+
+def variables(*names: str, one_job: bool = False) -> core.Templating:
+    """Return the variables called `names`, behind data source and cluster.
+
+    With `one_job` there is one job at a time, and nodes and ranks are its own.
+    """
+    within = f'{CLUSTER}=~"$cluster"'
+    of_job = f'{within}, {JOB}="$job"'
+    known = {
+        "job": _query("job", "Job", f"label_values(pacecar_rank_info{{{within}}}, {JOB})", many=not one_job),
+        # All nodes of one job are named one by one: `.*` would be the nodes of other jobs too.
+        "node": _query("node", "Node", f"label_values(pacecar_rank_info{{{of_job}}}, {NODE})", all_value=None)
+        if one_job
+        else _query("node", "Node", f"label_values(pacecar_build_info{{{within}}}, {NODE})"),
+        "gpu": _query("gpu", "GPU", f'label_values(pacecar_gpu_info{{{within}, {NODE}=~"$node"}}, {GPU})'),
+        "rank": _query("rank", "Rank", f"label_values(pacecar_rank_info{{{of_job}}}, {RANK})", all_value=".+"),
+    }
+    return core.Templating(list=[
+        _Variable(name="datasource", label="Data source", query="prometheus", type="datasource", refresh=1),
+        _query("cluster", "Cluster", f"label_values(pacecar_build_info, {CLUSTER})"),
+        *(known[name] for name in names),
+    ])  # fmt: skip
+
+
+def _links(uid: str) -> list[core.DashboardLink]:
+    """Return the links to the other dashboards, which take variables and time with them."""
+    return [
+        core.DashboardLink(
+            title=title, type="link", uri=f"/d/{other}", icon="dashboard", includeVars=True, keepTime=True,
+            tooltip=f"The same selection on the dashboard {title}",
+        )
+        for other, title in TITLES.items()
+        if other != uid
+    ]  # fmt: skip
+
+
+def decision_marks() -> core.Annotations:
+    """Return the annotations of what the tuner decided, what became of it, and what people ordered."""
+
+    def marks(name: str, metric: str, labels: str, title: str, shade: str) -> dict[str, object]:
+        counter = ONE_JOB.select(metric)
+        # A counter that is born at 1 has no increase: what was not there a moment ago counts too.
+        fresh = f"({counter} unless {counter} offset {INTERVAL})"
+        return {
+            "name": name, "datasource": DATASOURCE, "enable": True, "hide": False, "iconColor": shade,
+            "expr": f"({ONE_JOB.increase(metric)} > 0) or {fresh}", "titleFormat": title, "tagKeys": labels,
+        }  # fmt: skip
+
+    return core.Annotations(list=[
+        marks("Decisions", "pacecar_tuner_decisions_total", "knob,kind", "{{kind}}: {{knob}}", GOOD),
+        marks("Verdicts", "pacecar_tuner_verdicts_total", "knob,outcome", "{{outcome}}: {{knob}}", WARN),
+        marks("Orders", "pacecar_tuner_orders_total", "action,outcome", "by hand: {{action}}, {{outcome}}", WARN),
+    ])  # fmt: skip
+
+
+def dashboard(
+    uid: str,
+    description: str,
+    templating: core.Templating,
+    sections: Sequence[Section],
+    *,
+    annotations: core.Annotations | None = None,
+    time: str = "now-1h",
+    refresh: str = "10s",
+) -> core.Dashboard:
+    """Return the dashboard `uid`, ready to be tidied and written."""
+    return core.Dashboard(
+        title=f"pacecar / {TITLES[uid]}",
+        uid=uid,
+        description=description,
+        tags=["pacecar", "training"],
+        schemaVersion=SCHEMA_VERSION,
+        graphTooltip=1,
+        refresh=refresh,
+        time=core.Time(time, "now"),
+        timezone="browser",
+        editable=True,
+        templating=templating,
+        annotations=annotations or core.Annotations(),
+        links=_links(uid),
+        panels=place(sections),
+    )

@@ -1,0 +1,16 @@
+"""Which metrics are on no panel, and why?  A test compares this list with the catalog and with what is drawn."""
+
+from __future__ import annotations
+
+__all__ = ["NOT_DRAWN"]
+
+NOT_DRAWN = {
+    "pacecar_daemon_config_last_reload_success_timestamp_seconds": "for alerts; whether it succeeded is drawn",
+    "pacecar_gpu_memory_free_bytes": "size minus used, and both are drawn",
+    **{
+        f"pacecar_daemon_otlp_{name}": "of daemons that push, which a store that does not scrape draws itself"
+        for name in ("exports_total", "export_duration_seconds", "success_age_seconds")
+    },
+    "pacecar_process_info": "to join on: which job, pod or container a pid is",
+}
+"""Metric -> why it is drawn nowhere."""

@@ -1,0 +1,281 @@
+"""When does each alert fire, what does it say then, and when must it be quiet?
+
+Times and values are as promtool writes them: a value a minute, `0x10 1x5` is eleven zeros and six ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["FIRING", "SILENT", "Case"]
+
+NODE = 'instance="n1:9850"'
+GPU = f'{NODE}, gpu="3"'
+JOB = 'training_job="llama"'
+RANK0, RANK1 = f'{NODE}, {JOB}, rank="0"', f'{NODE}, {JOB}, rank="1"'
+PORT = f'{NODE}, device="mlx5_0", port="1"'
+CARD = f'{NODE}, interface="eth0"'
+
+ON_GPU = {"instance": "n1:9850", "gpu": "3"}
+OF_JOB = {"training_job": "llama"}
+ON_NODE = {"instance": "n1:9850"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Series (name and labels -> values) and what is so at a time; a silent case has no labels and no words."""
+
+    alert: str
+    title: str
+    at: str
+    series: dict[str, str]
+    labels: dict[str, str] | None = None
+    severity: str = ""
+    summary: str = ""
+    description: str = ""
+
+
+def _down(reason: str, values: str) -> dict[str, str]:
+    return {f'pacecar_gpu_down{{{GPU}, reason="{reason}"}}': values}
+
+
+FIRING = [
+    Case("PacecarGpuXid", "a code that is counted from zero on", "15m",
+        {f'pacecar_gpu_xid_errors_total{{{GPU}, xid="79", cluster="east"}}': "0x10 1x10"},
+        ON_GPU | {"xid": "79", "cluster": "east"}, "critical", "GPU 3 of n1:9850 reported Xid 79",
+        "1 errors with the code 79 in the last ten minutes. The work on this GPU is mostly lost."),
+    Case("PacecarGpuXid", "a code that was never seen before", "16m",
+        {f'pacecar_gpu_xid_errors_total{{{GPU}, xid="120"}}': "_x15 2x15", f"pacecar_build_info{{{NODE}}}": "1x40"},
+        ON_GPU | {"xid": "120"}, "critical", "GPU 3 of n1:9850 reported Xid 120",
+        "2 errors with the code 120 in the last ten minutes. The work on this GPU is mostly lost."),
+    Case("PacecarGpuXidOfProgram", "an illegal address", "15m",
+        {f'pacecar_gpu_xid_errors_total{{{GPU}, xid="31"}}': "0x10 3x10"},
+        ON_GPU | {"xid": "31"}, "warning", "GPU 3 of n1:9850 reported Xid 31, mostly the program's own fault",
+        "3 errors with the code 31 in the last ten minutes: an illegal instruction or address of a kernel, or what "
+        "follows when a process ends."),
+    Case("PacecarGpuDown", "hung", "8m", _down("hung", "0x5 1x10"), ON_GPU | {"reason": "hung"}, "critical",
+        "GPU 3 of n1:9850 is hung",
+        "The daemon has read nothing of this GPU for a minute, because it is hung. hung: a call of the driver does not "
+        "return; lost, vanished: the driver does not know it any more."),
+    Case("PacecarGpuDown", "lost", "8m", _down("lost", "0x5 1x10"), ON_GPU | {"reason": "lost"}, "critical",
+        "GPU 3 of n1:9850 is lost",
+        "The daemon has read nothing of this GPU for a minute, because it is lost. hung: a call of the driver does not "
+        "return; lost, vanished: the driver does not know it any more."),
+    Case("PacecarGpuThrottled", "heat for half of the time", "20m",
+        {f'pacecar_gpu_clock_event_seconds_total{{{GPU}, reason="hw_thermal_slowdown", source="driver"}}': "0+30x30"},
+        ON_GPU | {"reason": "hw_thermal_slowdown"}, "warning",
+        "GPU 3 of n1:9850 holds its clocks down: hw_thermal_slowdown",
+        "For 50% of the last five minutes hw_thermal_slowdown held the clocks down. All ranks of its job wait for this "
+        "GPU."),
+    Case("PacecarGpuEccUncorrected", "one error", "15m",
+        {f'pacecar_gpu_ecc_errors_total{{{GPU}, severity="uncorrected", lifetime="volatile"}}': "0x12 1x10"},
+        ON_GPU, "critical", "GPU 3 of n1:9850 has memory errors that could not be corrected",
+        "1 uncorrected ECC errors in the last 15 minutes. The process that met one is killed by the driver, and "
+        "results since then are not to be trusted."),
+    Case("PacecarGpuMemoryRepairPending", "a row", "12m", {f"pacecar_gpu_row_remap_pending{{{GPU}}}": "0x5 1x10"},
+        ON_GPU, "warning", "GPU 3 of n1:9850 waits for a reset to take bad memory out of use",
+        "Rows or pages of device memory are marked bad and are still in use until the GPU is reset."),
+    Case("PacecarGpuMemoryRepairPending", "a page of an older GPU", "12m",
+        {f"pacecar_gpu_retired_pages_pending{{{GPU}}}": "0x5 1x10"},
+        ON_GPU, "warning", "GPU 3 of n1:9850 waits for a reset to take bad memory out of use",
+        "Rows or pages of device memory are marked bad and are still in use until the GPU is reset."),
+    Case("PacecarGpuMemoryRepairFailed", "no spare rows", "6m", {f"pacecar_gpu_row_remap_failed{{{GPU}}}": "0x5 1x10"},
+        ON_GPU, "critical", "GPU 3 of n1:9850 could not remap bad memory: it wants replacing",
+        "A row of device memory could not be remapped, because the spare rows of its bank are used up."),
+    Case("PacecarNvlinkDown", "a link that was up", "8m", {
+            f'pacecar_gpu_nvlink_link_state{{{GPU}, link="7"}}': "1x5 0x10",
+            f'pacecar_gpu_nvlink_info{{{GPU}, link="7", remote_type="switch"}}': "1x20",
+        }, ON_GPU | {"link": "7"}, "critical", "NVLink 7 of GPU 3 of n1:9850 is down",
+        "The link was up when the daemon met the GPU and is down now. Collectives run over the links that are left, or "
+        "over PCIe."),
+    Case("PacecarNvlinkErrors", "replays at a rate", "25m",
+        {f'pacecar_gpu_nvlink_link_errors_total{{{GPU}, link="7", kind="replay"}}': "0+2x30"},
+        ON_GPU | {"link": "7", "kind": "replay"}, "warning", "NVLink 7 of GPU 3 of n1:9850 has errors: replay",
+        "30 errors of the kind replay in the last 15 minutes."),
+    Case("PacecarRdmaErrors", "the link went down", "15m",
+        {f'pacecar_rdma_errors_total{{{PORT}, error="link_downed"}}': "0x12 1x10"},
+        ON_NODE | {"device": "mlx5_0", "port": "1", "error": "link_downed"}, "warning",
+        "RDMA port mlx5_0/1 of n1:9850: link_downed", "link_downed rose by 1 in the last 15 minutes."),
+    Case("PacecarNetworkErrors", "what is received", "25m",
+        {f"pacecar_host_network_receive_errors_total{{{CARD}}}": "0+4x30",
+         f"pacecar_host_network_transmit_errors_total{{{CARD}}}": "0x30"},
+        ON_NODE | {"interface": "eth0"}, "warning", "Interface eth0 of n1:9850 has errors",
+        "60 packets had an error in the last 15 minutes: a cable, a transceiver or a duplex setting."),
+    Case("PacecarNetworkErrors", "what is sent", "25m",
+        {f"pacecar_host_network_receive_errors_total{{{CARD}}}": "0x30",
+         f"pacecar_host_network_transmit_errors_total{{{CARD}}}": "0+2x30"},
+        ON_NODE | {"interface": "eth0"}, "warning", "Interface eth0 of n1:9850 has errors",
+        "30 packets had an error in the last 15 minutes: a cable, a transceiver or a duplex setting."),
+    Case("PacecarNetworkFlaps", "up and down twice", "15m",
+        {f"pacecar_host_network_carrier_changes_total{{{CARD}}}": "2x8 4x2 6x10"},
+        ON_NODE | {"interface": "eth0"}, "warning", "Interface eth0 of n1:9850 comes and goes",
+        "Its link changed 4 times in the last 15 minutes."),
+    Case("PacecarTcpRetransmissions", "one in fifty", "20m",
+        {f"pacecar_host_tcp_segments_sent_total{{{NODE}}}": "0+60000x30",
+         f"pacecar_host_tcp_segments_retransmitted_total{{{NODE}}}": "0+1200x30"},
+        ON_NODE, "warning", "n1:9850 sends much again",
+        "2% of the TCP segments of the last five minutes were sent again. Every rank of a ring waits for the worst "
+        "link."),
+    Case("PacecarStraggler", "a quarter of the pace", "5m",
+        {f"pacecar_job_pace_seconds{{{NODE}, {JOB}}}": "0.4x10",
+         f'pacecar_job_straggler_excess_seconds{{{RANK1}, cause="throttled"}}': "0.1x10"},
+        OF_JOB | {"rank": "1", "cause": "throttled"}, "warning",
+        "Rank 1 of llama holds the job up: throttled",
+        "Its step is longer than the others' median by 25% of the job's pace. Without a rank: all wait for a link that "
+        "cannot be told."),
+    Case("PacecarJobHangs", "two ranks", "8m",
+        {f"pacecar_job_hang_suspected{{{RANK0}}}": "0x5 1x10", f"pacecar_job_hang_suspected{{{RANK1}}}": "0x5 1x10"},
+        OF_JOB, "critical", "llama may hang",
+        "2 ranks have ended no step for suspiciously long. The daemon has written a recording of the minutes before."),
+    Case("PacecarJobStalled", "all ranks", "10m",
+        {f"pacecar_job_last_record_age_seconds{{{RANK0}}}": "1x4 60+60x10",
+         f"pacecar_job_last_record_age_seconds{{{RANK1}}}": "1x4 62+60x10",
+         f'pacecar_process_info{{{RANK0}, pid="7"}}': "1x20", f'pacecar_process_info{{{RANK1}, pid="8"}}': "1x20"},
+        OF_JOB, "critical", "llama stands still",
+        "No rank has ended a step for 6m 0s, though its processes are there."),
+    Case("PacecarJobOutOfMemory", "caught and gone on", "15m",
+        {f"pacecar_job_memory_out_of_memory_total{{{RANK0}}}": "0x10 1x10"}, OF_JOB, "warning",
+        "llama runs out of device memory",
+        "The allocator raised 1 out-of-memory errors in the last ten minutes."),
+    Case("PacecarTuningFrozen", "for a quarter of an hour", "20m",
+        {f'pacecar_tuner_state{{{NODE}, {JOB}, state="frozen"}}': "0x5 1x20"}, OF_JOB, "warning",
+        "Tuning of llama is frozen",
+        "The tuner turns nothing any more. The job goes on with the settings in force."),
+    Case("PacecarKnobsApart", "one rank behind", "12m",
+        {f"pacecar_knob_epoch{{{RANK0}}}": "1x5 2x10", f"pacecar_knob_epoch{{{RANK1}}}": "1x15"}, OF_JOB, "critical",
+        "Ranks of llama run different knobs",
+        "The newest and the oldest knob epoch have been 1 apart for five minutes; one rank may only have stopped "
+        "reporting."),
+    Case("PacecarOverheadOverBudget", "twice the budget", "25m",
+        {f"pacecar_job_overhead_seconds_total{{{RANK0}}}": "0+1.2x30",
+         f"pacecar_job_step_wall_seconds_total{{{RANK0}}}": "0+60x30"},
+        OF_JOB, "warning", "pacecar takes 2% of the steps of llama",
+        "That is more than the default budget of 1%. Where the job set `overhead_budget` higher, raise the bound of "
+        "this alert."),
+    Case("PacecarHookOff", "one rank", "12m", {f"pacecar_job_hook_measuring{{{RANK0}}}": "1x5 0x10"}, OF_JOB, "warning",
+        "The hook of llama turned itself off",
+        "1 ranks measure no steps any more, because measuring alone was over the budget."),
+    Case("PacecarRecordsDropped", "a daemon that is slow", "25m",
+        {f"pacecar_job_records_dropped_total{{{RANK0}}}": "0+5x30"}, OF_JOB, "warning",
+        "Hooks of llama drop records",
+        "50 records were dropped in the last ten minutes, because the daemon was full, gone or slow. Totals are right, "
+        "detail is missing."),
+    Case("PacecarFramesRefused", "a hook of another version", "25m",
+        {f'pacecar_inbox_frames_refused_total{{{NODE}, refusal="version"}}': "0+1x30"},
+        ON_NODE | {"refusal": "version"}, "warning", "The daemon of n1:9850 refuses frames: version",
+        "15 frames were refused in the last 15 minutes. Its log says whose."),
+    Case("PacecarRanksLeftOut", "more ranks than there is room for", "15m",
+        {f'pacecar_inbox_left_out_total{{{NODE}, kind="rank"}}': "0x12 8x10"},
+        ON_NODE | {"kind": "rank"}, "warning", "The daemon of n1:9850 has no room for more (rank)",
+        "8 ranks were turned away in the last 15 minutes; they are on no dashboard."),
+    Case("PacecarDaemonOverBudget", "one and a half times", "30m",
+        {f"pacecar_daemon_cpu_seconds_total{{{NODE}}}": "0+4.5x40",
+         f"pacecar_daemon_cpu_budget_ratio{{{NODE}}}": "0.05x40"},
+        ON_NODE, "warning", "The daemon of n1:9850 takes more than it allows itself",
+        "Its CPU time is 150% of its budget (`cpu_budget`, 5% of one processor by default)."),
+    Case("PacecarDaemonGone", "scraped a while ago and not now", "22m",
+        {f'pacecar_build_info{{{NODE}, version="1", python="3"}}': "1x10"},
+        ON_NODE | {"version": "1", "python": "3"}, "warning", "The daemon of n1:9850 is not scraped any more",
+        "It was there 15 minutes ago. Nothing is known of this node, and none of its other alerts can fire."),
+    Case("PacecarSettingsNotLoaded", "a typing error", "12m",
+        {f"pacecar_daemon_config_last_reload_successful{{{NODE}}}": "1x5 0x10"}, ON_NODE, "warning",
+        "The daemon of n1:9850 could not use its newest settings",
+        "It goes on with older ones. Its log names the line."),
+    Case("PacecarRecordingLost", "a full disk", "20m", {f"pacecar_recorder_lost_total{{{NODE}}}": "0x12 1x10"}, ON_NODE,
+        "warning", "The daemon of n1:9850 could not write a recording",
+        "1 recordings of the minutes before a fault were given up in the last half hour."),
+]  # fmt: skip
+"""At least one for each alert."""
+
+SILENT = [
+    Case("PacecarGpuXid", "an error of this morning", "25m",
+        {f'pacecar_gpu_xid_errors_total{{{GPU}, xid="79"}}': "1x40", f"pacecar_build_info{{{NODE}}}": "1x40"}),
+    Case("PacecarGpuXid", "Prometheus was away, and the error is old", "16m",
+        {f'pacecar_gpu_xid_errors_total{{{GPU}, xid="120"}}': "_x15 2x15",
+         f"pacecar_build_info{{{NODE}}}": "_x15 1x15"}),
+    Case("PacecarGpuXid", "the daemon was started anew and counts from zero", "15m",
+        {f'pacecar_gpu_xid_errors_total{{{GPU}, xid="79"}}': "2x10 0x10", f"pacecar_build_info{{{NODE}}}": "1x40"}),
+    Case("PacecarGpuXid", "a program's own fault", "15m",
+        {f'pacecar_gpu_xid_errors_total{{{GPU}, xid="13"}}': "0x10 1x10", f"pacecar_build_info{{{NODE}}}": "1x40"}),
+    Case("PacecarGpuXidOfProgram", "none", "15m", {f'pacecar_gpu_xid_errors_total{{{GPU}, xid="31"}}': "0x30"}),
+    Case("PacecarGpuDown", "a driver that is loaded anew is back within the minute", "8m",
+        _down("driver", "0x5 1x1 0x10")),
+    Case("PacecarGpuDown", "up", "8m", _down("lost", "0x15")),
+    Case("PacecarGpuThrottled", "at the power limit, which is normal under load", "20m",
+        {f'pacecar_gpu_clock_event_seconds_total{{{GPU}, reason="sw_power_cap", source="driver"}}': "0+55x30"}),
+    Case("PacecarGpuThrottled", "hot for a moment", "20m",
+        {f'pacecar_gpu_clock_event_seconds_total{{{GPU}, reason="hw_thermal_slowdown", source="driver"}}': "0+6x30"}),
+    Case("PacecarGpuEccUncorrected", "corrected ones cost nothing", "15m",
+        {f'pacecar_gpu_ecc_errors_total{{{GPU}, severity="corrected", lifetime="volatile"}}': "0+9x30"}),
+    Case("PacecarGpuEccUncorrected", "errors of the board's life", "15m",
+        {f'pacecar_gpu_ecc_errors_total{{{GPU}, severity="uncorrected", lifetime="volatile"}}': "4x30"}),
+    Case("PacecarGpuMemoryRepairPending", "nothing pending", "12m",
+        {f"pacecar_gpu_row_remap_pending{{{GPU}}}": "0x20"}),
+    Case("PacecarGpuMemoryRepairFailed", "nothing failed", "12m", {f"pacecar_gpu_row_remap_failed{{{GPU}}}": "0x20"}),
+    Case("PacecarNvlinkDown", "a link that leads nowhere on this board", "8m",
+        {f'pacecar_gpu_nvlink_link_state{{{GPU}, link="7"}}': "0x20"}),
+    Case("PacecarNvlinkDown", "a link that sleeps", "8m",
+        {f'pacecar_gpu_nvlink_link_state{{{GPU}, link="7"}}': "2x20",
+         f'pacecar_gpu_nvlink_info{{{GPU}, link="7", remote_type="switch"}}': "1x20"}),
+    Case("PacecarNvlinkErrors", "one replay", "25m",
+        {f'pacecar_gpu_nvlink_link_errors_total{{{GPU}, link="7", kind="replay"}}': "0x20 1x10"}),
+    Case("PacecarNvlinkErrors", "symbols that were mended", "25m",
+        {f'pacecar_gpu_nvlink_link_errors_total{{{GPU}, link="7", kind="symbol"}}': "0+1000x30"}),
+    Case("PacecarRdmaErrors", "queues that were flushed when a job ended", "15m",
+        {f'pacecar_rdma_errors_total{{{PORT}, error="req_cqe_flush_error"}}': "0x12 512x10"}),
+    Case("PacecarRdmaErrors", "none", "15m", {f'pacecar_rdma_errors_total{{{PORT}, error="link_downed"}}': "3x30"}),
+    Case("PacecarNetworkErrors", "a few since boot", "25m",
+        {f"pacecar_host_network_receive_errors_total{{{CARD}}}": "7x30",
+         f"pacecar_host_network_transmit_errors_total{{{CARD}}}": "0x30"}),
+    Case("PacecarNetworkFlaps", "up once", "15m",
+        {f"pacecar_host_network_carrier_changes_total{{{CARD}}}": "2x10 3x10"}),
+    Case("PacecarTcpRetransmissions", "one in a thousand", "20m",
+        {f"pacecar_host_tcp_segments_sent_total{{{NODE}}}": "0+60000x30",
+         f"pacecar_host_tcp_segments_retransmitted_total{{{NODE}}}": "0+60x30"}),
+    Case("PacecarTcpRetransmissions", "a node that hardly sends", "20m",
+        {f"pacecar_host_tcp_segments_sent_total{{{NODE}}}": "0+60x30",
+         f"pacecar_host_tcp_segments_retransmitted_total{{{NODE}}}": "0+30x30"}),
+    Case("PacecarStraggler", "a twentieth of the pace", "5m",
+        {f"pacecar_job_pace_seconds{{{NODE}, {JOB}}}": "0.4x10",
+         f'pacecar_job_straggler_excess_seconds{{{RANK1}, cause="throttled"}}': "0.02x10"}),
+    Case("PacecarStraggler", "late for a minute", "8m",
+        {f"pacecar_job_pace_seconds{{{NODE}, {JOB}}}": "0.4x10",
+         f'pacecar_job_straggler_excess_seconds{{{RANK1}, cause="host"}}': "_x3 0.1x1 stale"}),
+    Case("PacecarJobHangs", "over", "8m", {f"pacecar_job_hang_suspected{{{RANK0}}}": "0x3 1x1 0x10"}),
+    Case("PacecarJobStalled", "a job that has ended and is still on the board", "10m",
+        {f"pacecar_job_last_record_age_seconds{{{RANK0}}}": "1x3 60+60x10",
+         f'pacecar_process_info{{{RANK0}, pid="7"}}': "1x4"}),
+    Case("PacecarJobStalled", "one of two ranks is silent, the other is not", "10m",
+        {f"pacecar_job_last_record_age_seconds{{{RANK0}}}": "1x3 60+60x10",
+         f"pacecar_job_last_record_age_seconds{{{RANK1}}}": "1x20",
+         f'pacecar_process_info{{{RANK0}, pid="7"}}': "1x20", f'pacecar_process_info{{{RANK1}, pid="8"}}': "1x20"}),
+    Case("PacecarJobOutOfMemory", "an error of this morning", "15m",
+        {f"pacecar_job_memory_out_of_memory_total{{{RANK0}}}": "1x30"}),
+    Case("PacecarTuningFrozen", "for a moment", "12m",
+        {f'pacecar_tuner_state{{{NODE}, {JOB}, state="frozen"}}': "0x5 1x3 0x20"}),
+    Case("PacecarTuningFrozen", "watching", "20m",
+        {f'pacecar_tuner_state{{{NODE}, {JOB}, state="frozen"}}': "0x30",
+         f'pacecar_tuner_state{{{NODE}, {JOB}, state="watching"}}': "1x30"}),
+    Case("PacecarKnobsApart", "while the records of a switch come in", "7m",
+        {f"pacecar_knob_epoch{{{RANK0}}}": "1x5 2x10", f"pacecar_knob_epoch{{{RANK1}}}": "1x6 2x10"}),
+    Case("PacecarOverheadOverBudget", "within the budget", "25m",
+        {f"pacecar_job_overhead_seconds_total{{{RANK0}}}": "0+0.3x30",
+         f"pacecar_job_step_wall_seconds_total{{{RANK0}}}": "0+60x30"}),
+    Case("PacecarHookOff", "measuring", "12m", {f"pacecar_job_hook_measuring{{{RANK0}}}": "1x20"}),
+    Case("PacecarRecordsDropped", "a few while a daemon was started anew", "20m",
+        {f"pacecar_job_records_dropped_total{{{RANK0}}}": "0x3 5x30"}),
+    Case("PacecarFramesRefused", "none", "25m",
+        {f'pacecar_inbox_frames_refused_total{{{NODE}, refusal="version"}}': "0x40"}),
+    Case("PacecarRanksLeftOut", "room for all", "15m",
+        {f'pacecar_inbox_left_out_total{{{NODE}, kind="rank"}}': "0x30"}),
+    Case("PacecarDaemonOverBudget", "at its budget", "30m",
+        {f"pacecar_daemon_cpu_seconds_total{{{NODE}}}": "0+3x40",
+         f"pacecar_daemon_cpu_budget_ratio{{{NODE}}}": "0.05x40"}),
+    Case("PacecarDaemonGone", "another version of the same node", "22m",
+        {f'pacecar_build_info{{{NODE}, version="1", python="3"}}': "1x10",
+         f'pacecar_build_info{{{NODE}, version="2", python="3"}}': "_x11 1x30"}),
+    Case("PacecarSettingsNotLoaded", "loaded", "12m",
+        {f"pacecar_daemon_config_last_reload_successful{{{NODE}}}": "1x20"}),
+    Case("PacecarRecordingLost", "none", "20m", {f"pacecar_recorder_lost_total{{{NODE}}}": "0x30"}),
+]  # fmt: skip
+"""At least one for each alert: what looks like it and is not."""

@@ -1,0 +1,185 @@
+"""Every alert fires when it should, says what it should, and is quiet otherwise: asked of Prometheus' own engine."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pacecar.dashboards.alerts import anchor
+from pacecar.dashboards.queries import CLUSTER, metrics_in
+from pacecar.dashboards.recording import RECORDED
+from pacecar.dashboards.rules import ALERTS, render_rules
+from tests.dashboards.alert_cases import FIRING, SILENT, Case
+from tests.dashboards.conftest import all_panels
+from tests.tools import find_tool
+
+ROOT = Path(__file__).resolve().parents[2]
+ALL = [alert for group in ALERTS for alert in group.alerts]
+NAMES = {alert.name for alert in ALL}
+
+
+@pytest.fixture
+def promtool() -> Path:
+    return find_tool("promtool")
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> list[str]:
+    for name, text in render_rules().items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    return sorted(str(path) for path in tmp_path.glob("*.rules.yml"))
+
+
+def asked(case: Case) -> dict[str, Any]:
+    """The case as promtool's test file has it."""
+    expected = []
+    if case.labels is not None:
+        expected = [
+            {
+                "exp_labels": case.labels | {"severity": case.severity},
+                "exp_annotations": {
+                    "summary": case.summary,
+                    "description": case.description,
+                    "runbook": f"docs/runbook.md#{anchor(case.alert)}",
+                },
+            }
+        ]
+    return {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in case.series.items()],
+        "alert_rule_test": [{"eval_time": case.at, "alertname": case.alert, "exp_alerts": expected}],
+    }
+
+
+def run(promtool: Path, folder: Path, rules: list[str], *tests: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    test = {"rule_files": rules, "evaluation_interval": "1m", "tests": tests}
+    file = folder / "cases.yml"
+    file.write_text(json.dumps(test), encoding="utf-8")
+    return subprocess.run([promtool, "test", "rules", str(file)], capture_output=True, text=True, check=False)
+
+
+def test_every_alert_has_a_case_that_fires_and_one_that_does_not():
+    assert {case.alert for case in FIRING} == NAMES
+    assert {case.alert for case in SILENT} == NAMES
+
+
+@pytest.mark.slow
+def test_alerts_fire_and_say_what_they_should(promtool, rules, tmp_path):
+    ran = run(promtool, tmp_path, rules, *map(asked, FIRING))
+    assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-6000:]
+
+
+@pytest.mark.slow
+def test_alerts_are_quiet_about_what_only_looks_like_it(promtool, rules, tmp_path):
+    ran = run(promtool, tmp_path, rules, *map(asked, SILENT))
+    assert ran.returncode == 0, ran.stdout[-6000:] + ran.stderr[-6000:]
+
+
+def test_an_alert_that_does_not_fire_would_be_noticed(promtool, rules, tmp_path):
+    """Each case alone, asked for the opposite, must fail: promtool is heard."""
+    one = FIRING[0]
+    wrong = Case(one.alert, one.title, "5m", one.series, one.labels, one.severity, one.summary, one.description)
+    assert run(promtool, tmp_path, rules, asked(wrong)).returncode != 0
+    silent = Case(one.alert, one.title, one.at, one.series)
+    assert run(promtool, tmp_path, rules, asked(silent)).returncode != 0
+
+
+def test_no_alert_fires_on_a_cluster_where_nothing_is_wrong(promtool, rules, tmp_path):
+    """All silent cases' alerts asked of one healthy node with a job that trains."""
+    node, job = 'instance="n1:9850", job="pacecar"', 'training_job="llama", rank="0"'
+    series = {
+        f"pacecar_build_info{{{node}}}": "1x60",
+        f'pacecar_gpu_xid_errors_total{{{node}, gpu="0", xid="79"}}': "0x60",
+        f'pacecar_gpu_down{{{node}, gpu="0", reason="hung"}}': "0x60",
+        f'pacecar_gpu_clock_event_seconds_total{{{node}, gpu="0", reason="sw_power_cap", source="driver"}}': "0+40x60",
+        f'pacecar_gpu_nvlink_link_state{{{node}, gpu="0", link="0"}}': "1x60",
+        f'pacecar_gpu_nvlink_info{{{node}, gpu="0", link="0"}}': "1x60",
+        f"pacecar_host_tcp_segments_sent_total{{{node}}}": "0+60000x60",
+        f"pacecar_host_tcp_segments_retransmitted_total{{{node}}}": "0+6x60",
+        f"pacecar_job_last_record_age_seconds{{{node}, {job}}}": "1x60",
+        f"pacecar_process_info{{{node}, {job}}}": "1x60",
+        f"pacecar_job_overhead_seconds_total{{{node}, {job}}}": "0+0.3x60",
+        f"pacecar_job_step_wall_seconds_total{{{node}, {job}}}": "0+60x60",
+        f"pacecar_job_records_dropped_total{{{node}, {job}}}": "0x60",
+        f"pacecar_daemon_cpu_seconds_total{{{node}}}": "0+2x60",
+        f"pacecar_daemon_cpu_budget_ratio{{{node}}}": "0.05x60",
+    }
+    everything = asked(Case("", "", "", series)) | {
+        "alert_rule_test": [{"eval_time": "45m", "alertname": name, "exp_alerts": []} for name in sorted(NAMES)]
+    }
+    ran = run(promtool, tmp_path, rules, everything)
+    assert ran.returncode == 0, ran.stdout[-6000:]
+
+
+def test_a_job_that_spans_clusters_of_one_name_is_two_jobs(promtool, rules, tmp_path):
+    """The label `cluster` goes through recording rules and alerts, and where it is absent nothing is lost."""
+    for cluster in ('cluster="east", ', ""):
+        series = {
+            f'pacecar_job_pace_seconds{{{cluster}instance="n1", training_job="t"}}': "1x10",
+            f'pacecar_job_straggler_excess_seconds{{{cluster}training_job="t", rank="0", cause="host"}}': "0.5x10",
+        }
+        labels = {"training_job": "t", "rank": "0", "cause": "host"} | ({"cluster": "east"} if cluster else {})
+        case = Case(
+            "PacecarStraggler", "", "5m", series, labels, "warning", "Rank 0 of t holds the job up: host",
+            "Its step is longer than the others' median by 50% of the job's pace. Without a rank: all wait for a link "
+            "that cannot be told.",
+        )  # fmt: skip
+        ran = run(promtool, tmp_path, rules, asked(case))
+        assert ran.returncode == 0, ran.stdout[-3000:]
+
+
+def test_promtool_finds_nothing_to_complain_about(promtool, rules):
+    ran = subprocess.run([promtool, "check", "rules", *rules], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert f"SUCCESS: {len(RECORDED)} rules found" in ran.stdout
+    assert f"SUCCESS: {len(ALL)} rules found" in ran.stdout
+
+
+def test_rules_read_only_metrics_of_the_catalog_and_recorded_series():
+    recorded = {rule.name for rule in RECORDED}
+    for alert in ALL:
+        own = set(re.findall(r"\b\w+:pacecar_\w+:\w+", alert.expression))
+        assert own <= recorded, alert.name
+        rest = re.sub(r"\b\w+:pacecar_\w+:\w+", "", alert.expression)
+        assert own or metrics_in([rest]), f"{alert.name} asks for nothing"
+    for rule in RECORDED:
+        assert re.fullmatch(r"(training_job|instance|instance_gpu):pacecar_\w+:\w+", rule.name), rule.name
+        assert metrics_in([rule.expression]), rule.name
+        for group in re.findall(r"by \(([^)]*)\)", rule.expression):
+            assert group.startswith(CLUSTER), f"{rule.name} loses the cluster"
+
+
+def test_every_alert_has_severity_words_with_its_labels_and_a_section_in_the_runbook():
+    page = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^### (\w+)$", page, re.MULTILINE)
+    assert sections == [alert.name for alert in ALL], "one section an alert, in the order of the file"
+    parts = re.split(r"^### \w+$", page, flags=re.MULTILINE)[1:]
+    for alert, part in zip(ALL, parts, strict=True):
+        assert "$labels." in alert.summary or "$value" in alert.summary, alert.name
+        assert len(alert.description) > 30, alert.name
+        for word in ("**Means**", "**Look at**", "**Do**"):
+            assert word in part, f"{alert.name}: {word}"
+
+
+def test_committed_rules_are_the_rendered_ones_and_plain_yaml():
+    for name, text in render_rules().items():
+        committed = (ROOT / "dashboards/generated" / name).read_text(encoding="utf-8")
+        assert committed == text, f"{name}: run `make dashboards` and commit what it wrote"
+        loaded = yaml.safe_load(text)
+        assert [set(group) for group in loaded["groups"]] == [{"name", "rules"}] * len(loaded["groups"])
+
+
+def test_panels_and_rows_that_the_runbook_names_are_there(drawn):
+    titles = {panel["title"] for dashboard in drawn.values() for panel in all_panels(dashboard)}
+    page = (ROOT / "docs/runbook.md").read_text(encoding="utf-8")
+    looked_at = re.findall(r"\*\*Look at\*\*: (.*?)\n\n", page, re.DOTALL)
+    assert len(looked_at) == len(ALL)
+    named = {" ".join(name.split()) for part in looked_at for name in re.findall(r'"([^"]+)"', part)}
+    assert len(named) > 30
+    assert named - titles == {"Targets"}, "Targets is a page of Prometheus"
