@@ -21,6 +21,7 @@ from pacecar import __version__
 from pacecar.dashboards_command import dashboards
 from pacecar.dump_command import dump
 from pacecar.knobs_command import knobs
+from pacecar.report_command import report
 from pacecar.run_command import run
 from pacecar.top_command import top
 from pacecar.tune_command import tune
@@ -240,6 +241,7 @@ def version() -> None:
 cli.add_command(dashboards)
 cli.add_command(dump)
 cli.add_command(knobs)
+cli.add_command(report)
 cli.add_command(run)
 cli.add_command(top)
 cli.add_command(tune)

@@ -27,6 +27,9 @@ from pathlib import Path
 
 import psutil
 
+from pacecar.asking import AskError, converse
+from pacecar.records import DumpRequest
+
 __all__ = ["Children", "DemoOptions", "LaunchError", "default_world_size", "free_port", "survivors"]
 
 logger = logging.getLogger(__name__)
@@ -51,6 +54,9 @@ TERM_SECONDS_MAX = 8.0
 KILL_SECONDS_MAX = 5.0
 """How long the kernel may take to end it when told."""
 
+DUMP_SECONDS_MAX = 10.0
+"""Writing some megabytes takes a second; a run must end all the same."""
+
 JOB_DEFAULTS = {
     # A run of minutes may spend more of itself on trials than a run of days (default 0.01).
     "PACECAR_TUNE_EXPLORATION_BUDGET": "0.05",
@@ -62,6 +68,9 @@ JOB_DEFAULTS = {
     "PACECAR_TUNE_REMEMBER": "false",
 }
 """What suits a run of minutes; the user's own environment goes first."""
+
+RECORDER_SECONDS = "3600"
+"""All of a run that is watched, within the recorder's memory: the report wants before and after."""
 
 _PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
@@ -152,7 +161,11 @@ class Children:
         self.port = free_port(self.options.port)
         command = [sys.executable, "-m", "pacecar", "daemon", "--host", HOST, "--port", str(self.port)]
         command += ["--socket", str(self._socket())]
-        self._daemon = self._start(command, "daemon.log", self._environment())
+        recording = {
+            "PACECAR_DAEMON_RECORDINGS": str(self.folder.absolute() / "recordings"),
+            "PACECAR_DAEMON_RECORDER_SECONDS": RECORDER_SECONDS,
+        }
+        self._daemon = self._start(command, "daemon.log", {**recording, **self._environment()})
         deadline = time.monotonic() + DAEMON_START_SECONDS_MAX
         while not _answers(f"http://{HOST}:{self.port}/-/healthy"):
             code = self._daemon.poll()
@@ -197,6 +210,19 @@ class Children:
         except OSError:
             return "(no log)"
         return "\n".join([*_before_torchruns_report(text.splitlines())[-LOG_LINES_SHOWN:], *_first_to_fail(text)])
+
+    def keep_recording(self) -> str | None:
+        """Have the daemon write what it saw of the run; return where, None where it does not."""
+        if self.daemon_exit_code() is not None:
+            return None
+        try:
+            answer = converse(
+                str(self._socket()), DumpRequest(serial=1, note="the demo ended"), timeout_seconds=DUMP_SECONDS_MAX
+            )
+        except AskError as error:
+            logger.debug("no recording: %s", error)
+            return None
+        return answer.detail if answer.state == "done" else None
 
     def stop_job(self) -> None:
         """End the job: torchrun is asked, then whatever is left of it is told."""

@@ -2,7 +2,7 @@
 
     runs/20261121T001503Z-3f9a/   rank0.jsonl rank1.jsonl   the records, written by the hooks
                                   losses.jsonl job.log daemon.log   what the job and the daemon said
-                                  result.json dashboard.json
+                                  result.json dashboard.json recordings/   what the daemon saw of the node
     runs/latest -> 20261121T001503Z-3f9a
 
 Readers here follow files that are still being written: a last line without its newline is not there yet, and a line

@@ -80,6 +80,7 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> int:
             _ignore_signals()
         children.stop_job()
         _keep_last_metrics(children)
+        children.keep_recording()
         _conclude(children, console, ending, time.monotonic() - started)
     return code if message is None else _complain(message)
 
@@ -171,6 +172,8 @@ def _conclude(children: Children, console: Console, ending: Ending, seconds: flo
         "records": f"{folder}/rank*.jsonl   job.log   daemon.log",
         "metrics": f"{children.metrics_url} until now; its last answer is {folder}/metrics.txt",
     }
+    if result.steps > 0:
+        places["report"] = f"pacecar report {folder}   makes a page of all this"
     if _keep_dashboard(folder):
         places["dashboard"] = f"{folder}/dashboard.json, to import into Grafana"
     if result.steps > 0:

@@ -92,6 +92,19 @@ def test_a_run_ends_with_a_result_that_adds_up(finished: tuple[Path, str]) -> No
 
 
 @pytest.mark.slow
+def test_a_report_of_the_latest_run_has_what_the_daemon_saw(finished: tuple[Path, str]) -> None:
+    folder, output = finished
+    assert f"pacecar report {folder}" in output
+    assert len(list(folder.glob("recordings/*.recording"))) == 1
+    command = [sys.executable, "-m", "pacecar", "report", str(folder.parent / "latest")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", f"{folder}/report.html\n")
+    page = (folder / "report.html").read_text()
+    for row in ("host CPU", "host memory in use", "network, sent", "device computes"):
+        assert row in page
+
+
+@pytest.mark.slow
 def test_every_switch_was_made_at_the_same_step_on_both_ranks(finished: tuple[Path, str]) -> None:
     result = json.loads((finished[0] / "result.json").read_text())
     assert result["decisions"], "eighty steps are enough to begin a trial"

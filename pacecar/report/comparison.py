@@ -1,0 +1,104 @@
+"""Is one run faster than another, or was it luck?  Each run against the first, and no claim inside the noise.
+
+Two runs are two samples, and a bootstrap inside each sees only the noise inside each.  So a difference is claimed when
+both hold: its interval (`pacecar.report.figures`) leaves zero out, and it is larger than what either run differs from
+itself, its second half from its first.  That still is no proof of the cause: another day, another node, another
+neighbour on the link.  A proof needs interleaved trials, which is what the tuner does.
+
+Compared are the *settled* stretch (after the last change that was kept; where nothing was turned, all after warm-up)
+and the *whole* run, trials with it, after warm-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pacecar.report.build import Built
+from pacecar.report.document import Comparison, ComparisonRow, Report, Side
+from pacecar.report.figures import Interval, drift_ratio, ratio_interval
+from pacecar.wording import percent
+
+__all__ = ["compare", "judge", "settled_side"]
+
+
+def settled_side(report: Report) -> tuple[str, Side | None]:
+    """Return the stretch in which a run is at the settings it was left at."""
+    return ("after", report.after) if report.is_tuned else ("before", report.before)
+
+
+def compare(runs: Sequence[Built]) -> Comparison:
+    """Return how each run differs from the first; at least two runs."""
+    units = [unit for unit in ("samples", "steps") if all(run.rates.get(("whole", unit)) for run in runs)]
+    unit = units[0] if units else "steps"
+    base = runs[0]
+    stretches = ("settled", "whole")
+    rows = [_row(base, run, stretch, unit, is_base=run is base) for run in runs for stretch in stretches]
+    return Comparison(
+        rate_unit=unit,
+        runs=tuple(run.report for run in runs),
+        rows=tuple(rows),
+        warnings=tuple(_warnings([run.report for run in runs], unit)),
+    )
+
+
+def _rates(run: Built, stretch: str, unit: str) -> tuple[list[float], Side | None]:
+    if stretch == "whole":
+        return run.rates.get(("whole", unit), []), run.report.whole
+    name, side = settled_side(run.report)
+    return run.rates.get((name, unit), []), side
+
+
+def _row(base: Built, run: Built, stretch: str, unit: str, *, is_base: bool) -> ComparisonRow:
+    mine, side = _rates(run, stretch, unit)
+    theirs, _ = _rates(base, stretch, unit)
+    change = None if is_base else ratio_interval(theirs, mine)
+    drifts = [abs(drift) for rates in (mine, theirs) if (drift := drift_ratio(rates)) is not None]
+    noise = max(drifts, default=None)
+    verdict, why = ("", "the run that the others are compared with") if is_base else judge(change, noise)
+    middle = sorted(mine)[len(mine) // 2] if mine else None
+    if side is not None and side.rate is not None and unit == run.report.rate_unit:
+        middle = side.rate.median
+    return ComparisonRow(
+        run=run.report.run,
+        stretch=stretch,
+        rate=middle,
+        step_ns=None if side is None else side.step_mean_ns,
+        change=change,
+        noise_ratio=None if is_base else noise,
+        verdict=verdict,
+        why=why,
+    )
+
+
+def judge(change: Interval | None, noise: float | None) -> tuple[str, str]:
+    """Return what may be said, and why no more."""
+    if change is None:
+        return "not comparable", "one of them has no steps to compare"
+    if change.low is None or change.high is None or noise is None:
+        return "not decided", "too few windows to know the noise"
+    if change.low <= 0 <= change.high:
+        return "no difference shown", "the interval holds zero"
+    if abs(change.change_ratio) <= noise:
+        return "no difference shown", f"a run differs from itself by {percent(noise)} between its halves"
+    word = "faster" if change.change_ratio > 0 else "slower"
+    return word, f"the interval leaves zero out, and no run differs from itself by more than {percent(noise)}"
+
+
+def _warnings(reports: Sequence[Report], unit: str) -> list[str]:
+    said = []
+    for what, values in (
+        ("world size", [report.world_size for report in reports]),
+        ("device", [report.device for report in reports]),
+        ("backend", [report.backend for report in reports]),
+        ("framework", [report.framework for report in reports]),
+        ("hosts", [", ".join(report.hosts) for report in reports]),
+    ):
+        if len(set(values)) > 1:
+            said.append(f"{what} differs: {'; '.join(str(value) for value in values)}")
+    if unit == "steps":
+        said.append("samples are not known of all runs: steps a second are compared, whatever a step held")
+    if len({report.job for report in reports}) < len(reports):
+        said.append("the same job is there more than once")
+    damaged = [report.run for report in reports if any(notice.is_damage for notice in report.notices)]
+    said += [f"parts of {run} could not be read: see its own report" for run in damaged]
+    return said
