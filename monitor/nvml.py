@@ -142,6 +142,15 @@ class PyNvml:
                     raise
         return _number(_ask(str(oldest[0]), handle, *oldest[1:]))
 
+    def compute_capability(self, handle: Handle) -> tuple[int, int]:
+        """Ask nvmlDeviceGetCudaComputeCapability."""
+        major, minor = _ask("nvmlDeviceGetCudaComputeCapability", handle)
+        return int(major), int(minor)
+
+    def peer_status(self, handle: Handle, other: Handle) -> int:
+        """Ask nvmlDeviceGetP2PStatus for reads (index 0; pynvml's name for it is a tuple by a stray comma)."""
+        return int(_ask("nvmlDeviceGetP2PStatus", handle, other, 0))
+
     def utilization(self, handle: Handle) -> Utilization:
         """Ask nvmlDeviceGetUtilizationRates."""
         rates = _ask("nvmlDeviceGetUtilizationRates", handle)

@@ -19,6 +19,7 @@ import click
 
 from pacecar import __version__
 from pacecar.dashboards_command import dashboards
+from pacecar.doctor_command import doctor
 from pacecar.dump_command import dump
 from pacecar.knobs_command import knobs
 from pacecar.report_command import report
@@ -239,6 +240,7 @@ def version() -> None:
 
 
 cli.add_command(dashboards)
+cli.add_command(doctor)
 cli.add_command(dump)
 cli.add_command(knobs)
 cli.add_command(report)

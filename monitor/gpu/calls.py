@@ -49,5 +49,7 @@ NUMBER_CALLS: dict[Number, tuple[Call, ...]] = {
     Number.MIG_MODE: (("nvmlDeviceGetMigMode",),),
     Number.ARCHITECTURE: (("nvmlDeviceGetArchitecture",),),
     Number.GPM_SUPPORT: (("nvmlGpmQueryDeviceSupport",),),
+    Number.PERSISTENCE: (("nvmlDeviceGetPersistenceMode",),),
+    Number.POWER_LIMIT_DEFAULT: (("nvmlDeviceGetPowerManagementDefaultLimit",),),
 }
 """Number -> the calls that answer it, the newest name first: one that is not there passes the question on."""

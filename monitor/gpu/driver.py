@@ -113,6 +113,8 @@ class Number(StrEnum):
     MIG_MODE = "mig mode"  # 1: the GPU is cut into instances
     ARCHITECTURE = "architecture"
     GPM_SUPPORT = "gpm support"  # 1: the GPU performance monitor works here
+    PERSISTENCE = "persistence mode"  # 1: the driver keeps the GPU initialized while nobody uses it
+    POWER_LIMIT_DEFAULT = "default power limit"  # mW, what the board has after a reset
 
 
 class Identity(NamedTuple):
@@ -235,6 +237,14 @@ class Nvml(Protocol):
 
     def number(self, handle: Handle, which: Number) -> int:
         """Return one number, in one call."""
+        ...
+
+    def compute_capability(self, handle: Handle) -> tuple[int, int]:
+        """Return the CUDA compute capability: major, minor."""
+        ...
+
+    def peer_status(self, handle: Handle, other: Handle) -> int:
+        """Return nvml.h's status of reads from `other`'s memory without the host's: 0 is possible."""
         ...
 
     def utilization(self, handle: Handle) -> Utilization:

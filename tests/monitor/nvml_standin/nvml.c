@@ -73,7 +73,8 @@ enum { F_INIT, F_SHUTDOWN, F_DRIVER, F_CUDA, F_COUNT, F_HANDLE, F_UUID, F_NAME, 
   F_BAR1, F_POWER, F_LIMIT, F_ENERGY, F_TEMP, F_THRESHOLD, F_CLOCK, F_MAXCLOCK, F_REASONS, F_REASONS_SUP, F_PSTATE,
   F_ENC, F_DEC, F_GEN, F_MAXGEN, F_WIDTH, F_MAXWIDTH, F_MIGMODE, F_ARCH, F_GPM_SUPPORT, F_FIELDS, F_PROCS, F_SHARES,
   F_FABRIC, F_LINK_STATE, F_LINK_VERSION, F_LINK_TYPE, F_LINK_PCI, F_MIG_COUNT, F_MIG_HANDLE, F_GI, F_CI, F_GPM_ALLOC,
-  F_GPM_FREE, F_GPM_GET, F_GPM_MIG_GET, F_GPM_METRICS, F_EVENT_CREATE, F_EVENT_REGISTER, F_EVENT_WAIT, F_EVENT_FREE };
+  F_GPM_FREE, F_GPM_GET, F_GPM_MIG_GET, F_GPM_METRICS, F_EVENT_CREATE, F_EVENT_REGISTER, F_EVENT_WAIT, F_EVENT_FREE,
+  F_PERSISTENCE, F_DEFAULT_LIMIT, F_CAPABILITY, F_PEER };
 
 static void pause_us(u64 us) {
   struct timespec t = { us / 1000000, us % 1000000 * 1000 };
@@ -182,6 +183,12 @@ NUMBER(nvmlDeviceGetMaxPcieLinkWidth, F_MAXWIDTH, page->zero ? 0 : 16)
 int nvmlDeviceGetMigMode(dev d, u32 *now, u32 *pending) {
   ENTER(F_MIGMODE, d); *now = *pending = page->mig && d->gpu == MIG_GPU; return 0; }
 NUMBER(nvmlDeviceGetArchitecture, F_ARCH, 9)
+NUMBER(nvmlDeviceGetPersistenceMode, F_PERSISTENCE, d->gpu % 2)
+NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, F_DEFAULT_LIMIT, n(d, 700204))
+int nvmlDeviceGetCudaComputeCapability(dev d, int *major, int *minor) {
+  ENTER(F_CAPABILITY, d); *major = 9; *minor = d->gpu; return 0; }
+int nvmlDeviceGetP2PStatus(dev d, dev other, int index, int *status) {
+  ENTER(F_PEER, d); *status = index == 0 ? (d->gpu + other->gpu) % 7 : 77; return 0; }
 
 typedef struct { uint32_t field, scope; int64_t stamp, latency; u32 type, ret; union { u64 ull; u32 ui; } v; } fv;
 static u64 now_ns(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec * 1000000000ULL + t.tv_nsec; }

@@ -1,0 +1,92 @@
+"""How does one look at a machine?  All readers, one after the other, into one `Facts`.
+
+Nothing is started, set or written.  A reader that meets what it cannot understand notes it and gives the rest.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+from pathlib import Path
+
+from pacecar.doctor.facts import Facts
+from pacecar.doctor.gpufacts import read_gpus
+from pacecar.doctor.hostfacts import cpus, limits, process
+from pacecar.doctor.jobfacts import Log, Run, Script
+from pacecar.doctor.logfacts import LogError, read_log
+from pacecar.doctor.networkfacts import read_network
+from pacecar.doctor.pcifacts import pci_devices
+from pacecar.doctor.places import Looker, Places
+from pacecar.doctor.runfacts import RunError, read_run
+from pacecar.doctor.scriptfacts import ScriptError, read_script
+from pacecar.doctor.settingfacts import read_settings
+
+__all__ = ["examine"]
+
+
+def examine(
+    places: Places,
+    *,
+    host: str,
+    round_trip_ns: int | None = None,
+    run: Path | None = None,
+    script: Path | None = None,
+    log: Path | None = None,
+) -> Facts:
+    """Read everything there is to read.  What was named and cannot be read is among the `unreadable`."""
+    looker = Looker(places)
+    return Facts(
+        host=host,
+        cpus=cpus(looker),
+        pci=pci_devices(looker),
+        gpus=read_gpus(looker),
+        network=read_network(looker),
+        limits=limits(looker),
+        settings=read_settings(looker),
+        torch_version=_torch_version(),
+        round_trip_ns=round_trip_ns,
+        process=process(looker),
+        log=None if log is None else _log(looker, log),
+        script=None if script is None else _script(looker, script),
+        run=None if run is None else _run(looker, run),
+        unreadable=looker.unreadable,
+        limited=looker.limited,
+    )
+
+
+def _torch_version() -> str | None:
+    """Return torch's version without importing it, which takes a second and all its libraries."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _log(looker: Looker, path: Path) -> Log | None:
+    try:
+        return read_log(path)
+    except OSError as error:
+        looker.note(f"{path}: {error.strerror or error}")
+    except LogError as error:
+        looker.note(str(error))
+    return None
+
+
+def _script(looker: Looker, path: Path) -> Script | None:
+    try:
+        return read_script(path)
+    except OSError as error:
+        looker.note(f"{path}: {error.strerror or error}")
+    except ScriptError as error:
+        looker.note(str(error))
+    return None
+
+
+def _run(looker: Looker, folder: Path) -> Run | None:
+    try:
+        run, notes = read_run(folder)
+    except RunError as error:
+        looker.note(str(error))
+        return None
+    for note in notes:
+        looker.note(note)
+    return run
