@@ -37,7 +37,7 @@ PARALLEL := --numprocesses=auto --dist=worksteal
 # pytest exits with 5 when it finds no test, as one of the two runs may where PYTEST_FLAGS names some.
 MAY_BE_NONE = $(if $(strip $(PYTEST_FLAGS)),|| [ $$? -eq 5 ])
 
-.PHONY: help run test check lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-microbatch bench-run soak-daemon soak-storm soak-faults soak-windows dashboards seen tools adapters compatibility clean
+.PHONY: help run test check lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-microbatch bench-run bench-scaling soak-daemon soak-storm soak-faults soak-windows dashboards seen tools adapters compatibility clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -65,7 +65,7 @@ fmt: $(DEV_STAMP) ## Format the code and mend what ruff can mend
 	$(BIN)/ruff format .
 
 bench: $(DEV_STAMP) ## Measure what pacecar costs
-	@for bench in $(filter-out %/bench_daemon.py %/bench_attribution.py %/bench_overhead.py %/bench_tuning.py %/bench_policies.py %/bench_microbatch.py %/bench_run.py,$(wildcard tests/bench/bench_*.py)); do echo "== $$bench"; $(BIN)/python $$bench || exit; done
+	@for bench in $(filter-out %/bench_daemon.py %/bench_attribution.py %/bench_overhead.py %/bench_tuning.py %/bench_policies.py %/bench_microbatch.py %/bench_run.py %/bench_scaling.py,$(wildcard tests/bench/bench_*.py)); do echo "== $$bench"; $(BIN)/python $$bench || exit; done
 
 bench-daemon: $(DEV_STAMP) tools $(NVITOP) ## Measure the daemon against nvitop-exporter and node_exporter
 	@exec $(BIN)/python tests/bench/bench_daemon.py $(BENCH_FLAGS)
@@ -87,6 +87,9 @@ bench-microbatch: $(DEV_STAMP) ## Tune the micro-batch of a job whose default is
 
 bench-run: $(DEV_STAMP) ## Measure what `pacecar run` costs a script that knows nothing of it
 	@exec $(BIN)/python tests/bench/bench_run.py $(BENCH_FLAGS)
+
+bench-scaling: $(DEV_STAMP) tools ## Let a real Prometheus scrape 200 simulated nodes, and ask it the Fleet dashboard
+	@exec $(BIN)/python tests/bench/bench_scaling.py $(BENCH_FLAGS)
 
 soak-windows: $(DEV_STAMP) ## Take 10 000 windows in one process and watch its memory
 	@exec $(BIN)/python -m pytest -m soak -s tests/profiler/test_soak_windows.py

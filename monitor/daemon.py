@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import platform
 import random
+import socket as sockets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -67,6 +68,7 @@ class Daemon:
         otlp: OtlpConfig | None = None,
         clock: Clock | None = None,
         collectors: Sequence[Collector] | None = None,
+        listener: sockets.socket | None = None,
     ) -> None:
         self._config = config
         self._clock = clock or SystemClock()
@@ -102,7 +104,7 @@ class Daemon:
             job_forget_seconds=config.job_forget_seconds,
         )
         self._inbox = Inbox(
-            Meeting(config.socket, mode=config.socket_mode, group=config.socket_group),
+            Meeting(config.socket, mode=config.socket_mode, group=config.socket_group, inherited=listener),
             self._board,
             self._clock,
             overhear=None if self._recorder is None else self._recorder.overhear_record,

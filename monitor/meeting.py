@@ -5,6 +5,9 @@ connecting.  A file that nobody listens on is replaced; a live daemon's is not; 
 
 The socket gets its mode before it gets its name, so nobody can connect to a half-made one.
 
+One that the service manager opened (`activation`) is its own: it has the name, mode and group that its unit says, and
+it stays when we go.
+
 Left out on purpose: a lock against two daemons that start in the same millisecond on one stale file.  The daemon binds
 its port before it comes here, and one port has one daemon.
 """
@@ -40,8 +43,16 @@ class MeetingError(RuntimeError):
 class Meeting:
     """A listening SOCK_SEQPACKET socket with a path."""
 
-    def __init__(self, path: str | os.PathLike[str], *, mode: str | None = None, group: str | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        mode: str | None = None,
+        group: str | None = None,
+        inherited: socket.socket | None = None,
+    ) -> None:
         self.path = Path(path)
+        self._inherited = inherited
         self._is_system = self.path.parent == SYSTEM_DIRECTORY
         self._mode = int(mode, 8) if mode is not None else 0o666 if self._is_system else 0o600
         self._group = group
@@ -49,6 +60,8 @@ class Meeting:
 
     def open(self) -> socket.socket:
         """Return the listening, non-blocking socket; raises MeetingError."""
+        if self._inherited is not None:
+            return self._take_over(self._inherited)
         length = len(os.fsencode(self.path)) + len(self._suffix)
         if length > PATH_BYTES_MAX:
             raise MeetingError(
@@ -77,6 +90,19 @@ class Meeting:
             if (status.st_dev, status.st_ino) == self._inode:
                 self.path.unlink()
         self._inode = None
+
+    def _take_over(self, inherited: socket.socket) -> socket.socket:
+        name = inherited.getsockname()
+        if os.path.abspath(name) != os.path.abspath(self.path):
+            inherited.close()
+            raise MeetingError(
+                f"the service manager opened {name or 'a socket without a name'}, but hooks are to meet at {self.path}:"
+                " ListenSequentialPacket= of the socket unit and [daemon] socket must name one path"
+            )
+        if not inherited.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            inherited.close()
+            raise MeetingError(f"the service manager handed over {name}, but nobody listens there: it needs Accept=no")
+        return inherited
 
     @property
     def _suffix(self) -> str:

@@ -23,6 +23,7 @@ from types import FrameType
 
 from pacecar.clock import Clock, SystemClock
 from pacecar.config import ConfigError, DaemonConfig, OtlpConfig
+from pacecar.monitor.activation import inherited_socket
 from pacecar.monitor.daemon import Daemon
 from pacecar.monitor.heap import Heap
 from pacecar.monitor.notify import Notifier
@@ -125,7 +126,7 @@ def run(
         """The byte is enough."""
 
     Heap().settle()  # of the whole process, so not for a Daemon that is part of another program
-    daemon, notifier = Daemon(config, otlp=otlp), Notifier()
+    daemon, notifier = Daemon(config, otlp=otlp, listener=inherited_socket()), Notifier()
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = {number: signal.signal(number, on_signal) for number in numbers}
     woken_before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)

@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from pacecar import __version__
+from pacecar.bench_command import bench
 from pacecar.dashboards_command import dashboards
+from pacecar.deploy_command import deploy
 from pacecar.doctor_command import doctor
 from pacecar.dump_command import dump
 from pacecar.knobs_command import knobs
@@ -239,7 +241,9 @@ def version() -> None:
     click.echo(f"pacecar {__version__}")
 
 
+cli.add_command(bench)
 cli.add_command(dashboards)
+cli.add_command(deploy)
 cli.add_command(doctor)
 cli.add_command(dump)
 cli.add_command(knobs)

@@ -15,8 +15,8 @@ from pacecar.config import DaemonConfig, load_config
 from tests.tools import find_tool
 
 ROOT = Path(__file__).resolve().parents[2]
-UNIT = ROOT / "deploy" / "pacecar.service"
-SCRAPE = ROOT / "deploy" / "prometheus.yml"
+UNIT = ROOT / "deploy" / "systemd" / "pacecar.service"
+SCRAPE = ROOT / "deploy" / "prometheus" / "prometheus.yml"
 EXPOSURE_MAX = 2.0
 """systemd's own score, 0 (sealed) to 10 (exposed); above this a line of the sandbox was lost."""
 

@@ -1,0 +1,88 @@
+"""How is pacecar put on machines?  The files of `deploy/`, which travel in the wheel, to be read or written out.
+
+An installation from a wheel has no checkout to copy a unit file from; and a unit file on a web page is that of another
+version.  So `pacecar deploy show systemd` prints what belongs to the pacecar that is installed.
+
+What is written out keeps the places that the files have in the repository (`deploy/...` and
+`dashboards/generated/...`), because compose.yaml and the kustomizations name each other by them.
+
+Left out: applying anything.  What it does to a machine is decided by who reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+__all__ = ["DeployError", "export", "listing", "show"]
+
+DATA_SUFFIXES = (
+    ".conf", ".dockerignore", ".json", ".md", ".sbatch", ".service", ".sh", ".socket", ".txt", ".yaml", ".yml",
+)  # fmt: skip
+
+PROGRAMS = (".sbatch", ".sh")
+
+
+class DeployError(RuntimeError):
+    """It cannot be shown or written; the message names it and what there is."""
+
+
+def listing() -> dict[str, list[str]]:
+    """Return the topics, which are the folders, and the files of each by their path."""
+    found: dict[str, list[str]] = {}
+    for path in _texts(files("pacecar.deploy"), ""):
+        topic, slash, _ = path.partition("/")
+        if slash:
+            found.setdefault(topic, []).append(path)
+    return dict(sorted(found.items()))
+
+
+def show(what: str) -> str:
+    """Return one file, or all of a topic with their names between them; raises DeployError."""
+    topics = listing()
+    texts = _texts(files("pacecar.deploy"), "")
+    if what in texts:
+        return texts[what]
+    if what not in topics:
+        raise DeployError(f"there is no {what!r}; there are {', '.join(topics)}, and their files")
+    return "\n".join(f"# ---- deploy/{path}\n{texts[path]}" for path in topics[what])
+
+
+def export(out_dir: Path, *, force: bool = False) -> list[Path]:
+    """Write all files below `out_dir` and return them; what is there and the same stays.
+
+    Raises:
+        DeployError: a file is there and differs, and `force` is not given; nothing is written then.
+        OSError: it cannot be written.
+    """
+    wanted = {f"deploy/{path}": text for path, text in _texts(files("pacecar.deploy"), "").items()}
+    generated = files("pacecar.dashboards") / "generated"
+    wanted |= {f"dashboards/generated/{path}": text for path, text in _texts(generated, "").items()}
+    if not force:
+        for path, text in wanted.items():
+            if (out_dir / path).exists() and (out_dir / path).read_text(encoding="utf-8", errors="replace") != text:
+                raise DeployError(f"{out_dir / path} is there and differs: --force replaces it; nothing was written")
+    written = []
+    for path, text in sorted(wanted.items()):
+        file = out_dir / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+        if file.suffix in PROGRAMS:
+            file.chmod(0o755)
+        written.append(file)
+    return written
+
+
+def _texts(folder: Traversable, prefix: str) -> dict[str, str]:
+    """Return path -> text of every file that is data, in order."""
+    return dict(sorted(_walk(folder, prefix)))
+
+
+def _walk(folder: Traversable, prefix: str) -> Iterator[tuple[str, str]]:
+    for item in folder.iterdir():
+        if item.is_dir():
+            yield from _walk(item, f"{prefix}{item.name}/")
+        elif item.name.endswith(DATA_SUFFIXES) or item.name == "Containerfile":
+            yield f"{prefix}{item.name}", item.read_text(encoding="utf-8")

@@ -1,0 +1,16 @@
+#!/bin/sh
+# Prolog= of slurm.conf, as root before each job on each of its nodes: is the daemon up?
+#
+# A prolog that fails drains the node.  No monitor is worth a node, so this ends with 0 whatever happens, and within
+# seconds; what was wrong goes to the system's log.
+
+tell() { logger -t pacecar-prolog -- "job ${SLURM_JOB_ID:-?}: $*" 2>/dev/null; }
+
+if command -v systemctl >/dev/null 2>&1; then
+  if ! systemctl is-active --quiet pacecar.service; then
+    timeout 5 systemctl start --no-block pacecar.service || tell "pacecar.service could not be started"
+  fi
+else
+  tell "no systemd here: nobody looks after the daemon"
+fi
+exit 0

@@ -1,0 +1,111 @@
+"""What does a collective of any size cost?  alpha and beta of t = alpha + bytes * beta, from a table of medians.
+
+The obvious fit, least squares of the times, is decided by the largest size alone: its error of 1 % is larger than all
+the small ones' times together, and alpha comes out as anything, negative as well.  So relative errors are squared: each
+size counts the same.  And one size that hit a busy moment must not move the line: sizes that are off by more than usual
+count less (Huber's weights, by iteration).
+
+    t = alpha + bytes * beta      R. Hockney, "The communication challenge for MPP", Parallel Computing 20 (1994)
+    half of the bandwidth is reached at alpha / beta bytes, his n_1/2
+    weights                       P. Huber, "Robust estimation of a location parameter" (1964), k = 1.345
+
+A line is a model.  NCCL changes protocol and algorithm with the size, a token bucket lets a burst pass, a cache ends:
+the residual says how far off the line is, and where; it is not hidden.
+
+Pure.  Left out: breaking the line where the protocol changes, which nine sizes do not tell from noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+__all__ = ["METHOD", "SIZES_MIN", "Fit", "fit_line"]
+
+METHOD = "least squares of relative errors with Huber's weights, none of both negative"
+
+SIZES_MIN = 3
+"""Two sizes are a line through two points: nothing says how wrong it is."""
+
+ROUNDS = 20
+"""Of reweighting; it settles in five."""
+
+HUBER_K = 1.345
+"""95 % of the efficiency of least squares where errors are normal."""
+
+MAD_TO_SIGMA = 1.4826
+"""Median absolute deviation to standard deviation of a normal distribution."""
+
+SIGMA_MIN = 0.01
+"""No timing is better than 1 %: without this a table that fits perfectly but for one size weighs that one as nothing
+and divides by zero."""
+
+DISTINCT_MIN = 1e-6
+"""1 - cos^2 of the two columns; below, the sizes are too alike to tell alpha from beta."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The line, and how far the table is from it; residuals are shares of the measured time."""
+
+    alpha_ns: float
+    ns_per_byte: float
+    residual_ratio: float
+    worst_residual_ratio: float
+    worst_bytes: int
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """What very large ones would reach, as algorithm bandwidth; None where the time does not grow with the size."""
+        return 1e9 / self.ns_per_byte if self.ns_per_byte > 0 else None
+
+    @property
+    def half_bytes(self) -> float | None:
+        """The size that reaches half of that."""
+        return self.alpha_ns / self.ns_per_byte if self.ns_per_byte > 0 else None
+
+
+def fit_line(sizes: Sequence[int], times_ns: Sequence[float]) -> Fit | None:
+    """Fit the table; None where there are fewer than SIZES_MIN sizes that can be told apart."""
+    table = [(size, time) for size, time in zip(sizes, times_ns, strict=True) if time > 0]
+    if len({size for size, _ in table}) < SIZES_MIN:
+        return None
+    weights = [1.0] * len(table)
+    line = _line(table, weights)
+    for _ in range(ROUNDS):
+        if line is None:
+            return None
+        residuals = _residuals(table, line)
+        bound = HUBER_K * max(SIGMA_MIN, MAD_TO_SIGMA * median(abs(residual) for residual in residuals))
+        weights = [1.0 if abs(residual) <= bound else bound / abs(residual) for residual in residuals]
+        line = _line(table, weights)
+    if line is None:
+        return None
+    residuals = _residuals(table, line)
+    worst = max(range(len(table)), key=lambda i: abs(residuals[i]))
+    mean_square = math.fsum(residual * residual for residual in residuals) / len(residuals)
+    return Fit(line[0], line[1], math.sqrt(mean_square), residuals[worst], table[worst][0])
+
+
+def _residuals(table: Sequence[tuple[int, float]], line: tuple[float, float]) -> list[float]:
+    alpha, beta = line
+    return [(time - alpha - size * beta) / time for size, time in table]
+
+
+def _line(table: Sequence[tuple[int, float]], weights: Sequence[float]) -> tuple[float, float] | None:
+    """Solve the normal equations of sum of w ((t - alpha - s beta) / t)^2; None where they are singular."""
+    rows = [(weight, 1 / time, size / time) for (size, time), weight in zip(table, weights, strict=True)]
+    aa, bb = math.fsum(w * a * a for w, a, _ in rows), math.fsum(w * b * b for w, _, b in rows)
+    ab = math.fsum(w * a * b for w, a, b in rows)
+    determinant = aa * bb - ab * ab
+    if determinant <= DISTINCT_MIN * aa * bb:
+        return None
+    a_sum, b_sum = math.fsum(w * a for w, a, _ in rows), math.fsum(w * b for w, _, b in rows)
+    alpha, beta = (a_sum * bb - b_sum * ab) / determinant, (b_sum * aa - a_sum * ab) / determinant
+    if alpha < 0:
+        return 0.0, b_sum / bb
+    if beta < 0:
+        return a_sum / aa, 0.0
+    return alpha, beta

@@ -1,0 +1,92 @@
+"""What is one collective?  Its buffers, its call, and whether every element of the result is right.
+
+The size is nccl-tests': the whole array, of which a rank of all-gather gives one part and a rank of reduce-scatter gets
+one.  A size is rounded down to a whole number of elements for each rank, and at least one, as nccl-tests does; what is
+printed is what was sent.
+
+The check is exact: whole numbers below 2^24 add up in float32 without rounding, whatever the order.  Each element and
+each rank has another value, so parts that were swapped, left out or added twice show.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["ELEMENT_BYTES", "Collective"]
+
+ELEMENT_BYTES = 4
+"""float32, what DDP reduces unless it is compressed."""
+
+PERIOD = 251
+"""The pattern repeats after so many elements: a prime, so that no power of two of them hides a shift."""
+
+
+class Collective:
+    """One operation on arrays of up to `size_max` bytes; `resize` chooses how much of them is used."""
+
+    def __init__(self, operation: str, size_max: int, device: torch.device) -> None:
+        self.operation = operation
+        self._ranks, self._rank, self._device = dist.get_world_size(), dist.get_rank(), device
+        count = self._whole(size_max)
+        self._array = torch.zeros(count, dtype=torch.float32, device=device)
+        part = 0 if operation == "all_reduce" else count // self._ranks
+        self._part_array = torch.zeros(part, dtype=torch.float32, device=device)
+        self._whole_view, self._part_view = self._array, self._part_array
+        # torch 2.13 calls them so and warns of the names before.
+        all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        calls: dict[str, Callable[[], object]] = {
+            "all_reduce": lambda: dist.all_reduce(self._whole_view),
+            "all_gather": lambda: all_gather(self._whole_view, self._part_view),
+            "reduce_scatter": lambda: reduce_scatter(self._part_view, self._whole_view),
+        }
+        self.run = calls[operation]
+
+    @property
+    def count(self) -> int:
+        """Elements of the whole array now."""
+        return self._whole_view.numel()
+
+    def resize(self, size: int) -> None:
+        """Use `size` bytes from now on, and begin with zeros, which stay zeros however often they are added."""
+        count = self._whole(size)
+        self._whole_view = self._array[:count]
+        self._part_view = self._part_array[: count // self._ranks]
+        self._whole_view.zero_()
+        self._part_view.zero_()
+
+    def check(self) -> int:
+        """Run once on a known pattern; return how many elements are wrong on this rank."""
+        whole, part = self._whole_view, self._part_view
+        offset = self._rank * part.numel()
+        given = part if self.operation == "all_gather" else whole
+        given.copy_(self._pattern(given.numel(), offset if self.operation == "all_gather" else 0) + self._rank)
+        if self.operation == "all_gather":
+            whole.fill_(-1.0)
+        self.run()
+        ranks = self._ranks
+        if self.operation == "all_gather":
+            owner = torch.arange(ranks, dtype=torch.float32, device=self._device).repeat_interleave(part.numel())
+            expected = self._pattern(whole.numel(), 0) + owner
+        else:
+            begin = 0 if self.operation == "all_reduce" else offset
+            length = whole.numel() if self.operation == "all_reduce" else part.numel()
+            expected = self._pattern(length, begin) * ranks + ranks * (ranks - 1) // 2
+        result = part if self.operation == "reduce_scatter" else whole
+        wrong = int((result != expected).sum().item())
+        self.resize(whole.numel() * ELEMENT_BYTES)
+        return wrong
+
+    def _pattern(self, count: int, begin: int) -> torch.Tensor:
+        index = torch.arange(begin, begin + count, dtype=torch.int64, device=self._device)
+        return (index % PERIOD).to(torch.float32)
+
+    def _whole(self, size: int) -> int:
+        parts = max(1, size // ELEMENT_BYTES // self._ranks)
+        return parts * self._ranks if self.operation != "all_reduce" else max(1, size // ELEMENT_BYTES)

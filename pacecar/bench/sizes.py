@@ -1,0 +1,58 @@
+"""Which sizes are measured?  What people type: 8, 64K, 1.5M, 1G; powers of two, as nccl-tests reads them.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+__all__ = ["SIZES_MAX", "SIZE_BYTES_MAX", "SizeError", "parse_size", "size_text", "steps"]
+
+SIZE_BYTES_MAX = 16 << 30
+"""nccl-tests' tables end at 8 or 16 GiB; a rank needs twice that."""
+
+SIZES_MAX = 64
+"""Rows of one table: a factor of 1.01 is a slip of the finger."""
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:I?B)?", re.IGNORECASE)
+
+
+class SizeError(ValueError):
+    """What was typed is no size; the message quotes it."""
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of `text`; raises SizeError."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise SizeError(f"{text!r} is no size: write bytes, or 64K, 1M, 1G")
+    size = round(float(found[1]) * _UNITS[found[2].upper()])
+    if not 1 <= size <= SIZE_BYTES_MAX:
+        raise SizeError(f"{text!r} is out of range: 1 to {size_text(SIZE_BYTES_MAX)}")
+    return size
+
+
+def steps(low: int, high: int, factor: float) -> list[int]:
+    """Return the sizes from `low` to `high`, each `factor` times the one before; raises SizeError."""
+    if low > high:
+        raise SizeError(f"the smallest size, {size_text(low)}, is above the largest, {size_text(high)}")
+    if not 1 < factor < math.inf:
+        raise SizeError(f"the factor between two sizes must be above 1, not {factor:g}")
+    sizes, size = [low], float(low)
+    while (size := size * factor) <= high:
+        if round(size) > sizes[-1]:
+            sizes.append(round(size))
+        if len(sizes) > SIZES_MAX:
+            raise SizeError(f"more than {SIZES_MAX} sizes: take a larger factor")
+    return sizes
+
+
+def size_text(size: int) -> str:
+    """Return 1536 as "1.5 KiB"."""
+    for unit, bytes_of in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= bytes_of:
+            return f"{size / bytes_of:.4g} {unit}"
+    return f"{size} B"

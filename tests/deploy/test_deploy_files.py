@@ -1,0 +1,452 @@
+"""Containers, compose, Kubernetes, Slurm and the rest of deploy/: each read by the tool that will read it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pacecar.config import DaemonConfig, load_config
+from tests.tools import find_tool
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SLURM = [DEPLOY / "slurm" / name for name in ("job.sbatch", "prolog.sh", "epilog.sh", "targets.sh")]
+
+
+def ran(*command: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, timeout=120, check=False, **options
+    )
+
+
+def beside_python(name: str) -> str:
+    """Return a program that a development dependency installed."""
+    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    assert found is not None, f"{name} is a development dependency: run `make test`"
+    return found
+
+
+def documents(path: Path) -> list[dict]:
+    return [one for one in yaml.safe_load_all(path.read_text(encoding="utf-8")) if one is not None]
+
+
+# --- systemd ----------------------------------------------------------------------------------------------------
+
+
+def systemd(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not here: it comes with systemd")
+    return found
+
+
+def test_systemd_accepts_socket_and_drop_ins_together(tmp_path):
+    analyze = systemd("systemd-analyze")
+    for name in ("pacecar.service", "pacecar.socket"):
+        text = (
+            (DEPLOY / "systemd" / name).read_text().replace("/opt/pacecar/bin/pacecar", f"{sys.executable} -m pacecar")
+        )
+        (tmp_path / name).write_text(text)
+    drop_ins = tmp_path / "pacecar.service.d"
+    drop_ins.mkdir()
+    shutil.copy(DEPLOY / "systemd" / "socket-activation.conf", drop_ins)
+    done = ran(analyze, "verify", tmp_path / "pacecar.service", tmp_path / "pacecar.socket")
+    assert done.returncode == 0, done.stderr
+    assert "pacecar." not in done.stderr, "systemd warns: " + done.stderr
+
+
+def test_the_socket_unit_opens_what_the_service_is_told_to_listen_on():
+    socket = dict(re.findall(r"^(\w+)=(.*)$", (DEPLOY / "systemd/pacecar.socket").read_text(), re.MULTILINE))
+    service = (DEPLOY / "systemd/pacecar.service").read_text()
+    assert f"PACECAR_DAEMON_SOCKET={socket['ListenSequentialPacket']}" in service
+    drop_in = (DEPLOY / "systemd/socket-activation.conf").read_text()
+    assert "\nRuntimeDirectory=\n" in drop_in, "or the socket is removed with the service's folder"
+    from pacecar.monitor.meeting import BACKLOG
+
+    assert int(socket["Backlog"]) == BACKLOG
+
+
+def test_systemds_own_tools_make_account_and_folders(tmp_path):
+    """In an empty root, as an image is made; nothing of this machine is touched."""
+    sysusers, tmpfiles = systemd("systemd-sysusers"), systemd("systemd-tmpfiles")
+    if os.geteuid() != 0:
+        pytest.skip("folders are given to an account: that needs root")
+    (tmp_path / "etc").mkdir()
+    done = ran(sysusers, f"--root={tmp_path}", DEPLOY / "systemd/sysusers.conf")
+    assert done.returncode == 0, done.stderr
+    (account,) = [line for line in (tmp_path / "etc/passwd").read_text().splitlines() if line.startswith("pacecar:")]
+    assert account.endswith(":/var/lib/pacecar:/usr/sbin/nologin")
+    done = ran(tmpfiles, f"--root={tmp_path}", "--create", DEPLOY / "systemd/tmpfiles.conf")
+    assert done.returncode == 0, done.stderr
+    made = (tmp_path / "var/lib/pacecar").stat()
+    assert (stat.S_IMODE(made.st_mode), made.st_uid) == (0o700, int(account.split(":")[2]))
+    assert stat.S_IMODE((tmp_path / "run/pacecar").stat().st_mode) == 0o755
+
+
+# --- the image --------------------------------------------------------------------------------------------------
+
+
+def test_hadolint_finds_nothing_in_the_containerfile():
+    done = ran(beside_python("hadolint"), "--failure-threshold", "style", DEPLOY / "container/Containerfile")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_image_is_not_root_and_installs_nothing_that_is_not_pinned():
+    text = (DEPLOY / "container/Containerfile").read_text()
+    assert re.search(r"^USER 65532:65532$", text, re.MULTILINE)
+    assert re.search(r"PYTHON_IMAGE=\S+:\d+\.\d+\.\d+-slim-\w+$", text, re.MULTILINE), "a version, and no `latest`"
+    pinned = dict(
+        line.split("==") for line in (DEPLOY / "container/requirements.txt").read_text().splitlines() if line[0] != "#"
+    )
+    wanted = [*PROJECT["project"]["dependencies"], *PROJECT["project"]["optional-dependencies"]["secure"]]
+    bounds = dict(word.split(">=") for word in wanted)
+    assert {name.lower() for name in pinned} == {name.lower() for name in bounds}
+    for name, low in bounds.items():
+        version = next(version for pin, version in pinned.items() if pin.lower() == name.lower())
+        assert [int(part) for part in version.split(".")[:2]] >= [int(part) for part in low.split(".")], name
+    assert f'image.version="{PROJECT["project"]["version"]}"' in text
+
+
+def test_the_image_is_given_all_that_the_wheel_is_made_of():
+    ignore = (DEPLOY / "container/Containerfile.dockerignore").read_text().splitlines()
+    sent = {line[1:] for line in ignore if line.startswith("!")}
+    rooms = set(PROJECT["tool"]["setuptools"]["package-dir"].values())
+    assert sent == {"pyproject.toml", "README.md", "LICENSE", "pacecar"} | rooms
+
+
+def test_the_images_variables_are_keys_that_exist():
+    text = (DEPLOY / "container/Containerfile").read_text()
+    environ = dict(re.findall(r"(PACECAR_\w+)=(\S+)", text.partition("USER ")[0]))
+    config = load_config(environ=environ).daemon
+    assert config.socket == "/run/pacecar/pacecar.sock"
+    assert f"EXPOSE {config.port}" in text
+
+
+# --- compose ----------------------------------------------------------------------------------------------------
+
+COMPOSE = DEPLOY / "compose" / "compose.yaml"
+
+
+def test_the_compose_file_fits_the_compose_specification():
+    schema = ["--builtin-schema", "vendor.compose-spec"]
+    done = ran(beside_python("check-jsonschema"), *schema, COMPOSE)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_slip_in_the_compose_file_would_be_found(tmp_path):
+    broken = tmp_path / "compose.yaml"
+    broken.write_text(COMPOSE.read_text().replace("read_only:", "readonly:"))
+    done = ran(beside_python("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", broken)
+    assert done.returncode == 1
+
+
+def test_every_service_of_the_compose_file_is_sealed_pinned_and_local():
+    for name, service in documents(COMPOSE)[0]["services"].items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert re.search(r":v?\d+\.\d+\.\d+\}$", service["image"]), f"{name}: {service['image']}"
+        # Bound to the loopback by their own settings, or to nothing.
+        text = json.dumps(service)
+        assert name in ("folder", "daemon") or "127.0.0.1" in text, name
+
+
+def test_every_file_that_the_compose_file_mounts_is_there():
+    named = volumes = 0
+    for service in documents(COMPOSE)[0]["services"].values():
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            volumes += 1
+            if source.startswith("."):
+                named += 1
+                assert (COMPOSE.parent / source).exists(), source
+    assert named >= 4
+    assert volumes > named
+
+
+def test_grafana_is_given_a_prometheus_and_the_folder_of_dashboards():
+    (source,) = documents(COMPOSE.parent / "grafana/provisioning/datasources/pacecar.yaml")[0]["datasources"]
+    assert (source["type"], source["url"]) == ("prometheus", "http://127.0.0.1:9090")
+    (provider,) = documents(COMPOSE.parent / "grafana/provisioning/dashboards/pacecar.yaml")[0]["providers"]
+    mounts = documents(COMPOSE)[0]["services"]["grafana"]["volumes"]
+    assert f"../../dashboards/generated:{provider['options']['path']}:ro" in mounts
+    # Grafana would stop at a file there that is no dashboard, but it reads .json only.
+    for file in (ROOT / "dashboards/generated").glob("*.json"):
+        assert {"title", "panels", "uid"} <= set(json.loads(file.read_text())), file.name
+
+
+# --- Prometheus -------------------------------------------------------------------------------------------------
+
+SCRAPES = [*sorted((DEPLOY / "prometheus").glob("*.yml")), COMPOSE.parent / "prometheus.yml"]
+SCRAPES = [path for path in SCRAPES if path.name != "alertmanager.yml"]
+
+
+@pytest.mark.parametrize("path", SCRAPES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_promtool_accepts_every_scrape_configuration(path, tmp_path):
+    promtool = find_tool("promtool")
+    copy = tmp_path / "prometheus.yml"
+    text = path.read_text()
+    if (
+        "kubernetes_sd_configs" in text
+        and "kubernetes_sd_configs not found" in ran(promtool, "check", "config", path).stderr
+    ):
+        # Debian builds Prometheus without its clouds: what is left of the job is checked all the same.
+        config = yaml.safe_load(text)
+        for job in config["scrape_configs"]:
+            job["static_configs"] = [{"targets": ["127.0.0.1:9850"]}] if job.pop("kubernetes_sd_configs") else []
+        text = yaml.safe_dump(config)
+    copy.write_text(text.replace("/etc/prometheus/pacecar", str(ROOT / "dashboards/generated")))
+    done = ran(promtool, "check", "config", copy)
+    assert done.returncode == 0, done.stdout + done.stderr
+    # All agree on what they scrape, and how often.
+    (job, *_) = yaml.safe_load(text)["scrape_configs"]
+    assert (job["job_name"], job["scrape_interval"], job["scrape_timeout"]) == ("pacecar", "5s", "4s")
+
+
+def test_alertmanager_would_read_its_configuration():
+    config = documents(DEPLOY / "prometheus/alertmanager.yml")[0]
+    assert config["route"]["receiver"] in [receiver["name"] for receiver in config["receivers"]]
+    assert set(config) == {"route", "receivers"}
+    done = ran(find_tool("amtool"), "check-config", DEPLOY / "prometheus/alertmanager.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["victoriametrics.yml", "prometheus.yml", "kubernetes.yml", "slurm.yml", "lean.yml"])
+def test_victoriametrics_accepts_the_same_jobs(name, tmp_path):
+    """Strictly, which is its default; and it knows Kubernetes, which Debian's Prometheus does not."""
+    copy = tmp_path / name
+    text = (DEPLOY / "prometheus" / name).read_text()
+    copy.write_text(re.sub(r"(?m)^rule_files:\n(?:  .*\n)+", "", text))  # vmalert's
+    victoria = find_tool("victoria-metrics")
+    done = ran(victoria, f"-promscrape.config={copy}", "-promscrape.config.dryRun")
+    assert done.returncode == 0, done.stdout + done.stderr
+    copy.write_text(copy.read_text().replace("scrape_timeout", "scrape_timout"))
+    assert ran(victoria, f"-promscrape.config={copy}", "-promscrape.config.dryRun").returncode != 0, "it looks"
+
+
+# --- Kubernetes -------------------------------------------------------------------------------------------------
+
+OVERLAY = """
+apiVersion: kustomize.config.k8s.io/v1beta1
+kind: Kustomization
+resources: [base]
+components: [{components}]
+"""
+
+
+def built(folder: Path) -> list[dict]:
+    """Return what kustomize makes of a folder, by kubectl; skips where there is none."""
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not here: it brings kustomize")
+    done = ran(kubectl, "kustomize", folder)
+    assert done.returncode == 0, done.stderr
+    return [one for one in yaml.safe_load_all(done.stdout) if one is not None]
+
+
+def valid(objects: list[dict], tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    file = tmp_path / "objects.yaml"
+    file.write_text(yaml.safe_dump_all(objects))
+    return ran(beside_python("kubernetes-validate"), "--strict", file)
+
+
+def plain_objects() -> list[dict]:
+    """Return the objects as they are written, without kustomize; a PodMonitor is no kind of Kubernetes' own."""
+    found = [one for path in sorted(KUBERNETES.rglob("*.yaml")) if path.name != "kustomization.yaml"
+             for one in documents(path)]  # fmt: skip
+    return [one for one in found if one["kind"] != "PodMonitor"]
+
+
+def test_kubernetes_knows_every_field_of_every_object(tmp_path):
+    objects = plain_objects()
+    assert {one["kind"] for one in objects} == {"Namespace", "ServiceAccount", "DaemonSet", "Job", "NetworkPolicy"}
+    done = valid(objects, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_slip_in_an_object_would_be_found(tmp_path):
+    objects = plain_objects()
+    (daemons,) = [one for one in objects if one["kind"] == "DaemonSet"]
+    daemons["spec"]["template"]["spec"]["containers"][0]["livenesProbe"] = {}
+    assert valid(objects, tmp_path).returncode != 0
+
+
+@pytest.mark.parametrize("components", ["", "podmonitor", "scrape-annotations,nvidia,web-config"])
+def test_kustomize_builds_the_base_with_its_components(components, tmp_path):
+    shutil.copytree(KUBERNETES / "base", tmp_path / "base")
+    shutil.copytree(KUBERNETES / "components", tmp_path / "components")
+    named = ", ".join(f"components/{name}" for name in components.split(",") if name)
+    (tmp_path / "kustomization.yaml").write_text(OVERLAY.format(components=named))
+    objects = built(tmp_path)
+    done = valid([one for one in objects if one["kind"] != "PodMonitor"], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (pod,) = [one["spec"]["template"] for one in objects if one["kind"] == "DaemonSet"]
+    image = pod["spec"]["containers"][0]["image"]
+    assert image == f"pacecar:{PROJECT['project']['version']}"
+    assert ("PodMonitor" in {one["kind"] for one in objects}) == ("podmonitor" in components)
+    if "nvidia" in components:
+        assert pod["spec"]["runtimeClassName"] == "nvidia"
+        assert pod["metadata"]["annotations"]["prometheus.io/port"] == "9850"
+        environ = {variable["name"]: variable.get("value") for variable in pod["spec"]["containers"][0]["env"]}
+        assert environ["PACECAR_DAEMON_WEB_CONFIG_FILE"] == "/etc/pacecar-web/web.yml"
+        assert "httpGet" not in json.dumps(pod["spec"]["containers"][0]), "the kubelet has no password"
+
+
+def test_the_sidecar_builds(tmp_path):
+    objects = built(KUBERNETES / "sidecar")
+    done = valid(objects, tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def containers() -> list[tuple[str, dict, dict]]:
+    """Return (name, container, pod) of every container of pacecar's."""
+    pods = [(one["kind"], one.get("spec", {}).get("template", {}).get("spec")) for one in plain_objects()]
+    return [
+        (f"{kind}/{container['name']}", container, pod)
+        for kind, pod in pods
+        if pod
+        for container in (*pod["containers"], *pod.get("initContainers", ()))
+        if container["image"] == "pacecar"
+    ]
+
+
+def test_no_container_of_ours_has_a_privilege_but_the_one_that_makes_folders():
+    assert len(containers()) == 3
+    for name, container, pod in containers():
+        security = container["securityContext"]
+        assert security["readOnlyRootFilesystem"] is True, name
+        assert security["allowPrivilegeEscalation"] is False, name
+        assert security["capabilities"]["drop"] == ["ALL"], name
+        assert security["capabilities"].get("add", []) == (["CHOWN"] if name.endswith("folders") else []), name
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert pod["securityContext"]["runAsNonRoot"] is True, name
+        assert pod["automountServiceAccountToken"] is False, "the daemon never asks Kubernetes anything"
+        assert "memory" in container["resources"]["limits"], name
+
+
+def test_the_containers_variables_are_keys_that_exist():
+    for name, container, _ in containers():
+        environ = {v["name"]: v.get("value", "10.0.0.1") for v in container.get("env", ())}
+        config = load_config(environ=environ).daemon
+        for port in container.get("ports", ()):
+            assert port["containerPort"] == config.port, name
+
+
+def test_daemon_and_job_of_the_sidecar_share_the_folder_where_hooks_look_first():
+    (job,) = [one for one in plain_objects() if one["kind"] == "Job"]
+    pod = job["spec"]["template"]["spec"]
+    mounts = [c["volumeMounts"] for c in (*pod["containers"], *pod["initContainers"])]
+    assert all({"name": "pacecar", "mountPath": "/run/pacecar"} in one for one in mounts)
+    assert pod["shareProcessNamespace"] is True
+    assert pod["initContainers"][0]["restartPolicy"] == "Always"
+
+
+def test_the_network_policy_closes_the_port_and_not_the_training():
+    (policy,) = [one["spec"] for one in plain_objects() if one["kind"] == "NetworkPolicy"]
+    (job,) = [one for one in plain_objects() if one["kind"] == "Job"]
+    labels = job["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    by_port, between_ranks = policy["ingress"]
+    assert [port["port"] for port in by_port["ports"]] == [DaemonConfig().port]
+    assert "ports" not in between_ranks
+    assert between_ranks["from"][0]["podSelector"]["matchLabels"].items() <= labels.items()
+
+
+def test_the_podmonitor_finds_the_pods_and_their_port():
+    (monitor,) = documents(KUBERNETES / "components/podmonitor/podmonitor.yaml")
+    assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
+    for kind in ("DaemonSet", "Job"):
+        (one,) = [found for found in plain_objects() if found["kind"] == kind]
+        labels = one["spec"]["template"]["metadata"]["labels"]
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items(), kind
+    names = {port["name"] for _, container, _ in containers() for port in container.get("ports", ())}
+    assert {end["port"] for end in monitor["spec"]["podMetricsEndpoints"]} == names == {"metrics"}
+    # What dashboards and rules select by is what prometheus.yml calls it.
+    (end,) = monitor["spec"]["podMetricsEndpoints"]
+    assert {"targetLabel": "job", "replacement": "pacecar"} in end["relabelings"]
+
+
+# --- Slurm ------------------------------------------------------------------------------------------------------
+
+
+def test_shellcheck_finds_nothing_in_the_scripts():
+    for severity, scripts in (("style", SLURM), ("warning", [ROOT / ".ci/run", ROOT / ".ci/tools"])):
+        done = ran(beside_python("shellcheck"), f"--severity={severity}", *scripts)
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("name", ["prolog.sh", "epilog.sh"])
+@pytest.mark.parametrize("environ", [{}, {"SLURM_JOB_ID": "77"}, {"SLURM_JOB_ID": "../../etc"}])
+def test_a_prolog_never_drains_a_node(name, environ, tmp_path):
+    """On a PATH where every program fails: the exit code is 0 all the same."""
+    for program in ("systemctl", "timeout", "logger", "rm"):
+        (tmp_path / program).write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / program).chmod(0o755)
+    done = ran("/bin/sh", DEPLOY / "slurm" / name, env={"PATH": str(tmp_path), **environ})
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_epilog_removes_what_the_job_left_and_nothing_else(tmp_path):
+    number = f"{os.getpid()}00077"
+    left, other = Path(f"/tmp/pacecar-{number}-recordings"), Path(f"/tmp/pacecar-{number}9-recordings")
+    try:
+        for folder in (left, other):
+            folder.mkdir()
+        done = ran("/bin/sh", DEPLOY / "slurm/epilog.sh", env={"PATH": os.environ["PATH"], "SLURM_JOB_ID": number})
+        assert done.returncode == 0
+        assert not left.exists()
+        assert other.exists()
+    finally:
+        shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(other, ignore_errors=True)
+
+
+def test_nodes_of_slurm_become_targets_of_prometheus_in_one_move(tmp_path):
+    sinfo, file = tmp_path / "sinfo", tmp_path / "pacecar.json"
+    sinfo.write_text("#!/bin/sh\nprintf 'node-b\\nnode-a\\nnode-b\\n'\n")
+    sinfo.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = ran("/bin/sh", DEPLOY / "slurm/targets.sh", file, "9900", env=environ)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(file.read_text()) == [
+        {"targets": [f"{node}:9900"], "labels": {"instance": node}} for node in ("node-a", "node-b")
+    ]
+    sinfo.write_text("#!/bin/sh\nexit 0\n")
+    before = file.read_text()
+    done = ran("/bin/sh", DEPLOY / "slurm/targets.sh", file, env=environ)
+    assert done.returncode == 1
+    assert "names no node" in done.stderr
+    assert file.read_text() == before, "an empty answer takes no node away"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pacecar.json", "sinfo"]
+
+
+def test_the_jobs_variables_are_keys_that_exist():
+    text = (DEPLOY / "slurm/job.sbatch").read_text()
+    named = set(re.findall(r"^export (PACECAR_(?:DAEMON|HOOK)_\w+)=", text, re.MULTILINE))
+    assert len(named) == 4
+    load_config(environ=dict.fromkeys(named, "/tmp/x"))
+
+
+def test_the_lean_scrape_drops_what_exists_and_nothing_that_a_rule_or_the_fleet_needs():
+    from pacecar.catalog import CATALOG
+
+    (job,) = documents(DEPLOY / "prometheus/lean.yml")[0]["scrape_configs"]
+    (rule,) = job["metric_relabel_configs"]
+    assert rule["action"] == "drop"
+    dropped = {metric.name for metric in CATALOG if re.fullmatch(rule["regex"], metric.name)}
+    assert len(dropped) == 7
+    generated = ROOT / "dashboards/generated"
+    for path in [*generated.glob("*.yml"), *generated.glob("fleet.json")]:
+        assert not dropped & set(re.findall(r"pacecar_[a-z0-9_]+", path.read_text())), path.name
