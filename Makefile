@@ -148,8 +148,9 @@ compatibility: $(DEV_STAMP) $(ADAPTERS)/.installed ## Run the adapters' tests an
 	@RECORD_COMPATIBILITY=1 $(BIN)/python -m pytest tests/adapters -k table
 	@$(BIN)/python tests/adapters/compatibility.py
 
-dashboards: $(RUN_STAMP) ## Generate the dashboards and docs/metrics.md from the catalog
+dashboards: $(RUN_STAMP) ## Generate the dashboards, the rules, docs/metrics.md and docs/doctor.md
 	$(BIN)/python -m pacecar.dashboards
+	$(BIN)/python -m pacecar.doctor docs/doctor.md
 
 tools: ## Fetch promtool, Prometheus, node_exporter, Chromium and TypeScript into .tools, for the tests that need them
 	@PYTHON="$(PYTHON)" PIP_FLAGS="$(PIP_FLAGS)" .ci/tools

@@ -71,7 +71,7 @@ def losses_of(loop):
 
 
 def communication_ratio(loop):
-    """Return how much of a step's time gloo worked, in the median, by the user's own profiler and nothing of pacecar's."""
+    """Return in the median, how much of a step gloo worked, by the user's own profiler and nothing of ours."""
     for n in range(3):
         loop.step(n)
     with profile(activities=[ProfilerActivity.CPU]) as prof:
