@@ -32,7 +32,8 @@ def packages_on_disk() -> set[str]:
 
 
 def modules() -> list[Path]:
-    inner = [ROOT / "pacecar" / name for name in ("adapters", "bench", "demo", "doctor", "report", "startup", "top", "zerocode")]
+    names = ("adapters", "bench", "demo", "doctor", "report", "startup", "top", "zerocode")
+    inner = [ROOT / "pacecar" / name for name in names]
     tops = [*inner, *(ROOT / room for room in ROOMS)]
     return sorted([*(ROOT / "pacecar").glob("*.py"), *(path for top in tops for path in top.rglob("*.py"))])
 

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -163,7 +162,9 @@ def test_communication_is_what_the_recorded_rows_say(job):
 def test_communication_is_as_much_as_the_users_own_profiler_sees_in_another_run(job):
     _, ranks = job
     for rank in ranks:
-        mine = statistics.median(r.ledger.communication_ns / r.wall_ns for r in rank.exact)
-        theirs = rank.result["communication_ratio"]
-        # Two runs on a shared machine, each waiting for the other rank as it happens: the same order, no more.
-        assert theirs / 6 <= mine <= 6 * theirs
+        mine = [r.ledger.communication_ns / r.wall_ns for r in rank.exact]
+        theirs = rank.result["communication_ratios"]
+        # Two runs on a shared machine, in which a step waits for the other rank for as long as it happens, from nothing
+        # to most of it: what both saw is the same order, no more.
+        assert min(theirs) / 2 <= max(mine)
+        assert min(mine) <= 2 * max(theirs)
