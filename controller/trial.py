@@ -69,7 +69,8 @@ FUTILE_PAIRS = 3
 """From here on a mean gain inside the dead band ends the trial; a true 5 % gain at 5 % noise is lost in under 1 %."""
 
 DROP_RATIO = 1.2
-"""A candidate whose first `DROP_STEPS` judged steps are all slower than this times the present median goes at once."""
+"""A candidate whose first `DROP_STEPS` judged steps are all slower than this times what it is compared with goes at
+once: at first, and later where its pairs do not speak for it.  Once they do, some slow steps are the machine's."""
 
 DROP_STEPS = 2
 """Twice as many where the present setting has such steps too (`SPIKES_RATIO`): two spikes on end prove nothing."""
@@ -262,9 +263,10 @@ class Trial:
     def _judge(self, arm: Arm, log_pace: float, step: Observation) -> TrialEnd | None:
         self._stretch.append(log_pace)
         count = len(self._stretch)
-        if arm == "B" and count == self._drop_steps and min(self._stretch) > self._typical + math.log(DROP_RATIO):
-            slower = math.expm1(min(self._stretch) - self._typical)
-            return self._end(Cause.DROPPED, f"its first {count} steps took over {slower:.0%} longer")
+        if arm == "B" and count == self._drop_steps and (not self._savings or not self.looks_better):
+            slower = math.expm1(min(self._stretch) - self._usual)
+            if slower > DROP_RATIO - 1.0:
+                return self._end(Cause.DROPPED, f"its first {count} steps took over {slower:.0%} longer")
         if arm == self._wanted and count + (self.latency_steps or LATENCY_STEPS_MIN) > 2 * WINDOW_STEPS:
             self._wanted = "B" if arm == "A" else "A"
             self._asked_step, self._arrived = step.step, False
@@ -275,6 +277,13 @@ class Trial:
         if count in (WINDOW_STEPS, 2 * WINDOW_STEPS):
             return self._window(arm, location(self._stretch[-WINDOW_STEPS:]))
         return None
+
+    @property
+    def _usual(self) -> float:
+        """The log pace to expect of the setting in force: its last window's where the machine became slower."""
+        if self._unpaired is not None and self._unpaired[0] == "A":
+            return max(self._typical, self._unpaired[1])
+        return self._typical
 
     def _window(self, arm: Arm, level: float) -> TrialEnd | None:
         """Pair the window with the one before it, if that was of the other setting and is still unpaired."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -43,8 +43,18 @@ def _step(step: int, values: dict[str, int], pace_ns: float, *, profiled: bool =
     return Observation(step=step, wall_ns=step, values=dict(values), pace_ns=int(pace_ns), profiled=profiled)
 
 
-def _play(trial: Trial, ratio: float, *, latency: int = 6, transient: float = 1.0) -> tuple[TrialEnd, list[int]]:
-    """Obey the trial `latency` steps later; NEW takes `ratio` of OLD's time.  Return its end and each step's value."""
+def _play(
+    trial: Trial,
+    ratio: float,
+    *,
+    latency: int = 6,
+    transient: float = 1.0,
+    machine: Callable[[Trial, dict[str, int], int], float] = lambda trial, values, since: 1.0,
+) -> tuple[TrialEnd, list[int]]:
+    """Obey the trial `latency` steps later; NEW takes `ratio` of OLD's time.  Return its end and each step's value.
+
+    `machine` says how much longer a step takes whatever the setting, `since` steps after a switch.
+    """
     values, wishes, history = dict(OLD), {}, []
     since = 99
     for step in range(1, TRIAL_STEPS_MAX + 9):
@@ -52,8 +62,8 @@ def _play(trial: Trial, ratio: float, *, latency: int = 6, transient: float = 1.
             values, since = dict(wish), 0
         history.append(values["micro_batch"])
         slow = transient if since < SETTLE_STEPS else 1.0
+        pace = BASE_NS * WIGGLE[step % 8] * (ratio if values == NEW else 1.0) * slow * machine(trial, values, since)
         since += 1
-        pace = BASE_NS * WIGGLE[step % 8] * (ratio if values == NEW else 1.0) * slow
         end = trial.observe(_step(step, values, pace))
         wishes[step] = trial.wanted
         if end is not None:
@@ -72,6 +82,35 @@ def test_a_20_percent_gain_is_accepted_within_two_pairs_and_45_steps() -> None:
 def test_a_setting_that_is_no_better_is_refused_for_the_right_reason(ratio: float, cause: Cause) -> None:
     end, _ = _play(_trial(), ratio)
     assert end.cause is cause
+
+
+def test_a_burst_on_the_machine_does_not_end_a_trial_whose_pairs_speak_for_the_candidate() -> None:
+    # A gain that takes more than two pairs to prove, and a burst of 40 % in the first steps of its third stretch.
+    nulls = (0.05, -0.06, 0.04, -0.05)
+
+    def burst(trial: Trial, values: dict[str, int], since: int) -> float:
+        return 1.4 if values == NEW and trial.pairs == 2 and since < SETTLE_STEPS + 3 else 1.0
+
+    end, _ = _play(_trial(nulls=nulls), 0.93, machine=burst)
+    assert end.cause is Cause.ACCEPTED
+
+    def at_first(trial: Trial, values: dict[str, int], since: int) -> float:
+        return 1.4 if values == NEW and not trial.pairs else 1.0
+
+    assert _play(_trial(nulls=nulls), 0.93, machine=at_first)[0].cause is Cause.DROPPED, (
+        "without a word for it: at once"
+    )
+
+
+def test_a_machine_that_became_slower_under_the_old_setting_is_not_the_candidates_fault() -> None:
+    slow = {"is": False}
+
+    def slower(trial: Trial, values: dict[str, int], since: int) -> float:
+        slow["is"] = slow["is"] or (trial.pairs >= 1 and values == OLD)
+        return 1.3 if slow["is"] else 1.0
+
+    end, _ = _play(_trial(), 1.0, machine=slower)
+    assert end.cause not in (Cause.DROPPED, Cause.ACCEPTED)
 
 
 def test_a_setting_half_as_slow_again_is_left_after_two_judged_steps() -> None:
