@@ -29,20 +29,17 @@ from pacecar.controller.measured import Backlog, Measured
 from pacecar.controller.node import Node
 from pacecar.controller.observation import Facts, KnobSpace, Policy, Turn
 from pacecar.controller.protocol import CALM_PERIOD, PERIOD, Kind, Proposal
+from pacecar.controller.rehearsal import REHEARSAL_BOUNDARIES_MAX, Rehearsal
 from pacecar.controller.switchboard import Switchboard, at_rest
-from pacecar.records import JobHello, JobRecord, Knobs, KnobSwitch, KnobValue, TunerStatus
+from pacecar.controller.voice import State, Voice
+from pacecar.records import JobHello, JobRecord, Knobs, KnobValue, TunerStatus
 
 __all__ = ["OFFER_BOUNDARY", "Tuner"]
 
 logger = logging.getLogger(__name__)
 
-State = Literal["off", "advising", "warming", "screening", "trial", "watching", "frozen"]
-
 OFFER_BOUNDARY = PERIOD
 """The boundary at which knobs are offered: the batch size is known, and DDP has recorded its gradients' order."""
-
-REHEARSAL_BOUNDARIES_MAX = 32 * PERIOD
-"""Ranks that did not agree on applying the values in force within this many steps will not agree on anything."""
 
 
 class Tuner:
@@ -79,10 +76,10 @@ class Tuner:
         self._policy = policy if hello.rank == 0 else None
         self._actuators = {a.knob: a for a in actuators}
         self._facts = facts
-        self._emit = emit
         self._set_knobs = set_knobs
         self._request_window = request_window
         self._clock = clock
+        self._voice = Voice(hello, emit, clock)
         self._agreement: Agreement = agreement if agreement is not None else LocalAgreement()
         self._chooses_agreement = agreement is None
         self._board = Switchboard(self._actuators, self._agreement, clock)
@@ -95,9 +92,7 @@ class Tuner:
         self._knobs = Knobs()
         self._backlog = Backlog()
         self._is_begun = False
-        self._rehearsals: list[int] = []
-        self._rehearsal_since = 0
-        self._status: TunerStatus | None = None
+        self._rehearsal = Rehearsal(self._agreement)
         self._proven: tuple[int, ...] | None = None  # the values to come back to while a trial's are in force
         self._decision = 0
         self._before: tuple[int, ...] | None = None  # the values before the last switch
@@ -114,7 +109,12 @@ class Tuner:
     @property
     def state(self) -> State:
         """What the tuner is doing: as last reported, "off" before `start`."""
-        return self._status.state if self._status is not None else "off"
+        return self._voice.state
+
+    @property
+    def status(self) -> TunerStatus | None:
+        """What was said last of the state, with the reason; None before `start`."""
+        return self._voice.status
 
     # --- the life of a tuner ------------------------------------------------------------------------
 
@@ -126,6 +126,7 @@ class Tuner:
             votes, seconds = self._mode == "exact", self._config.meet_seconds
             self._agreement = RankAgreement(dist.get_rank(), dist.get_world_size(), votes=votes, meet_seconds=seconds)
             self._board = Switchboard(self._actuators, self._agreement, self._clock)
+            self._rehearsal = Rehearsal(self._agreement)
         try:
             self._agreement.open(f"mode {self._mode}")
         except MeetingError as error:
@@ -256,23 +257,15 @@ class Tuner:
             self._say("off", f"nothing to tune: {reasons or 'no knobs'}")
             self._agreement.freeze("nothing to tune")
         elif self._policy is not None and self._mode == "exact":
-            self._rehearsals = [(1 << len(spaces)) - 1]  # all knobs
+            self._rehearsal.plan()
             self._rehearse()
         elif self._policy is not None:
             self._begin(self._policy)
 
     def _rehearse(self) -> None:
-        """Ask all ranks to apply what is in force: all knobs in one go, after a failure each by itself.
-
-        A rehearsal's `decision` is the set of knobs to rehearse, one bit each in the order of the spaces.
-        """
-        if self._policy is None:
-            return
-        if not self._rehearsals:
+        """Ask all ranks to apply what is in force; when that was tried, begin."""
+        if self._policy is not None and not self._rehearsal.ask(self._boundary, self._board.values()):
             self._begin(self._policy)
-            return
-        self._rehearsal_since = self._boundary
-        self._agreement.propose(self._rehearsals[0], self._board.values(), kind=Kind.REHEARSAL)
 
     def _begin(self, policy: Policy) -> None:
         live = self._live()
@@ -303,14 +296,14 @@ class Tuner:
         if policy is None:
             return
         if not self._is_begun:
-            if self._rehearsals and self._boundary - self._rehearsal_since > REHEARSAL_BOUNDARIES_MAX:
+            if self._rehearsal.is_late(self._boundary):
                 self._agreement.freeze(f"the ranks did not agree within {REHEARSAL_BOUNDARIES_MAX} steps")
             return
         observations = self._backlog.take()
         if not observations and not getattr(policy, "is_urgent", bool)():  # only a safeguard may be
             return
         turn, records = policy.advance(observations)
-        self._emit_all(records)
+        self._voice.pass_on(records)
         if turn is not None and self._mode == "exact":
             self._wish(turn)
 
@@ -330,7 +323,7 @@ class Tuner:
         if policy is not None and self._is_begun:
             frozen = self._agreement.frozen
             reason = "the job ended" if frozen is None else f"tuning froze ({frozen})"
-            self._guarded(lambda: self._emit_all(policy.finish(reason)))
+            self._guarded(lambda: self._voice.pass_on(policy.finish(reason)))
 
     # --- switches, on all ranks ---------------------------------------------------------------------
 
@@ -399,51 +392,17 @@ class Tuner:
     def _rehearsed(self, proposal: Proposal, *, is_done: bool) -> None:
         if self._policy is None:
             return
-        del self._rehearsals[0]
-        single = [1 << i for i in range(len(self._agreement.spaces)) if proposal.decision >> i & 1]
-        if not is_done and len(single) > 1:
-            self._rehearsals = single
+        self._rehearsal.played(proposal, is_done=is_done)
         self._rehearse()
 
     def _switched(self, proposal: Proposal, duration_ns: int) -> None:
         self._switched_at = self._boundary
         self._publish_knobs(self._knobs.epoch + 1)
-        self._emit(
-            KnobSwitch(
-                job=self._hello.job,
-                rank=self._hello.rank,
-                decision=proposal.decision,
-                epoch=self._knobs.epoch,
-                step=self._step,
-                knobs=self._knobs,
-                duration_ns=duration_ns,
-            )
-        )
+        self._voice.switched(proposal.decision, self._step, self._knobs, duration_ns)
         self._request_window()
 
     # --- what people hear -----------------------------------------------------------------------------
 
-    def _emit_all(self, records: Sequence[JobRecord]) -> None:
-        for record in records:
-            if isinstance(record, TunerStatus):
-                self._status = record
-            self._emit(record)
-
     def _say(self, state: State, detail: str, *, level: int = logging.DEBUG) -> None:
         """Record and log a change of state that is not the policy's; every rank says its own."""
-        last = self._status
-        self._status = TunerStatus(
-            job=self._hello.job,
-            rank=self._hello.rank,
-            state=state,
-            detail=detail,
-            step=self._step,
-            wall_ns=self._clock.wall_ns(),
-            exploration_ns=last.exploration_ns if last is not None else 0,
-            trials=last.trials if last is not None else 0,
-        )
-        logger.log(level, "pacecar: tuner %s: %s", state, detail)
-        try:
-            self._emit(self._status)
-        except Exception:
-            logger.exception("pacecar: a status could not be emitted")
+        self._voice.say(state, detail, step=self._step, level=level)

@@ -106,7 +106,7 @@ def join(wished: Wish) -> tuple[Pacer, str]:
         return pacer, f"does not attach: {pacer.inert_because}"
     if pacer._hook is not None:
         time_waits(pacer._hook)
-    status = None if pacer._tuner is None else pacer._tuner._status
+    status = None if pacer._tuner is None else pacer._tuner.status
     reason = wished.reason if status is None or status.state != "off" else status.detail
     does = "tunes nothing" if reason is not None or wished.mode == "off" else f"mode {wished.mode}"
     if reason is not None:

@@ -56,7 +56,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
                     break
         tuner = pacer._tuner
         knobs = dict(pacer.knobs.values)
-        detail = "" if tuner is None or tuner._status is None else f"{tuner._status.state}: {tuner._status.detail}"
+        detail = "" if tuner is None or tuner.status is None else f"{tuner.status.state}: {tuner.status.detail}"
         refused = {} if tuner is None else tuner.refused
     return {
         "walls": walls,

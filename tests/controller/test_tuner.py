@@ -215,7 +215,7 @@ def break_actuator(b: Bench) -> None:
 
 
 def break_emit(b: Bench) -> None:
-    b.tuner._emit = break_policy  # type: ignore[assignment]  # raises: a record has no policy
+    b.tuner._voice._emit = break_policy  # type: ignore[assignment]  # raises: a record has no policy
     b.policy.turn = Turn(1, {"micro_batch": 8})
 
 

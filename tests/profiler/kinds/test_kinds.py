@@ -159,12 +159,17 @@ def test_communication_is_what_the_recorded_rows_say(job):
             assert low - slack <= record.ledger.communication_ns <= high + slack
 
 
-def test_communication_is_as_much_as_the_users_own_profiler_sees_in_another_run(job):
-    _, ranks = job
+def starts_within(windows, record):
+    """Return how many of the recorded gloo rows began in the step of `record`."""
+    begun = record.ended_wall_ns - record.wall_ns
+    return max(sum(begun <= start <= record.ended_wall_ns for start, _, _ in rows) for rows in windows)
+
+
+def test_a_step_has_as_many_collectives_as_the_users_own_profiler_sees_in_another_run(job):
+    """Not as long ones: a rank that is profiled alone comes late, so the others wait for it and it for nobody."""
+    kind, ranks = job
     for rank in ranks:
-        mine = [r.ledger.communication_ns / r.wall_ns for r in rank.exact]
-        theirs = rank.result["communication_ratios"]
-        # Two runs on a shared machine, in which a step waits for the other rank for as long as it happens, from nothing
-        # to most of it: what both saw is the same order, no more.
-        assert min(theirs) / 2 <= max(mine)
-        assert min(mine) <= 2 * max(theirs)
+        seen = {starts_within(rank.result["windows"], record) for record in rank.exact}
+        usual = rank.result["collectives"]
+        assert usual >= 1
+        assert seen == {usual} or (kind == "scaler_that_skips" and seen == {usual, 3 * usual})

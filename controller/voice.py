@@ -1,0 +1,75 @@
+"""What does a rank say of its tuner?  Records, and the state that was told last.
+
+Left out: what the policy says by itself; those records pass through.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from pacecar.clock import Clock
+from pacecar.records import JobHello, JobRecord, Knobs, KnobSwitch, TunerStatus
+
+__all__ = ["State", "Voice"]
+
+logger = logging.getLogger(__name__)
+
+State = Literal["off", "advising", "warming", "screening", "trial", "watching", "frozen"]
+
+
+class Voice:
+    """One rank's; `emit` takes records without waiting."""
+
+    def __init__(self, hello: JobHello, emit: Callable[[JobRecord], None], clock: Clock) -> None:
+        self._hello = hello
+        self._emit = emit
+        self._clock = clock
+        self.status: TunerStatus | None = None
+        """As last told, the policy's words among them; None before anything was."""
+
+    @property
+    def state(self) -> State:
+        """As last told, "off" before anything was."""
+        return self.status.state if self.status is not None else "off"
+
+    def pass_on(self, records: Sequence[JobRecord]) -> None:
+        """Emit what the policy has to say, and remember the state among it."""
+        for record in records:
+            if isinstance(record, TunerStatus):
+                self.status = record
+            self._emit(record)
+
+    def say(self, state: State, detail: str, *, step: int, level: int = logging.DEBUG) -> None:
+        """Record and log a change of state that is not the policy's; every rank says its own."""
+        last = self.status
+        self.status = TunerStatus(
+            job=self._hello.job,
+            rank=self._hello.rank,
+            state=state,
+            detail=detail,
+            step=step,
+            wall_ns=self._clock.wall_ns(),
+            exploration_ns=last.exploration_ns if last is not None else 0,
+            trials=last.trials if last is not None else 0,
+        )
+        logger.log(level, "pacecar: tuner %s: %s", state, detail)
+        try:
+            self._emit(self.status)
+        except Exception:
+            logger.exception("pacecar: a status could not be emitted")
+
+    def switched(self, decision: int, step: int, knobs: Knobs, duration_ns: int) -> None:
+        """Record a switch of this rank's knobs."""
+        self._emit(
+            KnobSwitch(
+                job=self._hello.job,
+                rank=self._hello.rank,
+                decision=decision,
+                epoch=knobs.epoch,
+                step=step,
+                knobs=knobs,
+                duration_ns=duration_ns,
+            )
+        )
