@@ -6,7 +6,6 @@ different ones, money needs a price.  What cannot be said is None, and where tha
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,9 +16,10 @@ from pacecar.records import LEDGER_HEADINGS, StepRecord, WhatIf
 from pacecar.report.costs import Prices, cost_of
 from pacecar.report.document import EstimateError, Overhead, Piece, RankRow, Report, Side
 from pacecar.report.events import changes_of, hangs_of, orders_of, slowdowns_of
-from pacecar.report.figures import drift_ratio, ratio_interval, spread_of
+from pacecar.report.figures import Interval, drift_ratio, ratio_interval, spread_of
 from pacecar.report.gather import Story, gather
 from pacecar.report.inputs import Inputs
+from pacecar.report.judgement import judge, noise_of, proven
 from pacecar.report.lossfile import read_losses
 from pacecar.report.notices import Notices, ReportError
 from pacecar.report.stretches import Plan, Stretch
@@ -237,6 +237,9 @@ def _assemble(inputs: Inputs, options: BuildOptions, story: Story, tally: Tally)
     counts = [_total(total, "total_samples") for total in tally.ranks.values()]
     tokens = [_total(total, "total_tokens") for total in tally.ranks.values()]
     began, ended = tally.line.start_ns, tally.line.end_ns
+    changes = changes_of(story)
+    together = proven(changes)
+    change, noise, verdict, why = _before_after(stretches) if after is not None else (None, None, None, None)
     report = Report(
         pacecar_version=__version__,
         run=inputs.name,
@@ -263,9 +266,14 @@ def _assemble(inputs: Inputs, options: BuildOptions, story: Story, tally: Tally)
         before=before,
         after=after,
         whole=sides.get("whole"),
-        change=ratio_interval(stretches.rates("before"), stretches.rates("after")),
-        proven_gain_ratio=_proven(story),
-        changes=changes_of(story),
+        change=change,
+        change_verdict=verdict,
+        change_why=why,
+        change_noise_ratio=noise,
+        proven_gain_ratio=together.ratio,
+        proven_gain_low=together.low,
+        proven_gain_high=together.high,
+        changes=changes,
         orders=orders_of(story),
         tuner=None if story.status is None else f"{story.status.state}: {story.status.detail}",
         ladder=story.ladder or _rank_ladder(story),
@@ -285,6 +293,13 @@ def _assemble(inputs: Inputs, options: BuildOptions, story: Story, tally: Tally)
         notices=inputs.notices.list(),
     )
     return Built(report, stretches.every)
+
+
+def _before_after(stretches: Stretches) -> tuple[Interval | None, float | None, str, str]:
+    """Return the change of the rate, the noise beside it, and what both show."""
+    before, after = stretches.rates("before"), stretches.rates("after")
+    change, noise = ratio_interval(before, after), noise_of(before, after)
+    return change, noise, *judge(change, noise, "stretch")
 
 
 def _run_ns(tally: Tally) -> int | None:
@@ -336,13 +351,6 @@ def _rank_row(total: RankSum, story: Story, tally: Tally) -> RankRow:
 
 def _rank_ladder(story: Story) -> WhatIf | None:
     return story.rank_ladders[min(story.rank_ladders)] if story.rank_ladders else None
-
-
-def _proven(story: Story) -> float | None:
-    """Return what the kept changes save together, each as its own interleaved trial measured it."""
-    gains = [verdict.measured_gain_ratio for verdict in story.verdicts.values() if verdict.outcome == "kept"]
-    known = [gain for gain in gains if gain is not None]
-    return 1 - math.prod(1 - gain for gain in known) if known and len(known) == len(gains) else None
 
 
 def _estimate_error(story: Story) -> EstimateError | None:

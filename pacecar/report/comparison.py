@@ -11,14 +11,15 @@ and the *whole* run, trials with it, after warm-up.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from pacecar.report.build import Built
 from pacecar.report.document import Comparison, ComparisonRow, Report, Side
-from pacecar.report.figures import Interval, drift_ratio, ratio_interval
-from pacecar.wording import percent
+from pacecar.report.figures import ratio_interval
+from pacecar.report.judgement import judge, noise_of
 
-__all__ = ["compare", "judge", "settled_side"]
+__all__ = ["compare", "settled_side"]
 
 
 def settled_side(report: Report) -> tuple[str, Side | None]:
@@ -52,10 +53,9 @@ def _row(base: Built, run: Built, stretch: str, unit: str, *, is_base: bool) -> 
     mine, side = _rates(run, stretch, unit)
     theirs, _ = _rates(base, stretch, unit)
     change = None if is_base else ratio_interval(theirs, mine)
-    drifts = [abs(drift) for rates in (mine, theirs) if (drift := drift_ratio(rates)) is not None]
-    noise = max(drifts, default=None)
+    noise = noise_of(mine, theirs)
     verdict, why = ("", "the run that the others are compared with") if is_base else judge(change, noise)
-    middle = sorted(mine)[len(mine) // 2] if mine else None
+    middle = statistics.median(mine) if mine else None
     if side is not None and side.rate is not None and unit == run.report.rate_unit:
         middle = side.rate.median
     return ComparisonRow(
@@ -68,20 +68,6 @@ def _row(base: Built, run: Built, stretch: str, unit: str, *, is_base: bool) -> 
         verdict=verdict,
         why=why,
     )
-
-
-def judge(change: Interval | None, noise: float | None) -> tuple[str, str]:
-    """Return what may be said, and why no more."""
-    if change is None:
-        return "not comparable", "one of them has no steps to compare"
-    if change.low is None or change.high is None or noise is None:
-        return "not decided", "too few windows to know the noise"
-    if change.low <= 0 <= change.high:
-        return "no difference shown", "the interval holds zero"
-    if abs(change.change_ratio) <= noise:
-        return "no difference shown", f"a run differs from itself by {percent(noise)} between its halves"
-    word = "faster" if change.change_ratio > 0 else "slower"
-    return word, f"the interval leaves zero out, and no run differs from itself by more than {percent(noise)}"
 
 
 def _warnings(reports: Sequence[Report], unit: str) -> list[str]:

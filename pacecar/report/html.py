@@ -17,10 +17,10 @@ from pacecar.records import LEDGER_HEADINGS
 from pacecar.report import charts, tables, usetables
 from pacecar.report.comparisontables import comparison_tables, letter
 from pacecar.report.document import Comparison, Report
-from pacecar.report.figures import Spread
+from pacecar.report.figures import Interval, Spread
 from pacecar.report.notices import Notice
 from pacecar.report.tables import Table
-from pacecar.report.words import change_words, elapsed, money, number, rate_word
+from pacecar.report.words import bounds, change_words, elapsed, money, number, rate_word
 from pacecar.wording import HEADING_WORDS, percent, plural
 
 __all__ = ["comparison_page", "report_page"]
@@ -160,15 +160,9 @@ def _tiles(report: Report) -> str:
         was = "" if side is before or before is None or before.rate is None else f"{number(before.rate.median)} before"
         found.append(("median pace", f"{number(side.rate.median)} {rate_word(report)}", was))
         if report.change is not None:
-            found.append(
-                (
-                    "after against before",
-                    percent(report.change.change_ratio, signed=True),
-                    change_words(report.change).partition(" (")[2].rstrip(")"),
-                )
-            )
+            found.append(("after against before", *_change_tile(report, report.change)))
         if report.proven_gain_ratio is not None:
-            found.append(("proven by trials", percent(report.proven_gain_ratio), "of step time saved"))
+            found.append(("proven by trials", *_proven_tile(report.proven_gain_ratio, report.proven_gain_low)))
         found.append(("coefficient of variation", percent(side.rate.cv), "of pace, window by window"))
         total = sum(side.ledger_ns.values())
         if total:
@@ -198,6 +192,19 @@ def _tiles(report: Report) -> str:
         for name, value, more in found
     )
     return f'<dl class="tiles">{inner}</dl>'
+
+
+def _change_tile(report: Report, change: Interval) -> tuple[str, str]:
+    more = bounds(change.low, change.high)
+    if report.change_verdict not in ("faster", "slower"):
+        more = f"{report.change_verdict}; {'no interval' if more == '-' else more}"
+    return percent(change.change_ratio, signed=True), more
+
+
+def _proven_tile(gain: float, low: float | None) -> tuple[str, str]:
+    if low is None:
+        return percent(gain), "of step time saved, with no bound"
+    return f"≥ {percent(low)}", f"of step time saved; {percent(gain)} measured"
 
 
 def _definitions(classes: str, rows: list[tuple[str, str]]) -> str:
