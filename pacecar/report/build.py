@@ -27,6 +27,7 @@ from pacecar.report.tally import Bin, Part, RankSum, Tally
 from pacecar.report.usage import energies_of, utilization_of
 from pacecar.report.weave import weave
 from pacecar.report.windows import Windows, added
+from pacecar.report.words import elapsed
 
 __all__ = ["BuildOptions", "Built", "build_report"]
 
@@ -68,7 +69,8 @@ def build_report(inputs: Inputs, options: BuildOptions) -> Built:
     """
     story = _choose(gather(inputs.told()), inputs, options.job)
     plan = Plan.of(story)
-    tally = Tally(plan, _ranks_with_steps(inputs, story))
+    ranks_of = {life: len(ranks) for life, (ranks, _) in story.worlds.items()}
+    tally = Tally(plan, _ranks_with_steps(inputs, story), ranks_of)
     for key, measured in weave(inputs.measured(), story.job, inputs.notices):
         tally.take(key, measured)
     if not tally.ranks or not any(total.lives for total in tally.ranks.values()):
@@ -122,6 +124,12 @@ def _check_ranks(inputs: Inputs, story: Story, tally: Tally) -> None:
     if len(story.lives) > 1:
         text = f"the job was attached {len(story.lives)} times in this folder; its steps begin at 0 each time"
         notices.add(inputs.name, "lives", text, is_damage=False)
+    if tally.jumps_ns:
+        text = f"the clock was set by {elapsed(sum(tally.jumps_ns))}: the time line is wrong there, sums are without it"
+        notices.add(inputs.name, "clock", text, is_damage=False)
+    if len(worlds := {world for _, world in story.worlds.values()}) > 1:
+        text = f"the job had {' and '.join(map(str, sorted(worlds)))} ranks in turn: pace and cost are of both"
+        notices.add(inputs.name, "elastic", text, is_damage=False)
     if not _is_data_parallel(story) and (world or 1) > 1:
         text = "ranks are not known to be data-parallel: samples and tokens are the sum over ranks all the same"
         notices.add(inputs.name, "parallel", text, is_damage=False)
@@ -236,7 +244,7 @@ def _assemble(inputs: Inputs, options: BuildOptions, story: Story, tally: Tally)
     lives = max((len(total.lives) for total in tally.ranks.values()), default=1)
     counts = [_total(total, "total_samples") for total in tally.ranks.values()]
     tokens = [_total(total, "total_tokens") for total in tally.ranks.values()]
-    began, ended = tally.line.start_ns, tally.line.end_ns
+    began = tally.line.start_ns
     changes = changes_of(story)
     together = proven(changes)
     change, noise, verdict, why = _before_after(stretches) if after is not None else (None, None, None, None)
@@ -254,7 +262,7 @@ def _assemble(inputs: Inputs, options: BuildOptions, story: Story, tally: Tally)
         recorded_by=hello.pacecar_version if hello is not None else None,
         is_data_parallel=_is_data_parallel(story),
         began_wall_ns=began,
-        duration_ns=None if began is None else ended - began,
+        duration_ns=tally.run_ns,
         steps=max((row.steps for row in ranks), default=0),
         samples=_all(counts),
         tokens=_all(tokens),
@@ -285,7 +293,7 @@ def _assemble(inputs: Inputs, options: BuildOptions, story: Story, tally: Tally)
         overhead=_overhead(story, tally, options.budget_ratio),
         energy_before=energy_before,
         energy_after=energy_after,
-        cost=cost_of(options.prices, story.world_size or len(ranks), len(ranks), sides, _run_ns(tally)),
+        cost=cost_of(options.prices, story.world_size or len(ranks), len(ranks), sides, tally.run_ns),
         losses=read_losses(inputs.losses, inputs.notices) if inputs.losses is not None else None,
         line_start_wall_ns=began,
         line_width_ns=tally.line.width_ns,
@@ -300,10 +308,6 @@ def _before_after(stretches: Stretches) -> tuple[Interval | None, float | None, 
     before, after = stretches.rates("before"), stretches.rates("after")
     change, noise = ratio_interval(before, after), noise_of(before, after)
     return change, noise, *judge(change, noise, "stretch")
-
-
-def _run_ns(tally: Tally) -> int | None:
-    return None if tally.line.start_ns is None else tally.line.end_ns - tally.line.start_ns
 
 
 def _total(total: RankSum, name: str) -> int | None:
@@ -380,7 +384,7 @@ def _overhead(story: Story, tally: Tally, budget_ratio: float) -> Overhead:
             ratios[rank] = mine / its_wall
     worst = max(ratios, key=lambda rank: ratios[rank], default=None)
     exploration_ns = sum(story.exploration_ns.values()) if story.exploration_ns else None
-    run_ns = _run_ns(tally)
+    run_ns = tally.run_ns
     return Overhead(
         ratio=overhead_ns / wall_ns if wall_ns else None,
         worst_ratio=None if worst is None else ratios[worst],

@@ -206,6 +206,31 @@ def test_a_job_that_was_started_again_has_two_lives_and_all_its_steps(tmp_path: 
     assert any("attached 2 times" in notice.text for notice in report.notices)
 
 
+@pytest.mark.parametrize("jump_ns", [365 * 86400 * 10**9, -3600 * 10**9])
+def test_a_clock_that_was_set_meanwhile_makes_no_run_of_a_year(tmp_path: Path, jump_ns: int) -> None:
+    folder = untuned(tmp_path / "run", steps=100)
+    for rank in (0, 1):
+        late = [step(rank, n, ended_ns=START_NS + (n + 1) * 100 * MS + jump_ns) for n in range(100, 200)]
+        append(folder, rank, *late)
+    report = report_of(folder, prices=Prices(per_gpu_hour=3.6))
+    assert report.duration_ns == 200 * 100 * MS
+    assert report.cost is not None
+    assert report.cost.run == pytest.approx(2 * 20 * 3.6 / 3600)
+    assert any("the clock was set by" in notice.text for notice in report.notices)
+
+
+def test_a_job_that_went_on_with_fewer_ranks_is_measured_to_its_end(tmp_path: Path) -> None:
+    """As torchrun restarts an elastic job: four ranks, then two at half the pace."""
+    folder = untuned(tmp_path / "run", ranks=4, steps=60)
+    for rank in (0, 1):
+        append(folder, rank, hello(rank, 2), *(step(rank, number, 200 * MS) for number in range(200)))
+    report = report_of(folder)
+    assert (report.compared_steps, report.incomplete_steps) == (260, 0)
+    assert report.before is not None
+    assert report.before.last == (1, 199)
+    assert any("2 and 4 ranks in turn" in notice.text for notice in report.notices)
+
+
 def test_steps_that_only_some_ranks_measured_are_counted_and_not_compared(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
