@@ -18,6 +18,7 @@ from pacecar.report.build import Built
 from pacecar.report.document import Comparison, ComparisonRow, Report, Side
 from pacecar.report.figures import ratio_interval
 from pacecar.report.judgement import judge, noise_of
+from pacecar.report.words import number
 
 __all__ = ["compare", "settled_side"]
 
@@ -70,6 +71,16 @@ def _row(base: Built, run: Built, stretch: str, unit: str, *, is_base: bool) -> 
     )
 
 
+def _shares(reports: Sequence[Report], unit: str) -> str:
+    """Return what each rank contributes: more ranks are more samples, and no gain of any setting."""
+    shares = []
+    for report in reports:
+        side = settled_side(report)[1]
+        pace = None if side is None else side.samples_per_second
+        shares.append("-" if pace is None or unit != "samples" else f"{number(pace / report.ranks_seen)} samples/s")
+    return f"a rank's share of the mean pace is {'; '.join(shares)}"
+
+
 def _warnings(reports: Sequence[Report], unit: str) -> list[str]:
     said = []
     for what, values in (
@@ -81,6 +92,8 @@ def _warnings(reports: Sequence[Report], unit: str) -> list[str]:
     ):
         if len(set(values)) > 1:
             said.append(f"{what} differs: {'; '.join(str(value) for value in values)}")
+            if what == "world size":
+                said.append(f"the verdict is of the whole job; {_shares(reports, unit)}")
     if unit == "steps":
         said.append("samples are not known of all runs: steps a second are compared, whatever a step held")
     if len({report.job for report in reports}) < len(reports):

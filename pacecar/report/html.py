@@ -37,7 +37,7 @@ def report_page(report: Report) -> str:
     sections = [section for section in _sections(report) if any(section[2])]
     top = [
         f'<p class="soft">{escape(_when(report))}</p>',
-        f'<p class="lead">{escape(tables.headline(report))}</p>',
+        f'<p class="lead">{_unbroken(tables.headline(report))}</p>',
         *_notices(report.notices),
         _tiles(report),
         _definitions("facts", tables.facts(report)),
@@ -172,26 +172,26 @@ def _tiles(report: Report) -> str:
     if energy is not None and energy.joules_per_sample is not None:
         found.append(("energy", f"{number(energy.joules_per_sample)} J", "a sample"))
     if report.cost is not None and report.cost.run is not None:
-        found.append(
-            (
-                "cost of the run",
-                money(report.cost.run),
-                f"{plural(report.cost.gpus, 'GPU')}, {elapsed(report.duration_ns)}",
-            )
-        )
+        of_what = plural(report.cost.gpus, "rank" if report.device == "cpu" else "GPU")
+        found.append(("cost of the run", money(report.cost.run), f"{of_what}, {elapsed(report.duration_ns)}"))
     over = report.overhead
     found.append(
         (
             "pacecar's overhead",
             "-" if over.ratio is None else f"{over.ratio * 100:.2f} %",
-            f"allowed {over.budget_ratio * 100:.2f} %",
+            f"allowed by the configuration here: {over.budget_ratio * 100:.2f} %",
         )
     )
     inner = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(more)}</small></dd></div>"
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{_unbroken(more)}</small></dd></div>"
         for name, value, more in found
     )
     return f'<dl class="tiles">{inner}</dl>'
+
+
+def _unbroken(text: str) -> str:
+    """Return escaped text whose lines do not end between a figure and its per cent."""
+    return escape(text).replace(" %", "&nbsp;%")
 
 
 def _change_tile(report: Report, change: Interval) -> tuple[str, str]:

@@ -399,6 +399,13 @@ def test_what_makes_runs_hard_to_compare_is_said(tmp_path: Path) -> None:
     assert any("same job" in text for text in comparison.warnings)
 
 
+def test_twice_the_ranks_are_no_faster_rank(tmp_path: Path) -> None:
+    pair = [built(untuned(tmp_path / str(ranks), ranks=ranks)) for ranks in (2, 4)]
+    comparison = compare(pair)
+    assert "world size differs: 2; 4" in comparison.warnings
+    assert any("share of the mean pace is 160 samples/s; 160 samples/s" in text for text in comparison.warnings)
+
+
 def test_a_verdict_of_a_forgotten_decision_does_no_harm(tmp_path: Path) -> None:
     folder = untuned(tmp_path / "run", steps=60)
     append(folder, 0, verdict(9, 50))

@@ -130,6 +130,15 @@ def test_names_from_records_stay_on_their_line_in_markdown() -> None:
     assert shown == r"a\|b # H \&lt;b\&gt; \~\~x\~\~ \$a\$ \`q\` \<i>"
 
 
+def test_ranks_on_processors_are_priced_and_not_called_gpus(tmp_path: Path) -> None:
+    folder = untuned(tmp_path / "run")
+    for file in folder.glob("rank*.jsonl"):
+        file.write_bytes(file.read_bytes().replace(b'"device":"cuda"', b'"device":"cpu"'))
+    shown = page_of(folder)
+    assert "each rank charged as one, though they ran on processors" in shown
+    assert "2 ranks, 20.0 s" in shown
+
+
 def test_words_of_the_records_are_text_and_never_markup(page: str) -> None:
     assert "<script>" not in page
     assert "<b>torch" not in page
