@@ -103,7 +103,8 @@ def _change_words(report: Report) -> Iterator[str]:
     if report.change_verdict in ("faster", "slower"):
         return
     if noise is not None and noise >= abs(change.change_ratio):
-        yield f"That shows no difference: {_drifter(report)} by {percent(noise)}, so the machine changed meanwhile."
+        says = "decides nothing" if report.change_verdict == "not decided" else "shows no difference"
+        yield f"That {says}: {_drifter(report)} by {percent(noise)}, so the machine changed meanwhile."
     elif change.low is not None and change.high is not None:
         yield "That interval holds zero: between these two stretches the machine's own noise was as large."
     elif report.before is not None and report.after is not None:
