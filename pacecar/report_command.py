@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,17 @@ __all__ = ["report"]
 _RUN = click.Path(path_type=Path)
 
 
+class _Price(click.FloatRange):
+    """A number from 0 that is one: `nan` and `inf` pass click's own range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
+        """Return the price as a float."""
+        price = super().convert(value, param, ctx)
+        if not math.isfinite(price):
+            self.fail(f"{value} is no price.", param, ctx)
+        return price
+
+
 @click.command()
 @config_option
 @click.argument("runs", nargs=-1, type=_RUN, metavar="RUN...")
@@ -25,7 +37,7 @@ _RUN = click.Path(path_type=Path)
 @click.option("--job", metavar="NAME", help="Which job, where a folder or recording holds several.")
 @click.option("--recording", "recordings", multiple=True, type=_RUN, metavar="FILE",
               help="What a daemon recorded meanwhile: GPUs, links, hosts, energy; may be repeated.")  # fmt: skip
-@click.option("--price-per-gpu-hour", type=click.FloatRange(min=0.0), metavar="PRICE", help="In any currency.")
+@click.option("--price-per-gpu-hour", type=_Price(min=0.0), metavar="PRICE", help="In any currency.")
 @click.option("--samples-per-epoch", type=click.IntRange(min=1), metavar="N", help="To price an epoch.")
 @click.option("--tokens-per-epoch", type=click.IntRange(min=1), metavar="N", help="To price an epoch by tokens.")
 @click.option("--epochs", type=click.IntRange(min=1), default=1, show_default=True, help="How many to price.")

@@ -6,7 +6,6 @@ different ones, money needs a price.  What cannot be said is None, and where tha
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,9 +16,10 @@ from pacecar.records import LEDGER_HEADINGS, StepRecord, WhatIf
 from pacecar.report.costs import Prices, cost_of
 from pacecar.report.document import EstimateError, Overhead, Piece, RankRow, Report, Side
 from pacecar.report.events import changes_of, hangs_of, orders_of, slowdowns_of
-from pacecar.report.figures import drift_ratio, ratio_interval, spread_of
+from pacecar.report.figures import Interval, drift_ratio, ratio_interval, spread_of
 from pacecar.report.gather import Story, gather
 from pacecar.report.inputs import Inputs
+from pacecar.report.judgement import judge, noise_of, proven
 from pacecar.report.lossfile import read_losses
 from pacecar.report.notices import Notices, ReportError
 from pacecar.report.stretches import Plan, Stretch
@@ -27,6 +27,7 @@ from pacecar.report.tally import Bin, Part, RankSum, Tally
 from pacecar.report.usage import energies_of, utilization_of
 from pacecar.report.weave import weave
 from pacecar.report.windows import Windows, added
+from pacecar.report.words import elapsed
 
 __all__ = ["BuildOptions", "Built", "build_report"]
 
@@ -68,7 +69,8 @@ def build_report(inputs: Inputs, options: BuildOptions) -> Built:
     """
     story = _choose(gather(inputs.told()), inputs, options.job)
     plan = Plan.of(story)
-    tally = Tally(plan, _ranks_with_steps(inputs, story))
+    ranks_of = {life: len(ranks) for life, (ranks, _) in story.worlds.items()}
+    tally = Tally(plan, _ranks_with_steps(inputs, story), ranks_of)
     for key, measured in weave(inputs.measured(), story.job, inputs.notices):
         tally.take(key, measured)
     if not tally.ranks or not any(total.lives for total in tally.ranks.values()):
@@ -122,6 +124,12 @@ def _check_ranks(inputs: Inputs, story: Story, tally: Tally) -> None:
     if len(story.lives) > 1:
         text = f"the job was attached {len(story.lives)} times in this folder; its steps begin at 0 each time"
         notices.add(inputs.name, "lives", text, is_damage=False)
+    if tally.jumps_ns:
+        text = f"the clock was set by {elapsed(sum(tally.jumps_ns))}: the time line is wrong there, sums are without it"
+        notices.add(inputs.name, "clock", text, is_damage=False)
+    if len(worlds := {world for _, world in story.worlds.values()}) > 1:
+        text = f"the job had {' and '.join(map(str, sorted(worlds)))} ranks in turn: pace and cost are of both"
+        notices.add(inputs.name, "elastic", text, is_damage=False)
     if not _is_data_parallel(story) and (world or 1) > 1:
         text = "ranks are not known to be data-parallel: samples and tokens are the sum over ranks all the same"
         notices.add(inputs.name, "parallel", text, is_damage=False)
@@ -236,7 +244,10 @@ def _assemble(inputs: Inputs, options: BuildOptions, story: Story, tally: Tally)
     lives = max((len(total.lives) for total in tally.ranks.values()), default=1)
     counts = [_total(total, "total_samples") for total in tally.ranks.values()]
     tokens = [_total(total, "total_tokens") for total in tally.ranks.values()]
-    began, ended = tally.line.start_ns, tally.line.end_ns
+    began = tally.line.start_ns
+    changes = changes_of(story)
+    together = proven(changes)
+    change, noise, verdict, why = _before_after(stretches) if after is not None else (None, None, None, None)
     report = Report(
         pacecar_version=__version__,
         run=inputs.name,
@@ -251,7 +262,7 @@ def _assemble(inputs: Inputs, options: BuildOptions, story: Story, tally: Tally)
         recorded_by=hello.pacecar_version if hello is not None else None,
         is_data_parallel=_is_data_parallel(story),
         began_wall_ns=began,
-        duration_ns=None if began is None else ended - began,
+        duration_ns=tally.run_ns,
         steps=max((row.steps for row in ranks), default=0),
         samples=_all(counts),
         tokens=_all(tokens),
@@ -263,9 +274,14 @@ def _assemble(inputs: Inputs, options: BuildOptions, story: Story, tally: Tally)
         before=before,
         after=after,
         whole=sides.get("whole"),
-        change=ratio_interval(stretches.rates("before"), stretches.rates("after")),
-        proven_gain_ratio=_proven(story),
-        changes=changes_of(story),
+        change=change,
+        change_verdict=verdict,
+        change_why=why,
+        change_noise_ratio=noise,
+        proven_gain_ratio=together.ratio,
+        proven_gain_low=together.low,
+        proven_gain_high=together.high,
+        changes=changes,
         orders=orders_of(story),
         tuner=None if story.status is None else f"{story.status.state}: {story.status.detail}",
         ladder=story.ladder or _rank_ladder(story),
@@ -277,7 +293,7 @@ def _assemble(inputs: Inputs, options: BuildOptions, story: Story, tally: Tally)
         overhead=_overhead(story, tally, options.budget_ratio),
         energy_before=energy_before,
         energy_after=energy_after,
-        cost=cost_of(options.prices, story.world_size or len(ranks), len(ranks), sides, _run_ns(tally)),
+        cost=cost_of(options.prices, story.world_size or len(ranks), len(ranks), sides, tally.run_ns),
         losses=read_losses(inputs.losses, inputs.notices) if inputs.losses is not None else None,
         line_start_wall_ns=began,
         line_width_ns=tally.line.width_ns,
@@ -287,8 +303,11 @@ def _assemble(inputs: Inputs, options: BuildOptions, story: Story, tally: Tally)
     return Built(report, stretches.every)
 
 
-def _run_ns(tally: Tally) -> int | None:
-    return None if tally.line.start_ns is None else tally.line.end_ns - tally.line.start_ns
+def _before_after(stretches: Stretches) -> tuple[Interval | None, float | None, str, str]:
+    """Return the change of the rate, the noise beside it, and what both show."""
+    before, after = stretches.rates("before"), stretches.rates("after")
+    change, noise = ratio_interval(before, after), noise_of(before, after)
+    return change, noise, *judge(change, noise, "stretch")
 
 
 def _total(total: RankSum, name: str) -> int | None:
@@ -338,13 +357,6 @@ def _rank_ladder(story: Story) -> WhatIf | None:
     return story.rank_ladders[min(story.rank_ladders)] if story.rank_ladders else None
 
 
-def _proven(story: Story) -> float | None:
-    """Return what the kept changes save together, each as its own interleaved trial measured it."""
-    gains = [verdict.measured_gain_ratio for verdict in story.verdicts.values() if verdict.outcome == "kept"]
-    known = [gain for gain in gains if gain is not None]
-    return 1 - math.prod(1 - gain for gain in known) if known and len(known) == len(gains) else None
-
-
 def _estimate_error(story: Story) -> EstimateError | None:
     if not story.checks:
         return None
@@ -372,7 +384,7 @@ def _overhead(story: Story, tally: Tally, budget_ratio: float) -> Overhead:
             ratios[rank] = mine / its_wall
     worst = max(ratios, key=lambda rank: ratios[rank], default=None)
     exploration_ns = sum(story.exploration_ns.values()) if story.exploration_ns else None
-    run_ns = _run_ns(tally)
+    run_ns = tally.run_ns
     return Overhead(
         ratio=overhead_ns / wall_ns if wall_ns else None,
         worst_ratio=None if worst is None else ratios[worst],

@@ -11,14 +11,16 @@ and the *whole* run, trials with it, after warm-up.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from pacecar.report.build import Built
 from pacecar.report.document import Comparison, ComparisonRow, Report, Side
-from pacecar.report.figures import Interval, drift_ratio, ratio_interval
-from pacecar.wording import percent
+from pacecar.report.figures import ratio_interval
+from pacecar.report.judgement import judge, noise_of
+from pacecar.report.words import number
 
-__all__ = ["compare", "judge", "settled_side"]
+__all__ = ["compare", "settled_side"]
 
 
 def settled_side(report: Report) -> tuple[str, Side | None]:
@@ -52,10 +54,9 @@ def _row(base: Built, run: Built, stretch: str, unit: str, *, is_base: bool) -> 
     mine, side = _rates(run, stretch, unit)
     theirs, _ = _rates(base, stretch, unit)
     change = None if is_base else ratio_interval(theirs, mine)
-    drifts = [abs(drift) for rates in (mine, theirs) if (drift := drift_ratio(rates)) is not None]
-    noise = max(drifts, default=None)
+    noise = noise_of(mine, theirs)
     verdict, why = ("", "the run that the others are compared with") if is_base else judge(change, noise)
-    middle = sorted(mine)[len(mine) // 2] if mine else None
+    middle = statistics.median(mine) if mine else None
     if side is not None and side.rate is not None and unit == run.report.rate_unit:
         middle = side.rate.median
     return ComparisonRow(
@@ -70,18 +71,14 @@ def _row(base: Built, run: Built, stretch: str, unit: str, *, is_base: bool) -> 
     )
 
 
-def judge(change: Interval | None, noise: float | None) -> tuple[str, str]:
-    """Return what may be said, and why no more."""
-    if change is None:
-        return "not comparable", "one of them has no steps to compare"
-    if change.low is None or change.high is None or noise is None:
-        return "not decided", "too few windows to know the noise"
-    if change.low <= 0 <= change.high:
-        return "no difference shown", "the interval holds zero"
-    if abs(change.change_ratio) <= noise:
-        return "no difference shown", f"a run differs from itself by {percent(noise)} between its halves"
-    word = "faster" if change.change_ratio > 0 else "slower"
-    return word, f"the interval leaves zero out, and no run differs from itself by more than {percent(noise)}"
+def _shares(reports: Sequence[Report], unit: str) -> str:
+    """Return what each rank contributes: more ranks are more samples, and no gain of any setting."""
+    shares = []
+    for report in reports:
+        side = settled_side(report)[1]
+        pace = None if side is None else side.samples_per_second
+        shares.append("-" if pace is None or unit != "samples" else f"{number(pace / report.ranks_seen)} samples/s")
+    return f"a rank's share of the mean pace is {'; '.join(shares)}"
 
 
 def _warnings(reports: Sequence[Report], unit: str) -> list[str]:
@@ -95,6 +92,8 @@ def _warnings(reports: Sequence[Report], unit: str) -> list[str]:
     ):
         if len(set(values)) > 1:
             said.append(f"{what} differs: {'; '.join(str(value) for value in values)}")
+            if what == "world size":
+                said.append(f"the verdict is of the whole job; {_shares(reports, unit)}")
     if unit == "steps":
         said.append("samples are not known of all runs: steps a second are compared, whatever a step held")
     if len({report.job for report in reports}) < len(reports):

@@ -51,7 +51,10 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision and what became of it.  Gains are shares of step time; None: not known, or no verdict."""
+    """A decision and what became of it.  Gains are shares of step time; None: not known, or no verdict.
+
+    `is_in_force`: kept, in the last start of the job that kept any, and the job ended at what it led to.
+    """
 
     life: int
     decision: int
@@ -71,6 +74,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str | None
     trial_steps: int | None
     exploration_ns: int | None
+    is_in_force: bool
     reason: str
 
 
@@ -217,7 +221,13 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """One run.  `is_tuned`: a knob was turned; else `before` is all of the run after warm-up and `after` is None."""
+    """One run.  `is_tuned`: a knob was turned; else `before` is all of the run after warm-up and `after` is None.
+
+    `change` is the rate after against before, `change_verdict` and `change_why` what that shows ("faster", "slower",
+    "no difference shown", "not decided") and `change_noise_ratio` the largest drift inside either; None without an
+    `after`.  `proven_gain_ratio` is the share of step time that the changes in force save together, by their trials;
+    its bounds are those of the trials together.
+    """
 
     schema_version: int = SCHEMA_VERSION
     pacecar_version: str
@@ -247,7 +257,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     after: Side | None
     whole: Side | None
     change: Interval | None
+    change_verdict: str | None
+    change_why: str | None
+    change_noise_ratio: float | None
     proven_gain_ratio: float | None
+    proven_gain_low: float | None
+    proven_gain_high: float | None
     changes: tuple[Change, ...]
     orders: tuple[str, ...]
     tuner: str | None

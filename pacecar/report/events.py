@@ -17,6 +17,7 @@ __all__ = ["changes_of", "hangs_of", "orders_of", "slowdowns_of"]
 def changes_of(story: Story) -> tuple[Change, ...]:
     """Return every decision, in the order in which they were made."""
     changes = []
+    in_force = _in_force(story)
     for key, decision in sorted(story.decisions.items()):
         verdict = story.verdicts.get(key)
         changes.append(
@@ -39,10 +40,32 @@ def changes_of(story: Story) -> tuple[Change, ...]:
                 outcome=None if verdict is None else verdict.outcome,
                 trial_steps=None if verdict is None else verdict.trial_steps,
                 exploration_ns=None if verdict is None else verdict.exploration_ns,
+                is_in_force=key in in_force,
                 reason=clean(decision.reason if verdict is None else verdict.reason),
             )
         )
     return tuple(changes)
+
+
+def _in_force(story: Story) -> set[Key]:
+    """Return the kept decisions whose gain the job ended with.
+
+    A job that was started again proves the same change again, from the settings that it came with: only the last start
+    that kept any counts, or the same gain counts twice.  A knob that somebody turned away later, a person or the
+    safeguard, has none.
+    """
+    kept = [key for key, verdict in story.verdicts.items() if verdict.outcome == "kept" and key in story.decisions]
+    last_life = max((life for life, _ in kept), default=0)
+    settled = story.settled()
+    by_knob: dict[str, list[Key]] = {}
+    for key in sorted(key for key in kept if key[0] == last_life):
+        by_knob.setdefault(story.decisions[key].knob, []).append(key)
+    found: set[Key] = set()
+    for knob, keys in by_knob.items():
+        to_value = story.decisions[keys[-1]].to_value
+        if settled.get(knob, to_value) == to_value:
+            found.update(keys)
+    return found
 
 
 def orders_of(story: Story) -> tuple[str, ...]:

@@ -44,12 +44,16 @@ EVENTS_MAX = 20_000
 
 @dataclass(slots=True)
 class Story:
-    """What the records of one job say besides its steps; of decisions and verdicts by (life, number)."""
+    """What the records of one job say besides its steps; of decisions and verdicts by (life, number).
+
+    `worlds` is life -> the ranks that said hello in it, and how many there are: an elastic job has fewer or more.
+    """
 
     job: str
     records: int = 0
     lives: set[int] = field(default_factory=set)
     hellos: dict[int, JobHello] = field(default_factory=dict)
+    worlds: dict[int, tuple[set[int], int]] = field(default_factory=dict)
     goodbyes: dict[int, Goodbye] = field(default_factory=dict)
     switches: deque[tuple[Key, KnobSwitch]] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
     first_switch: Key | None = None
@@ -116,6 +120,8 @@ def _take(story: Story, rank: int, life: int, record: object) -> None:
     match record:
         case JobHello():
             story.hellos[rank] = record
+            there, world = story.worlds.get(life, (set(), 0))
+            story.worlds[life] = ({*there, rank}, max(world, record.world_size))
         case Goodbye():
             story.goodbyes[rank] = record
         case KnobSwitch():

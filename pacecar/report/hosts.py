@@ -64,8 +64,7 @@ class Hosts:
     spans: Mapping[str, Span]
     hellos: Iterable[JobHello] = ()
     rows: dict[str, tuple[str, str, dict[str, Moments]]] = field(default_factory=dict)
-    energies: dict[tuple[str, str], list[int]] = field(default_factory=dict)
-    gpus: set[tuple[str, str]] = field(default_factory=set)
+    energies: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)
     ticks: int = 0
 
     def __post_init__(self) -> None:
@@ -113,7 +112,6 @@ class Hosts:
 
     def _rates(self, host: str, side: str, old: Tick, new: Tick, gpus: set[str] | None) -> None:
         wall_ns = new.wall_ns - old.wall_ns
-        has_energy, used_mj = False, 0
         for series, value in new.values.items():
             metric, labels = series
             if metric not in COUNTERS and metric != ENERGY:
@@ -122,22 +120,19 @@ class Hosts:
             if was is None or value < was or not self._is_ours(metric, labels, gpus):
                 continue
             if metric == ENERGY:
-                used_mj += int(value - was)
-                self.gpus.add((host, labels[0]))
-                has_energy = True
+                # Of each GPU by itself: one that missed a tick was not at 0 W meanwhile.
+                total = self.energies.setdefault((side, host, labels[0]), [0, 0])
+                total[0] += int(value - was)
+                total[1] += wall_ns
             elif COUNTERS[metric][1] != "interface" or self._carries(host, labels[0]):
                 self._add(side, metric, COUNTERS[metric][0], "bytes_per_second", (value - was) * 1e9 / wall_ns)
-        if has_energy:
-            total = self.energies.setdefault((side, host), [0, 0])
-            total[0] += used_mj
-            total[1] += wall_ns
 
-    def watts(self, side: str) -> tuple[float, int] | None:
-        """Return the mean power of the job's GPUs on all hosts in a stretch, and how much of it was covered."""
-        found = [total for (name, _), total in self.energies.items() if name == side and total[1] > 0]
+    def watts(self, side: str) -> tuple[float, int, int] | None:
+        """Return the mean power of the job's GPUs on all hosts in a stretch, how many, and how much was covered."""
+        found = [total for (name, _, _), total in self.energies.items() if name == side and total[1] > 0]
         if not found:
             return None
-        return sum(mj * 1e6 / ns for mj, ns in found), min(ns for _, ns in found)
+        return sum(mj * 1e6 / ns for mj, ns in found), len(found), min(ns for _, ns in found)
 
     def _carries(self, host: str, interface: str) -> bool:
         """Return whether the job's collectives go through this interface; loopback counts only where a rank says so."""

@@ -17,10 +17,10 @@ from pacecar.records import LEDGER_HEADINGS
 from pacecar.report import charts, tables, usetables
 from pacecar.report.comparisontables import comparison_tables, letter
 from pacecar.report.document import Comparison, Report
-from pacecar.report.figures import Spread
+from pacecar.report.figures import Interval, Spread
 from pacecar.report.notices import Notice
 from pacecar.report.tables import Table
-from pacecar.report.words import change_words, elapsed, money, number, rate_word
+from pacecar.report.words import bounds, change_words, elapsed, money, number, rate_word
 from pacecar.wording import HEADING_WORDS, percent, plural
 
 __all__ = ["comparison_page", "report_page"]
@@ -37,7 +37,7 @@ def report_page(report: Report) -> str:
     sections = [section for section in _sections(report) if any(section[2])]
     top = [
         f'<p class="soft">{escape(_when(report))}</p>',
-        f'<p class="lead">{escape(tables.headline(report))}</p>',
+        f'<p class="lead">{_unbroken(tables.headline(report))}</p>',
         *_notices(report.notices),
         _tiles(report),
         _definitions("facts", tables.facts(report)),
@@ -160,15 +160,9 @@ def _tiles(report: Report) -> str:
         was = "" if side is before or before is None or before.rate is None else f"{number(before.rate.median)} before"
         found.append(("median pace", f"{number(side.rate.median)} {rate_word(report)}", was))
         if report.change is not None:
-            found.append(
-                (
-                    "after against before",
-                    percent(report.change.change_ratio, signed=True),
-                    change_words(report.change).partition(" (")[2].rstrip(")"),
-                )
-            )
+            found.append(("after against before", *_change_tile(report, report.change)))
         if report.proven_gain_ratio is not None:
-            found.append(("proven by trials", percent(report.proven_gain_ratio), "of step time saved"))
+            found.append(("proven by trials", *_proven_tile(report.proven_gain_ratio, report.proven_gain_low)))
         found.append(("coefficient of variation", percent(side.rate.cv), "of pace, window by window"))
         total = sum(side.ledger_ns.values())
         if total:
@@ -178,26 +172,39 @@ def _tiles(report: Report) -> str:
     if energy is not None and energy.joules_per_sample is not None:
         found.append(("energy", f"{number(energy.joules_per_sample)} J", "a sample"))
     if report.cost is not None and report.cost.run is not None:
-        found.append(
-            (
-                "cost of the run",
-                money(report.cost.run),
-                f"{plural(report.cost.gpus, 'GPU')}, {elapsed(report.duration_ns)}",
-            )
-        )
+        of_what = plural(report.cost.gpus, "rank" if report.device == "cpu" else "GPU")
+        found.append(("cost of the run", money(report.cost.run), f"{of_what}, {elapsed(report.duration_ns)}"))
     over = report.overhead
     found.append(
         (
             "pacecar's overhead",
             "-" if over.ratio is None else f"{over.ratio * 100:.2f} %",
-            f"allowed {over.budget_ratio * 100:.2f} %",
+            f"allowed by the configuration here: {over.budget_ratio * 100:.2f} %",
         )
     )
     inner = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(more)}</small></dd></div>"
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{_unbroken(more)}</small></dd></div>"
         for name, value, more in found
     )
     return f'<dl class="tiles">{inner}</dl>'
+
+
+def _unbroken(text: str) -> str:
+    """Return escaped text whose lines do not end between a figure and its per cent."""
+    return escape(text).replace(" %", "&nbsp;%")
+
+
+def _change_tile(report: Report, change: Interval) -> tuple[str, str]:
+    more = bounds(change.low, change.high)
+    if report.change_verdict not in ("faster", "slower"):
+        more = f"{report.change_verdict}; {'no interval' if more == '-' else more}"
+    return percent(change.change_ratio, signed=True), more
+
+
+def _proven_tile(gain: float, low: float | None) -> tuple[str, str]:
+    if low is None:
+        return percent(gain), "of step time saved, with no bound"
+    return f"≥ {percent(low)}", f"of step time saved; {percent(gain)} measured"
 
 
 def _definitions(classes: str, rows: list[tuple[str, str]]) -> str:

@@ -13,7 +13,7 @@ from pacecar.report.words import change_words
 
 __all__ = ["comparison_markdown", "report_markdown"]
 
-_SPECIAL = re.compile(r"([\\`*_\[\]<|])")
+_SPECIAL = re.compile(r"([\\`*_\[\]<|&~$])")
 
 
 def report_markdown(report: Report) -> str:
@@ -55,8 +55,8 @@ def comparison_markdown(comparison: Comparison) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return `text` so that markdown shows it as it stands."""
-    return _SPECIAL.sub(r"\\\1", text)
+    """Return `text` so that markdown shows it as it stands, on one line: names come from records."""
+    return _SPECIAL.sub(r"\\\1", "".join(one if one.isprintable() else " " for one in text))
 
 
 def _table(table: Table | None) -> Iterator[str]:

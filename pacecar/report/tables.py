@@ -6,12 +6,12 @@ pace, ledger, decisions and ladder; `usetables` has what was used and what it co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pacecar.records import LEDGER_HEADINGS
 from pacecar.report.charts import outcome_words
-from pacecar.report.document import Report, Side
+from pacecar.report.document import Change, Report, Side
 from pacecar.report.words import (
     bounds,
     change_words,
@@ -63,24 +63,61 @@ def headline(report: Report) -> str:
         rate = report.before.rate
         pace = "" if rate is None else f" Median {number(rate.median)} {rate_word(report)}."
         return f"No knob was turned.{pace}"
-    parts = []
-    if kept:
-        ways: dict[str, list[str]] = {}
-        for one in kept:
-            way = ways.setdefault(one.knob, [knob_words(one.knob, one.from_value)])
+    return " ".join([*_kept_words(kept), *_proven_words(report), *_change_words(report)])
+
+
+def _kept_words(kept: Sequence[Change]) -> Iterator[str]:
+    """Yield what was kept and still is, and what was turned away later."""
+    ways: dict[tuple[bool, str], list[str]] = {}
+    last_life = max((one.life for one in kept), default=0)
+    for one in kept:
+        if one.life == last_life:
+            way = ways.setdefault((one.is_in_force, one.knob), [knob_words(one.knob, one.from_value)])
             way.append(knob_words(one.knob, one.to_value))
-        said = " and ".join(f"{knob} {' → '.join(way)}" for knob, way in ways.items())
-        parts.append(f"Kept: {said}.")
-        if report.proven_gain_ratio is not None:
-            parts.append(f"Interleaved trials prove {percent(report.proven_gain_ratio)} of step time saved.")
-    else:
-        parts.append("Nothing proved better than the settings that the job came with.")
-    change = report.change
-    if change is not None:
-        parts.append(f"Throughput after against before: {change_words(change)}.")
-        if change.low is not None and change.high is not None and change.low <= 0 <= change.high:
-            parts.append("That interval holds zero: between these two stretches the machine's own noise was as large.")
-    return " ".join(parts)
+    if not ways:
+        yield "Nothing proved better than the settings that the job came with."
+    for is_in_force, text in ((True, "Kept: {}."), (False, "Kept at first, and no longer set at the end: {}.")):
+        said = " and ".join(f"{knob} {' → '.join(way)}" for (now, knob), way in ways.items() if now is is_in_force)
+        if said:
+            yield text.format(said)
+
+
+def _proven_words(report: Report) -> Iterator[str]:
+    gain, low = report.proven_gain_ratio, report.proven_gain_low
+    if gain is None:
+        return
+    if low is None or low <= 0:
+        within = "no bound" if low is None else f"bounds {bounds(low, report.proven_gain_high)}"
+        yield f"Interleaved trials measured {percent(gain)} of step time saved, with {within}."
+        return
+    times = f", {1 / (1 - gain):.2f} times the throughput" if gain < 1 else ""
+    yield f"Interleaved trials prove at least {percent(low)} of step time saved (measured {percent(gain)}{times})."
+
+
+def _change_words(report: Report) -> Iterator[str]:
+    """Yield what before and after show, and why no more."""
+    change, noise = report.change, report.change_noise_ratio
+    if change is None:
+        return
+    yield f"Throughput after against before: {change_words(change)}."
+    if report.change_verdict in ("faster", "slower"):
+        return
+    if noise is not None and noise >= abs(change.change_ratio):
+        says = "decides nothing" if report.change_verdict == "not decided" else "shows no difference"
+        yield f"That {says}: {_drifter(report)} by {percent(noise)}, so the machine changed meanwhile."
+    elif change.low is not None and change.high is not None:
+        yield "That interval holds zero: between these two stretches the machine's own noise was as large."
+    elif report.before is not None and report.after is not None:
+        pair = f"{plural(report.before.windows, 'window')} before and {report.after.windows} after"
+        yield f"That decides nothing: {pair}, alike as neighbours are, are too few to tell a gain from luck."
+    if report.proven_gain_low is not None:
+        yield "The trials took turns with the old settings and are the proof."
+
+
+def _drifter(report: Report) -> str:
+    """Return which stretch differs from itself by the noise that is named beside it."""
+    drifts = [(abs(side.drift_ratio or 0.0), name) for name, side in sides_of(report)]
+    return f"the second half of '{max(drifts)[1]}' differs from its first"
 
 
 def facts(report: Report) -> list[tuple[str, str]]:

@@ -28,6 +28,9 @@ BINS_MAX = 320
 
 FIRST_BIN_NS = 250_000_000
 
+CLOCK_JUMP_NS = 600_000_000_000
+"""By more than that between two steps of a rank the time of day went on otherwise than the steps did: it was set."""
+
 VITALS_MIN = 8
 """Readings since the last switch, one in some seconds and rank; fewer say little."""
 
@@ -224,9 +227,11 @@ class RankSum:
 class Tally:
     """The second reading: takes the steps of the job one after another."""
 
-    def __init__(self, plan: Plan, ranks: int) -> None:
+    def __init__(self, plan: Plan, ranks: int, ranks_of: Mapping[int, int] | None = None) -> None:
+        """`ranks` make a step whole; `ranks_of` says life -> how many, where in some there were fewer."""
         self._plan = plan
         self._ranks = ranks
+        self._ranks_of = ranks_of or {}
         self._first_step: dict[int, int] = {}
         self.parts = {stretch: Part() for stretch in Stretch if stretch is not Stretch.WARMUP}
         self._run_windows = Windows()
@@ -236,6 +241,26 @@ class Tally:
         self.complete_steps = 0
         self.incomplete_steps = 0
         self.is_sampled = False
+        self.jumps_ns: list[int] = []
+        self._ended_ns: int | None = None
+        self._clock: tuple[int, int, int, int] | None = None
+
+    @property
+    def run_ns(self) -> int | None:
+        """How long the run took by the time of day, less what its clock was set forward or back; None without steps."""
+        if self.line.start_ns is None or self._ended_ns is None:
+            return None
+        ended_ns = self._ended_ns if self.jumps_ns else self.line.end_ns
+        return ended_ns - self.line.start_ns - sum(self.jumps_ns)
+
+    def _watch_clock(self, life: int, first: StepRecord) -> None:
+        """Compare the time of day of one rank's steps with how long they took."""
+        now = (life, first.rank, first.ended_wall_ns, first.totals.wall_ns)
+        if self._clock is not None and self._clock[:2] == now[:2]:
+            jump = (now[2] - self._clock[2]) - (now[3] - self._clock[3])
+            if abs(jump) > CLOCK_JUMP_NS:
+                self.jumps_ns.append(jump)
+        self._clock = now
 
     def take(self, key: Key, measured: Sequence[tuple[int, Measured]]) -> None:
         """Take what all ranks measured at `key`."""
@@ -254,8 +279,10 @@ class Tally:
         if not records:
             return
         first_step = self._first_step.setdefault(key[0], key[1])
+        self._watch_clock(key[0], records[0])
         together = Together.of(records)
-        is_whole = len(records) >= self._ranks
+        self._ended_ns = together.ended_ns
+        is_whole = len(records) >= min(self._ranks, self._ranks_of.get(key[0], self._ranks))
         self.line.add(together, is_whole=is_whole)
         if not is_whole:
             self.incomplete_steps += 1

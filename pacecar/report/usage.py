@@ -92,10 +92,10 @@ def _recorded(hosts: Hosts, name: str, side: Side) -> Energy | None:
     power = hosts.watts(name)
     if power is None:
         return None
-    watts, covered_ns = power
+    watts, gpus, covered_ns = power
     return Energy(
         source="recording",
-        gpus=len(hosts.gpus),
+        gpus=gpus,
         watts=watts,
         joules_per_step=watts * side.step_mean_ns / 1e9,
         joules_per_sample=watts / side.samples_per_second if side.samples_per_second else None,

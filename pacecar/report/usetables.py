@@ -76,9 +76,8 @@ def cost_table(report: Report) -> Table | None:
         if any(value != "-" for value in values):
             rows.append((name, *values))
     head = ("", *(name if report.is_tuned else "run" for name, _ in sides))
-    note = (
-        f"{money(cost.price_per_gpu_hour)} a GPU and hour, one GPU a rank. The whole run, {elapsed(report.duration_ns)}"
-    )
+    what = "one GPU a rank" if report.device != "cpu" else "each rank charged as one, though they ran on processors"
+    note = f"{money(cost.price_per_gpu_hour)} a GPU and hour, {what}. The whole run, {elapsed(report.duration_ns)}"
     note += f" on {plural(cost.gpus, 'GPU')}, cost {money(cost.run)}."
     if cost.epoch_of is not None and all(side.per_epoch is None for _, side in sides):
         note += f" An epoch of {cost.epoch_of} cannot be priced: the records do not count them."
@@ -143,7 +142,8 @@ def trust_table(report: Report) -> Table:
     within = "-"
     if over.ratio is not None:
         word = "within" if over.ratio <= over.budget_ratio else "over"
-        within = f"{over.ratio * 100:.2f} % of wall time, {word} the {over.budget_ratio * 100:.2f} % that it may take"
+        within = f"{over.ratio * 100:.2f} % of wall time, {word} the {over.budget_ratio * 100:.2f} % that the"
+        within += " configuration here allows (the records do not say what the job's did)"
         if over.worst_ratio is not None:
             within += f"; worst rank {over.worst_rank}, {over.worst_ratio * 100:.2f} %"
     trials = "no trial"

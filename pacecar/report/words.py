@@ -91,7 +91,7 @@ def change_words(change: Interval | None) -> str:
     if change is None:
         return DASH
     if change.low is None or change.high is None:
-        return f"{percent(change.change_ratio, signed=True)} (no interval: too few independent windows)"
+        return f"{percent(change.change_ratio, signed=True)} (no interval)"
     return f"{percent(change.change_ratio, signed=True)} ({bounds(change.low, change.high)})"
 
 

@@ -85,6 +85,8 @@ def test_a_run_that_still_goes_on_is_no_damage(folder: Path) -> None:
         (["one", "--epochs", "5"], 2, "--price-per-gpu-hour"),
         (["one", "--samples-per-epoch", "5"], 2, "--price-per-gpu-hour"),
         (["one", "--price-per-gpu-hour", "-1"], 2, "price-per-gpu-hour"),
+        (["one", "--price-per-gpu-hour", "nan"], 2, "nan is no price"),
+        (["one", "--price-per-gpu-hour", "inf"], 2, "inf is no price"),
         (["one", "--price-per-gpu-hour", "1", "--samples-per-epoch", "5", "--tokens-per-epoch", "5"], 2, "not both"),
         (["one", "--output", "no/such/folder/x.html"], 1, "no/such/folder"),
         (["one", "--job", "other"], 1, "no record of job 'other'; there are j"),

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pacecar.recording import Chunk, Header, RecordRow, TickRow, pack, parts
+from pacecar.recording import Chunk, Header, RecordRow, Tick, TickRow, pack, parts
 from pacecar.report.build import BuildOptions, build_report
 from pacecar.report.document import Report
+from pacecar.report.hosts import Hosts
 from pacecar.report.inputs import find_inputs
 from pacecar.report.lines import LINE_BYTES_MAX
 from pacecar.report.notices import NOTICES_MAX, Notices, ReportError, clean
@@ -280,6 +281,17 @@ def recording(path: Path, **jobs: int) -> Path:
     chunk = Chunk(0, 30 * 10**9, START_NS, tuple(series), tuple(ticks), (), tuple(rows), ())
     path.write_bytes(b"".join(parts(header, [pack(chunk)])))
     return path
+
+
+def test_a_gpu_that_missed_a_tick_was_not_without_power_meanwhile() -> None:
+    hosts = Hosts({"before": (0, 100 * 10**9)})
+    for second in range(11):
+        gpus = ("0", "1") if second % 4 else ("0",)
+        values = {("pacecar_gpu_energy_joules_total", (gpu,)): second * 300_000 for gpu in gpus}
+        hosts.take("node-a", Tick(second * 10**9, second, 0, values, {}, {}))
+    watts, gpus_seen, covered_ns = hosts.watts("before") or (None, None, None)
+    assert (watts, gpus_seen) == (pytest.approx(600.0), 2)
+    assert covered_ns == 5 * 10**9
 
 
 def test_a_recording_alone_is_a_report_with_what_the_node_saw(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import msgspec
@@ -11,13 +12,15 @@ import pytest
 from pacecar.demo.summary import summarize
 from pacecar.records import EstimateCheck, Goodbye, HangSuspicion, JobRecord, Ledger, Straggler, TunerOrder, TunerStatus
 from pacecar.report.build import BuildOptions, Built, build_report
-from pacecar.report.comparison import compare, judge
+from pacecar.report.comparison import compare
 from pacecar.report.costs import Prices
 from pacecar.report.document import Report
 from pacecar.report.figures import Interval
 from pacecar.report.inputs import find_inputs
+from pacecar.report.judgement import judge
 from pacecar.report.notices import ReportError
 from pacecar.report.stretches import WARMUP_STEPS
+from pacecar.report.tables import headline
 from pacecar.report.tally import BINS_MAX
 from tests.report.runs import MS, START_NS, hello, lines, steady, step, switch, tuned, untuned, verdict
 
@@ -80,6 +83,48 @@ def test_before_after_and_what_a_change_brought(tmp_path: Path) -> None:
     assert (change.gain_low, change.gain_high, change.applied_step, change.verdict_step) == (0.1, 0.3, 59, 99)
     assert report.after.knobs == {"micro_batch": 4}
     assert report.before.knobs == {"micro_batch": 2}
+
+
+def test_what_is_said_to_be_proven_is_the_lower_bound_of_the_trials(tmp_path: Path) -> None:
+    report = report_of(tuned(tmp_path / "run"))
+    assert (report.proven_gain_low, report.proven_gain_high) == (pytest.approx(0.1), pytest.approx(0.3))
+    assert "prove at least 10.0 % of step time saved (measured 20.0 %, 1.25 times the throughput)" in headline(report)
+
+
+def test_a_change_that_is_proven_again_after_a_restart_counts_once(tmp_path: Path) -> None:
+    folder = tuned(tmp_path / "run")
+    for rank in (0, 1):
+        path = folder / f"rank{rank}.jsonl"
+        path.write_bytes(path.read_bytes() * 2)
+    report = report_of(folder)
+    assert report.lives == 2
+    assert [change.is_in_force for change in report.changes] == [False, True]
+    assert report.proven_gain_ratio == pytest.approx(0.2)
+    assert headline(report).startswith("Kept: micro_batch 2 → 4. ")
+
+
+def test_a_kept_change_that_somebody_turned_away_later_has_saved_nothing(tmp_path: Path) -> None:
+    folder = tuned(tmp_path / "run")
+    for rank in (0, 1):
+        more = [step(rank, number, micro_batch=2, epoch=4) for number in range(200, 260)]
+        append(folder, rank, switch(2, 199, 2, 4, rank=rank), *more)
+    report = report_of(folder)
+    assert report.proven_gain_ratio is None
+    assert headline(report).startswith("Kept at first, and no longer set at the end: micro_batch 2 → 4. Throughput")
+
+
+def test_before_and_after_of_a_machine_that_wandered_claim_nothing(tmp_path: Path) -> None:
+    """The settings bring nothing; another job takes half the machine in the middle of `after`."""
+    folder = tuned(tmp_path / "run", steps=100)
+    generator = random.Random(4)
+    walls = [round((70 if number < 400 else 140) * MS * generator.uniform(0.99, 1.01)) for number in range(700)]
+    for rank in (0, 1):
+        append(folder, rank, *(step(rank, 100 + n, wall, micro_batch=4, epoch=3) for n, wall in enumerate(walls)))
+    report = report_of(folder)
+    assert report.change is not None
+    assert report.change.change_ratio > 0.2
+    assert report.change_verdict not in ("faster", "slower")
+    assert "the second half of 'after' differs from its first by" in headline(report)
 
 
 def test_what_was_rolled_back_is_not_after(tmp_path: Path) -> None:
@@ -159,6 +204,31 @@ def test_a_job_that_was_started_again_has_two_lives_and_all_its_steps(tmp_path: 
     assert report.before.steps == 100 - 2 * WARMUP_STEPS
     assert report.before.last == (1, 39)
     assert any("attached 2 times" in notice.text for notice in report.notices)
+
+
+@pytest.mark.parametrize("jump_ns", [365 * 86400 * 10**9, -3600 * 10**9])
+def test_a_clock_that_was_set_meanwhile_makes_no_run_of_a_year(tmp_path: Path, jump_ns: int) -> None:
+    folder = untuned(tmp_path / "run", steps=100)
+    for rank in (0, 1):
+        late = [step(rank, n, ended_ns=START_NS + (n + 1) * 100 * MS + jump_ns) for n in range(100, 200)]
+        append(folder, rank, *late)
+    report = report_of(folder, prices=Prices(per_gpu_hour=3.6))
+    assert report.duration_ns == 200 * 100 * MS
+    assert report.cost is not None
+    assert report.cost.run == pytest.approx(2 * 20 * 3.6 / 3600)
+    assert any("the clock was set by" in notice.text for notice in report.notices)
+
+
+def test_a_job_that_went_on_with_fewer_ranks_is_measured_to_its_end(tmp_path: Path) -> None:
+    """As torchrun restarts an elastic job: four ranks, then two at half the pace."""
+    folder = untuned(tmp_path / "run", ranks=4, steps=60)
+    for rank in (0, 1):
+        append(folder, rank, hello(rank, 2), *(step(rank, number, 200 * MS) for number in range(200)))
+    report = report_of(folder)
+    assert (report.compared_steps, report.incomplete_steps) == (260, 0)
+    assert report.before is not None
+    assert report.before.last == (1, 199)
+    assert any("2 and 4 ranks in turn" in notice.text for notice in report.notices)
 
 
 def test_steps_that_only_some_ranks_measured_are_counted_and_not_compared(tmp_path: Path) -> None:
@@ -327,6 +397,13 @@ def test_what_makes_runs_hard_to_compare_is_said(tmp_path: Path) -> None:
     comparison = compare(runs)
     assert any("world size differs: 2; 1" in text for text in comparison.warnings)
     assert any("same job" in text for text in comparison.warnings)
+
+
+def test_twice_the_ranks_are_no_faster_rank(tmp_path: Path) -> None:
+    pair = [built(untuned(tmp_path / str(ranks), ranks=ranks)) for ranks in (2, 4)]
+    comparison = compare(pair)
+    assert "world size differs: 2; 4" in comparison.warnings
+    assert any("share of the mean pace is 160 samples/s; 160 samples/s" in text for text in comparison.warnings)
 
 
 def test_a_verdict_of_a_forgotten_decision_does_no_harm(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pacecar.report.comparison import compare
 from pacecar.report.costs import Prices
 from pacecar.report.html import POLICY, comparison_page, report_page
 from pacecar.report.inputs import find_inputs
-from pacecar.report.markdown import comparison_markdown, report_markdown
+from pacecar.report.markdown import comparison_markdown, escaped, report_markdown
 from pacecar.whatif import Bound
 from tests.report.runs import MS, START_NS, decision, lines, steady, tuned, untuned, verdict
 from tests.report.test_report_damage import recording
@@ -123,6 +123,20 @@ def test_nothing_is_loaded_from_anywhere(which: str, request: pytest.FixtureRequ
     policy = [attributes for tag, attributes in reader.tags if tag == "meta" and "http-equiv" in attributes]
     assert [one["content"] for one in policy] == [POLICY]
     assert "default-src 'none'" in POLICY
+
+
+def test_names_from_records_stay_on_their_line_in_markdown() -> None:
+    shown = escaped("a|b\n# H\n&lt;b&gt; ~~x~~ $a$ `q` <i>")
+    assert shown == r"a\|b # H \&lt;b\&gt; \~\~x\~\~ \$a\$ \`q\` \<i>"
+
+
+def test_ranks_on_processors_are_priced_and_not_called_gpus(tmp_path: Path) -> None:
+    folder = untuned(tmp_path / "run")
+    for file in folder.glob("rank*.jsonl"):
+        file.write_bytes(file.read_bytes().replace(b'"device":"cuda"', b'"device":"cpu"'))
+    shown = page_of(folder)
+    assert "each rank charged as one, though they ran on processors" in shown
+    assert "2 ranks, 20.0 s" in shown
 
 
 def test_words_of_the_records_are_text_and_never_markup(page: str) -> None:
