@@ -4,10 +4,14 @@
 # A prolog that fails drains the node.  No monitor is worth a node, so this ends with 0 whatever happens, and within
 # seconds; what was wrong goes to the system's log.
 
-tell() { logger -t pacecar-prolog -- "job ${SLURM_JOB_ID:-?}: $*" 2>/dev/null; }
+# Slurm gives a prolog no PATH.
+PATH=${PATH:-/usr/sbin:/usr/bin:/sbin:/bin}
+export PATH
+
+tell() { timeout 5 logger -t pacecar-prolog -- "job ${SLURM_JOB_ID:-?}: $*" 2>/dev/null; }
 
 if command -v systemctl >/dev/null 2>&1; then
-  if ! systemctl is-active --quiet pacecar.service; then
+  if ! timeout 5 systemctl is-active --quiet pacecar.service; then
     timeout 5 systemctl start --no-block pacecar.service || tell "pacecar.service could not be started"
   fi
 else

@@ -8,8 +8,8 @@ container is not.  CPU limit and throttling are those of the tightest level; use
 
 Where a group's folder is follows from two files, not from a guess: /proc/PID/cgroup names the group below the root of
 its hierarchy, /proc/self/mountinfo says which part of a hierarchy is mounted where (in a container often its own part
-alone).  A group that is not under a mount of ours is left out.  Where both versions are mounted, a controller is in
-v1 when its hierarchy is listed, else in v2.
+alone; with the host's /sys beside it `cgroupview` finds the way).  A group that is not under a mount of ours is left
+out.  Where both versions are mounted, a controller is in v1 when its hierarchy is listed, else in v2.
 
     v2   cpu.max  cpu.stat  memory.max  memory.current  memory.events
     v1   cpu.cfs_quota_us, cpu.cfs_period_us, cpu.stat  cpuacct.usage
@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from pacecar.monitor.collectors.cgroupview import View
 from pacecar.monitor.collectors.reading import Files, Reading, whole
 from pacecar.records import Outcome
 
@@ -82,15 +83,27 @@ class CgroupCollector:
     def __init__(self, files: Files, members: Callable[[], Sequence[Member]]) -> None:
         self._files = files
         self._members = members
+        self._view = View(files.proc / "self" / "root")
 
     def collect(self) -> Outcome:
         """Read the groups of the daemon and of all ranks known now, each group once."""
         reading = Reading(self._files)
         rows = reading.lines(self._files.proc / "self" / "mountinfo", parse_cgroup_mount)
-        mounts = {mount.hierarchy: mount for found in rows for mount in found}
+        found_mounts = [mount for found in rows for mount in found]
+        mounts = {mount.hierarchy: mount for mount in found_mounts}
+        host = next((mount for mount in found_mounts if mount.hierarchy == V2 and mount.root.startswith("/..")), None)
+        own = next((mount for mount in found_mounts if mount.hierarchy == V2 and mount.root == "/"), None)
+        if host is not None and own is not None:
+            mounts[V2] = Mounted(V2, "/", str(self._view.folder(host.mountpoint)))
         groups: dict[str, dict[str, str]] = {}
         for member in (Member("self", "daemon"), *self._members()):
             paths = self._paths(reading, member)
+            if host is not None and own is not None and V2 in paths:
+                path = self._view.outside(
+                    paths.pop(V2), own_mountpoint=own.mountpoint, host_mountpoint=host.mountpoint, host_root=host.root
+                )
+                if path is not None:
+                    paths[V2] = path
             if not paths:
                 continue
             name = group_name(paths)

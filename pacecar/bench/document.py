@@ -13,7 +13,10 @@ OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter")
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One size.  A time is the mean over the ranks of one iteration; median and quartiles are over iterations."""
+    """One size.  A time is the mean over the ranks of one iteration; median and quartiles are over iterations.
+
+    As in nccl-tests `bytes` are of the whole array, and `count` elements of one rank's part (all-reduce: the whole).
+    """
 
     bytes: int
     count: int

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from pacecar.bench.document import Row
-from pacecar.bench.operations import ELEMENT_BYTES, Collective
+from pacecar.bench.operations import Collective
 from pacecar.profiler.bandwidth import bus_bandwidth_factor
 
 __all__ = ["ITERATIONS_MIN", "Plan", "measure", "why_missing"]
@@ -54,7 +54,7 @@ def measure(collective: Collective, size: int, plan: Plan, device: torch.device)
     means = [total / dist.get_world_size() for total in sums]
     low, middle, high = statistics.quantiles(means, n=4, method="inclusive")
     seconds = middle / 1e9
-    size_now = collective.count * ELEMENT_BYTES
+    size_now = collective.size
     factor = bus_bandwidth_factor(collective.operation, dist.get_world_size()) or 0.0
     return Row(
         bytes=size_now,

@@ -167,7 +167,7 @@ def _measured(
         if rows and row.bytes == rows[-1].bytes:
             continue  # a size was rounded to the one before
         rows = (*rows, row)
-        say(row_line(row))
+        say(row_line(row, operation.operation))
         yield msgspec.structs.replace(operation, rows=rows)
     yield msgspec.structs.replace(operation, rows=rows, fit=_fit(rows, operation.bus_factor))
 

@@ -49,9 +49,14 @@ class Collective:
         self.run = calls[operation]
 
     @property
+    def size(self) -> int:
+        """Bytes of the whole array now."""
+        return self._whole_view.numel() * ELEMENT_BYTES
+
+    @property
     def count(self) -> int:
-        """Elements of the whole array now."""
-        return self._whole_view.numel()
+        """Elements now as nccl-tests counts them: of one rank's part where there are parts, else of the whole array."""
+        return (self._whole_view if self.operation == "all_reduce" else self._part_view).numel()
 
     def resize(self, size: int) -> None:
         """Use `size` bytes from now on, and begin with zeros, which stay zeros however often they are added."""
@@ -66,26 +71,27 @@ class Collective:
         whole, part = self._whole_view, self._part_view
         offset = self._rank * part.numel()
         given = part if self.operation == "all_gather" else whole
-        given.copy_(self._pattern(given.numel(), offset if self.operation == "all_gather" else 0) + self._rank)
+        given.copy_(self._pattern(given.numel(), offset if self.operation == "all_gather" else 0).add_(self._rank))
         if self.operation == "all_gather":
             whole.fill_(-1.0)
         self.run()
         ranks = self._ranks
         if self.operation == "all_gather":
-            owner = torch.arange(ranks, dtype=torch.float32, device=self._device).repeat_interleave(part.numel())
-            expected = self._pattern(whole.numel(), 0) + owner
+            expected = self._pattern(whole.numel(), 0)
+            expected.view(ranks, -1).add_(torch.arange(ranks, dtype=torch.float32, device=self._device)[:, None])
         else:
             begin = 0 if self.operation == "all_reduce" else offset
             length = whole.numel() if self.operation == "all_reduce" else part.numel()
-            expected = self._pattern(length, begin) * ranks + ranks * (ranks - 1) // 2
+            expected = self._pattern(length, begin).mul_(ranks).add_(ranks * (ranks - 1) // 2)
         result = part if self.operation == "reduce_scatter" else whole
-        wrong = int((result != expected).sum().item())
-        self.resize(whole.numel() * ELEMENT_BYTES)
+        wrong = int(result.ne(expected).sum().item())
+        self.resize(self.size)
         return wrong
 
     def _pattern(self, count: int, begin: int) -> torch.Tensor:
-        index = torch.arange(begin, begin + count, dtype=torch.int64, device=self._device)
-        return (index % PERIOD).to(torch.float32)
+        """Return elements `begin` to `begin + count` of the pattern, in no more memory than they take."""
+        period = torch.arange(begin, begin + PERIOD, device=self._device).remainder_(PERIOD).to(torch.float32)
+        return period.repeat(-(-count // PERIOD))[:count]
 
     def _whole(self, size: int) -> int:
         parts = max(1, size // ELEMENT_BYTES // self._ranks)

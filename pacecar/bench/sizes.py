@@ -11,7 +11,7 @@ import re
 __all__ = ["SIZES_MAX", "SIZE_BYTES_MAX", "SizeError", "parse_size", "size_text", "steps"]
 
 SIZE_BYTES_MAX = 16 << 30
-"""nccl-tests' tables end at 8 or 16 GiB; a rank needs twice that."""
+"""nccl-tests' tables end at 8 or 16 GiB; a rank needs two and a half times that, to know what is right."""
 
 SIZES_MAX = 64
 """Rows of one table: a factor of 1.01 is a slip of the finger."""

@@ -1,6 +1,8 @@
-"""How is the result read by people who know nccl-tests?  The same columns, in the same units, and three lines below.
+"""How is the result read by people who know nccl-tests?  Its columns, in its order and units, and three lines below.
 
     time is microseconds, algbw and busbw 10^9 bytes per second; lines that are no rows begin with #
+
+What nccl-tests does not have, the quartiles, stands behind its columns, so that what reads those reads these.
 
 Pure: values in, lines out.
 """
@@ -14,6 +16,11 @@ from pacecar.bench.sizes import size_text
 from pacecar.wording import percent
 
 __all__ = ["closing_lines", "heading_lines", "operation_lines", "row_line", "summary_lines"]
+
+HEAD = (
+    "#       size         count      type   redop    root       time     algbw     busbw  #wrong       25%       75%",
+    "#        (B)    (elements)                               (us)    (GB/s)    (GB/s)              (us)      (us)",
+)
 
 PLACES_SHOWN = 16
 """Of a thousand ranks the first few are enough to see how they are laid out."""
@@ -35,17 +42,17 @@ def operation_lines(operation: str) -> Iterator[str]:
     """Yield the head of one table."""
     yield "#"
     yield f"# {operation}"
-    yield "#       size         count      type       time        25%        75%     algbw     busbw  #wrong"
-    yield "#        (B)    (elements)                (us)       (us)       (us)    (GB/s)    (GB/s)"
+    yield from HEAD
 
 
-def row_line(row: Row) -> str:
-    """Return one row."""
-    times = "".join(f"{_figure(ns / 1e3):>11}" for ns in (row.time_ns, row.low_ns, row.high_ns))
+def row_line(row: Row, operation: str) -> str:
+    """Return one row of the table of `operation`."""
+    time, low, high = (f"{_figure(ns / 1e3):>10}" for ns in (row.time_ns, row.low_ns, row.high_ns))
+    how = f"{'none' if operation == 'all_gather' else 'sum':>8}{-1:>8}"
     widths = "".join(
         f"{_figure(speed / 1e9):>10}" for speed in (row.algorithm_bytes_per_second, row.bus_bytes_per_second)
     )
-    return f"{row.bytes:>12}{row.count:>14}     float{times}{widths}{row.wrong:>8}"
+    return f"{row.bytes:>12}{row.count:>14}     float{how}{time:>11}{widths}{row.wrong:>8}{low}{high}"
 
 
 def summary_lines(operation: Operation, rated: Rated) -> Iterator[str]:

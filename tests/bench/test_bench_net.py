@@ -49,6 +49,8 @@ def test_every_operation_is_right_and_its_bus_bandwidth_is_nccl_tests(ranks):
         assert [row["bytes"] for row in one["rows"]] == [4096, 16384, 65536]
         for row in one["rows"]:
             assert row["wrong"] == 0
+            # As nccl-tests: elements of one rank's part, but for all-reduce.
+            assert row["count"] * (1 if one["operation"] == "all_reduce" else ranks) == row["bytes"] // 4
             assert row["low_ns"] <= row["time_ns"] <= row["high_ns"]
             assert row["algorithm_bytes_per_second"] == pytest.approx(row["bytes"] * 1e9 / row["time_ns"], rel=1e-3)
             bus = row["algorithm_bytes_per_second"] * factors[one["operation"]]
@@ -67,7 +69,7 @@ def test_torchrun_prints_the_table_once_in_nccl_tests_layout():
     assert ran.returncode == 0, ran.stderr
     rows = [line.split() for line in ran.stdout.splitlines() if not line.startswith("#")]
     assert [row[:3] for row in rows] == [[str(4 * n), str(n), "float"] for n in (1024, 4096, 16384)]
-    assert all(len(row) == 9 and row[-1] == "0" for row in rows)
+    assert all(len(row) == 11 and row[8] == "0" for row in rows)
     assert ran.stdout.count("Out of bounds values : 0 OK") == 1
     assert "100 Gbit/s = 12.50 GB/s one way: as given by --rated-gigabits" in ran.stdout
     assert "% of rated" in ran.stdout
@@ -107,7 +109,7 @@ def test_one_wrong_element_is_found_and_the_exit_code_says_so():
     arguments = ("bench", "net", *SMALL, "--op", "all_reduce")
     code, out, _ = finish(start(2, *arguments, program=("-c", SHORT_OF_ONE)))[0]
     assert code == 1
-    assert [line.split()[-1] for line in out.splitlines() if not line.startswith("#")] == ["2", "2", "2"]
+    assert [line.split()[8] for line in out.splitlines() if not line.startswith("#")] == ["2", "2", "2"]
     assert "Out of bounds values : 6 FAILED" in out
 
 

@@ -13,7 +13,7 @@ from pacecar.bench.document import LineFit, Operation, Rated, Row
 from pacecar.bench.fit import fit_line
 from pacecar.bench.rated import Site, interface_speed, look, rate
 from pacecar.bench.sizes import SIZES_MAX, SizeError, parse_size, steps
-from pacecar.bench.text import row_line, summary_lines
+from pacecar.bench.text import operation_lines, row_line, summary_lines
 
 MACHINE = Path(__file__).resolve().parents[1] / "monitor" / "machine" / "sys"
 SIZES = [4**n for n in range(5, 14)]
@@ -129,7 +129,12 @@ def row(size: int, wrong: int = 0) -> Row:
 
 
 def test_a_row_has_nccl_tests_units():
-    assert row_line(row(4096)).split() == ["4096", "1024", "float", "1235", "1200", "1300", "1.250", "2.500", "0"]
+    """Size, count, type, redop, root, time, algbw, busbw and #wrong as nccl-tests prints them, then our quartiles."""
+    columns = ["4096", "1024", "float", "sum", "-1", "1235", "1.250", "2.500", "0", "1200", "1300"]
+    assert row_line(row(4096), "all_reduce").split() == columns
+    assert row_line(row(4096), "all_gather").split()[3] == "none"
+    head = [line.removeprefix("#").split() for line in operation_lines("all_reduce")]
+    assert head[2] == ["size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong", "25%", "75%"]
 
 
 def test_what_is_unknown_is_said_and_compared_with_nothing():

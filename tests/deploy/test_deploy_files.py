@@ -176,6 +176,15 @@ def test_every_file_that_the_compose_file_mounts_is_there():
     assert volumes > named
 
 
+def test_the_sockets_folder_is_the_daemons_again_after_a_reboot():
+    """/run is empty then, docker makes the folder as root's, and nobody runs `compose up`."""
+    services = documents(COMPOSE)[0]["services"]
+    assert services["folder"]["restart"] == "unless-stopped", "or it ran once, before the reboot"
+    assert "exec sleep infinity" in services["folder"]["entrypoint"][-1], "what ends at once is started over and over"
+    assert services["daemon"]["depends_on"] == {"folder": {"condition": "service_healthy"}}
+    assert services["daemon"]["restart"] == "unless-stopped", "it may be started before the folder is its own"
+
+
 def test_grafana_is_given_a_prometheus_and_the_folder_of_dashboards():
     (source,) = documents(COMPOSE.parent / "grafana/provisioning/datasources/pacecar.yaml")[0]["datasources"]
     assert (source["type"], source["url"]) == ("prometheus", "http://127.0.0.1:9090")
@@ -215,10 +224,59 @@ def test_promtool_accepts_every_scrape_configuration(path, tmp_path):
     assert (job["job_name"], job["scrape_interval"], job["scrape_timeout"]) == ("pacecar", "5s", "4s")
 
 
+def relabelled(rules: list[dict], labels: dict[str, str]) -> dict[str, str] | None:
+    """Return the labels of a target as Prometheus' relabelling leaves them; None where it is dropped."""
+    labels = dict(labels)
+    for rule in rules:
+        rule = {re.sub("[A-Z]", lambda found: "_" + found[0].lower(), key): value for key, value in rule.items()}
+        value = rule.get("separator", ";").join(labels.get(name, "") for name in rule.get("source_labels", ()))
+        found = re.fullmatch(rule.get("regex", "(.*)"), value)
+        action = rule.get("action", "replace")
+        if (action == "keep" and found is None) or (action == "drop" and found is not None):
+            return None
+        if action == "replace" and found is not None:
+            labels[rule["target_label"]] = found.expand(re.sub(r"\$(\d)", r"\\\1", rule.get("replacement", "$1")))
+    return labels
+
+
+def pod(name: str, component: str, phase: str = "Running") -> dict[str, str]:
+    meta = "__meta_kubernetes_pod_"
+    return {
+        "__address__": "10.0.0.7:9850", "job": "pacecar", f"{meta}phase": phase, f"{meta}container_name": "pacecar",
+        f"{meta}annotation_prometheus_io_scrape": "true", f"{meta}annotation_prometheus_io_port": "9850",
+        f"{meta}node_name": "node-7", f"{meta}name": name, f"{meta}label_app_kubernetes_io_component": component,
+    }  # fmt: skip
+
+
+def relabellings() -> list[list[dict]]:
+    (job,) = documents(DEPLOY / "prometheus/kubernetes.yml")[0]["scrape_configs"]
+    (monitor,) = documents(KUBERNETES / "components/podmonitor/podmonitor.yaml")
+    return [job["relabel_configs"], monitor["spec"]["podMetricsEndpoints"][0]["relabelings"]]
+
+
+@pytest.mark.parametrize("rules", relabellings(), ids=["kubernetes.yml", "podmonitor"])
+def test_each_daemon_of_a_node_is_an_instance_of_its_own(rules):
+    """Two targets with the same labels are one to Prometheus, and rules join by instance."""
+    pods = [pod("pacecar-x", "node"), pod("train-a", "training"), pod("train-b", "training")]
+    found = [relabelled(rules, labels) for labels in pods]
+    assert [labels["instance"] for labels in found if labels] == ["node-7", "node-7/train-a", "node-7/train-b"]
+    assert {labels["job"] for labels in found if labels} == {"pacecar"}
+    assert {labels["__address__"] for labels in found if labels} == {"10.0.0.7:9850"}
+
+
+def test_the_pod_of_a_job_that_ended_is_no_target():
+    """The operator leaves such pods out by itself (`filterRunning`)."""
+    rules, _ = relabellings()
+    assert relabelled(rules, pod("train-a", "training", "Succeeded")) is None
+    assert relabelled(rules, pod("train-a", "training", "Failed")) is None
+
+
 def test_alertmanager_would_read_its_configuration():
     config = documents(DEPLOY / "prometheus/alertmanager.yml")[0]
     assert config["route"]["receiver"] in [receiver["name"] for receiver in config["receivers"]]
     assert set(config) == {"route", "receivers"}
+    # What alerts say it of: a node or a job.
+    assert set(config["route"]["group_by"]) == {"cluster", "instance", "training_job"}
     done = ran(find_tool("amtool"), "check-config", DEPLOY / "prometheus/alertmanager.yml")
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -336,6 +394,17 @@ def test_no_container_of_ours_has_a_privilege_but_the_one_that_makes_folders():
         assert "memory" in container["resources"]["limits"], name
 
 
+def test_no_job_gives_way_to_its_monitor_or_waits_for_it():
+    (daemons,) = [one for one in plain_objects() if one["kind"] == "DaemonSet"]
+    spec = daemons["spec"]["template"]["spec"]
+    assert "priorityClassName" not in spec, "on a full node the scheduler would evict a training pod for it"
+    # The mount for training pods: a hostPath that must be there keeps the job from starting.
+    text = (DEPLOY / "README.md").read_text()
+    (path_type,) = re.findall(r"hostPath: \{path: /run/pacecar, type: (\w+)\}", text)
+    assert path_type == "DirectoryOrCreate"
+    assert spec["volumes"][0]["hostPath"] == {"path": "/run/pacecar", "type": path_type}
+
+
 def test_the_containers_variables_are_keys_that_exist():
     for name, container, _ in containers():
         environ = {v["name"]: v.get("value", "10.0.0.1") for v in container.get("env", ())}
@@ -430,6 +499,27 @@ def test_nodes_of_slurm_become_targets_of_prometheus_in_one_move(tmp_path):
     assert "names no node" in done.stderr
     assert file.read_text() == before, "an empty answer takes no node away"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pacecar.json", "sinfo"]
+
+
+def test_the_job_gets_its_processors_and_the_daemon_sees_its_gpus(tmp_path):
+    """On stand-ins of Slurm's commands that write down how they were called."""
+    calls = tmp_path / "calls"
+    for program, text in {
+        "srun": f'#!/bin/sh\necho "$*" >>{calls}\ncase "$*" in *daemon) exec sleep 60 ;; *train.py) exit 3 ;; esac\n',
+        "scontrol": "#!/bin/sh\nprintf 'node-a\\nnode-b\\n'\n",
+    }.items():
+        (tmp_path / program).write_text(text)
+        (tmp_path / program).chmod(0o755)
+    slurm = {"JOB_ID": "7", "SUBMIT_DIR": str(tmp_path), "JOB_NAME": "train", "JOB_NODELIST": "node-[a-b]",
+             "JOB_NUM_NODES": "2", "GPUS_ON_NODE": "8", "CPUS_PER_TASK": "64"}  # fmt: skip
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **{f"SLURM_{name}": value for name, value in slurm.items()}}
+    done = ran("bash", DEPLOY / "slurm/job.sbatch", env=environ)
+    assert done.returncode == 3, "the training's own exit code: " + done.stderr
+    daemon, train = sorted(calls.read_text().splitlines(), key=lambda call: "daemon" not in call)
+    assert "--overlap" in daemon
+    assert "--gpus" not in daemon, "a step without GPUs is shut off from them by its control group"
+    assert "--cpus-per-task=64" in train, "srun does not take it over from sbatch"
+    assert "--rdzv-endpoint node-a:29400 train.py" in train
 
 
 def test_the_jobs_variables_are_keys_that_exist():
