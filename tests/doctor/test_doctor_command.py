@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -65,6 +66,7 @@ def test_exit_codes_follow_fail_on():
         (("--pid", "0"), "--pid"),
         (("--fail-on", "always"), "always"),
         (("--round-trip-ms", "0"), "--round-trip-ms"),
+        (("--round-trip-ms", "nan"), "--round-trip-ms"),
     ],
 )
 def test_wrong_use_exits_2_and_is_named(arguments, named):
@@ -170,6 +172,16 @@ def test_marks_in_what_people_wrote_are_text(tmp_path):
     text = rendered(facts, Judgement((finding,), 1, {}))
     for part in ("[bold]0", "[link=file:///]3[/]", "[why]", "[do]", "[red]x", "and 5 more"):
         assert part in text
+
+
+def test_what_would_steer_a_terminal_is_shown_and_not_sent(tmp_path):
+    facts = dataclasses.replace(h100_node().examine(tmp_path), unreadable=("a\x1b[2Jb",))
+    evidence = (Evidence("w\x1b", "\x1b]0;title\x07", "log\x9b:1"),)
+    finding = Finding("x", Severity.INFO, "t", "w", evidence, "rm \x1b[8m", None, Source("d", "s"))
+    text = rendered(facts, Judgement((finding,), 1, {}))
+    assert not [letter for letter in text if letter != "\n" and not letter.isprintable()]
+    assert "\\x1b]0;title\\x07" in text
+    assert "a\\x1b[2Jb" in text
 
 
 def test_the_screen_is_the_same_however_it_is_printed(tmp_path, capsys):
