@@ -8,9 +8,10 @@ What stands in a log, a script or a record is somebody else's text: what would s
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import groupby, pairwise, zip_longest
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -119,8 +120,23 @@ def _cards(cards: list[dict[str, object]]) -> str:
 
 
 def _span(names: list[str]) -> str:
-    """Return `ib0 to ib7 (8)` for many, all of them for few."""
-    return ", ".join(names) if len(names) <= ALIKE_MAX else f"{names[0]} to {names[-1]} ({len(names)})"
+    """Return all of a few, `ib0 to ib7 (8)` where many follow each other, and the first of others."""
+    if len(names) <= ALIKE_MAX:
+        return ", ".join(names)
+    if all(_follows(one, other) for one, other in pairwise(names)):
+        return f"{names[0]} to {names[-1]} ({len(names)})"
+    return f"{', '.join(names[:ALIKE_MAX])} and {len(names) - ALIKE_MAX} more"
+
+
+def _follows(one: str, other: str) -> bool:
+    """Return whether the two differ in one number, by one: `mlx5_1 port 1` follows `mlx5_0 port 1`."""
+    parts = list(zip_longest(re.split(r"(\d+)", one), re.split(r"(\d+)", other), fillvalue=""))
+    unequal = [(mine, theirs) for mine, theirs in parts if mine != theirs]
+    return (
+        len(unequal) == 1
+        and all(part.isdecimal() for part in unequal[0])
+        and int(unequal[0][1]) - int(unequal[0][0]) == 1
+    )
 
 
 def _ways(topology: dict[str, Any]) -> str:

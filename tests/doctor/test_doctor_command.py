@@ -165,6 +165,16 @@ def test_everything_of_a_finding_is_on_the_screen(tmp_path):
     assert "mlx5_0 port 1 to mlx5_7 port 1 (8): ACTIVE, 400 Gbit/s" in text, "eight alike are told once"
 
 
+def test_a_range_has_no_gap_that_is_told_otherwise(tmp_path):
+    machine = h100_node()
+    for rule in ("nccl-ib-disabled", "rdma-port-slow"):
+        next(fault for fault in FAULTS if fault.rule == rule).plant(machine)
+    facts = machine.examine(tmp_path)
+    text = " ".join(rendered(facts, judge(facts), width=400).split())
+    assert "mlx5_0 port 1, mlx5_1 port 1, mlx5_2 port 1 and 4 more: ACTIVE, 400 Gbit/s" in text
+    assert "mlx5_5 port 1: ACTIVE, 200 Gbit/s" in text
+
+
 def test_marks_in_what_people_wrote_are_text(tmp_path):
     facts = h100_node().examine(tmp_path)
     evidence = tuple(Evidence(f"[bold]{n}", f"[link=file:///]{n}[/]", "[red]x") for n in range(EVIDENCE_MAX + 5))
