@@ -326,7 +326,7 @@ def test_the_logs_host_is_known_behind_what_launchers_put_before_it(prefix, tmp_
 
 
 def test_a_script_that_nests_deeper_than_python_goes_is_refused_not_a_crash(tmp_path, recwarn):
-    (tmp_path / "train.py").write_text(f"x = {'+'.join(['a'] * 3000)}\n")
+    (tmp_path / "train.py").write_text(f"x = {'+'.join(['a'] * 600)}\n")
     with pytest.raises(ScriptError, match=r"train\.py"):
         read_script(tmp_path / "train.py")
     (tmp_path / "train.py").write_text("x = '\\d'\n")
