@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import socket
 import sys
 from importlib.util import find_spec
@@ -60,18 +62,21 @@ def doctor(
     Nothing is changed: what to type is printed, and a person decides.
     """
     for path, is_right, what in (
-        (run_dir, Path.is_dir, "folder"),
-        (script, Path.is_file, "file"),
-        (nccl_log, Path.is_file, "file"),
+        (run_dir, os.path.isdir, "folder"),
+        (script, os.path.isfile, "file"),
+        (nccl_log, os.path.isfile, "file"),
     ):
         if path is not None and not is_right(path):
             fail(f"{path}: there is no such {what}", code=2)
     if pid is not None and not Path(f"/proc/{pid}").is_dir():
         fail(f"--pid {pid}: there is no such process", code=2)
+    if round_trip_ms is not None and math.isnan(round_trip_ms):  # is within every range
+        fail("--round-trip-ms nan: not a number", code=2)
     if not as_json and find_spec("rich") is None:
         fail(
             "the findings are drawn with rich (--json does without), and rich is not installed:"
-            " pip install 'pacecar[doctor]'"
+            " pip install 'pacecar[doctor]'",
+            code=2,
         )
     from pacecar.doctor.document import as_document
     from pacecar.doctor.examination import examine

@@ -63,7 +63,10 @@ def _torch_version() -> str | None:
 
 def _log(looker: Looker, path: Path) -> Log | None:
     try:
-        return read_log(path)
+        log, notes = read_log(path)
+        for note in notes:
+            looker.note(note)
+        return log
     except OSError as error:
         looker.note(f"{path}: {error.strerror or error}")
     except LogError as error:

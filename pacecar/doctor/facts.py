@@ -48,7 +48,10 @@ class AccountedTime:
 
 @dataclass(frozen=True, slots=True)
 class Cpus:
-    """Processors and memory.  `governors` is governor -> the CPUs under it; `nodes` NUMA node -> its CPUs."""
+    """Processors and memory.  `governors` is governor -> the CPUs under it; `nodes` NUMA node -> its CPUs.
+
+    `quota` is how many CPUs' time the control group may use, None without a limit.
+    """
 
     model: Seen[str] | None = None
     sockets: int | None = None
@@ -64,6 +67,7 @@ class Cpus:
     kernel: Seen[str] | None = None
     is_virtual: bool | None = None
     throttling: Seen[AccountedTime] | None = None
+    quota: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,7 @@ class PciDevice:
     vendor: int
     kind: int
     where: str
+    driver: str | None = None
     path: tuple[str, ...] = ()
     node: int | None = None
     local_cpus: frozenset[int] | None = None
@@ -97,7 +102,10 @@ class PciDevice:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU as NVML tells it; `lost` has the driver's words where it does not answer."""
+    """One GPU as NVML tells it; `lost` has the driver's words where it does not answer.
+
+    `chip_links` are those of NVLink-C2C, to the processor beside it (Grace).
+    """
 
     index: int
     uuid: str = ""
@@ -119,6 +127,7 @@ class Gpu:
     has_mig: bool | None = None
     links_up: tuple[int, ...] = ()
     links_down: tuple[int, ...] = ()
+    chip_links: int | None = None
     has_switch: bool = False
     fabric_state: int | None = None
     fabric_status: int | None = None
@@ -149,7 +158,10 @@ class Gpus:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """A network interface; `speed` in bits a second, None where the device does not say."""
+    """A network interface; `speed` in bits a second, None where the device does not say.
+
+    `master` is the bond or bridge that it is a part of, which has the address then.
+    """
 
     name: str
     where: str
@@ -159,6 +171,8 @@ class Interface:
     duplex: str | None = None
     mtu: int | None = None
     address: str | None = None
+    master: str | None = None
+    is_bond: bool = False
 
 
 @dataclass(frozen=True, slots=True)

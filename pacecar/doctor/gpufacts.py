@@ -41,8 +41,12 @@ LINKS_MAX = 36
 
 GPUS_MAX = 64
 
-# Fields of nvml.h: link count, retired pages pending, row remap pending and failed.
-_LINK_COUNT, _RETIRE_PENDING, _REMAP_PENDING, _REMAP_FAILED = (FieldId(number) for number in (91, 31, 144, 145))
+PEERMEM = ("module/nvidia_peermem/initstate", "kernel/mm/memory_peers/nv_mem/version")
+"""The driver's module, and what the older nv_peer_mem leaves; where NCCL looks, too (transport/net_ib.cc)."""
+
+# Fields of nvml.h: link count, retired pages pending, row remap pending and failed, links of NVLink-C2C.
+_WANTED = tuple(FieldId(number) for number in (91, 31, 144, 145, 170))
+_LINK_COUNT, _RETIRE_PENDING, _REMAP_PENDING, _REMAP_FAILED, _CHIP_LINK_COUNT = _WANTED
 
 T = TypeVar("T")
 
@@ -52,7 +56,7 @@ def read_gpus(looker: Looker, *, answer_seconds: float = ANSWER_SECONDS) -> Gpus
     proc, system = looker.places.proc, looker.places.sys
     gpus = Gpus(
         kernel_module=looker.word(proc / "driver/nvidia/version"),
-        peermem=looker.word(system / "module/nvidia_peermem/initstate"),
+        peermem=next((seen for path in PEERMEM if (seen := looker.word(system / path)) is not None), None),
     )
     nvml = looker.places.nvml
     if nvml is None:
@@ -75,6 +79,7 @@ class _Interview:
         self._versions: tuple[str | None, str | None] = (None, None)
         self._absent: str | None = None
         self._asking: int | None = None
+        self._is_started = False
 
     def run(self) -> None:
         try:
@@ -86,6 +91,7 @@ class _Interview:
             self._absent = str(error)
             self._looker.note(f"NVML: {error}")
             return
+        self._is_started = True
         try:
             self._ask_all()
         except NvmlError as error:
@@ -168,6 +174,7 @@ class _Interview:
             links_up=up,
             links_down=down,
             has_switch=has_switch,
+            chip_links=fields.get(_CHIP_LINK_COUNT),
             fabric_state=None if fabric is None else fabric.state,
             fabric_status=None if fabric is None else fabric.status,
             remap_pending=fields.get(_REMAP_PENDING),
@@ -177,11 +184,10 @@ class _Interview:
         )
 
     def _fields(self, index: int, handle: Handle) -> dict[FieldId, int]:
-        wanted = (_LINK_COUNT, _RETIRE_PENDING, _REMAP_PENDING, _REMAP_FAILED)
-        answers = self._gently(f"GPU {index}: fields", lambda: self._nvml.fields(handle, wanted)) or []
+        answers = self._gently(f"GPU {index}: fields", lambda: self._nvml.fields(handle, _WANTED)) or []
         return {
             field: answer.value
-            for field, answer in zip(wanted, answers, strict=False)
+            for field, answer in zip(_WANTED, answers, strict=False)
             if isinstance(answer, FieldValue)
         }
 
@@ -213,6 +219,6 @@ class _Interview:
             boards=tuple(boards[index] for index in sorted(boards)),
             driver=driver,
             cuda=cuda,
-            absent=self._absent,
+            absent=f"no answer within {after_seconds:g} s" if hangs and not self._is_started else self._absent,
             peers=dict(self._peers),
         )

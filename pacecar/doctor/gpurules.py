@@ -1,7 +1,8 @@
 """What is wrong with the GPUs?  The driver, power, clocks, links and memory, by what NVML says of each board.
 
 Speeds are judged only where the board is at work: at rest a driver lowers clocks and the generation of the PCIe link,
-and that is no fault.  A width does not change at rest.
+and that is no fault.  A data centre's board rests in P0, too, so the state alone does not tell; the clocks' reasons do.
+A width does not change at rest.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ __all__ = ["RULES", "on"]
 
 _SLOWDOWNS = {bit: name for bit, name in CLOCK_REASONS.items() if name.endswith("slowdown") or name == "hw_power_brake"}
 _APPLICATION_CLOCKS = next(bit for bit, name in CLOCK_REASONS.items() if name == "applications_clocks_setting")
+_IDLE = next(bit for bit, name in CLOCK_REASONS.items() if name == "gpu_idle")
 _FASTEST_STATE = 0
 _FABRIC_NOT_STARTED, _FABRIC_RUNNING, _FABRIC_DONE = 1, 2, 3  # NVML_GPU_FABRIC_STATE_*
 _PEER_STATUS = {
@@ -27,8 +29,8 @@ _PEER_STATUS = {
     5: "not supported",
     6: "unknown",
 }  # NVML_P2P_STATUS_*
-_PEER_FAULTS = (1, 4)
-"""What somebody can change; the others are how the hardware is."""
+_PEER_FAULT = 4
+"""What somebody can change; the others are how the hardware is (1 and 5 are what GeForce boards say)."""
 
 
 def on(gpu: Gpu) -> str:
@@ -59,7 +61,10 @@ def _numbers(indices: list[int]) -> str:
 def _driver_missing(facts: Facts) -> Hit | None:
     if facts.gpus.absent is None or facts.gpus.absent == "not asked":
         return None
-    cards = [device for device in facts.pci if device.vendor == NVIDIA and device.is_gpu]
+    # What is bound to vfio-pci was given to a virtual machine, and is not this host's to use.
+    cards = [
+        device for device in facts.pci if device.vendor == NVIDIA and device.is_gpu and device.driver != "vfio-pci"
+    ]
     evidence = [Evidence("NVIDIA GPU on the bus", device.address, device.where) for device in cards]
     if not evidence:
         return None
@@ -77,7 +82,7 @@ def _lost(facts: Facts) -> Hit | None:
         for gpu in facts.gpus.boards
         if gpu.lost is not None
     ]
-    return _hit(evidence, "sudo dmesg | grep -i xid    # then drain the node and reset it: sudo nvidia-smi --gpu-reset")
+    return _hit(evidence, "sudo dmesg | grep -i xid    # then drain the node and restart it")
 
 
 def _persistence(facts: Facts) -> Hit | None:
@@ -131,31 +136,35 @@ def _locked_clocks(facts: Facts) -> Hit | None:
         return f"{gpu.clock_sm} of {gpu.clock_sm_max} MHz" if gpu.clock_sm < gpu.clock_sm_max else None
 
     return _of_each(
-        facts, "SM clock, by a setting", says, lambda indices: f"sudo nvidia-smi -i {_numbers(indices)} -rac -rgc"
+        facts,
+        "SM clock, by a setting",
+        says,
+        lambda indices: f"sudo nvidia-smi -i {_numbers(indices)} -rgc; sudo nvidia-smi -i {_numbers(indices)} -rac",
     )
 
 
 def _pcie(facts: Facts) -> Hit | None:
     def says(gpu: Gpu) -> str | None:
+        if gpu.chip_links:
+            return None  # Grace: the processor is reached by NVLink-C2C, and PCIe carries next to nothing
         parts = []
         if None not in (gpu.pcie_width, gpu.pcie_width_max) and gpu.pcie_width < gpu.pcie_width_max:  # type: ignore[operator]  # None was ruled out
             parts.append(f"{gpu.pcie_width} of {gpu.pcie_width_max} lanes")
         if (
             gpu.performance_state == _FASTEST_STATE
+            and gpu.clock_reasons is not None
+            and not gpu.clock_reasons & _IDLE
             and None not in (gpu.pcie_generation, gpu.pcie_generation_max)
             and gpu.pcie_generation < gpu.pcie_generation_max  # type: ignore[operator]  # None was ruled out
         ):
-            parts.append(f"generation {gpu.pcie_generation} of {gpu.pcie_generation_max} at P0")
+            parts.append(f"generation {gpu.pcie_generation} of {gpu.pcie_generation_max} at work (P0)")
         return ", ".join(parts) or None
 
-    return _of_each(
-        facts,
-        "PCIe link",
-        says,
-        lambda indices: (
-            f"sudo lspci -vv -s {facts.gpus.boards[indices[0]].address} | grep Lnk    # then reseat the card or riser"
-        ),
-    )
+    def remedy(indices: list[int]) -> str:
+        first = next(gpu for gpu in facts.gpus.working if gpu.index == indices[0])
+        return f"sudo lspci -vv -s {first.address} | grep Lnk    # then reseat the card or riser"
+
+    return _of_each(facts, "PCIe link", says, remedy)
 
 
 def _memory_errors(facts: Facts) -> Iterator[tuple[Gpu, str]]:
@@ -187,10 +196,21 @@ def _memory_failed(facts: Facts) -> Hit | None:
 
 
 def _links_down(facts: Facts) -> Hit | None:
-    most = max((len(gpu.links_up) for gpu in facts.gpus.working), default=0)
+    """Return the GPUs with fewer links than their own kind.
+
+    Bridges between cards take two GPUs of four, or some links of each; in a MIG mode links are off.  So a link that is
+    down is a fault where all lead to switches, or where another GPU of the kind has more of them.
+    """
+    kinds: dict[str, list[Gpu]] = {}
+    for gpu in facts.gpus.working:
+        if not gpu.has_mig:
+            kinds.setdefault(gpu.name, []).append(gpu)
 
     def says(gpu: Gpu) -> str | None:
-        if most == 0 or not gpu.links_down:
+        alike = [] if gpu.has_mig else kinds[gpu.name]
+        most = max((len(other.links_up) for other in alike), default=0)
+        is_wired = any(other.has_switch for other in alike) or "SXM" in gpu.name
+        if most == 0 or not gpu.links_down or not (is_wired or 0 < len(gpu.links_up) < most):
             return None
         return f"{len(gpu.links_up)} links up; down: {_numbers(list(gpu.links_down))}"
 
@@ -211,7 +231,9 @@ def _fabric(facts: Facts) -> Hit | None:
         facts,
         "NVLink fabric registration",
         says,
-        lambda _: "sudo systemctl restart nvidia-fabricmanager && nvidia-smi -q | grep -A4 Fabric",
+        lambda _: (
+            "sudo systemctl restart nvidia-fabricmanager && nvidia-smi -q | grep -A4 Fabric    # ends jobs that run"
+        ),
     )
 
 
@@ -222,8 +244,8 @@ def _peers(facts: Facts) -> Hit | None:
         if reader > owner or status == 0 or status not in _PEER_STATUS:
             continue
         both = [boards.get(reader), boards.get(owner)]
-        has_links = all(gpu is not None and gpu.links_up and gpu.has_switch for gpu in both)
-        if status in _PEER_FAULTS or has_links:
+        has_links = all(gpu is not None and gpu.links_up and gpu.has_switch and not gpu.has_mig for gpu in both)
+        if status == _PEER_FAULT or has_links:
             evidence.append(
                 Evidence(f"P2P between GPU {reader} and {owner}", _PEER_STATUS[status], "NVML, nvmlDeviceGetP2PStatus")
             )
@@ -255,7 +277,10 @@ def _mixed(facts: Facts) -> Hit | None:
     ]
     largest = max(names.values(), key=len)
     return _hit(
-        evidence, f"export CUDA_VISIBLE_DEVICES={_numbers([gpu.index for gpu in largest])}    # one kind in one job"
+        evidence,
+        # CUDA's own order is the fastest first; NVML's is that of the bus.
+        f"export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={_numbers([gpu.index for gpu in largest])}"
+        "    # one kind in one job",
     )
 
 

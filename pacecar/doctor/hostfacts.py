@@ -67,6 +67,7 @@ def cpus(looker: Looker) -> Cpus:
         kernel=looker.word(proc / "sys/kernel/osrelease"),
         is_virtual=is_virtual,
         throttling=_throttling(looker),
+        quota=_quota(looker),
     )
 
 
@@ -98,16 +99,32 @@ def _memory(looker: Looker, path: Path) -> Seen[int] | None:
     return looker.parsed(path, total)
 
 
-def _throttling(looker: Looker) -> Seen[AccountedTime] | None:
-    """Return the worst throttling between the process' control group (version 2) and the root."""
+def _groups(looker: Looker) -> tuple[Path, ...]:
+    """Return the folders of the process' control group (version 2) and of those above it."""
     places = looker.places
     text = looker.text(places.proc / _who(looker) / "cgroup")
     found = None if text is None else re.search(r"^0::(/.*)$", text, re.MULTILINE)
     if found is None or ".." in found[1].split("/"):
-        return None
+        return ()
     group = places.sys / "fs/cgroup" / found[1].lstrip("/")
+    return (group, *(parent for parent in group.parents if (places.sys / "fs") in parent.parents))
+
+
+def _quota(looker: Looker) -> int | None:
+    """Return the CPUs of the tightest `cpu.max` on the way up, at least one; None where none limits."""
+
+    def limit(text: str) -> int | None:
+        allowed, _, period = text.partition(" ")
+        return None if allowed == "max" else max(integer(allowed) // max(integer(period), 1), 1)
+
+    found = [looker.parsed(folder / "cpu.max", limit) for folder in _groups(looker)]
+    return min((seen.value for seen in found if seen is not None and seen.value is not None), default=None)
+
+
+def _throttling(looker: Looker) -> Seen[AccountedTime] | None:
+    """Return the worst throttling between the process' control group and the root."""
     worst: Seen[AccountedTime] | None = None
-    for folder in (group, *(parent for parent in group.parents if (places.sys / "fs") in parent.parents)):
+    for folder in _groups(looker):
         stat = looker.parsed(folder / "cpu.stat", _cpu_stat)
         if (
             stat is not None
@@ -174,6 +191,8 @@ def _shared_memory(looker: Looker, path: Path) -> tuple[Seen[int] | None, Seen[s
     for number, fields in enumerate(lines, start=1):
         if len(fields) < 4 or fields[1] != "/dev/shm":
             continue
+        if fields[2] != "tmpfs":
+            return None, None  # a disk's folder, as large as the disk
         size = re.search(r"(?:^|,)size=(\d+)([kmgt]?)(?:,|$)", fields[3])
         if size is not None:  # the last mount on a point hides the others
             found = Seen(int(size[1]) * _TMPFS_UNITS[size[2]], f"{path}:{number}")

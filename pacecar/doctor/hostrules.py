@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pacecar.doctor.facts import Facts
 from pacecar.doctor.findings import Evidence, Hit, Rule, Severity, Source
-from pacecar.doctor.roads import uses_rdma
+from pacecar.doctor.roads import local_gain, uses_rdma
 from pacecar.doctor.sources import CONTAINERS, CPUFREQ, KERNEL_SYSCTL, TORCH
 from pacecar.wording import plural
 
@@ -24,8 +24,14 @@ THROTTLED_RATIO_MIN = 0.05
 PERIODS_MIN = 100
 """Of 100 ms each: ten seconds of work under the limit."""
 
-_SLOWEST = frozenset({"powersave", "userspace"})
+LOCKED_BYTES_MIN = 4 << 30
+"""NCCL's buffers on the host are some 10 MB for each channel and peer: that is room for 400 of them."""
+
+_SLOWEST = frozenset({"powersave"})
 _FOLLOWING = frozenset({"ondemand", "conservative", "schedutil"})
+_BALANCING_NORMAL = 1
+"""2 is memory tiering, and no matter of nodes (admin-guide/sysctl/kernel.rst, numa_balancing)."""
+
 _OWN_GOVERNORS = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 """Drivers whose `powersave` follows the load as others' `ondemand` does (admin-guide/pm/intel_pstate.rst)."""
 
@@ -61,7 +67,7 @@ def _governor_follows(facts: Facts) -> Hit | None:
         return None
     driver = facts.cpus.scaling_driver
     return Hit((*evidence, *([] if driver is None else [driver.says("scaling driver")])), _PERFORMANCE,
-               None if facts.run is None else facts.run.gain("launch_gaps_gone"))  # fmt: skip
+               local_gain(facts, "launch_gaps_gone"))  # fmt: skip
 
 
 def _boost(facts: Facts) -> Hit | None:
@@ -75,7 +81,7 @@ def _boost(facts: Facts) -> Hit | None:
 
 def _balancing(facts: Facts) -> Hit | None:
     seen = facts.cpus.numa_balancing
-    if seen is None or seen.value == 0 or len(facts.cpus.nodes) < 2 or not facts.gpus.boards:
+    if seen is None or not seen.value & _BALANCING_NORMAL or len(facts.cpus.nodes) < 2 or not facts.gpus.boards:
         return None
     nodes = Evidence("NUMA nodes", str(len(facts.cpus.nodes)), "/sys/devices/system/node")
     return Hit((seen.says("numa_balancing"), nodes), "sudo sysctl -w kernel.numa_balancing=0")
@@ -112,7 +118,8 @@ def _affinity(facts: Facts, *, is_far: bool) -> Hit | None:
     )
     return Hit(
         evidence,
-        "torchrun --numa-binding=node ...    # torch 2.9; before: numactl --cpunodebind=N --membind=N python ...",
+        "torchrun --numa-binding=node ...    # torch 2.9; before, for this rank:"
+        f" numactl --cpunodebind={node} --membind={node} python ...",
     )
 
 
@@ -169,6 +176,8 @@ def _files(facts: Facts) -> Hit | None:
 def _locked(facts: Facts) -> Hit | None:
     seen = facts.limits.locked_bytes
     if seen is None or seen.value is None or facts.limits.may_lock_all or not uses_rdma(facts):
+        return None
+    if seen.value >= LOCKED_BYTES_MIN:
         return None
     return Hit(
         (seen.says("locked memory, soft limit", f"{seen.value / 2**20:.0f} MiB"),),

@@ -37,7 +37,11 @@ class Log:
     transports: Mapping[str, tuple[Line, int]] = field(default_factory=dict)
     warnings: tuple[Line, ...] = ()
     warning_count: int = 0
-    hosts: int = 0
+    hosts: frozenset[str] = frozenset()
+
+    def is_of(self, host: str) -> bool:
+        """Return whether `host` wrote in it, as far as the log says; NCCL names hosts up to the first dot."""
+        return not self.hosts or host.partition(".")[0] in self.hosts
 
 
 class _Unknown:

@@ -10,21 +10,26 @@ Source: what NCCL prints in src/transport/{net,p2p,shm}.cc and src/transport/net
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from pacecar.doctor.jobfacts import Line, Log
 
-__all__ = ["LINES_MAX", "LogError", "read_log"]
+__all__ = ["LOG_BYTES_MAX", "LogError", "read_log"]
 
-LINES_MAX = 5_000_000
+LOG_BYTES_MAX = 256 * 1024 * 1024
+"""NCCL says at the start how it goes; what a job prints for days after is not waited for."""
+
+LINE_BYTES_MAX = 64 * 1024
 LINE_MAX = 300
 """Characters of a line that are shown."""
 
 WARNINGS_MAX = 5
 
-_CHANNEL = re.compile(r"\bChannel \d+.*\bvia (NET/[^/\s]+|P2P|SHM|direct|CollNet|NVLS)(\S*)")
+_CHANNEL = re.compile(r"\bChannel \d+.*\bvia (NET/[^/]+|P2P|SHM|direct|CollNet|NVLS)(\S*)")
 _VERSION = re.compile(r"\bNCCL version (\d[\w.+-]*)")
-_HOST = re.compile(r"^(\S+?):\d+:\d+ \[\d+\] NCCL ")
+_HOST = re.compile(r"([\w.-]+):\d+:\d+ \[\d+\] NCCL ")
 _NETWORK = re.compile(r"\bUsing network (\S+)")
 
 
@@ -32,21 +37,19 @@ class LogError(ValueError):
     """The file is no log of NCCL's; the message names it."""
 
 
-def read_log(path: Path) -> Log:
-    """Read the log; raises OSError, and LogError where no line of it is NCCL's."""
+def read_log(path: Path, *, most_bytes: int = LOG_BYTES_MAX) -> tuple[Log, tuple[str, ...]]:
+    """Return what the log says, and what of it was not read; raises OSError, and LogError where no line is NCCL's."""
     version: str | None = None
     network = no_rdma = None
     transports: dict[str, tuple[Line, int]] = {}
     warnings: list[Line] = []
     hosts: set[str] = set()
     is_log, warning_count = False, 0
-    with path.open(encoding="utf-8", errors="replace") as stream:
-        for number, raw in enumerate(stream, start=1):
-            if number > LINES_MAX:
-                break
-            if "NCCL" not in raw:
+    with path.open("rb") as stream:
+        for number, raw in enumerate(_lines(stream, most_bytes), start=1):
+            if b"NCCL" not in raw:
                 continue
-            text = raw.strip()
+            text = raw.decode("utf-8", "replace").strip()
             line = Line(text[:LINE_MAX], f"{path}:{number}")
             found = _VERSION.search(text)
             if found is not None:
@@ -54,7 +57,7 @@ def read_log(path: Path) -> Log:
             if "NCCL INFO" not in text and "NCCL WARN" not in text:
                 continue
             is_log = True
-            host = _HOST.match(text)
+            host = _HOST.search(text)
             if host is not None:
                 hosts.add(host[1])
             if "NCCL WARN" in text:
@@ -69,9 +72,22 @@ def read_log(path: Path) -> Log:
                 network = line
             elif no_rdma is None and "NET/IB : No device found" in text:
                 no_rdma = line
+        size = stream.seek(0, 2)
     if not is_log:
         raise LogError(f"{path}: no line of it is NCCL's; run the job with NCCL_DEBUG=INFO NCCL_DEBUG_FILE={path.name}")
-    return Log(str(path), version, network, no_rdma, transports, tuple(warnings), warning_count, len(hosts))
+    log = Log(str(path), version, network, no_rdma, transports, tuple(warnings), warning_count, frozenset(hosts))
+    notes = (f"{path}: only the first {most_bytes >> 20} of {size >> 20} MiB were read",) if size > most_bytes else ()
+    return log, notes
+
+
+def _lines(stream: BinaryIO, most_bytes: int) -> Iterator[bytes]:
+    """Yield lines; a longer one than any of NCCL's comes in pieces, of which only the first counts."""
+    room, is_new = most_bytes, True
+    while room > 0 and (raw := stream.readline(min(room, LINE_BYTES_MAX))):
+        room -= len(raw)
+        if is_new:
+            yield raw
+        is_new = raw.endswith(b"\n")
 
 
 def _transport(kind: str, rest: str) -> str:

@@ -1,10 +1,12 @@
 """What does NCCL's log say that it really does, where the machine could do better?
 
 A variable may be right and the way still be wrong: a module is missing, a container does not show a card.  The log of
-the run is the witness, and is laid beside what is there.
+the run is the witness, and is laid beside what is there; only where it is this machine's, as far as it says.
 """
 
 from __future__ import annotations
+
+import shlex
 
 from pacecar.doctor.facts import Facts
 from pacecar.doctor.findings import Evidence, Hit, Rule, Severity
@@ -17,6 +19,8 @@ __all__ = ["RULES"]
 def _log_sockets(facts: Facts) -> Hit | None:
     log = facts.log
     if log is None or "NET/Socket" not in log.transports or not facts.network.active_ports:
+        return None
+    if not log.is_of(facts.host):
         return None
     line, count = log.transports["NET/Socket"]
     lines = [
@@ -36,6 +40,8 @@ def _log_no_gpudirect(facts: Facts) -> Hit | None:
     found = {
         name: said for name, said in facts.log.transports.items()
         if name.startswith("NET/") and name != "NET/Socket" and not name.endswith("/GDRDMA")
+        # Without NVLink NCCL itself sends by way of the host and only receives directly (NCCL_NET_GDR_READ).
+        and (f"{name}/GDRDMA" not in facts.log.transports or linked(facts))
     }  # fmt: skip
     if not found:
         return None
@@ -44,7 +50,11 @@ def _log_no_gpudirect(facts: Facts) -> Hit | None:
 
 
 def _log_shm(facts: Facts) -> Hit | None:
-    if facts.log is None or "SHM" not in facts.log.transports or len(linked(facts)) < 2:
+    if facts.log is None or "SHM" not in facts.log.transports or not facts.log.is_of(facts.host):
+        return None
+    gpus = facts.gpus.working
+    reaches_all = len(gpus) == 2 or all(gpu.has_switch for gpu in gpus)  # bridges join pairs of cards only
+    if len(gpus) < 2 or len(linked(facts)) < len(gpus) or not reaches_all:
         return None
     line, count = facts.log.transports["SHM"]
     return Hit(
@@ -61,7 +71,7 @@ def _log_warnings(facts: Facts) -> Hit | None:
     more = facts.log.warning_count - len(evidence)
     if more > 0:
         evidence.append(Evidence("warnings", f"{more} more", facts.log.where))
-    return Hit(evidence, f"grep -n 'NCCL WARN' {facts.log.where}")
+    return Hit(evidence, f"grep -n 'NCCL WARN' {shlex.quote(facts.log.where)}")
 
 
 RULES = (

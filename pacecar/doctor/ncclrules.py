@@ -7,10 +7,20 @@ where it takes away something that is there: RDMA where a port is up, P2P where 
 from __future__ import annotations
 
 import re
+import shlex
 
 from pacecar.doctor.facts import Facts, Gpu, Seen
 from pacecar.doctor.findings import Evidence, Gain, Hit, Rule, Severity, Source
-from pacecar.doctor.roads import carriers, selected, training_ports, uses_rdma
+from pacecar.doctor.roads import (
+    carriers,
+    is_one_node_run,
+    links,
+    local_gain,
+    reached_as,
+    selected,
+    training_ports,
+    uses_rdma,
+)
 from pacecar.doctor.sources import NCCL_ENV
 
 __all__ = ["RULES", "active_ports", "gain", "linked", "nvlinks"]
@@ -33,13 +43,15 @@ _NVLS_CAPABILITY = (9, 0)
 
 def gain(facts: Facts) -> Gain | None:
     """Return what less exposed communication would be worth, where a run says it."""
-    return None if facts.run is None else facts.run.gain("communication_hidden")
+    return local_gain(facts, "communication_hidden")
 
 
 def _unset(seen: Seen[str], name: str) -> str:
     """Return how to take a setting away where it was read."""
     place, _, line = seen.where.rpartition(":")
-    return f"sed -i '{line}d' {place}" if line.isdigit() else f"unset {name}    # and take it out of the job's script"
+    if not line.isdigit():
+        return f"unset {name}    # and take it out of the job's script"
+    return f"sudo sed -i '{line}d' {shlex.quote(place)}"
 
 
 def _set_to(facts: Facts, *names: str) -> list[tuple[str, Seen[str]]]:
@@ -87,7 +99,11 @@ def _ib_disabled(facts: Facts) -> Hit | None:
     found = [] if disabled is None else [("NCCL_IB_DISABLE", disabled)]
     if network is not None and network.value.lower() == "socket":
         found.append(("NCCL_NET", network))
-    if not found or not facts.network.active_ports:
+    # A virtual machine's Ethernet card may show a port that carries no RDMA, and then the variable is right.
+    ports = [
+        port for port in facts.network.active_ports if not facts.cpus.is_virtual or port.link_layer == "InfiniBand"
+    ]
+    if not found or not ports or is_one_node_run(facts):
         return None
     return Hit((*_shown(found), *active_ports(facts)), _unset(found[0][1], found[0][0]), gain(facts))
 
@@ -130,14 +146,30 @@ def _shm_disabled(facts: Facts) -> Hit | None:
     return Hit((seen.says("NCCL_SHM_DISABLE"), *evidence), _unset(seen, "NCCL_SHM_DISABLE"), gain(facts))
 
 
-def _without_nvls(text: str) -> bool:
-    text = text.lower()
+def _for_all_reduce(text: str) -> str | None:
+    """Return what NCCL_ALGO or NCCL_PROTO says of all-reduce: `ring;broadcast:tree` has one list for it, `ring`.
+
+    Since 2.24 a list may be for one collective (`allreduce:tree`), and a list without a name before it for all.
+    """
+    said: str | None = None
+    for part in text.lower().split(";"):
+        name, colon, names = part.strip().partition(":")
+        if not colon:
+            said = name
+        elif name == "allreduce":
+            said = names
+    return said
+
+
+def _without_nvls(text: str | None) -> bool:
+    if text is None:
+        return False
     return "nvls" in text if text.startswith("^") else "nvls" not in text
 
 
 def _algo_excludes_nvls(facts: Facts) -> Hit | None:
     seen = facts.settings.get("NCCL_ALGO")
-    if seen is None or not _has_nvls(facts) or not _without_nvls(seen.value):
+    if seen is None or not _has_nvls(facts) or not _without_nvls(_for_all_reduce(seen.value)):
         return None
     return Hit((seen.says("NCCL_ALGO"), *nvlinks(facts)), _unset(seen, "NCCL_ALGO"), gain(facts))
 
@@ -156,9 +188,10 @@ def _algo_set(facts: Facts) -> Hit | None:
     return Hit((seen.says("NCCL_ALGO"),), _unset(seen, "NCCL_ALGO"), gain(facts))
 
 
-def _only_ll(text: str) -> bool:
+def _only_ll(value: str) -> bool:
     """Return whether of NCCL's protocols only LL is left; `^` leaves out those that are named."""
-    named = set(re.findall(r"ll128|ll|simple", text.lower()))
+    text = _for_all_reduce(value) or ""
+    named = set(re.findall(r"ll128|ll|simple", text))
     return ({"ll", "ll128", "simple"} - named if text.startswith("^") else named) == {"ll"}
 
 
@@ -207,11 +240,7 @@ def _slow_interface(facts: Facts) -> Hit | None:
     if uses_rdma(facts):
         return None  # sockets only start the job then
     by_name = {card.name: card for card in facts.network.interfaces}
-    best = max(
-        (card for card in facts.network.interfaces if card.state == "up" and card.speed),
-        key=lambda card: card.speed or 0,
-        default=None,
-    )
+    best = next(reversed(links(facts)), None)
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         found = _interfaces_of(facts, name)
         speeds = [] if found is None else [speed for card in found[1] if (speed := by_name[card].speed) is not None]
@@ -222,7 +251,7 @@ def _slow_interface(facts: Facts) -> Hit | None:
             Evidence(card.name, f"{(card.speed or 0) / 1e9:g} Gbit/s", f"{card.where}/speed")
             for card in (*(by_name[card] for card in found[1] if by_name[card].speed), best)
         ]
-        return Hit(evidence, f"export {name}={best.name}", gain(facts))
+        return Hit(evidence, f"export {name}={reached_as(best)}", gain(facts))
     return None
 
 
@@ -232,18 +261,22 @@ def _hca_names(facts: Facts) -> tuple[Seen[str], list[str], list[str]] | None:
     active = [f"{port.device}:{port.port}" for port in training_ports(facts) if port.is_active]
     if seen is None or not active:
         return None
-    text = seen.value
-    chosen = selected(active, text)
-    if "=" in text[:2]:  # an exact name may leave the port out
-        devices = {name: name.partition(":")[0] for name in active}
-        meant = set(selected(sorted(set(devices.values())), text))
-        excludes = text.startswith("^")
-        chosen = [
-            name
-            for name in active
-            if (name in chosen and devices[name] in meant if excludes else name in chosen or devices[name] in meant)
-        ]
-    return seen, chosen, active
+    return seen, [name for name in active if _is_meant(name, seen.value)], active
+
+
+def _is_meant(name: str, text: str) -> bool:
+    """Return whether NCCL_IB_HCA takes `device:port`: a list of beginnings, or of exact names (=), with ports or not.
+
+    The beginning is the device's alone: `mlx5_1:1` takes port 1 of mlx5_10, too.
+    """
+    device, _, port = name.partition(":")
+    names = text.removeprefix("^")
+    entries = [entry.partition(":") for entry in names.removeprefix("=").split(",") if entry]
+    is_named = any(
+        (device == start if names.startswith("=") else device.startswith(start)) and wanted in ("", port)
+        for start, _, wanted in entries
+    )
+    return is_named != text.startswith("^")
 
 
 def _no_hca(facts: Facts) -> Hit | None:
@@ -297,7 +330,8 @@ def _gdr_off(facts: Facts) -> Hit | None:
         for name, seen in _set_to(facts, "NCCL_NET_GDR_LEVEL", "NCCL_IB_GDR_LEVEL")
         if seen.value.upper() in ("LOC", "0")
     ]
-    names = ["NCCL_IB_CUDA_SUPPORT", "NCCL_NET_GDR_READ"]
+    # Without NVLink NCCL itself reads by way of the host (NCCL_NET_GDR_READ, default value).
+    names = ["NCCL_NET_GDR_READ"] if linked(facts) else []
     names += [] if facts.gpus.peermem is not None else ["NCCL_DMABUF_ENABLE"]
     found += [(name, seen) for name in names if (seen := facts.settings.is_off(name)) is not None]
     if not found:

@@ -6,6 +6,7 @@ admin-guide/sysctl/net.rst of the kernel; proc(5) for /proc/net/snmp.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from pacecar.doctor.facts import Interface, Network, RdmaPort, Seen
@@ -64,9 +65,18 @@ def _interfaces(looker: Looker) -> tuple[Interface, ...]:
                 duplex=None if duplex is None else duplex.value,
                 mtu=None if mtu is None else mtu.value,
                 address=address_of(place / "device"),
+                master=_master(place / "master"),
+                is_bond=(place / "bonding").is_dir(),
             )
         )
     return tuple(found)
+
+
+def _master(link: Path) -> str | None:
+    try:
+        return os.path.basename(os.readlink(link))
+    except OSError:
+        return None
 
 
 def _ports(looker: Looker) -> tuple[RdmaPort, ...]:

@@ -8,10 +8,12 @@ that rests on that is `info` only.  A TCP buffer also holds the kernel's own ove
 
 from __future__ import annotations
 
+import re
+
 from pacecar.clock import NS_PER_SECOND
 from pacecar.doctor.facts import Facts, Interface, Seen
 from pacecar.doctor.findings import Evidence, Gain, Hit, Rule, Severity, Source
-from pacecar.doctor.roads import carriers, is_local_run
+from pacecar.doctor.roads import carriers, is_local_run, links, local_gain, reached_as
 from pacecar.doctor.sources import IP_SYSCTL, TORCH
 
 __all__ = ["RULES"]
@@ -39,7 +41,7 @@ SLOWER_RATIO = 2
 
 
 def _gain(facts: Facts) -> Gain | None:
-    return None if facts.run is None else facts.run.gain("communication_hidden")
+    return local_gain(facts, "communication_hidden")
 
 
 def _fastest(facts: Facts) -> Interface | None:
@@ -90,12 +92,14 @@ def _small_buffers(facts: Facts) -> Hit | None:
         return None
     needed = BUFFER_OVERHEAD * _needed(card, facts)
     evidence, remedy = [], []
-    for name, low, middle in (("net.ipv4.tcp_rmem", 4096, 131072), ("net.ipv4.tcp_wmem", 4096, 16384)):
+    for name in ("net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem"):
         seen = facts.network.sysctls.get(name)
         largest = _largest(seen)
-        if seen is not None and largest is not None and largest < needed:
-            evidence.append(seen.says(f"{name} (min default max)"))
-            remedy.append(f"{name}='{low} {middle} {_rounded(needed)}'")
+        if seen is None or largest is None or largest >= needed or not re.fullmatch(r"\d+\s+\d+\s+\d+", seen.value):
+            continue
+        low, middle, _ = seen.value.split()  # what somebody chose stays
+        evidence.append(seen.says(f"{name} (min default max)"))
+        remedy.append(f"{name}='{low} {middle} {_rounded(needed)}'")
     if not evidence:
         return None
     return Hit((*evidence, _speed(card), _product(card, facts)), f"sudo sysctl -w {' '.join(remedy)}", _gain(facts))
@@ -109,7 +113,9 @@ def _core_buffers(facts: Facts) -> Hit | None:
     found = [
         (name, seen)
         for name in ("net.core.rmem_max", "net.core.wmem_max")
-        if (seen := facts.network.sysctls.get(name)) is not None and (_largest(seen) or needed) < needed
+        if (seen := facts.network.sysctls.get(name)) is not None
+        and (largest := _largest(seen)) is not None
+        and largest < needed
     ]
     if not found:
         return None
@@ -186,10 +192,13 @@ def _slow_start(facts: Facts) -> Hit | None:
     seen = facts.network.sysctls.get("net.ipv4.tcp_slow_start_after_idle")
     if seen is None or seen.value != "1" or facts.run is None or not is_local_run(facts) or not carriers(facts):
         return None
-    pace = facts.run.pace_ns
-    if pace is None or pace < IDLE_NS:
+    pace, ledger = facts.run.pace_ns, facts.run.ledger
+    if pace is None or ledger is None or ledger.wall_ns == 0:
         return None
-    step = Evidence("step", f"{pace / 1e6:.0f} ms, of which communication is a part", facts.run.where)
+    quiet = pace - pace * ledger.communication_ns // ledger.wall_ns
+    if quiet < IDLE_NS:
+        return None
+    step = Evidence("step", f"{pace / 1e6:.0f} ms, {quiet / 1e6:.0f} ms of it without communication", facts.run.where)
     return Hit(
         (seen.says("tcp_slow_start_after_idle"), step),
         "sudo sysctl -w net.ipv4.tcp_slow_start_after_idle=0",
@@ -201,14 +210,13 @@ def _slower_card(facts: Facts) -> Hit | None:
     if facts.run is None or not is_local_run(facts):
         return None
     used = [card for card in carriers(facts) if card.speed]
-    up = [card for card in facts.network.interfaces if card.is_physical and card.state == "up" and card.speed]
-    best = max(up, key=lambda card: card.speed or 0, default=None)
+    best = next(reversed(links(facts)), None)
     if not used or best is None or best.speed is None or (used[0].speed or 0) * SLOWER_RATIO > best.speed:
         return None
     backend = next((hello.backend for hello in facts.run.hellos if hello.backend), "") or ""
     variable = "NCCL_SOCKET_IFNAME" if "nccl" in backend else "GLOO_SOCKET_IFNAME"
     evidence = (Evidence("collectives go through", used[0].name, facts.run.where), _speed(used[0]), _speed(best))
-    return Hit(evidence, f"export {variable}={best.name}", _gain(facts))
+    return Hit(evidence, f"export {variable}={reached_as(best)}", _gain(facts))
 
 
 RULES = (
@@ -235,7 +243,8 @@ RULES = (
          "sending and receiving take turns; one end failed to negotiate", "machine",
          Source("ethtool(8)", "--change, autoneg and duplex"), _duplex),
     Rule("net-slow-start", Severity.INFO, "TCP begins slowly after each pause of the steps",
-         "a window that was not used for a retransmission timeout is reset, and steps pause longer than that", "--run",
+         "a window that was not used for a retransmission timeout is reset, and steps may pause longer than that",
+         "--run",
          IP_SYSCTL.at("tcp_slow_start_after_idle"), _slow_start),
     Rule("net-slower-card", Severity.WARNING, "Collectives do not go through the fastest interface",
          "gradients go over a link that is a fraction of another one's speed", "--run",

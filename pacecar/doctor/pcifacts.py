@@ -76,6 +76,7 @@ def _device(looker: Looker, folder: Path, address: str, vendor: int, kind: int) 
         vendor=vendor,
         kind=kind,
         where=str(place),
+        driver=_driver(place / "driver"),
         path=path,
         node=None if node is None or node.value < 0 else node.value,  # the kernel's "no NUMA here" is -1
         local_cpus=None if cpus is None or not cpus.value else cpus.value,
@@ -86,6 +87,13 @@ def _device(looker: Looker, folder: Path, address: str, vendor: int, kind: int) 
         iommu_domain=looker.word(place / "iommu_group/type"),
         redirects=_redirects(looker, folder, path),
     )
+
+
+def _driver(link: Path) -> str | None:
+    try:
+        return os.path.basename(os.readlink(link))
+    except OSError:
+        return None
 
 
 def _path(place: Path) -> tuple[str, ...]:

@@ -2,13 +2,16 @@
 
 The worst comes first and the sum last, where the prompt is.  Evidence that repeats (eight GPUs, one fault) is told
 once; the JSON has all of it.
+
+What stands in a log, a script or a record is somebody else's text: what would steer a terminal is shown, not sent.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import groupby
+from itertools import groupby, pairwise, zip_longest
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -30,6 +33,9 @@ EVIDENCE_MAX = 10
 ALIKE_MAX = 3
 """Values that are the same on more cards than that are told once."""
 
+_STEERING = {number: f"\\x{number:02x}" for number in (*range(0x20), *range(0x7F, 0xA0))}
+"""Control characters of both sets -> how they are written in a text."""
+
 _STYLES = {Severity.CRITICAL: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
 
 
@@ -48,7 +54,7 @@ def _machine(facts: Facts) -> Table:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, text in _lines(facts):
-        table.add_row(name, text)
+        table.add_row(name, Text(_plain(text)))
     return table
 
 
@@ -114,8 +120,23 @@ def _cards(cards: list[dict[str, object]]) -> str:
 
 
 def _span(names: list[str]) -> str:
-    """Return `ib0 to ib7 (8)` for many, all of them for few."""
-    return ", ".join(names) if len(names) <= ALIKE_MAX else f"{names[0]} to {names[-1]} ({len(names)})"
+    """Return all of a few, `ib0 to ib7 (8)` where many follow each other, and the first of others."""
+    if len(names) <= ALIKE_MAX:
+        return ", ".join(names)
+    if all(_follows(one, other) for one, other in pairwise(names)):
+        return f"{names[0]} to {names[-1]} ({len(names)})"
+    return f"{', '.join(names[:ALIKE_MAX])} and {len(names) - ALIKE_MAX} more"
+
+
+def _follows(one: str, other: str) -> bool:
+    """Return whether the two differ in one number, by one: `mlx5_1 port 1` follows `mlx5_0 port 1`."""
+    parts = list(zip_longest(re.split(r"(\d+)", one), re.split(r"(\d+)", other), fillvalue=""))
+    unequal = [(mine, theirs) for mine, theirs in parts if mine != theirs]
+    return (
+        len(unequal) == 1
+        and all(part.isdecimal() for part in unequal[0])
+        and int(unequal[0][1]) - int(unequal[0][0]) == 1
+    )
 
 
 def _ways(topology: dict[str, Any]) -> str:
@@ -151,9 +172,14 @@ def _finding(finding: Finding) -> Group:
         table.add_row("seen" if number == 0 else "", evidence)
     if finding.gain is not None:
         table.add_row("gain", Text(f"at most {finding.gain.at_most_ratio:.0%} of the step ({finding.gain.basis})"))
-    table.add_row("do", Text(finding.remedy, style="green"))
+    table.add_row("do", Text(_plain(finding.remedy), style="green"))
     table.add_row("source", Text(str(finding.source), style="dim"))
     return Group(head, Padding(table, (0, 0, 0, 9)))
+
+
+def _plain(text: str) -> str:
+    """Return the text in one line, without what steers a terminal."""
+    return text.translate(_STEERING)
 
 
 def _shown(evidence: tuple[Evidence, ...]) -> Iterator[Text]:
@@ -163,8 +189,9 @@ def _shown(evidence: tuple[Evidence, ...]) -> Iterator[Text]:
     rows = [row for same in alike.values() for row in ([same] if len(same) > ALIKE_MAX else [[item] for item in same])]
     for row in rows[:EVIDENCE_MAX]:
         more = "" if len(row) == 1 else " and so on"
-        what = _span([item.what for item in row])
-        yield Text.assemble(f"{what}: ", (row[0].value, "bold"), (f"  [{row[0].where}{more}]", "dim"))
+        what = _plain(_span([item.what for item in row]))
+        place = _plain(f"  [{row[0].where}{more}]")
+        yield Text.assemble(f"{what}: ", (_plain(row[0].value), "bold"), (place, "dim"))
     if len(rows) > EVIDENCE_MAX:
         yield Text(f"and {len(rows) - EVIDENCE_MAX} more (--json has all)", style="dim")
 
@@ -176,7 +203,7 @@ def _notes(facts: Facts, judgement: Judgement) -> list[RenderableType]:
         ("could not read", unreadable, "yellow"),
         ("not shown to this user", facts.limited, "dim"),
     ):
-        parts += [Text(f"{name}: {note}", style=style) for note in notes]
+        parts += [Text(_plain(f"{name}: {note}"), style=style) for note in notes]
     return [*parts, Text()] if parts else []
 
 

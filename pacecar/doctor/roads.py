@@ -1,5 +1,8 @@
 """Which way would gradients go?  What several rules ask of the same facts: RDMA or sockets, which cards, how far apart.
 
+Links are network cards and bonds of them.  A bridge or one end of a virtual cable also names a speed, 10 Gbit/s, that
+nothing stands behind; a card in a bond has no address of its own.
+
 Pure.  NCCL takes RDMA where a port is up and nobody forbade it; else, and for gloo always, the kernel's TCP carries.
 """
 
@@ -8,13 +11,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pacecar.doctor.facts import Facts, Interface, PciDevice, RdmaPort
+from pacecar.doctor.findings import Gain
 
 __all__ = [
     "DMABUF_KERNEL",
     "carriers",
     "is_local_run",
+    "is_one_node_run",
+    "links",
     "loader_workers",
+    "local_gain",
     "near_ports",
+    "reached_as",
     "selected",
     "shares_switch",
     "training_ports",
@@ -64,7 +72,8 @@ def loader_workers(facts: Facts) -> int:
     """Return how many loader workers a rank of this machine has processors for: its share, less one for itself."""
     ranks = 0 if facts.run is None else sum(hello.host == facts.host for hello in facts.run.hellos)
     ranks = ranks or len(facts.gpus.working) or 1
-    return min(max((facts.cpus.count or 1) // ranks - 1, 1), LOADER_WORKERS_MAX)
+    known = [number for number in (facts.cpus.count, facts.cpus.quota) if number is not None]
+    return min(max(min(known, default=1) // ranks - 1, 1), LOADER_WORKERS_MAX)
 
 
 def uses_rdma(facts: Facts) -> bool:
@@ -80,6 +89,33 @@ def is_local_run(facts: Facts) -> bool:
     return facts.run is not None and any(hello.host == facts.host for hello in facts.run.hellos)
 
 
+def is_one_node_run(facts: Facts) -> bool:
+    """Return whether the run that was given is known to have stayed within one node: nothing goes over a network."""
+    hellos = () if facts.run is None else facts.run.hellos
+    return bool(hellos) and len({hello.host for hello in hellos}) == 1 and len(hellos) == hellos[0].world_size
+
+
+def local_gain(facts: Facts, rung: str) -> Gain | None:
+    """Return the bound of a rung for what was found on this machine: only a run that was here says anything of it."""
+    return None if facts.run is None or not is_local_run(facts) else facts.run.gain(rung)
+
+
+def links(facts: Facts) -> list[Interface]:
+    """Return cards and bonds that are up and say how fast they are, the fastest last."""
+    bonds = {card.name for card in facts.network.interfaces if card.is_bond}
+    up = [
+        card
+        for card in facts.network.interfaces
+        if (card.is_physical or card.is_bond) and card.master not in bonds and card.state == "up" and card.speed
+    ]
+    return sorted(up, key=lambda card: card.speed or 0)
+
+
+def reached_as(card: Interface) -> str:
+    """Return the interface that has the card's address: itself, or what it is a part of."""
+    return card.master or card.name
+
+
 def carriers(facts: Facts) -> Sequence[Interface]:
     """Return the interfaces whose TCP carries gradients between nodes; none where RDMA does.
 
@@ -90,11 +126,11 @@ def carriers(facts: Facts) -> Sequence[Interface]:
         if all(hello.world_size == 1 for hello in facts.run.hellos):
             return ()
         names = {hello.interface for hello in facts.run.hellos if hello.host == facts.host and hello.interface}
-        return [by_name[name] for name in sorted(names) if name in by_name and by_name[name].is_physical]
+        known = [by_name[name] for name in sorted(names) if name in by_name]
+        return [card for card in known if card.is_physical or card.is_bond]
     if uses_rdma(facts):
         return ()
-    up = [card for card in facts.network.interfaces if card.is_physical and card.state == "up" and card.speed]
-    return sorted(up, key=lambda card: card.speed or 0)[-1:]
+    return links(facts)[-1:]
 
 
 def selected(names: Sequence[str], text: str) -> list[str]:

@@ -93,8 +93,13 @@ def read_run(folder: Path) -> tuple[Run, tuple[str, ...]]:
     notes: list[str] = []
     ranks: dict[int, _Rank] = {}
     decoder = msgspec.json.Decoder(JobRecord)
+    if len(paths) > RANKS_MAX:
+        notes.append(f"{folder}: {len(paths) - RANKS_MAX} ranks beyond the first {RANKS_MAX} were left out")
     for path in paths[:RANKS_MAX]:
         rank = _Rank()
+        if not path.is_file():  # a pipe would be waited for
+            notes.append(f"{path}: no file")
+            continue
         try:
             lines = _lines(path)
         except OSError as error:

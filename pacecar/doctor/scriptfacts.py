@@ -9,6 +9,7 @@ Left out: other modules that the script imports.
 from __future__ import annotations
 
 import ast
+import warnings
 from pathlib import Path
 
 from pacecar.doctor.jobfacts import UNKNOWN, Call, Script
@@ -26,15 +27,19 @@ class ScriptError(ValueError):
 def read_script(path: Path) -> Script:
     """Parse the script; raises OSError and ScriptError."""
     with path.open("rb") as stream:
-        source = stream.read(SCRIPT_BYTES_MAX)
+        source = stream.read(SCRIPT_BYTES_MAX + 1)
+    if len(source) > SCRIPT_BYTES_MAX:
+        raise ScriptError(f"{path}: larger than {SCRIPT_BYTES_MAX >> 20} MiB, and not read")
+    reader = _Reader(str(path), source.decode("utf-8", "replace").splitlines())
     try:
-        tree = ast.parse(source, filename=str(path))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an odd escape in somebody's text is not ours to speak of
+            tree = ast.parse(source, filename=str(path))
+        reader.visit(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = getattr(error, "lineno", None)
         place = path if line is None else f"{path}:{line}"
         raise ScriptError(f"{place}: not Python that can be parsed: {getattr(error, 'msg', error)}") from error
-    reader = _Reader(str(path), source.decode("utf-8", "replace").splitlines())
-    reader.visit(tree)
     return Script(str(path), tuple(reader.calls), frozenset(reader.names), tuple(reader.assigned))
 
 

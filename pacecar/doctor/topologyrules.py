@@ -7,14 +7,21 @@ where a shorter way is there and is not taken.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-from pacecar.doctor.facts import Facts, PciDevice
+from pacecar.doctor.facts import Facts, PciDevice, RdmaPort
 from pacecar.doctor.findings import Evidence, Gain, Hit, Rule, Severity
-from pacecar.doctor.roads import DMABUF_KERNEL, near_ports, training_ports, uses_rdma
+from pacecar.doctor.roads import DMABUF_KERNEL, local_gain, near_ports, training_ports, uses_rdma
 from pacecar.doctor.sources import GPUDIRECT, NCCL_ENV, NCCL_TROUBLE, NVML
 from pacecar.doctor.topology import gpudirect
 
 __all__ = ["RULES"]
+
+PCIE_OVERHEAD = 1.2
+"""Packets of 256 bytes have some 30 bytes of headers, and flow control takes a little more."""
+
+_LAST_8B10B = 5.0
+"""GT/s: up to there 8 of 10 bits are data, then 128 of 130 (PCI Express Base Specification)."""
 
 _TRANSLATES = ("DMA", "DMA-FQ")
 """IOMMU domains that map addresses; `identity` passes them on (Documentation/ABI/testing/sysfs-kernel-iommu_groups)."""
@@ -40,21 +47,20 @@ def _is_pcie_used(facts: Facts) -> bool:
     In a virtual machine it is the hypervisor's business, which may want it as it is.
     """
     gpus = facts.gpus.working
-    has_peers = len(gpus) > 1 and not all(gpu.links_up for gpu in gpus)
+    bridged = {gpu.index for gpu in gpus if gpu.links_up}
+    peers = facts.gpus.peers
+    over_pcie = [status for pair, status in peers.items() if not bridged.issuperset(pair)]
+    has_peers = len(gpus) > len(bridged) and len(gpus) > 1 and (not peers or 0 in over_pcie)
     return not facts.cpus.is_virtual and bool(gpus) and (has_peers or uses_rdma(facts))
 
 
 def _nic_pcie(facts: Facts) -> Hit | None:
-    names = {port.address: port.device for port in facts.network.active_ports}
-    names |= {
-        card.address: card.name
-        for card in facts.network.interfaces
-        if card.state == "up" and (card.speed or 0) >= 10_000_000_000 and card.address not in names
-    }
+    names = {card.address: card.name for card in facts.network.interfaces if card.state == "up"}
+    names |= {port.address: port.device for port in facts.network.active_ports}
     evidence, first = [], ""
     for address, name in names.items():
         device = facts.device_at(address)
-        if device is None:
+        if device is None or address is None or _carries(device, _rate_of_card(facts, address)):
             continue
         parts = []
         if device.width is not None and device.width_max is not None and device.width < device.width_max:
@@ -67,6 +73,27 @@ def _nic_pcie(facts: Facts) -> Hit | None:
     if not evidence:
         return None
     return Hit(evidence, f"sudo lspci -vv -s {first} | grep Lnk    # then reseat the card, or move it to a wider slot")
+
+
+def _rate_of_card(facts: Facts, address: str) -> float:
+    """Return what all ports of the card that `address` is a function of send together, in bits a second."""
+    slot = address.rpartition(".")[0]
+    rates: dict[str, float] = {}
+    for port in facts.network.active_ports:
+        if port.address is not None and port.address.rpartition(".")[0] == slot:
+            rates[port.address] = rates.get(port.address, 0.0) + 8.0 * (port.rate or 0)
+    for card in facts.network.interfaces:  # the same function as an interface counts once
+        if card.address is not None and card.address.rpartition(".")[0] == slot and card.state == "up":
+            rates[card.address] = max(rates.get(card.address, 0.0), float(card.speed or 0))
+    return sum(rates.values())
+
+
+def _carries(device: PciDevice, rate: float) -> bool:
+    """Return whether the link as it is suffices for `rate`: less lanes than a card could use cost nothing then."""
+    if device.speed is None or device.width is None:
+        return False
+    coding = 0.8 if device.speed <= _LAST_8B10B else 128 / 130
+    return device.speed * 1e9 * device.width * coding >= PCIE_OVERHEAD * rate
 
 
 def _acs(facts: Facts) -> Hit | None:
@@ -99,8 +126,18 @@ def _iommu(facts: Facts) -> Hit | None:
         return None
     return Hit(
         evidence,
-        "sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&iommu=pt /' /etc/default/grub && sudo update-grub    # then reboot",
+        # Of all makers' IOMMUs, and of ARM's (admin-guide/kernel-parameters.txt); iommu=pt is x86's alone.
+        "sudo sed -i 's/^GRUB_CMDLINE_LINUX=\"/&iommu.passthrough=1 /' /etc/default/grub && sudo update-grub"
+        "    # then reboot; Red Hat: sudo grubby --update-kernel=ALL --args=iommu.passthrough=1",
     )
+
+
+def _is_spare(port: RdmaPort, ports: Sequence[RdmaPort]) -> bool:
+    """Return whether the port is the second one of a card whose other one is up, where no card here uses its second."""
+    slot, _, function = (port.address or "").rpartition(".")
+    up = [((other.address or "").rpartition("."), other.port) for other in ports if other.is_active]
+    has_sibling = bool(slot) and any(at[0] == slot for at, _ in up)
+    return has_sibling and not any((at[2], number) == (function, port.port) for at, number in up)
 
 
 def _port_down(facts: Facts) -> Hit | None:
@@ -110,6 +147,7 @@ def _port_down(facts: Facts) -> Hit | None:
         for port in ports
         if port.state is not None and not port.is_active
         and any(other.is_active and other.link_layer == port.link_layer for other in ports)
+        and not _is_spare(port, ports)
     ]  # fmt: skip
     if not evidence:
         return None
@@ -119,14 +157,16 @@ def _port_down(facts: Facts) -> Hit | None:
 def _port_slow(facts: Facts) -> Hit | None:
     ports = [port for port in training_ports(facts) if port.is_active and port.rate]
     evidence: list[Evidence] = []
+    slow = ""
     for port in ports:
         best = max(other.rate or 0 for other in ports if other.link_layer == port.link_layer)
         assert port.rate is not None, "those without a rate were left out"
         if port.rate < best:
+            slow = slow or port.device
             text = f"{port.rate * 8 / 1e9:g} Gbit/s, others of this node {best * 8 / 1e9:g}"
             evidence.append(Evidence(f"{port.device} port {port.port}", text, f"{port.where}/rate"))
     return (
-        Hit(evidence, "sudo mlxlink -d mlx5_N -m -e    # of the device named: what the link was trained to, and why")
+        Hit(evidence, f"sudo mlxlink -d {slow} -m -e    # what the link was trained to, and why (NVIDIA's cards)")
         if evidence
         else None
     )
@@ -140,6 +180,7 @@ def _no_gpudirect(facts: Facts) -> Hit | None:
         or module is None
         or kernel is None
         or gpudirect(facts) is not None
+        or all("GeForce" in gpu.name for gpu in facts.gpus.working)  # has none (GPUDirect RDMA, Overview)
     ):
         return None
     evidence = (
@@ -155,7 +196,7 @@ def _no_gpudirect(facts: Facts) -> Hit | None:
 
 
 def _exposed(facts: Facts) -> Gain | None:
-    return None if facts.run is None else facts.run.gain("communication_hidden")
+    return local_gain(facts, "communication_hidden")
 
 
 def _far(facts: Facts) -> Hit | None:
@@ -189,7 +230,7 @@ def _far(facts: Facts) -> Hit | None:
 
 RULES = (
     Rule("nic-pcie-link", Severity.WARNING, "A network card's PCIe link is below its maximum",
-         "the card cannot send faster than its own link to the host", "machine",
+         "its ports send more than its link to the host carries as it is", "machine",
          NCCL_TROUBLE.at("Networking issues"), _nic_pcie),
     Rule("pci-acs", Severity.WARNING, "PCIe access control sends traffic between cards through the host",
          "GPUs and network cards below one switch reach each other only by way of the processor", "machine",

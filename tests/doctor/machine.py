@@ -85,6 +85,7 @@ class Board:
     fields: dict[int, int] = field(default_factory=lambda: {31: 0, 144: 0, 145: 0})
     pids: tuple[int, ...] = ()
     lost: bool = False
+    remote: str = "switch"
     numbers: dict[Number, int] = field(
         default_factory=lambda: {
             Number.PERSISTENCE: 1, Number.POWER_LIMIT: 700_000, Number.POWER_LIMIT_DEFAULT: 700_000,
@@ -156,7 +157,7 @@ class RecordedDriver:
         return self.boards[handle].links[link]
 
     def link_remote(self, handle, link):
-        return RemoteLink("4.0", "switch", "")
+        return RemoteLink("4.0", self.boards[handle].remote, "")
 
 
 @dataclass
@@ -323,7 +324,7 @@ def records(rank: int, **changes) -> list[object]:
     overlapped = {"overlapped_communication_ns": 9 * MS, "communication_ns": (9 + parts["exposed_communication"]) * MS}
     ledger = Ledger(wall_ns=wall, **{f"{name}_ns": ms * MS for name, ms in parts.items()}, **overlapped)
     hello = JobHello(
-        job="j", rank=rank, local_rank=rank, world_size=changes.pop("world_size", 2), pid=PID + rank,
+        job="j", rank=rank, local_rank=rank, world_size=changes.pop("world_size", 16), pid=PID + rank,
         host=changes.pop("host", HOST),
         device=f"cuda:{rank}", backend=changes.pop("backend", "nccl"), framework="torch 2.9.0", pacecar_version="0.1.0",
         started_wall_ns=1, interface=changes.pop("interface", None),
@@ -397,7 +398,7 @@ def tcp_node() -> Machine:
     for index in range(2):
         machine.add_card(gpu_path(index), "0x030200", "0x10de", 0)
         machine.boards.append(Board(gpu_path(index).rpartition("/")[2], "NVIDIA A100-SXM4-80GB", (8, 0)))
-        machine.boards[-1].fabric = Fabric(0, 0, None)
+        machine.boards[-1].fabric, machine.boards[-1].remote = Fabric(0, 0, None), "gpu"
     machine.add_interface("eth0", 100_000, 9000, "pci0000:00/0000:00:02.0/0000:03:00.0")
     machine.files |= {
         "proc/driver/nvidia/version": OPEN_MODULE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -65,6 +66,7 @@ def test_exit_codes_follow_fail_on():
         (("--pid", "0"), "--pid"),
         (("--fail-on", "always"), "always"),
         (("--round-trip-ms", "0"), "--round-trip-ms"),
+        (("--round-trip-ms", "nan"), "--round-trip-ms"),
     ],
 )
 def test_wrong_use_exits_2_and_is_named(arguments, named):
@@ -163,6 +165,16 @@ def test_everything_of_a_finding_is_on_the_screen(tmp_path):
     assert "mlx5_0 port 1 to mlx5_7 port 1 (8): ACTIVE, 400 Gbit/s" in text, "eight alike are told once"
 
 
+def test_a_range_has_no_gap_that_is_told_otherwise(tmp_path):
+    machine = h100_node()
+    for rule in ("nccl-ib-disabled", "rdma-port-slow"):
+        next(fault for fault in FAULTS if fault.rule == rule).plant(machine)
+    facts = machine.examine(tmp_path)
+    text = " ".join(rendered(facts, judge(facts), width=400).split())
+    assert "mlx5_0 port 1, mlx5_1 port 1, mlx5_2 port 1 and 4 more: ACTIVE, 400 Gbit/s" in text
+    assert "mlx5_5 port 1: ACTIVE, 200 Gbit/s" in text
+
+
 def test_marks_in_what_people_wrote_are_text(tmp_path):
     facts = h100_node().examine(tmp_path)
     evidence = tuple(Evidence(f"[bold]{n}", f"[link=file:///]{n}[/]", "[red]x") for n in range(EVIDENCE_MAX + 5))
@@ -170,6 +182,16 @@ def test_marks_in_what_people_wrote_are_text(tmp_path):
     text = rendered(facts, Judgement((finding,), 1, {}))
     for part in ("[bold]0", "[link=file:///]3[/]", "[why]", "[do]", "[red]x", "and 5 more"):
         assert part in text
+
+
+def test_what_would_steer_a_terminal_is_shown_and_not_sent(tmp_path):
+    facts = dataclasses.replace(h100_node().examine(tmp_path), unreadable=("a\x1b[2Jb",))
+    evidence = (Evidence("w\x1b", "\x1b]0;title\x07", "log\x9b:1"),)
+    finding = Finding("x", Severity.INFO, "t", "w", evidence, "rm \x1b[8m", None, Source("d", "s"))
+    text = rendered(facts, Judgement((finding,), 1, {}))
+    assert not [letter for letter in text if letter != "\n" and not letter.isprintable()]
+    assert "\\x1b]0;title\\x07" in text
+    assert "a\\x1b[2Jb" in text
 
 
 def test_the_screen_is_the_same_however_it_is_printed(tmp_path, capsys):

@@ -105,6 +105,20 @@ def test_a_gpu_that_hangs_is_named_within_the_deadline_and_the_ones_before_it_ar
     assert any("no answer within 0.3 s" in note for note in looker.unreadable)
 
 
+def test_a_driver_that_hangs_before_it_tells_of_a_gpu_is_no_machine_without_gpus(tmp_path):
+    release = threading.Event()
+
+    class Hanging(RecordedDriver):
+        def start(self):
+            release.wait(30)
+
+    gpus, looker = look(Hanging(h100_node().boards, {}, missing=False), answer_seconds=0.2)
+    release.set()
+    assert gpus.absent == "no answer within 0.2 s"
+    assert gpus.boards == ()
+    assert any("no answer within 0.2 s" in note for note in looker.unreadable)
+
+
 def test_zero_is_a_measurement_and_missing_is_missing(tmp_path):
     machine = h100_node()
     for board in machine.boards:

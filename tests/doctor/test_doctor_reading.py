@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import pytest
 
@@ -210,7 +211,8 @@ LINES = (
     ("0[0] -> 1[1] via SHM/direct/direct", "SHM"),
     ("7[7] -> 8[0] [send] via NET/IBext_v8/2/GDRDMA", "NET/IBext_v8/GDRDMA"),
     ("7[7] -> 8[0] [send] via NET/Socket/3", "NET/Socket"),
-    ("7[7] -> 8[0] [send] via NET/AWS Libfabric/0", "NET/AWS"),
+    ("7[7] -> 8[0] [send] via NET/AWS Libfabric/0", "NET/AWS Libfabric"),
+    ("7[7] -> 8[0] [send] via NET/AWS Libfabric/0/GDRDMA", "NET/AWS Libfabric/GDRDMA"),
 )
 
 
@@ -218,7 +220,7 @@ LINES = (
 @pytest.mark.parametrize("channel", ["Channel 00/0 :", "Channel 03 :"])
 def test_a_channels_transport_is_known_in_the_forms_of_all_versions(line, transport, channel, tmp_path):
     (tmp_path / "log").write_text(f"host:1:2 [0] NCCL INFO {channel} {line}\n")
-    log = read_log(tmp_path / "log")
+    log = read_log(tmp_path / "log")[0]
     assert list(log.transports) == [transport]
     assert log.transports[transport][1] == 1
 
@@ -228,7 +230,7 @@ def test_a_file_that_is_no_log_is_refused_by_name(tmp_path):
     with pytest.raises(LogError, match="no line of it is NCCL's"):
         read_log(tmp_path / "log")
     (tmp_path / "log").write_bytes(b"\xff\xfe\n" + LOG.encode())
-    assert read_log(tmp_path / "log").version == "2.21.5+cuda12.4"
+    assert read_log(tmp_path / "log")[0].version == "2.21.5+cuda12.4"
 
 
 def test_a_script_that_does_not_parse_is_refused_with_its_line(tmp_path):
@@ -301,3 +303,41 @@ def machine_lines(**changes) -> list[bytes]:
     import msgspec
 
     return [msgspec.json.encode(record) + b"\n" for record in records(0, **changes)[1:21]]
+
+
+def test_a_log_without_end_is_read_to_its_bound_and_said_to_be(tmp_path):
+    path = tmp_path / "log"
+    path.write_bytes(LOG.encode() + b"x" * (3 << 20) + b" NCCL WARN no\n" + b"NCCL WARN late\n" * 100_000)
+    log, notes = read_log(path, most_bytes=2 << 20)
+    assert log.version == "2.21.5+cuda12.4"
+    assert log.warnings == (), "a line that is longer than NCCL writes them counts with its beginning only"
+    assert notes == (f"{path}: only the first 2 of 4 MiB were read",)
+    assert read_log(path)[1] == ()
+    assert read_log(path)[0].warning_count == 100_000
+
+
+@pytest.mark.parametrize("prefix", ["", "[default0]:", "[1,14]<stdout>:", "[2025-01-01 00:00:00] "])
+def test_the_logs_host_is_known_behind_what_launchers_put_before_it(prefix, tmp_path):
+    (tmp_path / "log").write_text("".join(f"{prefix}{line}\n" for line in LOG.splitlines()))
+    log = read_log(tmp_path / "log")[0]
+    assert log.hosts == {"node-a"}
+    assert log.is_of("node-a.cluster.local")
+    assert not log.is_of("node-b")
+
+
+def test_a_script_that_nests_deeper_than_python_goes_is_refused_not_a_crash(tmp_path, recwarn):
+    (tmp_path / "train.py").write_text(f"x = {'+'.join(['a'] * 600)}\n")
+    with pytest.raises(ScriptError, match=r"train\.py"):
+        read_script(tmp_path / "train.py")
+    (tmp_path / "train.py").write_text("x = '\\d'\n")
+    read_script(tmp_path / "train.py")
+    assert not recwarn.list, "an odd escape in somebody's script is not ours to warn of"
+
+
+def test_a_pipe_among_the_ranks_is_not_waited_for(tmp_path):
+    machine = h100_node()
+    machine.write(tmp_path)
+    os.mkfifo(tmp_path / "run/rank7.jsonl")
+    run, notes = read_run(tmp_path / "run")
+    assert notes == (f"{tmp_path}/run/rank7.jsonl: no file",)
+    assert len(run.hellos) == 2
