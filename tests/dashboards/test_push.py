@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from pacecar.dashboards import committed
-from pacecar.dashboards.push import ANSWER_BYTES_MAX, Grafana
+from pacecar.dashboards.push import ANSWER_BYTES_MAX, WORDS_MAX, Grafana, Refused, Unreachable
 
 TOKEN = "glsa_a-token-nobody-may-see"
 PASSWORD = "a password: nobody may see"
@@ -220,28 +220,57 @@ def test_nobody_there_and_nobody_answering_end_soon():
     assert "no answer within 0.4 s (0 of 5 dashboards pushed)" in ran.stderr
 
 
-def test_an_answer_that_drips_in_has_a_deadline_too():
+@pytest.mark.parametrize("status", ["200 OK", "500 Internal Server Error"])
+def test_an_answer_that_drips_in_has_a_deadline_too(status):
     """Each byte restarts the socket's own timeout: without a deadline this would take an hour."""
+    hung_up = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as dripping:
 
         def drip() -> None:
             taken, _ = dripping.accept()
             with taken:
                 taken.recv(65536)
-                taken.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {ANSWER_BYTES_MAX}\r\n\r\n".encode())
-                for _ in range(200):
+                taken.sendall(f"HTTP/1.1 {status}\r\nContent-Length: {ANSWER_BYTES_MAX}\r\n\r\n".encode())
+                for _ in range(1200):
                     try:
                         taken.sendall(b" ")
                     except OSError:
+                        hung_up.set()
                         return
                     time.sleep(0.05)
 
         thread = threading.Thread(target=drip, daemon=True)
         thread.start()
-        ran = push(f"http://127.0.0.1:{dripping.getsockname()[1]}", "--timeout-seconds", "0.5")
-        thread.join(timeout=20)
-    assert ran.returncode == 1
-    assert "no answer within 0.5 s" in ran.stderr
+        address = f"http://127.0.0.1:{dripping.getsockname()[1]}"
+        with pytest.raises((Unreachable, Refused)) as failed:
+            Grafana(address, TOKEN, timeout_seconds=0.5).ask("/api/folders")
+        thread.join(timeout=60)
+    assert hung_up.is_set(), "it waited until the last byte"
+    assert ("no answer within 0.5 s" if status.startswith("2") else "(500)") in str(failed.value)
+
+
+def test_a_path_before_the_api_stays_and_the_address_of_a_dashboard_is_not_doubled(grafana):
+    """Grafana below a path (`serve_from_sub_path`) gives addresses with that path."""
+
+    def rule(server: Standin, path: str, body: Any) -> Answer | None:
+        return 200, {"status": "success", "url": f"/grafana/d/{body['dashboard']['uid']}/x"}
+
+    server = grafana(rule)
+    ran = push(server.url + "/grafana/")
+    assert ran.returncode == 0, ran.stderr
+    assert {path for _, path, _, _ in server.asked} == {"/grafana/api/dashboards/db"}
+    assert ran.stdout.splitlines()[0] == f"fleet.json: {server.url}/grafana/d/pacecar-fleet/x"
+
+
+def test_a_secret_at_the_edge_of_what_is_repeated_is_not_cut_in_half(grafana):
+    said = "x" * (WORDS_MAX - 10) + TOKEN
+    ran = push(grafana(lambda *_: (500, {"message": said})).url)
+    assert TOKEN[:8] not in ran.stdout + ran.stderr
+
+
+def test_an_answer_of_a_hundred_thousand_brackets_is_no_json(grafana):
+    ran = push(grafana(lambda *_: (200, b"[" * 100_000)).url)
+    assert "answers, but not with JSON" in ran.stderr
 
 
 @pytest.mark.parametrize(
