@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -12,6 +14,7 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -260,6 +263,36 @@ def test_a_path_before_the_api_stays_and_the_address_of_a_dashboard_is_not_doubl
     assert ran.returncode == 0, ran.stderr
     assert {path for _, path, _, _ in server.asked} == {"/grafana/api/dashboards/db"}
     assert ran.stdout.splitlines()[0] == f"fleet.json: {server.url}/grafana/d/pacecar-fleet/x"
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """The key of 127.0.0.1 and a certificate that no system knows."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not here to make a certificate with")
+    key, certificate = tmp_path / "own.key", tmp_path / "own.crt"
+    command = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=127.0.0.1"]
+    subprocess.run([*command, "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+    return key, certificate
+
+
+def test_a_grafana_with_a_certificate_of_ones_own_wants_its_authority_named(grafana, certificate):
+    key, own = certificate
+    server = grafana()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(own, key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    url = server.url.replace("http:", "https:")
+    ran = push(url)
+    assert ran.returncode == 1
+    assert "its certificate cannot be trusted" in ran.stderr
+    assert "SSL_CERT_FILE names other authorities (0 of 5 dashboards pushed)" in ran.stderr
+    assert server.asked == [], "the token was not sent"
+    ran = push(url, GRAFANA_TOKEN=TOKEN, SSL_CERT_FILE=str(own))
+    assert ran.returncode == 0, ran.stderr
+    assert len(server.pushed()) == 5
 
 
 def test_a_secret_at_the_edge_of_what_is_repeated_is_not_cut_in_half(grafana):
