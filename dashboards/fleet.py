@@ -84,7 +84,7 @@ def _now() -> Section:
     return Section("Now", [
         (3, 4, stat("Nodes", "Daemons that are scraped.",
             [Query(combine("count", select("pacecar_build_info")), "nodes")], unit="none", empty=NO_DAEMON)),
-        (3, 4, stat("Jobs", "Training jobs that report.",
+        (3, 4, stat("Jobs", "Training jobs that report; one that ended counts for a quarter of an hour.",
             [Query(combine("count", combine("count", ranks, *_JOBS)), "jobs")], unit="none", empty=NO_JOB)),
         (3, 4, stat("Ranks", "Ranks of all jobs.", [Query(combine("count", ranks), "ranks")], unit="none",
             empty=NO_JOB)),
