@@ -110,7 +110,7 @@ def _gains() -> Section:
                 Column("Kept", verdicts("kept")),
                 Column("Rolled back", verdicts("rolled_back"), width=100),
                 Column("Barred", verdicts("barred")),
-                Column("Abandoned", verdicts("abandoned")),
+                Column("Abandoned", verdicts("abandoned"), width=95),
             ], worst="Measured", empty=NO_TRIAL)),
         (8, 7, time_series("Decisions and verdicts", "Trials begun, advice given, and what became of them, so far.", [
                 Query(combine("sum", select("pacecar_tuner_decisions_total"), "kind"), "{{kind}}"),
