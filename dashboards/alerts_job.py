@@ -14,8 +14,13 @@ OF_JOB = (CLUSTER, JOB)
 LATE_RATIO = 0.1
 """A tenth of the pace: more than any knob is likely to win."""
 
-STALL_SECONDS = DaemonConfig().stall_seconds
-"""As the flight recorder, which writes a recording at the same time."""
+STALL_SECONDS, STALL_STEPS = DaemonConfig().stall_seconds, 20
+"""As the flight recorder (`monitor/triggers.py`), which writes a recording at the same time: a job whose steps take
+long is not stalled before so many of them would have ended."""
+
+SPEAKS_SECONDS = 240
+"""A rank that ended a step so long ago still speaks for its job.  Under the five minutes that alerts wait: what a job
+said last stays on the daemon's board for a while after its end, also when it was started anew on other nodes."""
 
 DAEMON_OVER = 1.2
 """The daemon looks less often as soon as it reaches its budget; a fifth over it means that this does not help."""
@@ -37,10 +42,27 @@ def _silent() -> str:
     """Return for how long no rank of a job has ended a step, of ranks that are connected.
 
     A job that ended stays on the board for a while and says nothing more; `process_info` is only of those connected.
+    The node is compared too: a job that was started anew elsewhere has processes, and its old ranks are old.
     """
     age = RULES.select("pacecar_job_last_record_age_seconds")
     connected = RULES.select("pacecar_process_info", {JOB: "!="})
-    return combine("min", f"{age} and on ({', '.join((*OF_JOB, RANK))}) {connected}", *OF_JOB)
+    return combine("min", f"{age} and on ({', '.join((CLUSTER, NODE, JOB, RANK))}) {connected}", *OF_JOB)
+
+
+def _patience() -> str:
+    """Return how long a job may end no step."""
+    step = combine("max", RULES.select("pacecar_job_step_duration_seconds"), *OF_JOB)
+    return f"clamp_min({STALL_STEPS} * {step}, {STALL_SECONDS:g})"
+
+
+def _speaking(expression: str, *labels: str) -> str:
+    """Return what `expression` finds of jobs (or of ranks, with that label) that go on ending steps there."""
+    age = RULES.select("pacecar_job_last_record_age_seconds")
+    return f"{expression} and on ({', '.join((CLUSTER, NODE, JOB, *labels))}) ({age} < {SPEAKS_SECONDS})"
+
+
+def _epoch(operation: str) -> str:
+    return combine(operation, _speaking(RULES.select("pacecar_knob_epoch"), RANK), *OF_JOB)
 
 
 JOB_ALERTS = Group("pacecar-job", (
@@ -53,22 +75,22 @@ JOB_ALERTS = Group("pacecar-job", (
         "{{ $labels.training_job }} may hang",
         "{{ printf \"%.0f\" $value }} ranks have ended no step for suspiciously long. The daemon has written a "
         "recording of the minutes before."),
-    Alert("PacecarJobStalled", f"{_silent()} > {STALL_SECONDS:g}", "0m", "critical",
+    Alert("PacecarJobStalled", f"{_silent()} > {_patience()}", "0m", "critical",
         "{{ $labels.training_job }} stands still",
         "No rank has ended a step for {{ $value | humanizeDuration }}, though its processes are there."),
     Alert("PacecarJobOutOfMemory", _increase("pacecar_job_memory_out_of_memory_total", "10m", *OF_JOB) + " > 0", "0m",
         "warning", "{{ $labels.training_job }} runs out of device memory",
         "The allocator raised {{ printf \"%.0f\" $value }} out-of-memory errors in the last ten minutes."),
     Alert("PacecarTuningFrozen",
-        combine("max", RULES.select("pacecar_tuner_state", {"state": "frozen"}), *OF_JOB) + " == 1", "10m", "warning",
+        combine("max", _speaking(RULES.select("pacecar_tuner_state", {"state": "frozen"})), *OF_JOB) + " == 1", "10m",
+        "warning",
         "Tuning of {{ $labels.training_job }} is frozen",
         "The tuner turns nothing any more. The job goes on with the settings in force."),
     Alert("PacecarKnobsApart",
-        f"{combine('max', RULES.select('pacecar_knob_epoch'), *OF_JOB)} - "
-        f"{combine('min', RULES.select('pacecar_knob_epoch'), *OF_JOB)} > 0", "5m", "critical",
+        f"{_epoch('max')} - {_epoch('min')} > 0", "5m", "critical",
         "Ranks of {{ $labels.training_job }} run different knobs",
-        "The newest and the oldest knob epoch have been {{ printf \"%.0f\" $value }} apart for five minutes; one rank "
-        "may only have stopped reporting."),
+        "The newest and the oldest knob epoch have been {{ printf \"%.0f\" $value }} apart for five minutes, among "
+        "ranks that go on reporting steps."),
 ))  # fmt: skip
 
 ITSELF_ALERTS = Group("pacecar-itself", (
@@ -77,7 +99,8 @@ ITSELF_ALERTS = Group("pacecar-itself", (
         f"That is more than the default budget of {_BUDGET:.0%}. Where the job set `overhead_budget` higher, raise the "
         "bound of this alert."),
     Alert("PacecarHookOff",
-        combine("count", RULES.select("pacecar_job_hook_measuring") + " == 0", *OF_JOB) + " > 0", "5m", "warning",
+        combine("count", _speaking(RULES.select("pacecar_job_hook_measuring") + " == 0", RANK), *OF_JOB) + " > 0", "5m",
+        "warning",
         "The hook of {{ $labels.training_job }} turned itself off",
         "{{ printf \"%.0f\" $value }} ranks measure no steps any more, because measuring alone was over the budget."),
     Alert("PacecarRecordsDropped", _increase("pacecar_job_records_dropped_total", "10m", *OF_JOB) + " > 0", "10m",

@@ -14,6 +14,11 @@ XIDS_OF_PROGRAMS = "13|31|43|45"
 """Xids that a program causes itself or that follow its end: engine exception, page fault, reset of a channel, cleanup
 (NVIDIA's Xid catalog, column "application")."""
 
+XIDS_OF_REPAIR = "63|92|160"
+"""Xids that note bad memory and cost no work by themselves: a row or page to be taken out of use was recorded (63; 64
+is that this failed), many errors that were corrected (92), memory marked for repair (160).  NVIDIA, "GPU Memory Error
+Management", in-band reporting.  What could not be corrected says so itself: 48, 94 and 95."""
+
 HELD_RATIO = 0.2
 """As `monitor/throttles.py`: less costs a step less than a person would act on."""
 
@@ -26,8 +31,12 @@ LINK_ERRORS_IN_15_MINUTES = 10
 NVLINK_NORMAL = "symbol|effective|recovery_successful|transmit_discard"
 """Kinds that rise on healthy NVLink 5: forward error correction mends symbols, and links retrain when they wake."""
 
-RDMA_NORMAL = "req_cqe_flush_error|resp_cqe_flush_error|port_rcv_switch_relay_errors|port_xmit_discards"
-"""Counters that rise when a job ends (flushed queues), by multicast, or by congestion, which is drawn."""
+RDMA_NORMAL = "(req|resp)_cqe(_flush)?_error|port_rcv_switch_relay_errors|port_xmit_discards"
+"""Counters that rise when a job ends (flushed queues, which are also among all completions with an error), by
+multicast, or by congestion, which is drawn."""
+
+NO_CABLE = "lo|(veth|docker|br-|cni|cali|lxc|flannel|virbr|vnet|tap|tun).*"
+"""Interfaces that software makes: they come and go with containers and virtual machines; nothing is broken."""
 
 TCP_RATIO = 0.01
 """At one loss in a hundred a flow of 1460-byte segments over 1 ms is bound to 18 MB/s, whatever the link can
@@ -55,7 +64,7 @@ def _xids(codes: str) -> str:
 
 
 GPU_ALERTS = Group("pacecar-gpu", (
-    Alert("PacecarGpuXid", _xids(f"!~{XIDS_OF_PROGRAMS}"), "0m", "critical",
+    Alert("PacecarGpuXid", _xids(f"!~{XIDS_OF_PROGRAMS}|{XIDS_OF_REPAIR}"), "0m", "critical",
         f"{BY} reported Xid {{{{ $labels.xid }}}}",
         "{{ printf \"%.0f\" $value }} errors with the code {{ $labels.xid }} in the last ten minutes. The work on this "
         "GPU is mostly lost."),
@@ -63,6 +72,10 @@ GPU_ALERTS = Group("pacecar-gpu", (
         f"{BY} reported Xid {{{{ $labels.xid }}}}, mostly the program's own fault",
         "{{ printf \"%.0f\" $value }} errors with the code {{ $labels.xid }} in the last ten minutes: an illegal "
         "instruction or address of a kernel, or what follows when a process ends."),
+    Alert("PacecarGpuXidOfRepair", _xids(f"=~{XIDS_OF_REPAIR}"), "0m", "warning",
+        f"{BY} marks memory for repair (Xid {{{{ $labels.xid }}}})",
+        "{{ printf \"%.0f\" $value }} notes with the code {{ $labels.xid }} in the last ten minutes: bad memory was "
+        "found and its repair noted, which takes place at the next reset. By itself it costs no work."),
     Alert("PacecarGpuDown", RULES.select("pacecar_gpu_down") + " == 1", "1m", "critical",
         f"{BY} is {{{{ $labels.reason }}}}",
         "The daemon has read nothing of this GPU for a minute, because it is {{ $labels.reason }}. hung: a call of the "
@@ -105,14 +118,16 @@ LINK_ALERTS = Group("pacecar-links", (
         "{{ $labels.error }} rose by {{ printf \"%.0f\" $value }} in the last 15 minutes."),
     Alert("PacecarNetworkErrors",
         " > 10 or ".join(
-            _grown(f"pacecar_host_network_{way}_errors_total", "15m", CLUSTER, NODE, "interface")
+            _grown(f"pacecar_host_network_{way}_errors_total", "15m", CLUSTER, NODE, "interface",
+                   interface=f"!~{NO_CABLE}")
             for way in ("receive", "transmit")) + " > 10", "5m", "warning",
         "Interface {{ $labels.interface }} of {{ $labels.instance }} has errors",
         "{{ printf \"%.0f\" $value }} packets had an error in the last 15 minutes: a cable, a transceiver or a duplex "
         "setting."),
     Alert("PacecarNetworkFlaps",
-        _grown("pacecar_host_network_carrier_changes_total", "15m", CLUSTER, NODE, "interface") + " > 3", "0m",
-        "warning", "Interface {{ $labels.interface }} of {{ $labels.instance }} comes and goes",
+        _grown("pacecar_host_network_carrier_changes_total", "15m", CLUSTER, NODE, "interface",
+               interface=f"!~{NO_CABLE}") + " > 3", "0m", "warning",
+        "Interface {{ $labels.interface }} of {{ $labels.instance }} comes and goes",
         "Its link changed {{ printf \"%.0f\" $value }} times in the last 15 minutes."),
     Alert("PacecarTcpRetransmissions",
         f"{SENT_AGAIN.name} > {TCP_RATIO} and {SENT.name} > {TCP_SEGMENTS_PER_SECOND}", "5m", "warning",

@@ -4,12 +4,14 @@ Ranked by utilization every fleet looks fine, because a rank that waits keeps it
 they lose against what they themselves have shown to be able to do: the pace now over the fast times of the same job.
 GPUs are ranked by what holds them down, nodes by what their tasks stall on.
 
-Every table is a handful of instant queries grouped by job, node or GPU; those of GPUs ask for the worst TOP only, so
-that ten thousand of them cost no more than they must.  Left out: why (that is what the links in the first column are
-for), and who pays.
+Every table is a handful of instant queries grouped by job, node or GPU; those of GPUs and of nodes ask for the worst
+only, so that ten thousand of them cost no more than they must.  Left out: why (that is what the links in the first
+column are for), and who pays.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from grafanalib import core
 
@@ -25,6 +27,9 @@ __all__ = ["FAULTS_OF_CLOCKS", "fleet_dashboard"]
 
 TOP = 25
 """Lines of a table of GPUs: more than anybody reads."""
+
+NODES_TOP = 50
+"""Nodes that stall most; and half as many for each of the two ways in which a network is ill."""
 
 LINES = 10
 """Lines of a graph: as many colours as can be told apart."""
@@ -52,7 +57,7 @@ def _pace() -> str:
 def _slower() -> str:
     """Return by how much each job is slower than its own fast times in the range shown."""
     pace = select("pacecar_job_pace_seconds")
-    fast = combine("max", f"quantile_over_time(0.1, {pace}[$__range])", *_JOBS)
+    fast = combine("max", FLEET.fast_times("pacecar_job_pace_seconds"), *_JOBS)
     return f"{combine('max', pace, *_JOBS)} / {fast} - 1"
 
 
@@ -79,7 +84,7 @@ def _now() -> Section:
     return Section("Now", [
         (3, 4, stat("Nodes", "Daemons that are scraped.",
             [Query(combine("count", select("pacecar_build_info")), "nodes")], unit="none", empty=NO_DAEMON)),
-        (3, 4, stat("Jobs", "Training jobs that report.",
+        (3, 4, stat("Jobs", "Training jobs that report; one that ended counts for a quarter of an hour.",
             [Query(combine("count", combine("count", ranks, *_JOBS)), "jobs")], unit="none", empty=NO_JOB)),
         (3, 4, stat("Ranks", "Ranks of all jobs.", [Query(combine("count", ranks), "ranks")], unit="none",
             empty=NO_JOB)),
@@ -140,12 +145,18 @@ def _jobs() -> Section:
     ])  # fmt: skip
 
 
+def _links_down() -> str:
+    """Return the NVLinks of each GPU that are down and led somewhere; those that a board does not connect are none."""
+    led = f"on ({', '.join((*_GPUS, 'link'))}) {select('pacecar_gpu_nvlink_info')}"
+    return combine("count", f"{select('pacecar_gpu_nvlink_link_state')} == 0 and {led}", *_GPUS)
+
+
 def _gpus() -> Section:
-    def present(expression: str) -> str:
-        return f"{expression} > 0"
+    def most(expression: str) -> str:
+        return f"topk({TOP}, {expression} > 0)"
 
     def grown(metric: str, **where: str) -> str:
-        return present(combine("sum", increase(metric, where, window="$__range"), *_GPUS))
+        return most(combine("sum", increase(metric, where, window="$__range"), *_GPUS))
 
     def of_worst(expression: str) -> str:
         return f"({combine('max', expression, *_GPUS)}) and on ({', '.join(_GPUS)}) topk({TOP}, {_held()})"
@@ -164,15 +175,14 @@ def _gpus() -> Section:
                 Column("SM clock", of_worst(clock), "percentunit", decimals=0),
                 Column("Power", of_worst(power), "percentunit", decimals=0),
             ], worst="Held", empty=NO_GPU)),
-        (12, 9, ranking("GPUs with faults", "GPUs that are down, and those with errors over the range shown. A GPU "
-            "that is not listed has none of these.", _GPUS, [
-                Column("Down", present(combine("max", f"1 - {select('pacecar_gpu_up')}", *_GPUS)), steps=[(1.0, BAD)]),
+        (12, 9, ranking("GPUs with faults", "GPUs that are down, and those with errors over the range shown; of each "
+            f"column the {TOP} with most. A GPU that is not listed has none of these, unless there are more.", _GPUS, [
+                Column("Down", most(combine("max", f"1 - {select('pacecar_gpu_up')}", *_GPUS)), steps=[(1.0, BAD)]),
                 Column("Xid", grown("pacecar_gpu_xid_errors_total"), steps=[(1.0, BAD)], decimals=0),
                 Column("ECC", grown("pacecar_gpu_ecc_errors_total", severity="uncorrected", lifetime="volatile"),
                        steps=[(1.0, BAD)], decimals=0),
-                Column("Reset due", present(combine("max", pending, *_GPUS)), steps=[(1.0, WARN)]),
-                Column("NVLinks down", combine("count", select("pacecar_gpu_nvlink_link_state") + " == 0", *_GPUS),
-                       steps=[(1.0, BAD)]),
+                Column("Reset due", most(combine("max", pending, *_GPUS)), steps=[(1.0, WARN)]),
+                Column("NVLinks down", most(_links_down()), steps=[(1.0, BAD)]),
             ], worst="Down", empty="Good news: no GPU is down, and none reported an error in this range")),
         (12, 7, time_series("GPUs held down", "GPUs that a reason held down for more than a fifth of the time, by "
             "reason.", [
@@ -193,7 +203,9 @@ def _nodes() -> Section:
     def of(operation: str, expression: str) -> str:
         return combine(operation, expression, *_NODES)
 
-    links = [select(f"pacecar_host_network_{way}_utilization_ratio") for way in ("receive", "transmit")]
+    receive, transmit = (
+        of("max", select(f"pacecar_host_network_{way}_utilization_ratio")) for way in ("receive", "transmit")
+    )
     drops = " + ".join(
         f"({of('sum', increase(f'pacecar_host_network_{way}_drops_total'))})" for way in ("receive", "transmit")
     )
@@ -204,25 +216,36 @@ def _nodes() -> Section:
         of("sum", rate("pacecar_host_tcp_segments_sent_total")),
     )
     stalled = rate("pacecar_host_pressure_stalled_seconds_total", {"kind": "some"})
+    errors = of("sum", increase("pacecar_rdma_errors_total"))
+    worst = (
+        f"topk({NODES_TOP}, {of('max', stalled)} or 0 * {of('count', select('pacecar_build_info'))})"
+        f" or topk({NODES_TOP // 2}, {again}) or topk({NODES_TOP // 2}, {errors} > 0)"
+    )
+
+    def of_worst(expression: str) -> str:
+        return f"({expression}) and on ({', '.join(_NODES)}) ({worst})"
+
     budget = divide(
         of("max", select("pacecar_daemon_cpu_utilization_ratio")), of("max", select("pacecar_daemon_cpu_budget_ratio"))
     )
     return Section("Nodes", [
         (24, 9, ranking("Nodes, the most stalled first", "Stalled: share of time in which tasks waited for processor, "
             "memory or disk, whichever was worst (PSI); absent where the kernel does not count it. Link: the busiest "
-            "interface. Daemon: its CPU time over its own budget.", _NODES, [
-                Column("Stalled", of("max", stalled), "percentunit", steps=[(0.1, WARN), (0.3, BAD)], decimals=0),
-                Column("CPU", of("max", select("pacecar_host_cpu_utilization_ratio")), "percentunit",
-                       steps=[(0.9, WARN)], decimals=0),
-                Column("Memory left", of("min", left), "percentunit", decimals=0),
-                Column("Link", of("max", f"({links[0]} or {links[1]})"), "percentunit", steps=[(0.9, WARN)],
-                       decimals=0),
-                Column("TCP again", again, "percentunit", steps=[(0.001, WARN), (0.01, BAD)], decimals=3),
-                Column("Drops", drops, steps=[(1.0, WARN)], decimals=0),
-                Column("RDMA errors", of("sum", increase("pacecar_rdma_errors_total")), steps=[(1.0, BAD)],
-                       decimals=0),
-                Column("Disk left", of("min", free), "percentunit", decimals=0),
-                Column("Daemon", budget, "percentunit", steps=[(0.9, WARN), (1.2, BAD)], decimals=0),
+            f"interface. Daemon: its CPU time over its own budget. Of many nodes the {NODES_TOP} that stall most, and "
+            f"the {NODES_TOP // 2} each that send most again by TCP and that have most RDMA errors.", _NODES, [
+                replace(column, expression=of_worst(column.expression)) for column in (
+                    Column("Stalled", of("max", stalled), "percentunit", steps=[(0.1, WARN), (0.3, BAD)], decimals=0),
+                    Column("CPU", of("max", select("pacecar_host_cpu_utilization_ratio")), "percentunit",
+                           steps=[(0.9, WARN)], decimals=0),
+                    Column("Memory left", of("min", left), "percentunit", decimals=0),
+                    Column("Link", f"({receive} > {transmit}) or {transmit} or {receive}", "percentunit",
+                           steps=[(0.9, WARN)], decimals=0),
+                    Column("TCP again", again, "percentunit", steps=[(0.001, WARN), (0.01, BAD)], decimals=3),
+                    Column("Drops", drops, steps=[(1.0, WARN)], decimals=0),
+                    Column("RDMA errors", errors, steps=[(1.0, BAD)], decimals=0),
+                    Column("Disk left", of("min", free), "percentunit", decimals=0),
+                    Column("Daemon", budget, "percentunit", steps=[(0.9, WARN), (1.2, BAD)], decimals=0),
+                )
             ], worst="Stalled", empty=NO_DAEMON)),
     ])  # fmt: skip
 

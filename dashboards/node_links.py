@@ -9,7 +9,7 @@ from __future__ import annotations
 from pacecar.dashboards.node_gpu import GPU_NAME, NO_GPU
 from pacecar.dashboards.palette import BAD, WARN
 from pacecar.dashboards.panels import Query, Section, columns, look, table, time_series
-from pacecar.dashboards.queries import NODE, ON_NODES, combine, divide
+from pacecar.dashboards.queries import CLUSTER, GPU, NODE, ON_NODES, combine, divide
 
 __all__ = ["gpu_links_section", "network_section", "rdma_section", "tcp_section"]
 
@@ -40,12 +40,14 @@ def gpu_links_section() -> Section:
     link = f"{GPU_NAME} link {{{{link}}}}"
     lanes = divide(select("pacecar_gpu_pcie_width"), select("pacecar_gpu_pcie_width_max"))
     generation = divide(select("pacecar_gpu_pcie_generation"), select("pacecar_gpu_pcie_generation_max"))
-    down = combine("count", select("pacecar_gpu_nvlink_link_state") + " == 0", NODE, "gpu")
     state = select("pacecar_gpu_nvlink_link_state")
+    led = f"on ({CLUSTER}, {NODE}, {GPU}, link) {select('pacecar_gpu_nvlink_info')}"
+    down = combine("count", f"{state} == 0 and {led}", NODE, "gpu")
     return Section("NVLink and PCIe", [
         (8, 7, time_series("NVLink", "Bytes per second over all NVLinks of a GPU.",
             _both("pacecar_gpu_nvlink_{}_bytes_total", GPU_NAME), unit="Bps", empty=NO_NVLINK)),
-        (8, 7, time_series("NVLinks that are down", "Links in the state down, of each GPU; 0 where all are up.",
+        (8, 7, time_series("NVLinks that are down", "Links in the state down, of each GPU; 0 where all are up. "
+            "Links that this board does not connect do not count.",
             [Query(f"{down} or 0 * {combine('count', state, NODE, 'gpu')}", GPU_NAME)],
             unit="none", empty=NO_NVLINK, stepped=True, thresholds=[(1.0, BAD)])),
         (8, 7, time_series("NVLink errors", "Errors and recoveries in the window by kind. A single recovery costs "

@@ -36,7 +36,7 @@ def pace_section() -> Section:
     tokens = combine("sum", rate("pacecar_job_tokens_total", all_ranks=True))
     by_rank = mean_of("pacecar_job_step_wall_seconds_total", "pacecar_job_steps_total")
     pace = combine("max", select("pacecar_job_pace_seconds"))
-    baseline = f"min(quantile_over_time(0.1, {select('pacecar_job_pace_seconds')}[$__range]))"
+    baseline = combine("min", ONE_JOB.fast_times("pacecar_job_pace_seconds"))
     return Section("Pace", [
         (3, 4, stat("Ranks", "Ranks that report. Fewer than the world size: some are not heard.",
             [Query(combine("count", select("pacecar_rank_info", all_ranks=True)), "ranks")],

@@ -103,7 +103,7 @@ class Grafana:
             raise Unreachable(f"{self.url}: {_reason(error, self.timeout_seconds)}") from None
         try:
             return json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise Unreachable(f"{self.url}{path} answers, but not with JSON: is it a Grafana?") from None
 
     def _who(self) -> dict[str, str]:
@@ -116,7 +116,7 @@ class Grafana:
         if 300 <= error.code < 400:
             where = self._said(error.headers.get("Location", "elsewhere"))
             raise Unreachable(f"{self.url} redirects to {where}: give that address, without the path {path}")
-        words = self._said(_message(error))
+        words = self._said(_message(error, self.timeout_seconds))
         if error.code == 401:
             raise Unreachable(f"{self.url} does not know these credentials (401): {words}")
         if error.code == 403:
@@ -126,15 +126,15 @@ class Grafana:
         raise Refused(f"{words} ({error.code})")
 
     def _said(self, text: str) -> str:
-        """Return `text` in one line, bounded, and without our secrets."""
-        line = " ".join("".join(c if c.isprintable() else " " for c in text).split())[:WORDS_MAX]
-        for secret in (self.token, self.password):
+        """Return `text` in one line, bounded, and without our secrets: taken out first, as a part is one too."""
+        for secret in (self.token, self.password, self._who()["Authorization"].partition(" ")[2]):
             if secret:
-                line = line.replace(secret, "***")
+                text = text.replace(secret, "***")
+        line = " ".join("".join(c if c.isprintable() else " " for c in text).split())[:WORDS_MAX]
         return line or "no reason given"
 
 
-def _read(answer: HTTPResponse, timeout_seconds: float) -> bytes:
+def _read(answer: HTTPResponse | urllib.error.HTTPError, timeout_seconds: float) -> bytes:
     """Return the body, as far as it came in time: the socket's own limit begins anew with each byte."""
     until = time.monotonic() + timeout_seconds
     text = b""
@@ -145,15 +145,15 @@ def _read(answer: HTTPResponse, timeout_seconds: float) -> bytes:
     return text
 
 
-def _message(error: urllib.error.HTTPError) -> str:
+def _message(error: urllib.error.HTTPError, timeout_seconds: float) -> str:
     """Return what Grafana says in the JSON of an error; the text itself where there is none."""
     try:
-        text = error.read(ANSWER_BYTES_MAX).decode(errors="replace")
+        text = _read(error, timeout_seconds).decode(errors="replace")
     except (OSError, HTTPException):
         return str(error.reason)
     try:
         said = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text or str(error.reason)
     if not isinstance(said, dict):
         return text

@@ -98,6 +98,14 @@ class Scope:
         """
         return divide(self.rate(total, all_ranks=all_ranks), self.rate(count, all_ranks=all_ranks))
 
+    def fast_times(self, name: str) -> str:
+        """Return the lowest tenth of the gauge `name` in the range that is shown: one value, the same at each point.
+
+        Without `@ end()` each point of a graph would look back over as much again before it, at the cost of a range
+        a point.  Prometheus from 2.33 on, VictoriaMetrics and Mimir know it.
+        """
+        return f"quantile_over_time(0.1, {self.select(name)}[$__range] @ end())"
+
     def _counter(self, name: str, where: Mapping[str, str] | None, all_ranks: bool) -> str:
         if by_name(name).kind is not Kind.COUNTER:
             raise QueryError(f"{name} is a gauge: it has no rate")

@@ -35,12 +35,12 @@ LINKS = {
 """Where the name of a job or a node leads."""
 
 
-WIDTHS = {CLUSTER: 90, GPU: 60}
-"""Columns that need less than their share, in pixels."""
+WIDTHS = {CLUSTER: 90, GPU: 60, JOB: 200, NODE: 160, "knob": 140}
+"""Columns that need less than their share, and names, which are not read when they are cut; in pixels.
 
-
-LEAST_WIDTHS = {JOB: 180, NODE: 120, "knob": 140}
-"""Names that are cut are not read; what is left over they get too."""
+Not a least width: Grafana deals out the shares first, and what a column gets on top makes the table wider than its
+panel, so that the last column is cut.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,6 @@ def ranking(
             {"matcher": {"id": "byType", "options": "number"}, "properties": [{"id": "noValue", "value": "-"}]},
             *(look(heads(key), links=LINKS[key]) for key in keys if key in LINKS),
             *(look(heads(key), custom__width=width) for key, width in WIDTHS.items() if key in keys),
-            *(look(heads(key), custom__minWidth=width) for key, width in LEAST_WIDTHS.items() if key in keys),
             *map(_look, questions),
         ],
     )  # fmt: skip

@@ -108,9 +108,9 @@ def _gains() -> Section:
                        steps=[(0.001, GOOD)]),
                 Column("Off by", of_knob("pacecar_tuner_forecast_error_ratio"), "percentunit", decimals=1),
                 Column("Kept", verdicts("kept")),
-                Column("Rolled back", verdicts("rolled_back"), width=100),
+                Column("Rolled back", verdicts("rolled_back"), width=88),
                 Column("Barred", verdicts("barred")),
-                Column("Abandoned", verdicts("abandoned")),
+                Column("Abandoned", verdicts("abandoned"), width=88),
             ], worst="Measured", empty=NO_TRIAL)),
         (8, 7, time_series("Decisions and verdicts", "Trials begun, advice given, and what became of them, so far.", [
                 Query(combine("sum", select("pacecar_tuner_decisions_total"), "kind"), "{{kind}}"),

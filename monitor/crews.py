@@ -73,7 +73,7 @@ class Crew:
                     self._late[key] = record
 
     def leave(self, rank: int) -> None:
-        """Note that `rank` said goodbye: it hangs no longer, and rank 0 takes with it what it said of others."""
+        """Note that `rank` said goodbye or began anew: it hangs no longer, and rank 0's word on others is over."""
         if rank in self._hangs:
             self._hangs[rank] = (self._hangs[rank][0], False)
             self._note_suspicion(None)
@@ -96,12 +96,18 @@ class Crew:
         }
 
     def view(self, heard_ns: Mapping[int, int], now_ns: int) -> CrewView:
-        """Return what is known now; `heard_ns` is when each connected rank last said anything."""
+        """Return what is known now; `heard_ns` is when each connected rank last said anything.
+
+        A rank that was killed can say neither goodbye nor that something is over: while it is not connected it
+        suspects no hang, and without rank 0 nobody says who is late.
+        """
         return CrewView(
-            stragglers=tuple(self._late.values()),
+            stragglers=tuple(self._late.values()) if 0 in heard_ns else (),
             named=dict(self._named),
             ledger=self._ledger,
-            hangs=dict(self._hangs),
+            hangs={
+                rank: (count, is_suspected and rank in heard_ns) for rank, (count, is_suspected) in self._hangs.items()
+            },
             silent=self._silent(heard_ns, now_ns),
         )
 

@@ -363,6 +363,7 @@ class Jobs:
         same = (rank.hello.pid, rank.hello.started_wall_ns) == (hello.pid, hello.started_wall_ns)
         if not same:
             rank = job.ranks[hello.rank] = _Rank(hello, owner)
+            job.crew.leave(hello.rank)
         rank.hello, rank.owner, rank.connected, rank.goodbye = hello, owner, True, None
         return rank
 

@@ -15,6 +15,12 @@ JOB = 'training_job="llama"'
 RANK0, RANK1 = f'{NODE}, {JOB}, rank="0"', f'{NODE}, {JOB}, rank="1"'
 PORT = f'{NODE}, device="mlx5_0", port="1"'
 CARD = f'{NODE}, interface="eth0"'
+ELSEWHERE = f'instance="n2:9850", {JOB}, rank="0"'
+
+ENDED = {f"pacecar_job_last_record_age_seconds{{{RANK0}}}": "1x3 60+60x30"}
+"""Rank 0 ends after three minutes, and its job stays on the daemon's board for a while."""
+
+SPEAKS = {f"pacecar_job_last_record_age_seconds{{{RANK0}}}": "1x40"}
 
 ON_GPU = {"instance": "n1:9850", "gpu": "3"}
 OF_JOB = {"training_job": "llama"}
@@ -53,6 +59,11 @@ FIRING = [
         ON_GPU | {"xid": "31"}, "warning", "GPU 3 of n1:9850 reported Xid 31, mostly the program's own fault",
         "3 errors with the code 31 in the last ten minutes: an illegal instruction or address of a kernel, or what "
         "follows when a process ends."),
+    Case("PacecarGpuXidOfRepair", "a row that will be remapped", "15m",
+        {f'pacecar_gpu_xid_errors_total{{{GPU}, xid="63"}}': "0x10 1x10"},
+        ON_GPU | {"xid": "63"}, "warning", "GPU 3 of n1:9850 marks memory for repair (Xid 63)",
+        "1 notes with the code 63 in the last ten minutes: bad memory was found and its repair noted, which takes "
+        "place at the next reset. By itself it costs no work."),
     Case("PacecarGpuDown", "hung", "8m", _down("hung", "0x5 1x10"), ON_GPU | {"reason": "hung"}, "critical",
         "GPU 3 of n1:9850 is hung",
         "The daemon has read nothing of this GPU for a minute, because it is hung. hung: a call of the driver does not "
@@ -130,6 +141,7 @@ FIRING = [
     Case("PacecarJobStalled", "all ranks", "10m",
         {f"pacecar_job_last_record_age_seconds{{{RANK0}}}": "1x4 60+60x10",
          f"pacecar_job_last_record_age_seconds{{{RANK1}}}": "1x4 62+60x10",
+         f"pacecar_job_step_duration_seconds{{{RANK0}}}": "2x20",
          f'pacecar_process_info{{{RANK0}, pid="7"}}': "1x20", f'pacecar_process_info{{{RANK1}, pid="8"}}': "1x20"},
         OF_JOB, "critical", "llama stands still",
         "No rank has ended a step for 6m 0s, though its processes are there."),
@@ -138,21 +150,23 @@ FIRING = [
         "llama runs out of device memory",
         "The allocator raised 1 out-of-memory errors in the last ten minutes."),
     Case("PacecarTuningFrozen", "for a quarter of an hour", "20m",
-        {f'pacecar_tuner_state{{{NODE}, {JOB}, state="frozen"}}': "0x5 1x20"}, OF_JOB, "warning",
+        {f'pacecar_tuner_state{{{NODE}, {JOB}, state="frozen"}}': "0x5 1x20", **SPEAKS}, OF_JOB, "warning",
         "Tuning of llama is frozen",
         "The tuner turns nothing any more. The job goes on with the settings in force."),
     Case("PacecarKnobsApart", "one rank behind", "12m",
-        {f"pacecar_knob_epoch{{{RANK0}}}": "1x5 2x10", f"pacecar_knob_epoch{{{RANK1}}}": "1x15"}, OF_JOB, "critical",
+        {f"pacecar_knob_epoch{{{RANK0}}}": "1x5 2x10", f"pacecar_knob_epoch{{{RANK1}}}": "1x15", **SPEAKS,
+         f"pacecar_job_last_record_age_seconds{{{RANK1}}}": "1x40"}, OF_JOB, "critical",
         "Ranks of llama run different knobs",
-        "The newest and the oldest knob epoch have been 1 apart for five minutes; one rank may only have stopped "
-        "reporting."),
+        "The newest and the oldest knob epoch have been 1 apart for five minutes, among ranks that go on reporting "
+        "steps."),
     Case("PacecarOverheadOverBudget", "twice the budget", "25m",
         {f"pacecar_job_overhead_seconds_total{{{RANK0}}}": "0+1.2x30",
          f"pacecar_job_step_wall_seconds_total{{{RANK0}}}": "0+60x30"},
         OF_JOB, "warning", "pacecar takes 2% of the steps of llama",
         "That is more than the default budget of 1%. Where the job set `overhead_budget` higher, raise the bound of "
         "this alert."),
-    Case("PacecarHookOff", "one rank", "12m", {f"pacecar_job_hook_measuring{{{RANK0}}}": "1x5 0x10"}, OF_JOB, "warning",
+    Case("PacecarHookOff", "one rank", "12m",
+        {f"pacecar_job_hook_measuring{{{RANK0}}}": "1x5 0x10", **SPEAKS}, OF_JOB, "warning",
         "The hook of llama turned itself off",
         "1 ranks measure no steps any more, because measuring alone was over the budget."),
     Case("PacecarRecordsDropped", "a daemon that is slow", "25m",
@@ -188,6 +202,10 @@ FIRING = [
 """At least one for each alert."""
 
 SILENT = [
+    Case("PacecarGpuXid", "memory is marked for repair", "15m",
+        {f'pacecar_gpu_xid_errors_total{{{GPU}, xid="63"}}': "0x10 1x10"}),
+    Case("PacecarGpuXidOfRepair", "memory that could not be repaired", "15m",
+        {f'pacecar_gpu_xid_errors_total{{{GPU}, xid="64"}}': "0x10 1x10"}),
     Case("PacecarGpuXid", "an error of this morning", "25m",
         {f'pacecar_gpu_xid_errors_total{{{GPU}, xid="79"}}': "1x40", f"pacecar_build_info{{{NODE}}}": "1x40"}),
     Case("PacecarGpuXid", "Prometheus was away, and the error is old", "16m",
@@ -223,12 +241,16 @@ SILENT = [
         {f'pacecar_gpu_nvlink_link_errors_total{{{GPU}, link="7", kind="symbol"}}': "0+1000x30"}),
     Case("PacecarRdmaErrors", "queues that were flushed when a job ended", "15m",
         {f'pacecar_rdma_errors_total{{{PORT}, error="req_cqe_flush_error"}}': "0x12 512x10"}),
+    Case("PacecarRdmaErrors", "the same as all completions with an error are counted", "15m",
+        {f'pacecar_rdma_errors_total{{{PORT}, error="resp_cqe_error"}}': "0x12 512x10"}),
     Case("PacecarRdmaErrors", "none", "15m", {f'pacecar_rdma_errors_total{{{PORT}, error="link_downed"}}': "3x30"}),
     Case("PacecarNetworkErrors", "a few since boot", "25m",
         {f"pacecar_host_network_receive_errors_total{{{CARD}}}": "7x30",
          f"pacecar_host_network_transmit_errors_total{{{CARD}}}": "0x30"}),
     Case("PacecarNetworkFlaps", "up once", "15m",
         {f"pacecar_host_network_carrier_changes_total{{{CARD}}}": "2x10 3x10"}),
+    Case("PacecarNetworkFlaps", "a bridge whose containers come and go", "15m",
+        {f'pacecar_host_network_carrier_changes_total{{{NODE}, interface="docker0"}}': "2x8 4x2 8x10"}),
     Case("PacecarTcpRetransmissions", "one in a thousand", "20m",
         {f"pacecar_host_tcp_segments_sent_total{{{NODE}}}": "0+60000x30",
          f"pacecar_host_tcp_segments_retransmitted_total{{{NODE}}}": "0+60x30"}),
@@ -245,6 +267,14 @@ SILENT = [
     Case("PacecarJobStalled", "a job that has ended and is still on the board", "10m",
         {f"pacecar_job_last_record_age_seconds{{{RANK0}}}": "1x3 60+60x10",
          f'pacecar_process_info{{{RANK0}, pid="7"}}': "1x4"}),
+    Case("PacecarJobStalled", "started anew on another node, before its first step", "10m",
+        {**ENDED, f'pacecar_process_info{{{RANK0}, pid="7"}}': "1x4",
+         f"pacecar_job_step_duration_seconds{{{RANK0}}}": "2x20",
+         f'pacecar_process_info{{{ELSEWHERE}, pid="9"}}': "_x5 1x20"}),
+    Case("PacecarJobStalled", "a job whose steps take seven minutes", "9m",
+        {f"pacecar_job_last_record_age_seconds{{{RANK0}}}": "1 1 1+60x7",
+         f"pacecar_job_step_duration_seconds{{{RANK0}}}": "420x20",
+         f'pacecar_process_info{{{RANK0}, pid="7"}}': "1x20"}),
     Case("PacecarJobStalled", "one of two ranks is silent, the other is not", "10m",
         {f"pacecar_job_last_record_age_seconds{{{RANK0}}}": "1x3 60+60x10",
          f"pacecar_job_last_record_age_seconds{{{RANK1}}}": "1x20",
@@ -256,12 +286,21 @@ SILENT = [
     Case("PacecarTuningFrozen", "watching", "20m",
         {f'pacecar_tuner_state{{{NODE}, {JOB}, state="frozen"}}': "0x30",
          f'pacecar_tuner_state{{{NODE}, {JOB}, state="watching"}}': "1x30"}),
+    Case("PacecarTuningFrozen", "a job that ended frozen", "15m",
+        {f'pacecar_tuner_state{{{NODE}, {JOB}, state="frozen"}}': "0x2 1x30", **ENDED}),
+    Case("PacecarKnobsApart", "killed in the middle of a switch", "10m",
+        {f"pacecar_knob_epoch{{{RANK0}}}": "1x3 2x20", f"pacecar_knob_epoch{{{RANK1}}}": "1x20", **ENDED,
+         f"pacecar_job_last_record_age_seconds{{{RANK1}}}": "1x3 60+60x30"}),
+    Case("PacecarKnobsApart", "started anew on another node", "12m",
+        {f"pacecar_knob_epoch{{{RANK0}}}": "3x20", **ENDED, f"pacecar_knob_epoch{{{ELSEWHERE}}}": "_x4 0x20",
+         f"pacecar_job_last_record_age_seconds{{{ELSEWHERE}}}": "_x4 1x20"}),
     Case("PacecarKnobsApart", "while the records of a switch come in", "7m",
         {f"pacecar_knob_epoch{{{RANK0}}}": "1x5 2x10", f"pacecar_knob_epoch{{{RANK1}}}": "1x6 2x10"}),
     Case("PacecarOverheadOverBudget", "within the budget", "25m",
         {f"pacecar_job_overhead_seconds_total{{{RANK0}}}": "0+0.3x30",
          f"pacecar_job_step_wall_seconds_total{{{RANK0}}}": "0+60x30"}),
     Case("PacecarHookOff", "measuring", "12m", {f"pacecar_job_hook_measuring{{{RANK0}}}": "1x20"}),
+    Case("PacecarHookOff", "a job that ended so", "13m", {f"pacecar_job_hook_measuring{{{RANK0}}}": "0x20", **ENDED}),
     Case("PacecarRecordsDropped", "a few while a daemon was started anew", "20m",
         {f"pacecar_job_records_dropped_total{{{RANK0}}}": "0x3 5x30"}),
     Case("PacecarFramesRefused", "none", "25m",

@@ -238,3 +238,25 @@ def test_the_title_of_a_narrow_panel_is_not_cut(panels):
     for panel in panels:
         if panel["gridPos"]["w"] == 3:
             assert len(panel["title"]) <= 12, panel["title"]
+
+
+LAPTOP_PIXELS = 1366 - 30
+"""Of a small laptop, without Grafana's margins."""
+
+
+def test_a_table_of_the_worst_shows_all_its_columns_on_a_laptop(panels):
+    """Names are not cut, and what they get is not taken from the last column."""
+    for panel in panels:
+        if panel["type"] != "table" or panel["transformations"][-1]["id"] != "sortBy":
+            continue
+        columns = set(panel["transformations"][1]["options"]["renameByName"].values())
+        widths: dict[str, int] = {}
+        for rule in panel["fieldConfig"]["overrides"]:
+            said = {one["id"]: one["value"] for one in rule["properties"]}
+            assert "custom.minWidth" not in said, f"{panel['title']}: Grafana adds it to the shares"
+            if "custom.width" in said:
+                widths[rule["matcher"]["options"]] = said["custom.width"]
+        assert {"Job", "Node", "Knob"} & columns <= widths.keys(), panel["title"]
+        least = panel["fieldConfig"]["defaults"]["custom"]["minWidth"]
+        wanted = sum(widths.get(column, least) for column in columns)
+        assert wanted <= LAPTOP_PIXELS * panel["gridPos"]["w"] / 24, f"{panel['title']}: {wanted} pixels"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pacecar.catalog import CATALOG, Kind
+from pacecar.dashboards.fleet import NODES_TOP
 from pacecar.records import LEDGER_HEADINGS
 from tests.dashboards.conftest import drawing_panels
 from tests.dashboards.promql import check, filled_in
@@ -116,3 +117,71 @@ def test_the_first_decision_of_a_job_is_marked_and_the_mark_goes(promtool, expre
         {"expr": mark, "eval_time": "3m30s", "exp_samples": []},
         series=[born],
     )
+
+
+def rows(promtool, folder, drawn, title, column, *, series, expected):
+    """Ask for one column of a table of the Fleet dashboard, of all nodes."""
+    panel = next(panel for panel in drawing_panels(drawn["fleet"]) if panel["title"].startswith(title))
+    renamed = panel["transformations"][1]["options"]["renameByName"]
+    ref = next(key.removeprefix("Value #") for key, name in renamed.items() if name == column and "#" in key)
+    expression = next(target["expr"] for target in panel["targets"] if target["refId"] == ref)
+    question = {"expr": filled_in(expression.replace("$node", ".*")), "eval_time": "5m", "exp_samples": expected}
+    check(promtool, folder, question, series=series)
+
+
+def test_the_link_of_a_node_is_busy_whichever_way_it_is(promtool, drawn, tmp_path):
+    """`a or b` of two metrics with the same labels is a alone: a node that only sends looked idle."""
+    series = [{"series": 'pacecar_build_info{instance="n1"}', "values": "1x40"}]
+    for way, interface, share in (("receive", "eth0", 0.1), ("transmit", "eth0", 0.9), ("receive", "eth1", 0.3)):
+        name = f'pacecar_host_network_{way}_utilization_ratio{{instance="n1", interface="{interface}"}}'
+        series.append({"series": name, "values": f"{share}x40"})
+    expected = [{"labels": '{instance="n1"}', "value": 0.9}]
+    rows(promtool, tmp_path, drawn, "Nodes, ", "Link", series=series, expected=expected)
+
+
+def test_nvlinks_that_a_board_does_not_connect_are_not_down(promtool, drawn, tmp_path):
+    gpu = 'instance="n1", gpu="0"'
+    series = [
+        {"series": f'pacecar_gpu_nvlink_link_state{{{gpu}, link="{link}"}}', "values": f"{state}x40"}
+        for link, state in enumerate((0, 0, 1))
+    ]
+    series.append({"series": f'pacecar_gpu_nvlink_info{{{gpu}, link="1"}}', "values": "1x40"})
+    expected = [{"labels": f"{{{gpu}}}", "value": 1}]
+    rows(promtool, tmp_path, drawn, "GPUs with faults", "NVLinks down", series=series, expected=expected)
+
+
+def test_the_table_of_nodes_is_bounded_and_has_those_whose_network_is_ill(promtool, drawn, tmp_path):
+    series = []
+    for number in range(80):
+        node = f'instance="n{number:02}"'
+        again = 9 if number == 0 else 0  # the node that stalls least
+        series += [
+            {"series": f"pacecar_build_info{{{node}}}", "values": "1x40"},
+            {"series": f"pacecar_host_cpu_utilization_ratio{{{node}}}", "values": "0.5x40"},
+            {"series": f"pacecar_host_tcp_segments_sent_total{{{node}}}", "values": "0+100x40"},
+            {"series": f"pacecar_host_tcp_segments_retransmitted_total{{{node}}}", "values": f"0+{again}x40"},
+        ]
+        if number < 79:  # the last node's kernel does not count it
+            stalled = f'pacecar_host_pressure_stalled_seconds_total{{{node}, kind="some", resource="io"}}'
+            series.append({"series": stalled, "values": f"0+{number / 8}x40"})
+    panel = next(panel for panel in drawing_panels(drawn["fleet"]) if panel["title"].startswith("Nodes, "))
+    for target in panel["targets"]:
+        lines = filled_in(target["expr"].replace("$node", ".*"))
+        over = {"expr": f"count({lines}) > {NODES_TOP * 2}", "eval_time": "5m", "exp_samples": []}
+        check(promtool, tmp_path, over, series=series)
+    cpu = filled_in(panel["targets"][1]["expr"].replace("$node", ".*"))
+    shown = [{"labels": f'{{instance="n{number:02}"}}', "value": 0.5} for number in (0, 78)]
+    both = {"expr": f'({cpu}) and on (instance) pacecar_build_info{{instance=~"n00|n78"}}', "exp_samples": shown}
+    check(promtool, tmp_path, both | {"eval_time": "5m"}, series=series)
+
+
+def test_fast_times_are_of_the_range_shown_at_each_point_of_a_graph(promtool, expressions, tmp_path):
+    """Without `@ end()` each point would compare with a range of its own, and read it anew."""
+    looking_back = [text for text in expressions.values() if "quantile_over_time" in text]
+    assert len(looking_back) >= 3
+    for text in looking_back:
+        assert text.count("[$__range] @ end()") == text.count("quantile_over_time"), text
+    slower = next(text for where, text in expressions.items() if "Pace against its own baseline" in where)
+    series = [{"series": 'pacecar_job_pace_seconds{training_job="train"}', "values": "0.5x20 1x20"}]
+    expected = [{"labels": "{}", "value": 1}]
+    check(promtool, tmp_path, {"expr": filled_in(slower), "eval_time": "6m", "exp_samples": expected}, series=series)

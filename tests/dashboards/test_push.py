@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -12,12 +14,13 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pacecar.dashboards import committed
-from pacecar.dashboards.push import ANSWER_BYTES_MAX, Grafana
+from pacecar.dashboards.push import ANSWER_BYTES_MAX, WORDS_MAX, Grafana, Refused, Unreachable
 
 TOKEN = "glsa_a-token-nobody-may-see"
 PASSWORD = "a password: nobody may see"
@@ -220,28 +223,87 @@ def test_nobody_there_and_nobody_answering_end_soon():
     assert "no answer within 0.4 s (0 of 5 dashboards pushed)" in ran.stderr
 
 
-def test_an_answer_that_drips_in_has_a_deadline_too():
+@pytest.mark.parametrize("status", ["200 OK", "500 Internal Server Error"])
+def test_an_answer_that_drips_in_has_a_deadline_too(status):
     """Each byte restarts the socket's own timeout: without a deadline this would take an hour."""
+    hung_up = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as dripping:
 
         def drip() -> None:
             taken, _ = dripping.accept()
             with taken:
                 taken.recv(65536)
-                taken.sendall(f"HTTP/1.1 200 OK\r\nContent-Length: {ANSWER_BYTES_MAX}\r\n\r\n".encode())
-                for _ in range(200):
+                taken.sendall(f"HTTP/1.1 {status}\r\nContent-Length: {ANSWER_BYTES_MAX}\r\n\r\n".encode())
+                for _ in range(1200):
                     try:
                         taken.sendall(b" ")
                     except OSError:
+                        hung_up.set()
                         return
                     time.sleep(0.05)
 
         thread = threading.Thread(target=drip, daemon=True)
         thread.start()
-        ran = push(f"http://127.0.0.1:{dripping.getsockname()[1]}", "--timeout-seconds", "0.5")
-        thread.join(timeout=20)
+        address = f"http://127.0.0.1:{dripping.getsockname()[1]}"
+        with pytest.raises((Unreachable, Refused)) as failed:
+            Grafana(address, TOKEN, timeout_seconds=0.5).ask("/api/folders")
+        thread.join(timeout=60)
+    assert hung_up.is_set(), "it waited until the last byte"
+    assert ("no answer within 0.5 s" if status.startswith("2") else "(500)") in str(failed.value)
+
+
+def test_a_path_before_the_api_stays_and_the_address_of_a_dashboard_is_not_doubled(grafana):
+    """Grafana below a path (`serve_from_sub_path`) gives addresses with that path."""
+
+    def rule(server: Standin, path: str, body: Any) -> Answer | None:
+        return 200, {"status": "success", "url": f"/grafana/d/{body['dashboard']['uid']}/x"}
+
+    server = grafana(rule)
+    ran = push(server.url + "/grafana/")
+    assert ran.returncode == 0, ran.stderr
+    assert {path for _, path, _, _ in server.asked} == {"/grafana/api/dashboards/db"}
+    assert ran.stdout.splitlines()[0] == f"fleet.json: {server.url}/grafana/d/pacecar-fleet/x"
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """The key of 127.0.0.1 and a certificate that no system knows."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not here to make a certificate with")
+    key, certificate = tmp_path / "own.key", tmp_path / "own.crt"
+    command = [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    command += ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=127.0.0.1"]
+    subprocess.run([*command, "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
+    return key, certificate
+
+
+def test_a_grafana_with_a_certificate_of_ones_own_wants_its_authority_named(grafana, certificate):
+    key, own = certificate
+    server = grafana()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(own, key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    url = server.url.replace("http:", "https:")
+    ran = push(url)
     assert ran.returncode == 1
-    assert "no answer within 0.5 s" in ran.stderr
+    assert "its certificate cannot be trusted" in ran.stderr
+    assert "SSL_CERT_FILE names other authorities (0 of 5 dashboards pushed)" in ran.stderr
+    assert server.asked == [], "the token was not sent"
+    ran = push(url, GRAFANA_TOKEN=TOKEN, SSL_CERT_FILE=str(own))
+    assert ran.returncode == 0, ran.stderr
+    assert len(server.pushed()) == 5
+
+
+def test_a_secret_at_the_edge_of_what_is_repeated_is_not_cut_in_half(grafana):
+    said = "x" * (WORDS_MAX - 10) + TOKEN
+    ran = push(grafana(lambda *_: (500, {"message": said})).url)
+    assert TOKEN[:8] not in ran.stdout + ran.stderr
+
+
+def test_an_answer_of_a_hundred_thousand_brackets_is_no_json(grafana):
+    ran = push(grafana(lambda *_: (200, b"[" * 100_000)).url)
+    assert "answers, but not with JSON" in ran.stderr
 
 
 @pytest.mark.parametrize(

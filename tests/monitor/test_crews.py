@@ -2,8 +2,10 @@
 
 import pytest
 
+from pacecar.monitor.board import Board
 from pacecar.monitor.crews import SILENT_SECONDS, Crew, crew_samples
-from pacecar.records import HangSuspicion
+from pacecar.monitor.series import job_samples
+from pacecar.records import HangSuspicion, Straggler
 
 S = 1_000_000_000
 LONG = round(SILENT_SECONDS * S)
@@ -58,3 +60,51 @@ def test_the_series_name_each_rank(crew):
     view = crew.view({0: 10 * S, 1: 9 * S}, 500 * S)
     found = {s.labels: s.value for s in crew_samples("j", view) if s.metric == "pacecar_job_hang_silent"}
     assert found == {("j", "0"): 0, ("j", "1"): 1}
+
+
+def late(*, ended=False):
+    return Straggler(
+        job="run-7", late_rank=1, cause="host", phase="backward", since_step=1, step=9, wall_ns=0, excess_ns=5,
+        evidence="", ended=ended,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def board(clock, make_hello):
+    """Two ranks; rank 0 says that rank 1 is late, and suspects a hang."""
+    made = Board(clock, jobs_max=2, ranks_max=4, job_forget_seconds=60)
+    for rank in (0, 1):
+        hello = make_hello(rank=rank)
+        made.take(hello, hello=hello, uid=1, owner=rank)
+    for record in (late(), suspicion(0)):
+        made.take(record, hello=make_hello(rank=0), uid=1, owner=0)
+    return made
+
+
+def told(board):
+    metrics = ("pacecar_job_straggler_excess_seconds", "pacecar_job_hang_suspected")
+    return [(s.labels, s.value) for s in job_samples(board.jobs()) if s.metric in metrics]
+
+
+LATE, HANGS, HANGS_NO_MORE = (("run-7", "1", "host"), 5), (("run-7", "0"), 1), (("run-7", "0"), 0)
+
+
+def test_a_job_that_was_killed_neither_hangs_nor_has_a_late_rank(board, make_hello):
+    """It stays on the board for a while, and its alerts would call somebody all that time."""
+    assert told(board) == [LATE, HANGS]
+    board.leave(make_hello(rank=0), 0)
+    assert told(board) == [HANGS_NO_MORE]
+
+
+def test_a_rank_that_lost_its_connection_for_a_moment_still_hangs(board, make_hello):
+    hello = make_hello(rank=0)
+    board.leave(hello, 0)
+    board.take(hello, hello=hello, uid=1, owner=7)
+    assert told(board) == [LATE, HANGS]
+
+
+def test_a_job_that_was_started_anew_under_its_name_begins_without_hangs(board, make_hello):
+    board.leave(make_hello(rank=0), 0)
+    again = make_hello(rank=0, started_wall_ns=1)
+    board.take(again, hello=again, uid=1, owner=7)
+    assert told(board) == [HANGS_NO_MORE]
