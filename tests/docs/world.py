@@ -144,11 +144,16 @@ class World:
 
     def answers(self, port: int, path: str) -> bool:
         """Whether a server says 200."""
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        return self._asked(port, path)[0] == 200
+
+    def _asked(self, port: int, path: str) -> tuple[int | None, bytes]:
+        """Return status and body; None where nobody answers."""
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
             connection.request("GET", path)
-            return connection.getresponse().status == 200
-        return False
+            with connection.getresponse() as response:
+                return response.status, response.read()
+        return None, b""
 
     def serving(self, name: str, command: str, port: int, path: str, **variables: str) -> None:
         """Start a server and wait until it answers."""
@@ -209,11 +214,7 @@ class World:
 
     def has_series(self, query: str) -> bool:
         """Whether Prometheus has something for it."""
-        with contextlib.suppress(OSError, http.client.HTTPException):
-            connection = http.client.HTTPConnection("127.0.0.1", self.prometheus_port, timeout=5)
-            connection.request("GET", query)
-            return b'"value"' in connection.getresponse().read()
-        return False
+        return b'"value"' in self._asked(self.prometheus_port, query)[1]
 
     def grafana(self) -> str:
         """Address of a stand-in that takes dashboards as Grafana does."""
