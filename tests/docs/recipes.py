@@ -249,7 +249,7 @@ RECIPES: tuple[Run | Cannot, ...] = (
     Run(r"pacecar trace JOB --at-step .*", ("job",), (("--at-step 12000", "--at-step 2000000 --timeout-seconds 1"),),
         exits=(1,), says="2000000|within|answer"),
     Run(r"pacecar trace JOB.*", ("job",), says=r"json"),
-    Run(r"pacecar tune .*", ("job",)),
+    Run(r"pacecar tune .*", ("job",), (("4MiB", "512KiB"),)),  # the job's model has less than 4 MiB
     Run(r"pacecar knobs .*", fill={"4f2a91": lambda world: world.remembered()}),
     Run(r"(sudo )?pacecar dump --note .*", ("job",), (("^sudo ", ""),)),
     Run(r"pacecar dump --show FILE.*", ("job",), fill={"FILE": lambda world: str(world.recording())}),
