@@ -262,7 +262,9 @@ RECIPES: tuple[Run | Cannot, ...] = (
     Run(r"torchrun .* -m pacecar bench net", append="-e 4K -n 3 -w 0", says="busbw"),
     Run(r"pacecar run .*--print-(env|pth).*", exchange=((r"\$site", "tmp"),)),
     Run(r"pacecar run -- COMMAND\.\.\.", exchange=((r"COMMAND\.\.\.", "python -c 'print(42)'"),), says="42"),
-    Run(r"pacecar run .*-- (torchrun|python) .*train\.py.*", ("daemon",), ((r"--standalone ", ""),),
+    Run(r"pacecar run .*--tune .*-- torchrun .*train\.py.*", ("daemon",), says=r"pacecar: measures job .* mode exact"),
+    # One rank does where nothing is agreed on, and is quicker.
+    Run(r"pacecar run .*-- torchrun .*train\.py.*", ("daemon",), ((r"--nproc-per-node \d", "--nproc-per-node 1"),),
         says=r"pacecar: measures job"),
     # Tools that are here.
     Run(r"curl -s .*", ("job",), says=r"pacecar|ok"),
