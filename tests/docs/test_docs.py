@@ -208,6 +208,32 @@ def test_the_pictures_of_the_ledger_are_what_the_attribution_gives():
             assert (hidden[column] == "o") == bool(ledger.overlapped_communication_ns), f"column {column}"
 
 
+def test_the_drawn_steps_of_the_ledger_are_what_the_analyzer_draws(tmp_path):
+    from tests.docs.pictures import DRAWINGS, draw
+
+    draw(tmp_path)
+    page = (ROOT / "docs/ledger.md").read_text(encoding="utf-8")
+    for name in DRAWINGS:
+        committed = (ROOT / f"docs/images/{name}.svg").read_text(encoding="utf-8")
+        assert (tmp_path / f"{name}.svg").read_text(encoding="utf-8") == committed, name
+        assert "prefers-color-scheme: dark" in committed
+        assert f"images/{name}.svg" in page
+    assert "takes 17 ms" in page
+    assert "takes 23 ms" in page
+
+
+def test_what_troubleshooting_quotes_of_the_daemon_is_what_the_daemon_says():
+    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    section = page.split("## The daemon\n")[1].split("\n## ")[0]
+    said = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "monitor").rglob("*.py"))
+    fixed = ("cannot listen on ", "a daemon is listening on ", " already", "belongs to uid ",
+             ", who could listen in your place", "is taken by something that is no socket", "no NVIDIA driver",
+             "no rank of a job ", "is connected to this daemon", "belongs to another user")  # fmt: skip
+    for words in fixed:
+        assert words in section, words
+        assert words in said, words
+
+
 def test_python_in_the_documentation_parses():
     for page in PAGES:
         for block in blocks(page.read_text(encoding="utf-8"), "python"):
