@@ -119,7 +119,8 @@ ITSELF_ALERTS = Group("pacecar-itself", (
         "Its CPU time is {{ $value | humanizePercentage }} of its budget "
         f"(`cpu_budget`, {DaemonConfig().cpu_budget:.0%} of one processor by default)."),
     Alert("PacecarDaemonGone",
-        f"{RULES.select('pacecar_build_info')} offset 15m unless on ({CLUSTER}, {NODE}) "
+        # A sidecar's instance is `node/pod`: it ends with its job, and nothing is wrong.
+        f"{RULES.select('pacecar_build_info', {NODE: '!~.+/.+'})} offset 15m unless on ({CLUSTER}, {NODE}) "
         + RULES.select("pacecar_build_info"), "5m", "warning",
         "The daemon of {{ $labels.instance }} is not scraped any more",
         "It was there 15 minutes ago. Nothing is known of this node, and none of its other alerts can fire."),

@@ -113,7 +113,7 @@ class Scope:
 
     def _matchers(self, metric: Metric, where: Mapping[str, str], all_ranks: bool) -> Iterator[str]:
         for label in where:
-            if label not in metric.labels:
+            if label not in metric.labels and label not in _OF_THE_TARGET:
                 raise QueryError(f"{metric.name} has no label {label!r}; it has {', '.join(metric.labels) or 'none'}")
         for label, matcher in (self.jobs if JOB in metric.labels else self.nodes).items():
             if label in where or (label == RANK and all_ranks):

@@ -313,6 +313,8 @@ SILENT = [
     Case("PacecarDaemonGone", "another version of the same node", "22m",
         {f'pacecar_build_info{{{NODE}, version="1", python="3"}}': "1x10",
          f'pacecar_build_info{{{NODE}, version="2", python="3"}}': "_x11 1x30"}),
+    Case("PacecarDaemonGone", "a sidecar that ended with its job", "22m",
+        {'pacecar_build_info{instance="n1/train-0", version="1", python="3"}': "1x10"}),
     Case("PacecarSettingsNotLoaded", "loaded", "12m",
         {f"pacecar_daemon_config_last_reload_successful{{{NODE}}}": "1x20"}),
     Case("PacecarRecordingLost", "none", "20m", {f"pacecar_recorder_lost_total{{{NODE}}}": "0x30"}),

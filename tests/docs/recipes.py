@@ -162,13 +162,21 @@ def copy(command: str) -> None:
 
 
 def remove(command: str) -> None:
-    """What is removed is what the pages, the units and the manifests make."""
+    """What is removed is what the pages, the units and the manifests make; the lines that remove it do not count."""
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "deploy").rglob("*") if path.suffix in MAKERS]
-    made = "\n".join([*texts, (ROOT / "docs/configuration.md").read_text(encoding="utf-8")])
+    texts.append((ROOT / "docs/configuration.md").read_text(encoding="utf-8"))
+    made = "\n".join(line for text in texts for line in text.splitlines() if not line.startswith("sudo rm "))
     for path in shlex.split(command)[3:]:
-        stem = path.removesuffix("*").replace("/var/lib/private/", "/var/lib/")
+        stem = path.removesuffix("*").removesuffix("/pacecar.conf").replace("/var/lib/private/", "/var/lib/")
+        state = stem == "/var/lib/pacecar" and "StateDirectory=pacecar" in made
         folder, _, name = stem.rpartition("/")
-        assert stem in made or (folder + "/" in made and (UNITS / f"{name}service").exists()), f"nobody makes {path}"
+        unit = folder == "/etc/systemd/system" and (UNITS / name.removesuffix(".d")).exists()
+        assert stem in made or state or unit, f"nobody makes {path}"
+
+
+def sysuser(command: str) -> None:
+    """The user that is removed is the one that sysusers.conf makes."""
+    assert f"u {command.split()[-1]} " in (UNITS / "sysusers.conf").read_text(encoding="utf-8")
 
 
 MAKERS = {".md", ".service", ".conf", ".socket", ".yaml"}
@@ -287,7 +295,8 @@ RECIPES: tuple[Run | Cannot, ...] = (
     Cannot(r"make .*", LONG, make),
     Cannot(r"sudo (python3 -m venv /opt/pacecar|/opt/pacecar/bin/pip install .*)", ROOT_ONLY, venv_pip),
     Cannot(r"sudo cp .*", ROOT_ONLY, copy),
-    Cannot(r"sudo rm -r .*", ROOT_ONLY, remove),
+    Cannot(r"sudo rm -r?f .*", ROOT_ONLY, remove),
+    Cannot(r"sudo userdel pacecar", ROOT_ONLY, sysuser),
     Cannot(r"sudo systemctl .*", "systemd does not run here; verbs and units are checked", systemctl),
     Cannot(r"sudo systemd-sysusers", ROOT_ONLY + "; tests/deploy runs it below a scratch root", nothing_more),
     Cannot(r"journalctl .*", "there is no journal here; the unit is checked", journal),

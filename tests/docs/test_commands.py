@@ -106,7 +106,7 @@ def test_what_cannot_run_here_names_only_what_there_is(command: Command) -> None
         "pip install 'pacecar[torches]'",
         "make dashbords",
         "sudo cp deploy/systemd/pacer.service /etc/systemd/system/",
-        "sudo rm -r /opt/pacer",
+        "sudo rm -rf /opt/pacer",
         "sbatch job.sh",
         "srun --jobid 1 pacecar top --twice",
         "journalctl -u pacer",
