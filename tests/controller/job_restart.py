@@ -50,14 +50,15 @@ def main() -> None:
         )  # fmt: skip
     said: list[str] = []
     if pacer is not None and pacer._tuner is not None:
-        emit = pacer._tuner._emit
+        voice = pacer._tuner._voice
+        emit = voice._emit
 
         def listen(record: JobRecord) -> None:
             if isinstance(record, TunerStatus):
                 said.append(f"{record.state}: {record.detail}")
             emit(record)
 
-        pacer._tuner._emit = listen
+        voice._emit = listen
     draw = torch.Generator().manual_seed(rank)
     losses = []
     for step in range(1, STEPS + 1):

@@ -275,6 +275,7 @@ RECIPES: tuple[Run | Cannot, ...] = (
     Run(r"pacecar run .*-- torchrun .*train\.py.*", ("daemon",), ((r"--nproc-per-node \d", "--nproc-per-node 1"),),
         says=r"pacecar: measures job"),
     # Tools that are here.
+    Run(r"curl -s .* [|] head", ("job",), exits=(0, 23), says="pacecar"),  # 23: head left first
     Run(r"curl -s .*", ("job",), says=r"pacecar|ok"),
     Run(r"python3 -m venv pacecar-env", append="--without-pip"),
     Run(r"\. pacecar-env/bin/activate", ("environment",)),
