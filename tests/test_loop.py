@@ -159,7 +159,7 @@ def test_a_tuned_job_turns_its_knobs_on_both_ranks_at_the_same_steps_and_shows_i
     # A slow machine measures every second of these short steps otherwise.
     options = {"socket": str(path), "exploration_budget": 1.0, "warmup_steps": 5, "overhead_budget": 0.2}
     tuned = start_job(
-        *("--steps", "300", "--width", "256", "--tune", "exact", "--micro-batch", "1"),
+        *("--steps", "600", "--width", "256", "--tune", "exact", "--micro-batch", "1"),
         *("--run-dir", str(tmp_path / "run"), "--options", json.dumps(options)),
     )
     processes.append(tuned)

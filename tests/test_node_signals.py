@@ -24,7 +24,7 @@ from pacecar.monitor.daemon import Daemon
 from pacecar.records import Decision, JobRecord, KnobSwitch, Ok, Outcome, Sample, TunerStatus, Verdict
 
 JOB = Path(__file__).parent / "jobs" / "small_ddp.py"
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 120.0
 PERIOD_SECONDS = 0.3
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
@@ -221,7 +221,8 @@ def test_a_daemon_that_is_stopped_and_says_nothing_more_is_not_believed_and_hear
     try:
         wait_until(path.exists, "the daemon listens")
         nodes.start(
-            "--tune", "exact", "--micro-batch", "1", "--width", "32", "--steps", "20000", sockets=[path, path],
+            "--tune", "exact", "--micro-batch", "1", "--width", "32", "--steps", "40000", "--pause", "0.005",
+            sockets=[path, path],
             knobs=["micro_batch"], windows=False, crew=False, warmup_steps=4, overhead_budget=1.0,
         )  # fmt: skip
         wait_until(lambda: status(nodes).startswith("frozen: this node is short of memory"), "held")
