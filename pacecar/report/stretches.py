@@ -27,8 +27,8 @@ WARMUP_STEPS = 10
 SETTLE_STEPS = 2
 """Steps after a switch that still pay for it."""
 
-AFTER_STEPS_MIN = 16
-"""Fewer steps since the last switch than two windows are too few."""
+AFTER_STEPS_MIN = 48
+"""Fewer steps since the last switch than six windows say more of the machine's last seconds than of the settings."""
 
 
 class Stretch(IntEnum):
