@@ -34,7 +34,7 @@ ADAPTERS := .tools/adapters
 # Tests of several processes measure each other if they run side by side; the others share the cores.
 FAST := not slow and not distributed and not soak
 PARALLEL := --numprocesses=auto --dist=worksteal
-# On CI, whose processors are shared, a test of several processes that fails is run once more, and the log says so.
+# On CI, whose processors are shared, a test that fails is run once more, and the log says so.
 AGAIN := $(if $(CI),--reruns 1 -r sxXfER)
 # pytest exits with 5 when it finds no test, as one of the two runs may where PYTEST_FLAGS names some.
 MAY_BE_NONE = $(if $(strip $(PYTEST_FLAGS)),|| [ $$? -eq 5 ])
@@ -49,7 +49,7 @@ run: $(RUN_STAMP) ## Train a small language model with pacecar attached, and sho
 
 test: lint tools $(ADAPTERS)/.installed ## All checks and all tests (but the soak tests)
 	@failed=0; \
-	$(BIN)/python -m pytest $(PARALLEL) -m "$(FAST)" $(PYTEST_FLAGS) $(MAY_BE_NONE) || failed=1; \
+	$(BIN)/python -m pytest $(PARALLEL) $(AGAIN) -m "$(FAST)" $(PYTEST_FLAGS) $(MAY_BE_NONE) || failed=1; \
 	$(BIN)/python -m pytest $(AGAIN) -m "(slow or distributed) and not soak" $(PYTEST_FLAGS) $(MAY_BE_NONE) || failed=1; \
 	exit $$failed
 
