@@ -263,7 +263,7 @@ class Trial:
     def _judge(self, arm: Arm, log_pace: float, step: Observation) -> TrialEnd | None:
         self._stretch.append(log_pace)
         count = len(self._stretch)
-        if arm == "B" and count == self._drop_steps and (not self._savings or not self.looks_better):
+        if arm == "B" and count == self._drop_steps and (not self._new_pairs or not self.looks_better):
             slower = math.expm1(min(self._stretch) - self._usual)
             if slower > DROP_RATIO - 1.0:
                 return self._end(Cause.DROPPED, f"its first {count} steps took over {slower:.0%} longer")

@@ -102,6 +102,12 @@ def test_a_burst_on_the_machine_does_not_end_a_trial_whose_pairs_speak_for_the_c
     )
 
 
+def test_what_an_earlier_trial_measured_does_not_keep_a_bad_setting_for_a_window() -> None:
+    end, history = _play(_trial(savings=(0.03, 0.02)), 1.5)
+    assert end.cause is Cause.DROPPED
+    assert history.count(8) == SETTLE_STEPS + 2
+
+
 def test_a_machine_that_became_slower_under_the_old_setting_is_not_the_candidates_fault() -> None:
     slow = {"is": False}
 
