@@ -12,7 +12,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from pacecar.demo.result import WINDOW_STEPS, DecisionOutcome, LedgerSum, Result, Throughput
+from pacecar.comparing import WINDOW_STEPS
+from pacecar.demo.result import DecisionOutcome, LedgerSum, Result, Throughput
 from pacecar.demo.wording import knob_text
 from pacecar.ledgerbar import ledger_bar
 from pacecar.records import LEDGER_HEADINGS

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from pacecar.comparing import WINDOW_STEPS
 from pacecar.records import JobHello, KnobValue, Ledger, WhatIf
 
 __all__ = [
@@ -25,9 +26,6 @@ __all__ = [
     "Throughput",
     "as_document",
 ]
-
-WINDOW_STEPS = 8
-"""Steps in one window of the spread: short enough to have many, long enough to smooth single steps."""
 
 METHOD = (
     f"median over windows of {WINDOW_STEPS} consecutive unprofiled steps, low and high their 10th and 90th percentile;"

@@ -17,8 +17,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pacecar.comparing import AFTER_STEPS_MIN, SETTLE_STEPS, WARMUP_STEPS, WINDOW_STEPS
 from pacecar.demo.result import (
-    WINDOW_STEPS,
     DecisionOutcome,
     EstimateError,
     LedgerSum,
@@ -42,16 +42,6 @@ from pacecar.records import (
 )
 
 __all__ = ["summarize"]
-
-WARMUP_STEPS = 10
-"""Allocators, caches and DDP's bucket rebuild are warm by then; the tuner's own warm-up is as long."""
-
-SETTLE_STEPS = 2
-"""Steps after a switch that still pay for it."""
-
-AFTER_STEPS_MIN = 48
-"""Fewer steps since the last switch than six windows say more of the machine's last seconds than of the settings;
-then all at the kept settings count."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,19 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from pacecar.comparing import SETTLE_STEPS, WARMUP_STEPS
 from pacecar.records import KnobValue, StepRecord
 from pacecar.report.gather import Key, Story
 
-__all__ = ["AFTER_STEPS_MIN", "SETTLE_STEPS", "WARMUP_STEPS", "Plan", "Stretch"]
-
-WARMUP_STEPS = 10
-"""Allocators, caches and DDP's bucket rebuild are warm by then; the tuner's own warm-up is as long."""
-
-SETTLE_STEPS = 2
-"""Steps after a switch that still pay for it."""
-
-AFTER_STEPS_MIN = 48
-"""Fewer steps since the last switch than six windows say more of the machine's last seconds than of the settings."""
+__all__ = ["Plan", "Stretch"]
 
 
 class Stretch(IntEnum):

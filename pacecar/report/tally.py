@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pacecar.comparing import AFTER_STEPS_MIN
 from pacecar.records import LEDGER_HEADINGS, KnobValue, Ledger, StepRecord, Vitals
 from pacecar.report.figures import LogHistogram, Moments
 from pacecar.report.gather import Key
-from pacecar.report.stretches import AFTER_STEPS_MIN, Plan, Stretch
+from pacecar.report.stretches import Plan, Stretch
 from pacecar.report.weave import Measured
 from pacecar.report.windows import Windows
 

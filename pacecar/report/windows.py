@@ -11,10 +11,9 @@ import operator
 from collections.abc import Sequence
 from itertools import zip_longest
 
-__all__ = ["WINDOW_STEPS", "Windows", "added"]
+from pacecar.comparing import WINDOW_STEPS
 
-WINDOW_STEPS = 8
-"""Steps in one window: short enough to have many, long enough to smooth single steps."""
+__all__ = ["Windows", "added"]
 
 WINDOWS_MAX = 4096
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pacecar.comparing import WARMUP_STEPS
 from pacecar.demo.result import Losses, as_document
-from pacecar.demo.summary import WARMUP_STEPS, summarize
+from pacecar.demo.summary import summarize
 from pacecar.records import (
     LEDGER_HEADINGS,
     Decision,

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pacecar.comparing import WARMUP_STEPS
 from pacecar.demo.summary import summarize
 from pacecar.records import EstimateCheck, Goodbye, HangSuspicion, JobRecord, Ledger, Straggler, TunerOrder, TunerStatus
 from pacecar.report.build import BuildOptions, Built, build_report
@@ -19,7 +20,6 @@ from pacecar.report.figures import Interval
 from pacecar.report.inputs import find_inputs
 from pacecar.report.judgement import judge
 from pacecar.report.notices import ReportError
-from pacecar.report.stretches import WARMUP_STEPS
 from pacecar.report.tables import headline
 from pacecar.report.tally import BINS_MAX
 from tests.report.runs import MS, START_NS, hello, lines, steady, step, switch, tuned, untuned, verdict

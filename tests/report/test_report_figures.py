@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pacecar.comparing import WINDOW_STEPS
 from pacecar.report.figures import (
     LogHistogram,
     Moments,
@@ -21,7 +22,7 @@ from pacecar.report.figures import (
     spread_of,
     student_over_normal,
 )
-from pacecar.report.windows import WINDOW_STEPS, WINDOWS_MAX, Windows
+from pacecar.report.windows import WINDOWS_MAX, Windows
 
 VALUES = st.lists(st.floats(0.001, 1e9), min_size=1, max_size=60)
 

@@ -1,0 +1,24 @@
+"""Which steps may be compared, before with after?  One answer for the demo's closing words and for a report.
+
+The obvious answer, the first half against the second, counts warm-up, trials and switches that still settle.  These are
+the bounds that leave them out; `pacecar.demo.summary` and `pacecar.report.stretches` draw the same lines with them.
+
+Left out: drawing the lines, which one does on records in memory and the other while it reads.
+"""
+
+from __future__ import annotations
+
+__all__ = ["AFTER_STEPS_MIN", "SETTLE_STEPS", "WARMUP_STEPS", "WINDOW_STEPS"]
+
+WARMUP_STEPS = 10
+"""Allocators, caches and DDP's bucket rebuild are warm by then; the tuner's own warm-up is as long."""
+
+SETTLE_STEPS = 2
+"""Steps after a switch that still pay for it."""
+
+WINDOW_STEPS = 8
+"""Steps in one window of the spread: short enough to have many, long enough to smooth single steps."""
+
+AFTER_STEPS_MIN = 6 * WINDOW_STEPS
+"""Fewer since the last switch say more of the machine's last seconds than of the settings; then all steps at the kept
+settings count."""
