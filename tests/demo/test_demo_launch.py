@@ -179,7 +179,7 @@ def test_a_killed_launcher_takes_its_processes_with_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_failing_job_shows_the_end_of_its_log(tmp_path: Path) -> None:
+def test_failing_job_is_shown(tmp_path: Path) -> None:
     site = tmp_path / "site"
     site.mkdir()
     (site / "sitecustomize.py").write_text(
