@@ -22,13 +22,16 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["Meeting", "MeetingError"]
+__all__ = ["NAME_BYTES_MAX", "Meeting", "MeetingError"]
 
 BACKLOG = 1024
 """Hooks that wait to be accepted; beyond it connect(2) fails with EAGAIN.  net.core.somaxconn may allow fewer."""
 
 PATH_BYTES_MAX = 107
 """sockaddr_un.sun_path is 108 bytes with its closing zero (unix(7))."""
+
+NAME_BYTES_MAX = PATH_BYTES_MAX - len(".4194304")
+"""The longest path that a daemon of any pid can meet at: it binds under path and pid first (proc(5), pid_max)."""
 
 SYSTEM_DIRECTORY = Path("/run/pacecar")
 """Root's meeting place, open to every uid's jobs; any other folder is one user's own."""

@@ -28,6 +28,7 @@ from pathlib import Path
 import psutil
 
 from pacecar.asking import AskError, converse
+from pacecar.monitor.meeting import NAME_BYTES_MAX
 from pacecar.records import DumpRequest
 
 __all__ = ["Children", "DemoOptions", "LaunchError", "default_world_size", "free_port", "survivors"]
@@ -35,9 +36,6 @@ __all__ = ["Children", "DemoOptions", "LaunchError", "default_world_size", "free
 logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
-
-SOCKET_PATH_BYTES_MAX = 107
-"""sizeof(sockaddr_un.sun_path) is 108, with the terminating zero (unix(7))."""
 
 DAEMON_START_SECONDS_MAX = 60.0
 """A daemon is up in well under a second; a loaded machine may take its time."""
@@ -252,7 +250,7 @@ class Children:
 
     def _socket(self) -> Path:
         wanted = self.folder.absolute() / "daemon.sock"
-        if len(os.fsencode(wanted)) <= SOCKET_PATH_BYTES_MAX:
+        if len(os.fsencode(wanted)) <= NAME_BYTES_MAX:
             return wanted
         if self._socket_folder is None:
             self._socket_folder = Path(tempfile.mkdtemp(prefix="pacecar-"))

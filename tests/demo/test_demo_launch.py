@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ import psutil
 import pytest
 
 from pacecar.demo.launch import Children, DemoOptions, LaunchError, free_port, survivors
+from pacecar.monitor.meeting import NAME_BYTES_MAX
 from tests.tools import find_tool
 
 pytestmark = [pytest.mark.distributed]
@@ -224,6 +226,18 @@ def test_a_long_folder_gets_its_socket_elsewhere_and_it_is_removed(tmp_path: Pat
         assert socket_path.is_socket()
     assert not socket_path.parent.exists()
     assert not psutil.pid_exists(daemon.pid)
+
+
+@pytest.mark.parametrize("length", [NAME_BYTES_MAX, NAME_BYTES_MAX + 1, 107])
+def test_a_folder_just_short_or_just_too_long_leaves_the_daemon_a_socket(length: int) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as root:  # tmp_path is too long itself, here and there
+        folder = Path(root, "x" * (length - len(f"{root}//daemon.sock")))
+        folder.mkdir()
+        beside = folder / "daemon.sock"
+        assert len(str(beside)) == length
+        with Children(folder, DemoOptions(port=0)) as children:
+            children.start_daemon()
+            assert beside.is_socket() == (length <= NAME_BYTES_MAX)
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
