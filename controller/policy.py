@@ -197,7 +197,7 @@ class PacecarPolicy(Policy):
             self._say("warming", "measuring the pace and its noise with nothing changed", step)
             return
         if level is not None:
-            alarm = self._watch.observe(level, self._pace.window_noise)
+            alarm = self._watch.observe(level, self._pace.window_noise, step=step.step)
             if alarm is not None:
                 self._reopen(alarm, step)
             elif self._state == "watching" and self._steps - self._watching_since >= self._patience_steps:
@@ -281,7 +281,8 @@ class PacecarPolicy(Policy):
     def _follow(self, opened: OpenTrial, step: Observation) -> None:
         end = opened.trial.observe(step)
         levels = opened.trial.take_levels()
-        alarm = next(filter(None, (self._watch.observe(level, self._pace.window_noise) for level in levels)), None)
+        noise = self._pace.window_noise
+        alarm = next(filter(None, (self._watch.observe(level, noise, step=step.step) for level in levels)), None)
         if end is None and alarm is not None:
             end = opened.trial.give_up("the pace moved meanwhile")
         if end is None and self._purse.left_ns(step.pace_ns) < 0 and not opened.trial.looks_better:

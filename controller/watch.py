@@ -181,9 +181,13 @@ CONFIRM_WINDOWS = 5
 change of the world in two windows on end, and each false alarm costs a search (replayed without: one in 500 steps at 5
 % correlated noise)."""
 
+CONFIRM_STEPS = CONFIRM_WINDOWS * WINDOW_STEPS
+"""So long it must have lasted; in a trial, where every other stretch is the candidate's, fewer windows reach as far."""
+
 JUMP_MIN = 0.2
-CONFIRM_WINDOWS_OF_A_JUMP = 2
 """A change that large is confirmed sooner: waiting is what costs then."""
+
+CONFIRM_WINDOWS_MIN = 2
 
 FOLLOW = 0.05
 """Share of a window's (clipped) deviation that the reference takes over: slow drift is followed, a jump is not."""
@@ -210,15 +214,16 @@ class Watch:
         self._run: list[float] = []
         self._confirming: list[float] | None = None
         self._suspected = 0.0
+        self._suspected_at = 0
 
-    def observe(self, level: float, noise: float) -> Alarm | None:
-        """Take a window's level; return an alarm at most once, after which a new Watch must be made."""
+    def observe(self, level: float, noise: float, *, step: int) -> Alarm | None:
+        """Take the level of the window that `step` ended; return an alarm at most once: then make a new Watch."""
         self._seen += 1
         if self._reference is None:
             self._reference = level
             return None
         if self._confirming is not None:
-            return self._confirm(level, self._reference, noise)
+            return self._confirm(level, self._reference, noise, step)
         # The reference itself is a mean of windows: what it may be off by is not a change of the job.
         score = (level - self._reference) / (noise * math.sqrt(1 + 1 / self._seen))
         score = max(-CLIP, min(CLIP, score))
@@ -228,16 +233,18 @@ class Watch:
         if max(self._slower, self._faster) >= ALARM:
             shift = median(self._run[-3:]) - self._reference
             if abs(shift) >= max(SHIFT_MIN, SHIFT_NOISES * noise):
-                self._confirming, self._suspected = [], shift
+                self._confirming, self._suspected, self._suspected_at = [], shift, step
                 return None
         self._reference += max(FOLLOW, 1 / self._seen) * score * noise
         return None
 
-    def _confirm(self, level: float, reference: float, noise: float) -> Alarm | None:
+    def _confirm(self, level: float, reference: float, noise: float, step: int) -> Alarm | None:
         """The pace seemed to have moved: has it still?  If not, the sums begin again."""
         assert self._confirming is not None
         self._confirming.append(level)
-        if len(self._confirming) < (CONFIRM_WINDOWS_OF_A_JUMP if abs(self._suspected) >= JUMP_MIN else CONFIRM_WINDOWS):
+        is_jump = abs(self._suspected) >= JUMP_MIN
+        has_lasted = is_jump or step - self._suspected_at >= CONFIRM_STEPS
+        if len(self._confirming) < CONFIRM_WINDOWS_MIN or not has_lasted:
             return None
         shift = median(self._confirming) - reference
         windows = len(self._run) + len(self._confirming)

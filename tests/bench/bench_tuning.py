@@ -11,7 +11,9 @@ then the arms run one after the other in an order that turns with every repeat:
 The pace of a step is its slowest rank's wall time.  Per arm are printed: total time against never tuning, the pace of
 the last fifth against the oracle's, steps in trials, the slowest trial, steps over 20 % slower than never tuning's
 typical one, and what was expected of each trial beside what was measured.  Medians over repeats, lowest and highest in
-brackets.  `--json FILE` keeps all of it, and the sweeps as curves that policies can be replayed on.
+brackets.  At the end the settings that exact arms arrived at run side by side with the oracle's in one job, round by
+round, on the link as it is then: two runs on end differ by more than good settings do.  `--json FILE` keeps all of it,
+and the sweeps as curves that policies can be replayed on.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -83,6 +86,15 @@ FULL = (
 )
 """Everything; many hours.  `--cases` takes some of it."""
 
+FINAL_ROUNDS = 5
+"""Rounds of the comparison of what the arms arrived at."""
+
+DEFAULT = (25 * MIB, MIB)
+"""What DDP does with `bucket_cap_mb` left alone: buckets of 25 MiB after a first one of 1 MiB (torch 2.13)."""
+
+Setting = tuple[int, int | None]
+"""Bucket bytes, 0 for the default, and the first bucket's, None as DDP does it."""
+
 QUICK = (Case.parse("stack10@1000"),)
 
 
@@ -93,6 +105,8 @@ class Run:
     arm: str
     paces: list[float]
     records: list[dict[str, Any]] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)
+    """The knobs in force in the last step."""
 
     @property
     def total(self) -> float:
@@ -173,10 +187,38 @@ def slowest(rows: Sequence[Sequence[float]]) -> list[float]:
     return [max(step) for step in zip(*rows, strict=True)]
 
 
+def run_sweep(net: Net, case: Case, settings: Sequence[Setting], *, rounds: int, steps: int) -> list[list[list[float]]]:
+    """Return for each setting the paces of its judged steps, a list a round."""
+    given = {"model": case.model, "sweep": settings, "rounds": rounds, "steps": steps}
+    said = run_ranks(net, case.ranks, given)
+    return [
+        [slowest([rank["sweep"][place][number] for rank in said]) for number in range(rounds)]
+        for place in range(len(settings))
+    ]
+
+
 def find_curve(net: Net, case: Case, rounds: int) -> dict[int, list[float]]:
     """Return bucket size -> paces of its judged steps."""
-    said = run_ranks(net, case.ranks, {"model": case.model, "sweep": SWEEP, "rounds": rounds, "steps": 4})
-    return {size: slowest([rank["sweep"][str(size)] for rank in said]) for size in SWEEP}
+    taken = run_sweep(net, case, [(size, None) for size in SWEEP], rounds=rounds, steps=4)
+    return {size: list(chain.from_iterable(paces)) for size, paces in zip(SWEEP, taken, strict=True)}
+
+
+def compare_finals(net: Net, case: Case, runs: Sequence[Run], best_bytes: int) -> dict[str, list[list[float]]]:
+    """Run the oracle's setting, the default and what the exact arms ended with side by side; print and return paces."""
+    names: dict[Setting, list[str]] = {(best_bytes, None): ["oracle"]}
+    names.setdefault((0, None), []).append("default")
+    for run in runs:
+        if "bucket_bytes" in run.values and run.values.get("compression", "none") == "none":
+            setting = (run.values["bucket_bytes"], run.values.get("first_bucket_bytes"))
+            names.setdefault((0, None) if setting == DEFAULT else setting, []).append(run.arm)
+    taken = run_sweep(net, case, list(names), rounds=FINAL_ROUNDS, steps=6)
+    oracle, *_ = taken
+    for (size, first), arms, paces in zip(names, names.values(), taken, strict=True):
+        ratios = [median(mine) / median(best) - 1 for mine, best in zip(paces, oracle, strict=True)]
+        typical = median(chain.from_iterable(paces))
+        shown = _size(size) + ("" if first in (None, size) else f", first {_size(first)}")
+        say(f"  side by side: {', '.join(arms)} ({shown}): {typical * 1e3:.0f} ms, {_spread(ratios)} of the oracle's")
+    return {", ".join(arms): paces for arms, paces in zip(names.values(), taken, strict=True)}
 
 
 def run_arm(net: Net, case: Case, arm: str, steps: int, best_bytes: int) -> Run:
@@ -191,7 +233,7 @@ def run_arm(net: Net, case: Case, arm: str, steps: int, best_bytes: int) -> Run:
     if case.change is not None:
         given["say"] = [steps // 2]
     said = run_ranks(net, case.ranks, given, case.change)
-    return Run(arm, slowest([rank["walls"] for rank in said]), said[0].get("records", []))
+    return Run(arm, slowest([rank["walls"] for rank in said]), said[0].get("records", []), said[0].get("values", {}))
 
 
 def run_case(case: Case, arms: Sequence[str], *, steps: int, repeats: int, rounds: int) -> dict[str, Any]:
@@ -212,11 +254,14 @@ def run_case(case: Case, arms: Sequence[str], *, steps: int, repeats: int, round
             for arm in order:
                 runs.append(run_arm(net, case, arm, steps, best))
                 say(f"  {repeat + 1}: {arm:10} {runs[-1].total:8.1f} s, {runs[-1].final * 1e3:.0f} ms")
+        say("")
+        finals = compare_finals(net, case, runs, best)
     table(case, arms, runs)
     return {
         "case": str(case),
         "curve_seconds": {str(size): paces for size, paces in curve.items()},
         "best_bytes": best,
+        "finals": finals,
         "runs": [asdict(run) for run in runs],
     }
 

@@ -141,32 +141,32 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
     records = [json.loads(line) for line in lines]
     kept = [record for record in records if record["type"] in ("decision", "verdict", "tuner", "switch")]
     values = {record["step"]: record["knobs"]["values"] for record in records if record["type"] == "step"}
-    return {"walls": job.walls, "records": kept, "values": values}
+    return {"walls": job.walls, "records": kept, "values": values[max(values)] if values else {}}
 
 
 def sweep(given: dict[str, Any]) -> dict[str, Any]:
-    """Try every setting in rounds, on all ranks alike; return setting -> walls of its judged steps, round by round."""
-    from pacecar.config import TuneConfig
-    from pacecar.controller.ddp_buckets import BucketActuator
+    """Try settings [bucket bytes, first bucket's or None] in rounds, on all ranks alike; bucket bytes 0 is the default.
+
+    Returns for each setting, in the order given, the walls of its judged steps, a list a round.
+    """
+    from pacecar.controller.ddp_reducer import DdpReducer
 
     job = Job(given)
     for _ in range(3):
         job.step()
-    actuator = BucketActuator(job.model, TuneConfig(bucket_bytes_min=1, bucket_bytes_max=2**40))
-    reason = actuator.refusal()
+    reducer = DdpReducer(job.model)
+    reason = reducer.refusal() or reducer.prepare()
     if reason is not None:
         raise RuntimeError(reason)
-    default = actuator.value()
-    taken: dict[int, list[float]] = {size: [] for size in given["sweep"]}
+    default = reducer.plan.bucket_bytes
+    settings = list(enumerate(given["sweep"]))
+    taken: list[list[list[float]]] = [[] for _ in settings]
     for number in range(given["rounds"]):
-        sizes = given["sweep"] if number % 2 == 0 else given["sweep"][::-1]
-        for size in sizes:
-            actuator.apply(size or default)
-            for _ in range(2):
+        for place, (size, first) in settings if number % 2 == 0 else settings[::-1]:
+            reducer.request(bucket_bytes=size or default, first_bytes=first)
+            for _ in range(2 + given["steps"]):
                 job.step()
-            for _ in range(given["steps"]):
-                job.step()
-                taken[size].append(job.walls[-1])
+            taken[place].append(job.walls[-given["steps"] :])
     return {"sweep": taken}
 
 
