@@ -213,8 +213,10 @@ def _estimate(result: Result) -> str:
 
 
 def _proven(result: Result) -> str:
-    together = percent(result.proven_gain_ratio)
-    return f"{together} of step time saved, as measured in interleaved trials"
+    ratio, low, _ = result.proven
+    if low is None:
+        return f"{percent(ratio)} of step time saved, as measured in interleaved trials; they were too few to bound it"
+    return f"at least {percent(low)} of step time saved, {percent(ratio)} as measured in interleaved trials"
 
 
 def _reason(outcome: DecisionOutcome) -> str:

@@ -12,13 +12,14 @@ from typing import Any
 
 import msgspec
 
+from pacecar.accuracy import EstimateError
 from pacecar.comparing import WINDOW_STEPS
+from pacecar.proof import Proven, proven
 from pacecar.records import JobHello, KnobValue, Ledger, WhatIf
 
 __all__ = [
     "METHOD",
     "DecisionOutcome",
-    "EstimateError",
     "LedgerSum",
     "Losses",
     "RankCount",
@@ -76,21 +77,6 @@ class DecisionOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class EstimateError:
-    """How far off the estimate was against `windows` exact windows of all ranks: shares of the step (0..1).
-
-    `own_setting` are those windows whose knobs had been calibrated before; None where there was none.
-    """
-
-    windows: int
-    median_ratio: float
-    worst_ratio: float
-    own_setting: int
-    own_setting_median_ratio: float | None
-    bias_limit_ratio: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class RankCount:
     """What one rank left behind."""
 
@@ -144,16 +130,13 @@ class Result:
         return tuple(outcome for outcome in self.decisions if outcome.verdict == "kept")
 
     @property
-    def proven_gain_ratio(self) -> float | None:
+    def proven(self) -> Proven:
         """Share of step time that the kept changes save together, each as its paired trial measured it.
 
         Unlike `speedup` it does not compare minutes that lie apart, so another load on the machine in between is
-        not in it.  None when nothing was kept.
+        not in it.
         """
-        gains = [outcome.measured_gain_ratio for outcome in self.kept]
-        if not gains or None in gains:
-            return None
-        return 1.0 - math.prod(1.0 - gain for gain in gains if gain is not None)
+        return proven(self.kept)
 
     @property
     def speedup(self) -> float | None:
@@ -178,7 +161,9 @@ def as_document(result: Result) -> dict[str, Any]:
         "throughput_before": _throughput_document(result.throughput_before),
         "throughput_after": _throughput_document(result.throughput_after),
         "speedup": result.speedup,
-        "proven_gain_ratio": result.proven_gain_ratio,
+        "proven_gain_ratio": result.proven.ratio,
+        "proven_gain_low": result.proven.low,
+        "proven_gain_high": result.proven.high,
         "steps_before": result.steps_before,
         "steps_after": result.steps_after,
         "decisions": [
@@ -201,7 +186,7 @@ def as_document(result: Result) -> dict[str, Any]:
         "switches": result.switches,
         "overhead_ratio": result.overhead_ratio,
         "exploration_ns": result.exploration_ns,
-        "estimate_error": _error_document(result.estimate_error),
+        "estimate_error": None if result.estimate_error is None else msgspec.to_builtins(result.estimate_error),
         "what_if": None if result.what_if is None else msgspec.to_builtins(result.what_if),
         "tuner": result.tuner,
         "losses": {name: _finite(getattr(result.losses, name)) for name in Losses.__slots__},
@@ -223,10 +208,6 @@ def _ledger_document(total: LedgerSum | None) -> dict[str, Any] | None:
         "source": {"estimate": total.estimate, "exact": total.exact},
         **{name: getattr(total.ledger, name) for name in Ledger.__struct_fields__},
     }
-
-
-def _error_document(error: EstimateError | None) -> dict[str, Any] | None:
-    return None if error is None else {name: getattr(error, name) for name in EstimateError.__slots__}
 
 
 def _throughput_document(throughput: Throughput | None) -> dict[str, Any] | None:

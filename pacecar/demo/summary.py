@@ -17,10 +17,10 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pacecar.accuracy import estimate_error
 from pacecar.comparing import AFTER_STEPS_MIN, SETTLE_STEPS, WARMUP_STEPS, WINDOW_STEPS
 from pacecar.demo.result import (
     DecisionOutcome,
-    EstimateError,
     LedgerSum,
     Losses,
     RankCount,
@@ -94,7 +94,7 @@ def summarize(records: Iterable[JobRecord], losses: Losses | None = None) -> Res
         ranks=_ranks(run),
         steps_before=(before[0], before[-1]) if before else None,
         steps_after=(after[0], after[-1]) if after else None,
-        estimate_error=_estimate_error(run.checks),
+        estimate_error=estimate_error([check.error for check in run.checks if check.error is not None]),
         what_if=_last_ladder(run.ladders),
         hellos=tuple(run.hellos[rank] for rank in sorted(run.hellos)),
     )
@@ -268,23 +268,6 @@ def _last_ladder(ladders: Sequence[WhatIf]) -> WhatIf | None:
     if whole:
         return max(whole, key=lambda ladder: ladder.step)
     return min(ladders, key=lambda ladder: (ladder.of_rank or 0, -ladder.step), default=None)
-
-
-def _estimate_error(checks: Iterable[EstimateCheck]) -> EstimateError | None:
-    asked = [(check, check.error_ratio) for check in checks]
-    errors = [error for _, error in asked if error is not None]
-    if not errors:
-        return None
-    own = [error for check, error in asked if error is not None and check.is_own_setting]
-    limits = [check.bias_limit_ratio for check, _ in asked if check.bias_limit_ratio is not None]
-    return EstimateError(
-        windows=len(errors),
-        median_ratio=statistics.median(errors),
-        worst_ratio=max(errors),
-        own_setting=len(own),
-        own_setting_median_ratio=statistics.median(own) if own else None,
-        bias_limit_ratio=statistics.median(limits) if limits else None,
-    )
 
 
 def _ranks(run: _Run) -> tuple[RankCount, ...]:

@@ -6,20 +6,21 @@ different ones, money needs a price.  What cannot be said is None, and where tha
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pacecar import __version__
+from pacecar.accuracy import estimate_error
+from pacecar.proof import proven
 from pacecar.records import LEDGER_HEADINGS, StepRecord, WhatIf
 from pacecar.report.costs import Prices, cost_of
-from pacecar.report.document import EstimateError, Overhead, Piece, RankRow, Report, Side
+from pacecar.report.document import Overhead, Piece, RankRow, Report, Side
 from pacecar.report.events import changes_of, hangs_of, orders_of, slowdowns_of
 from pacecar.report.figures import Interval, drift_ratio, ratio_interval, spread_of
 from pacecar.report.gather import Story, gather
 from pacecar.report.inputs import Inputs
-from pacecar.report.judgement import judge, noise_of, proven
+from pacecar.report.judgement import judge, noise_of
 from pacecar.report.lossfile import read_losses
 from pacecar.report.notices import Notices, ReportError
 from pacecar.report.stretches import Plan, Stretch
@@ -246,7 +247,7 @@ def _assemble(inputs: Inputs, options: BuildOptions, story: Story, tally: Tally)
     tokens = [_total(total, "total_tokens") for total in tally.ranks.values()]
     began = tally.line.start_ns
     changes = changes_of(story)
-    together = proven(changes)
+    together = proven(change for change in changes if change.is_in_force)
     change, noise, verdict, why = _before_after(stretches) if after is not None else (None, None, None, None)
     report = Report(
         pacecar_version=__version__,
@@ -289,7 +290,7 @@ def _assemble(inputs: Inputs, options: BuildOptions, story: Story, tally: Tally)
         ranks=ranks,
         slowdowns=slowdowns_of(story),
         hangs=hangs_of(story),
-        estimate_error=_estimate_error(story),
+        estimate_error=estimate_error(story.checks),
         overhead=_overhead(story, tally, options.budget_ratio),
         energy_before=energy_before,
         energy_after=energy_after,
@@ -355,22 +356,6 @@ def _rank_row(total: RankSum, story: Story, tally: Tally) -> RankRow:
 
 def _rank_ladder(story: Story) -> WhatIf | None:
     return story.rank_ladders[min(story.rank_ladders)] if story.rank_ladders else None
-
-
-def _estimate_error(story: Story) -> EstimateError | None:
-    if not story.checks:
-        return None
-    errors = [error for error, _, _ in story.checks]
-    own = [error for error, is_own, _ in story.checks if is_own]
-    limits = [limit for _, _, limit in story.checks if limit is not None]
-    return EstimateError(
-        windows=len(errors),
-        median_ratio=statistics.median(errors),
-        worst_ratio=max(errors),
-        own_setting=len(own),
-        own_setting_median_ratio=statistics.median(own) if own else None,
-        bias_limit_ratio=statistics.median(limits) if limits else None,
-    )
 
 
 def _overhead(story: Story, tally: Tally, budget_ratio: float) -> Overhead:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from pacecar.accuracy import EstimateError
 from pacecar.records import KnobValue, WhatIf
 from pacecar.report.figures import Interval, Spread
 from pacecar.report.notices import Notice
@@ -144,17 +145,6 @@ class Hang(msgspec.Struct, frozen=True, kw_only=True):
     silent_ns: int
     last_collective: str | None
     is_over: bool
-
-
-class EstimateError(msgspec.Struct, frozen=True, kw_only=True):
-    """How far off the ledger's estimate was, against exact windows: share of the step under a wrong heading."""
-
-    windows: int
-    median_ratio: float
-    worst_ratio: float
-    own_setting: int
-    own_setting_median_ratio: float | None
-    bias_limit_ratio: float | None
 
 
 class Overhead(msgspec.Struct, frozen=True, kw_only=True):

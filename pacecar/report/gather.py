@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from pacecar.accuracy import CheckedError
 from pacecar.records import (
     Decision,
     EstimateCheck,
@@ -64,7 +65,7 @@ class Story:
     status: TunerStatus | None = None
     status_at: tuple[int, int, int] = (0, 0, 0)
     exploration_ns: dict[int, int] = field(default_factory=dict)
-    checks: deque[tuple[float, bool, float | None]] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
+    checks: deque[CheckedError] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
     ladder: WhatIf | None = None
     rank_ladders: dict[int, WhatIf] = field(default_factory=dict)
     stragglers: deque[tuple[Key, Straggler]] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
@@ -138,8 +139,8 @@ def _take(story: Story, rank: int, life: int, record: object) -> None:
                 story.status, story.status_at = record, (life, record.step, record.wall_ns)
             story.exploration_ns[life] = max(record.exploration_ns, story.exploration_ns.get(life, 0), key=abs)
         case EstimateCheck():
-            if record.error_ratio is not None:
-                story.checks.append((record.error_ratio, record.is_own_setting, record.bias_limit_ratio))
+            if record.error is not None:
+                story.checks.append(record.error)
         case WhatIf(of_rank=None):
             story.ladder = record
         case WhatIf():

@@ -182,6 +182,15 @@ def test_the_closing_fits_80_columns_and_has_every_number() -> None:
         assert part in text
 
 
+def test_what_is_said_to_be_proven_is_the_lower_bound_of_the_trials_together() -> None:
+    second = dataclasses.replace(outcome("kept"), decision=2, measured_gain_ratio=0.1, gain_low=0.02)
+    text = closed(a_result(outcome("kept"), second, outcome("rolled_back")))
+    assert "at least 9.8 % of step time saved, 26.2 % as measured" in text  # 1 - 0.92 * 0.98, 1 - 0.82 * 0.9
+    unbounded = closed(a_result(dataclasses.replace(outcome("kept"), gain_low=None)))
+    assert "18.0 % of step time saved" in unbounded
+    assert "at least" not in unbounded
+
+
 def test_the_widest_decision_is_not_cut() -> None:
     wide = dataclasses.replace(
         outcome("rolled_back"), knob="bucket_bytes", from_value=25 * 2**20, to_value=16 * 2**20, gain_low=-0.302,

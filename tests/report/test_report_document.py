@@ -154,7 +154,8 @@ def test_the_same_stretches_as_the_demos_own_summary(tmp_path: Path) -> None:
     assert report.before.rate.median == pytest.approx(result.throughput_before.samples_per_second)
     assert report.after.rate.median == pytest.approx(result.throughput_after.samples_per_second)
     assert result.knobs_after == report.after.knobs
-    assert result.proven_gain_ratio == pytest.approx(report.proven_gain_ratio)
+    assert result.proven.ratio == pytest.approx(report.proven_gain_ratio)
+    assert result.proven.low == pytest.approx(report.proven_gain_low)
 
 
 def test_profiled_and_disturbed_steps_say_nothing_about_the_pace(tmp_path: Path) -> None:
