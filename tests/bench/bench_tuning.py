@@ -25,20 +25,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script, it finds its own folder only
+from tests.bench.tuning_figures import Run, spread, summary, table
 from tests.shaping import Link, Net, shaped, why_not
 
 MIB = 2**20
 JOB = Path(__file__).with_name("tuning_job.py")
 JOB_SECONDS_MAX = 3600
 PORT = 29_611
-SLOW_RATIO = 1.2
 SWEEP = (0, MIB // 4, MIB // 2, MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB, 64 * MIB, 128 * MIB)
 """Bucket sizes of the sweep; 0 is DDP's default."""
 
@@ -96,44 +96,6 @@ Setting = tuple[int, int | None]
 """Bucket bytes, 0 for the default, and the first bucket's, None as DDP does it."""
 
 QUICK = (Case.parse("stack10@1000"),)
-
-
-@dataclass
-class Run:
-    """One job under one arm; paces are seconds a step."""
-
-    arm: str
-    paces: list[float]
-    records: list[dict[str, Any]] = field(default_factory=list)
-    values: dict[str, Any] = field(default_factory=dict)
-    """The knobs in force in the last step."""
-
-    @property
-    def total(self) -> float:
-        """Seconds of all steps."""
-        return sum(self.paces)
-
-    @property
-    def final(self) -> float:
-        """Typical step of the last fifth."""
-        return median(self.paces[-max(1, len(self.paces) // 5) :])
-
-    @property
-    def verdicts(self) -> list[dict[str, Any]]:
-        """Verdicts of trials."""
-        return [record for record in self.records if record["type"] == "verdict"]
-
-    @property
-    def trial_steps(self) -> int:
-        """Steps that ran during trials."""
-        return sum(verdict["trial_steps"] for verdict in self.verdicts)
-
-    @property
-    def forecasts(self) -> list[tuple[float, float]]:
-        """Expected and measured gain of every trial that had both."""
-        expected = {r["decision"]: r["expected_gain_ratio"] for r in self.records if r["type"] == "decision"}
-        pairs = [(expected.get(v["decision"]), v["measured_gain_ratio"]) for v in self.verdicts]
-        return [(e, m) for e, m in pairs if e is not None and m is not None]
 
 
 def run_ranks(net: Net, ranks: int, given: dict[str, Any], change: Link | None = None) -> list[dict[str, Any]]:
@@ -217,7 +179,7 @@ def compare_finals(net: Net, case: Case, runs: Sequence[Run], best_bytes: int) -
         ratios = [median(mine) / median(best) - 1 for mine, best in zip(paces, oracle, strict=True)]
         typical = median(chain.from_iterable(paces))
         shown = _size(size) + ("" if first in (None, size) else f", first {_size(first)}")
-        say(f"  side by side: {', '.join(arms)} ({shown}): {typical * 1e3:.0f} ms, {_spread(ratios)} of the oracle's")
+        say(f"  side by side: {', '.join(arms)} ({shown}): {typical * 1e3:.0f} ms, {spread(ratios)} of the oracle's")
     return {", ".join(arms): paces for arms, paces in zip(names.values(), taken, strict=True)}
 
 
@@ -256,7 +218,7 @@ def run_case(case: Case, arms: Sequence[str], *, steps: int, repeats: int, round
                 say(f"  {repeat + 1}: {arm:10} {runs[-1].total:8.1f} s, {runs[-1].final * 1e3:.0f} ms")
         say("")
         finals = compare_finals(net, case, runs, best)
-    table(case, arms, runs)
+    say(table(str(case), arms, runs))
     return {
         "case": str(case),
         "curve_seconds": {str(size): paces for size, paces in curve.items()},
@@ -264,37 +226,6 @@ def run_case(case: Case, arms: Sequence[str], *, steps: int, repeats: int, round
         "finals": finals,
         "runs": [asdict(run) for run in runs],
     }
-
-
-def table(case: Case, arms: Sequence[str], runs: Sequence[Run]) -> None:
-    """Print what the arms brought."""
-    by_arm = {arm: [run for run in runs if run.arm == arm] for arm in arms}
-    never = by_arm.get("never") or runs
-    typical = median(pace for run in never for pace in run.paces)
-    never_total = median(run.total for run in never)
-    oracle = by_arm.get("oracle") or never
-    best_final = median(run.final for run in oracle)
-    say(f"\n{case}")
-    say(
-        f"{'arm':10} {'mean step':>10} {'total against never':>26} {'end against oracle':>26}"
-        f" {'trial steps':>11} {'slowest trial':>13} {'>20 % slower':>12} {'expected | measured':>20}"
-    )
-    for arm, mine in by_arm.items():
-        totals = _spread([run.total / never_total - 1 for run in mine])
-        finals = _spread([run.final / best_final - 1 for run in mine])
-        slow = median(sum(pace > SLOW_RATIO * typical for pace in run.paces) for run in mine)
-        worst = min((v["measured_gain_ratio"] or 0.0 for run in mine for v in run.verdicts), default=None)
-        pairs = [pair for run in mine for pair in run.forecasts]
-        told = f"{fmean(e for e, _ in pairs):.1%} | {fmean(m for _, m in pairs):.1%}" if pairs else ""
-        say(
-            f"{arm:10} {fmean(fmean(run.paces) for run in mine) * 1e3:7.1f} ms {totals:>26} {finals:>26}"
-            f" {median(run.trial_steps for run in mine):11.0f}"
-            f" {'' if worst is None else f'{max(0.0, -worst):.0%}':>13} {slow:12.0f} {told:>20}"
-        )
-
-
-def _spread(values: Sequence[float]) -> str:
-    return f"{median(values):+.1%} ({min(values):+.1%} .. {max(values):+.1%})"
 
 
 def _size(size: int) -> str:
@@ -310,7 +241,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=2, help="rounds of the sweep")
     parser.add_argument("--json", type=Path, help="keep everything in this file")
+    parser.add_argument("--show", type=Path, nargs="+", help="run nothing; sum these files up as Markdown")
     args = parser.parse_args()
+    if args.show is not None:
+        say(summary([case for file in args.show for case in json.loads(file.read_text())]))
+        return
     reason = why_not()
     if reason is not None:
         raise SystemExit(f"bench-tuning cannot run here: {reason}")
@@ -325,6 +260,7 @@ def main() -> None:
         kept.append(run_case(case, arms, steps=args.steps, repeats=args.repeats, rounds=args.rounds))
         if args.json is not None:
             args.json.write_text(json.dumps(kept))
+    say("\n" + summary(kept))
     say(f"\n{time.monotonic() - begun:.0f} s")
 
 

@@ -1,0 +1,122 @@
+"""What did the arms of bench_tuning bring?  Runs in, tables out; nothing here starts a job or reads a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Any
+
+__all__ = ["Run", "spread", "summary", "table"]
+
+SLOW_RATIO = 1.2
+
+
+@dataclass
+class Run:
+    """One job under one arm; paces are seconds a step."""
+
+    arm: str
+    paces: list[float]
+    records: list[dict[str, Any]] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict)
+    """The knobs in force in the last step."""
+
+    @property
+    def total(self) -> float:
+        """Seconds of all steps."""
+        return sum(self.paces)
+
+    @property
+    def final(self) -> float:
+        """Typical step of the last fifth."""
+        return median(self.paces[-max(1, len(self.paces) // 5) :])
+
+    @property
+    def verdicts(self) -> list[dict[str, Any]]:
+        """Verdicts of trials."""
+        return [record for record in self.records if record["type"] == "verdict"]
+
+    @property
+    def trial_steps(self) -> int:
+        """Steps that ran during trials."""
+        return sum(verdict["trial_steps"] for verdict in self.verdicts)
+
+    @property
+    def forecasts(self) -> list[tuple[float, float]]:
+        """Expected and measured gain of every trial that had both."""
+        expected = {r["decision"]: r["expected_gain_ratio"] for r in self.records if r["type"] == "decision"}
+        pairs = [(expected.get(v["decision"]), v["measured_gain_ratio"]) for v in self.verdicts]
+        return [(e, m) for e, m in pairs if e is not None and m is not None]
+
+
+def table(case: str, arms: Sequence[str], runs: Sequence[Run]) -> str:
+    """Return what the arms brought, a line each."""
+    by_arm = {arm: [run for run in runs if run.arm == arm] for arm in arms}
+    never = by_arm.get("never") or runs
+    typical = median(pace for run in never for pace in run.paces)
+    never_total = median(run.total for run in never)
+    oracle = by_arm.get("oracle") or never
+    best_final = median(run.final for run in oracle)
+    lines = [
+        f"\n{case}",
+        f"{'arm':10} {'mean step':>10} {'total against never':>26} {'end against oracle':>26}"
+        f" {'trial steps':>11} {'slowest trial':>13} {'>20 % slower':>12} {'expected | measured':>20}",
+    ]
+    for arm, mine in by_arm.items():
+        totals = spread([run.total / never_total - 1 for run in mine])
+        finals = spread([run.final / best_final - 1 for run in mine])
+        slow = median(sum(pace > SLOW_RATIO * typical for pace in run.paces) for run in mine)
+        worst = min((v["measured_gain_ratio"] or 0.0 for run in mine for v in run.verdicts), default=None)
+        pairs = [pair for run in mine for pair in run.forecasts]
+        told = f"{fmean(e for e, _ in pairs):.1%} | {fmean(m for _, m in pairs):.1%}" if pairs else ""
+        lines.append(
+            f"{arm:10} {fmean(fmean(run.paces) for run in mine) * 1e3:7.1f} ms {totals:>26} {finals:>26}"
+            f" {median(run.trial_steps for run in mine):11.0f}"
+            f" {'' if worst is None else f'{max(0.0, -worst):.0%}':>13} {slow:12.0f} {told:>20}"
+        )
+    return "\n".join(lines)
+
+
+def summary(kept: Sequence[dict[str, Any]]) -> str:
+    """Return two Markdown tables of cases by arms: the whole run against never tuning, and where each arm arrived.
+
+    Cases without the arms `never` and `oracle` are left out: there is nothing to compare with.
+    """
+    kept = [case for case in kept if {"never", "oracle"} <= {run["arm"] for run in case["runs"]}]
+    tried = [arm for arm in _arms_of(kept) if arm != "never"]
+    arrived = ["default", *(arm for arm in tried if arm != "oracle")]
+    totals = [f"| total against never | steps | {' | '.join(tried)} |", "|---|" + "---|" * (len(tried) + 1)]
+    ends = [f"| end against oracle | {' | '.join(arrived)} |", "|---|" + "---|" * len(arrived)]
+    for case in kept:
+        runs = [Run(**run) for run in case["runs"]]
+        by_arm = {arm: [run for run in runs if run.arm == arm] for arm in ("never", *tried)}
+        never, best = median(run.total for run in by_arm["never"]), median(run.final for run in by_arm["oracle"])
+        saved = [spread([run.total / never - 1 for run in by_arm[arm]]) for arm in tried]
+        totals.append(f"| {case['case']} | {len(runs[0].paces)} | {' | '.join(saved)} |")
+        by_arm["default"] = by_arm["never"]
+        off = [_end(case.get("finals", {}), arm, by_arm[arm], best) for arm in arrived]
+        ends.append(f"| {case['case']} | {' | '.join(off)} |")
+    return "\n".join(
+        [*totals, "", *ends, "", "~ by the typical step of the last fifth, where nothing ran side by side"]
+    )
+
+
+def _arms_of(kept: Sequence[dict[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(run["arm"] for case in kept for run in case["runs"]))
+
+
+def _end(finals: dict[str, list[list[float]]], arm: str, runs: Sequence[Run], best: float) -> str:
+    """Return how far off the oracle an arm ended: side by side where that was run, else by its last fifth."""
+    by_arm = {arm: paces for arms, paces in finals.items() for arm in arms.split(", ")}
+    if arm in by_arm:
+        return spread([median(own) / median(its) - 1 for own, its in zip(by_arm[arm], by_arm["oracle"], strict=True)])
+    return f"~ {spread([run.final / best - 1 for run in runs])}" if runs else ""
+
+
+def spread(values: Sequence[float]) -> str:
+    """Return the median of some ratios less one, with the lowest and the highest where there are several."""
+    if not values:
+        return ""
+    bounds = "" if len(values) == 1 else f" ({min(values):+.1%} .. {max(values):+.1%})"
+    return f"{median(values):+.1%}{bounds}"
