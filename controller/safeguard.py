@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from msgspec.structs import replace as replace_fields
+
 from pacecar.controller.compression import NONE, choice_of
 from pacecar.controller.divergence import Alarm, Divergence, Signals
 from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
@@ -42,6 +44,7 @@ class Safeguard(Policy):
         self._job = ""
         self._decision = 0
         self._turned = 0
+        self._tried_at: int | None = None  # the step at which its trial was opened, while it is open
         self._last: Observation | None = None
 
     @property
@@ -64,8 +67,9 @@ class Safeguard(Policy):
         return not self._is_in_force and self._policy.is_calm()
 
     def finish(self, reason: str = "the job ended") -> list[Record]:
-        """Pass on."""
-        return self._policy.finish(reason)
+        """Pass on, but for what was said already."""
+        records = self._policy.finish(reason)
+        return records if self._alarm is None else self._retold(records, self._alarm)
 
     def is_urgent(self) -> bool:
         """Return whether compression must go: also where no step is measured any more, so that nothing is observed."""
@@ -86,9 +90,7 @@ class Safeguard(Policy):
             self._note(records)
         if self._alarm is None:
             return turn, records
-        if not self._is_said:
-            self._is_said = True
-            records = [*self._verdict(self._alarm), *records]
+        records = self._retold(records, self._alarm)
         if must_go:
             # Kept, not tried, so that a freeze does not undo it: a trial that the policy wishes for has to wait.
             others = {} if turn is None or turn.is_trial else turn.values
@@ -109,7 +111,20 @@ class Safeguard(Policy):
             if isinstance(record, Decision):
                 self._decision = record.decision
                 if record.knob == KNOB:
-                    self._turned = record.decision
+                    self._turned, self._tried_at = record.decision, record.step
+            elif isinstance(record, Verdict) and record.knob == KNOB:
+                self._tried_at = None
+
+    def _retold(self, records: Sequence[Record], alarm: Alarm) -> list[Record]:
+        """Say once why compression went, in place of what the policy makes of a knob that it sees no more."""
+        told = [record for record in records if isinstance(record, Verdict) and record.knob == KNOB]
+        others = [record for record in records if record not in told]
+        if self._is_said:
+            return others
+        self._is_said = True
+        if not told:
+            return [*self._verdict(alarm), *others]
+        return [replace_fields(told[-1], outcome="rolled_back", step=alarm.step, reason=_reason(alarm)), *others]
 
     def _verdict(self, alarm: Alarm) -> list[Record]:
         if self._last is None:
@@ -125,11 +140,15 @@ class Safeguard(Policy):
             gain_low=None,
             gain_high=None,
             evidence=None,
-            trial_steps=0,
+            trial_steps=0 if self._tried_at is None else max(0, alarm.step - self._tried_at),
             exploration_ns=0,
-            reason=f"taken back: {alarm.reason}",
+            reason=_reason(alarm),
         )
         return [verdict]
+
+
+def _reason(alarm: Alarm) -> str:
+    return f"taken back: {alarm.reason}"
 
 
 def _without(values: dict[str, int]) -> dict[str, int]:

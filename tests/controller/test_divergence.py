@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 from torch import nn
 
 from pacecar.controller.divergence import LEVEL_STEPS, NONFINITE_MAX, Alarm, Divergence, Signals
@@ -114,6 +115,8 @@ class Inner(Policy):
     def __init__(self) -> None:
         self.turn: Turn | None = None
         self.seen: list[dict[str, int]] = []
+        self.said: list[Any] = []
+        self.ending: list[Any] = []
 
     def begin(self, facts: Facts, spaces: Sequence[KnobSpace], *, mode: Any) -> None:
         self.spaces = spaces
@@ -128,10 +131,11 @@ class Inner(Policy):
             job="j", decision=7, kind="trial", knob="compression", from_value=0, to_value=1, step=1, wall_ns=1,
             reason="", expected_gain_ratio=None,
         )  # fmt: skip
-        return self.turn, [decision] if len(self.seen) == 1 else []
+        said, self.said = self.said, []
+        return self.turn, [decision] if len(self.seen) == 1 else said
 
     def finish(self, reason: str = "") -> list[Any]:
-        return []
+        return self.ending
 
 
 @pytest.fixture
@@ -181,6 +185,40 @@ def test_an_alarm_takes_compression_back_for_good_and_the_policy_goes_on_without
     turn, records = guard.advance([seen(3, 0)])
     assert turn == Turn(8, {"bucket_bytes": 8, "compression": 0}, is_trial=True)
     assert records == [], "it is said once"
+
+
+def test_one_verdict_says_why_compression_went_with_what_its_trial_had_measured(guarded: Any) -> None:
+    """The policy only sees that the knob is gone, and would say that the ranks could not apply it."""
+    guard, inner, pending = guarded
+    barred = Verdict(
+        job="j", decision=7, knob="compression", outcome="barred", step=2, wall_ns=2, measured_gain_ratio=0.4,
+        gain_low=0.3, gain_high=0.5, evidence=3.0, trial_steps=19, exploration_ns=-5,
+        reason="the ranks could not apply it",
+    )  # fmt: skip
+    guard.advance([seen(1, 0)])
+    inner.said = [barred]
+    pending.append(Signals(3, math.inf, None, "fp16"))
+    _, records = guard.advance([seen(2, 1)])
+    (verdict,) = [r for r in records if isinstance(r, Verdict)]
+    assert (verdict.outcome, verdict.step, verdict.reason) == (
+        "rolled_back",
+        3,
+        "taken back: the loss is inf under fp16",
+    )
+    assert (verdict.trial_steps, verdict.measured_gain_ratio, verdict.exploration_ns) == (19, 0.4, -5)
+
+
+def test_what_the_policy_says_of_the_knob_later_is_not_said_again(guarded: Any) -> None:
+    guard, inner, pending = guarded
+    guard.advance([seen(1, 0)])
+    pending.append(Signals(5, math.nan, None, "bf16"))
+    (verdict,) = guard.advance([])[1]
+    assert verdict.trial_steps == 4
+    inner.said = [structs.replace(verdict, outcome="barred"), structs.replace(verdict, knob="bucket_bytes")]
+    _, records = guard.advance([seen(6, 0)])
+    assert [r.knob for r in records] == ["bucket_bytes"]
+    inner.ending = [structs.replace(verdict, outcome="abandoned")]
+    assert guard.finish() == []
 
 
 def test_an_alarm_acts_where_no_step_is_observed_any_more(guarded: Any) -> None:
