@@ -103,7 +103,9 @@ def summary(kept: Sequence[dict[str, Any]]) -> str:
 
 
 def _arms_of(kept: Sequence[dict[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(run["arm"] for case in kept for run in case["runs"]))
+    """Return all arms in the order of the case that has most of them."""
+    by_case = sorted(([run["arm"] for run in case["runs"]] for case in kept), key=lambda arms: -len(set(arms)))
+    return list(dict.fromkeys(arm for arms in by_case for arm in arms))
 
 
 def _end(finals: dict[str, list[list[float]]], arm: str, runs: Sequence[Run], best: float) -> str:
