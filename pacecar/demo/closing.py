@@ -215,7 +215,7 @@ def _estimate(result: Result) -> str:
 def _proven(result: Result) -> str:
     ratio, low, _ = result.proven
     if low is None:
-        return f"{percent(ratio)} of step time saved as the trials measured it; too few to bound it"
+        return f"{percent(ratio)} of step time saved, as measured by trials too few to bound it"
     return f"at least {percent(low)} of step time saved; the trials measured {percent(ratio)}"
 
 

@@ -187,7 +187,7 @@ def test_what_is_said_to_be_proven_is_the_lower_bound_of_the_trials_together() -
     text = closed(a_result(outcome("kept"), second, outcome("rolled_back")))
     assert "at least 9.8 % of step time saved; the trials measured 26.2 %" in text  # 1 - 0.92 * 0.98, 1 - 0.82 * 0.9
     unbounded = closed(a_result(dataclasses.replace(outcome("kept"), gain_low=None)))
-    assert "18.0 % of step time saved as the trials measured it; too few to bound it" in unbounded
+    assert "18.0 % of step time saved, as measured by trials too few to bound it" in unbounded
     assert "at least" not in unbounded
 
 
