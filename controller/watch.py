@@ -188,6 +188,7 @@ JUMP_MIN = 0.2
 """A change that large is confirmed sooner: waiting is what costs then."""
 
 CONFIRM_WINDOWS_MIN = 2
+"""Windows that confirm whatever is confirmed, a jump too: one alone may be anything."""
 
 FOLLOW = 0.05
 """Share of a window's (clipped) deviation that the reference takes over: slow drift is followed, a jump is not."""

@@ -8,14 +8,11 @@ Part of `pacecar.records`, which is where the rooms import it from.
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Sequence
-
 import msgspec
 
 from pacecar.ledger import Ledger
 
-__all__ = ["CheckedError", "EstimateCheck", "EstimateError", "estimate_error"]
+__all__ = ["CheckedError", "EstimateCheck"]
 
 
 class EstimateCheck(msgspec.Struct, frozen=True, kw_only=True, tag="estimate_check"):
@@ -73,34 +70,3 @@ class EstimateCheck(msgspec.Struct, frozen=True, kw_only=True, tag="estimate_che
 
 CheckedError = tuple[float, bool, float | None]
 """Of one check: the share under a wrong heading, whether the setting had a window before, and the bias limit."""
-
-
-class EstimateError(msgspec.Struct, frozen=True, kw_only=True):
-    """How far off the estimate was against `windows` exact windows of all ranks: shares of the step (0..1).
-
-    `own_setting` are those windows whose knobs had been calibrated before; its median is None where there was none.
-    """
-
-    windows: int
-    median_ratio: float
-    worst_ratio: float
-    own_setting: int
-    own_setting_median_ratio: float | None
-    bias_limit_ratio: float | None
-
-
-def estimate_error(errors: Sequence[CheckedError]) -> EstimateError | None:
-    """Sum up the checks of a run; None of none."""
-    if not errors:
-        return None
-    ratios = [ratio for ratio, _, _ in errors]
-    own = [ratio for ratio, is_own, _ in errors if is_own]
-    limits = [limit for _, _, limit in errors if limit is not None]
-    return EstimateError(
-        windows=len(ratios),
-        median_ratio=statistics.median(ratios),
-        worst_ratio=max(ratios),
-        own_setting=len(own),
-        own_setting_median_ratio=statistics.median(own) if own else None,
-        bias_limit_ratio=statistics.median(limits) if limits else None,
-    )

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from pacecar.accuracy import EstimateError
+from pacecar.checks import EstimateError
 from pacecar.comparing import WINDOW_STEPS
 from pacecar.proof import Proven, proven
 from pacecar.records import JobHello, KnobValue, Ledger, WhatIf

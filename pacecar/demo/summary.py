@@ -17,7 +17,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from pacecar.accuracy import estimate_error
+from pacecar.checks import estimate_error
 from pacecar.comparing import AFTER_STEPS_MIN, SETTLE_STEPS, WARMUP_STEPS, WINDOW_STEPS
 from pacecar.demo.result import (
     DecisionOutcome,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pacecar import __version__
-from pacecar.accuracy import estimate_error
+from pacecar.checks import estimate_error
 from pacecar.proof import proven
 from pacecar.records import LEDGER_HEADINGS, StepRecord, WhatIf
 from pacecar.report.costs import Prices, cost_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from pacecar.accuracy import EstimateError
+from pacecar.checks import EstimateError
 from pacecar.records import KnobValue, WhatIf
 from pacecar.report.figures import Interval, Spread
 from pacecar.report.notices import Notice
