@@ -24,7 +24,7 @@ import torch.distributed as dist
 from pacecar.controller.channels import MEET_SECONDS, MainRoad, MeetingError, SideRoad, meet
 from pacecar.controller.observation import KnobSpace
 from pacecar.controller.offers import Offer, live_knobs
-from pacecar.controller.protocol import CALM_PERIOD, PERIOD, VERSION, JobPace, Kind, Member, Proposal
+from pacecar.controller.protocol import CALM_PERIOD, LEISURE_PERIOD, PERIOD, VERSION, JobPace, Kind, Member, Proposal
 
 __all__ = ["Agreement", "Heard", "LocalAgreement", "MeetingError", "RankAgreement"]
 
@@ -68,8 +68,11 @@ class Agreement(Protocol):
         """Whether `listen` and `decide` can have anything to do at this boundary."""
         ...
 
-    def rest(self, *, is_calm: bool) -> None:
-        """Say whether this rank has nothing under way; the ranks meet less often while all say so."""
+    def rest(self, *, is_calm: bool, has_long_steps: bool) -> None:
+        """Say whether this rank has nothing under way, and whether its steps are long beside a meeting.
+
+        The ranks meet less often while all are calm, and else more often while all have long steps.
+        """
         ...
 
     def disturb(self, number: int | None) -> None:
@@ -151,7 +154,7 @@ class LocalAgreement:
         """One rank hears itself at once."""
         return True
 
-    def rest(self, *, is_calm: bool) -> None:
+    def rest(self, *, is_calm: bool, has_long_steps: bool) -> None:
         """Meeting oneself costs nothing."""
 
     def disturb(self, number: int | None) -> None:
@@ -249,14 +252,15 @@ class RankAgreement:
     def has_business(self) -> bool:
         """At the boundaries where a vote is launched or read; gathers are looked at, and posted, there too.
 
-        A gather that was posted at the one is taken at the other, three steps later, just before the vote on what it
-        brought.
+        A gather that was posted where a vote was read is taken where the next is launched, if it is there by then, just
+        before the vote on what it brought.
         """
         return self._boundary >= self._meets_at - 1 or self._member.frozen is not None
 
-    def rest(self, *, is_calm: bool) -> None:
-        """Vote that this rank is calm."""
+    def rest(self, *, is_calm: bool, has_long_steps: bool) -> None:
+        """Put both into the votes to come."""
         self._member.is_calm = is_calm
+        self._member.has_long_steps = has_long_steps
 
     def disturb(self, number: int | None) -> None:
         """Put it into the reports to come."""
@@ -275,7 +279,7 @@ class RankAgreement:
         member, name = self._member, str(next(_meetings))
         store = dist.distributed_c10d._get_default_store()
         self._main.open()
-        claim = f"protocol {VERSION}, period {PERIOD} or {CALM_PERIOD}, {claim}"
+        claim = f"protocol {VERSION}, period {LEISURE_PERIOD}, {PERIOD} or {CALM_PERIOD}, {claim}"
         meet(store, member.rank, member.world_size, claim, name=name, seconds=self._meet_seconds)
         try:
             self._side.open()

@@ -26,7 +26,7 @@ __all__ = ["MEET_SECONDS", "MainRoad", "MeetingError", "SideRoad", "meet"]
 SIDE_TIMEOUT = timedelta(minutes=30)
 """One rank may write a checkpoint for minutes while a gather is out; being late freezes, this only cleans up."""
 
-VOTE_WORDS = 4
+VOTE_WORDS = 5
 
 _MINIMUM: Any = dist.AllreduceOptions() if dist.is_available() else None
 if _MINIMUM is not None:

@@ -6,14 +6,14 @@ roads are used:
 
     side road   an asynchronous gather on a group of its own, never waited for.  It carries every rank's paces and what
                 disturbs them to rank 0, and rank 0's proposal to everybody.  It may be late or break at any moment.
-    main road   a vote: an all-reduce MIN of four numbers on the job's own group, launched by every rank at the same
+    main road   a vote: an all-reduce MIN of five numbers on the job's own group, launched by every rank at the same
                 boundaries and read by every rank one step later.  It is exactly as alive as the training itself.
 
     boundary      0    1    2    3    4    5    6    7    8        PERIOD = 4
     range closed  |                   |                   |        paces of 4 steps, queued for the next gather
     vote                         launch read         launch read   read: all say the same hash -> all apply right here
 
-A rank votes (h, -h, alive, calm): h is the hash of the proposal that it holds and can carry out, 0 if none.  The least
+A rank votes (h, -h, alive, calm, at leisure): h is the hash of the proposal that it holds and can carry out, 0 if none.  The least
 h equals the maximum exactly if all ranks voted the same h; both are known to every rank, so either all apply or none
 does.  `alive` is 0 on a rank that froze; the first vote in which the minimum is 0 freezes every rank, and as all of
 them read it at the same boundary, all of them stop voting there: a frozen tuner costs nothing and leaves no collective
@@ -23,6 +23,10 @@ unmatched.
 300 us, which is worth it while something is tried and a waste for the rest of the run.  So after a vote whose minimum
 is 1 the next one comes CALM_PERIOD steps later, and the range holds as many paces; after any other vote, PERIOD.  All
 ranks read the same minimum at the same boundary, so all of them vote again at the same one.
+
+`at leisure` is 1 on a rank whose steps are so long that meeting at every second one costs next to nothing, and whose
+side road keeps up.  Where all ranks are, and something is under way, the next vote comes LEISURE_PERIOD steps later:
+what is wished for is in force after 3 or 4 steps instead of 5 to 8, and a trial of a worse setting ends as much sooner.
 
 Gathers are numbered.  The n-th gather carries the n-th range on every rank, however late that rank is, so no rank ever
 compares different steps.  At most one is out at a time; QUEUE_MAX waiting ranges mean that the side road is too late.
@@ -41,7 +45,7 @@ from enum import StrEnum
 from pacecar.controller.observation import KnobSpace
 from pacecar.controller.offers import Offer, decode_offer, encode_offer, live_knobs, space_hash
 
-__all__ = ["CALM_PERIOD", "KNOBS_MAX", "PERIOD", "JobPace", "Kind", "Member", "Proposal"]
+__all__ = ["CALM_PERIOD", "KNOBS_MAX", "LEISURE_PERIOD", "PERIOD", "JobPace", "Kind", "Member", "Proposal"]
 
 PERIOD = 4
 """Steps between votes.  A switch takes effect 5 to 8 steps after it is wished for; one tiny all-reduce in 4 steps."""
@@ -49,13 +53,20 @@ PERIOD = 4
 CALM_PERIOD = 16
 """Steps between votes while no rank has anything under way; what is wished for then waits so long, once."""
 
+LEISURE_PERIOD = 2
+"""Steps between votes while something is under way and steps are long; a vote is launched at the one boundary and read at
+the other, so there is no shorter one."""
+
 KNOBS_MAX = 12
 """Knobs in a proposal, all there are; the gather's vector has a fixed length."""
 
 QUEUE_MAX = 16
-"""Closed ranges that may wait for the side road (64 steps or more) before it counts as broken."""
+"""Closed ranges that may wait for the side road (some 60 steps or more) before it counts as broken."""
 
-VERSION = 4
+LEISURE_QUEUE_MAX = 1
+"""With more ranges waiting the side road does not keep up with meetings at every second step."""
+
+VERSION = 5
 _HEAD = 10
 _FLAG_FROZEN, _FLAG_PROPOSAL, _FLAG_REHEARSAL, _FLAG_TRIAL = 1, 2, 4, 8
 REPORT_WORDS = _HEAD + CALM_PERIOD + KNOBS_MAX
@@ -124,6 +135,8 @@ class Member:
         self.has_retired = False
         self.is_calm = False
         """This rank has nothing under way: whoever owns it says so."""
+        self.has_long_steps = False
+        """This rank's steps are long beside a meeting: whoever owns it says so."""
         self.period = PERIOD
         """Steps from the vote read last to the next."""
         self.wanted: Proposal | None = None
@@ -233,7 +246,7 @@ class Member:
 
     # --- the main road --------------------------------------------------------------------------------
 
-    def ballot(self, *, can_apply: bool = True) -> tuple[int, int, int, int]:
+    def ballot(self, *, can_apply: bool = True) -> tuple[int, int, int, int, int]:
         """Return this rank's vote; remember what it was for.  `can_apply` False: this rank will not carry it out."""
         held = self._held
         self._voted = None
@@ -242,7 +255,8 @@ class Member:
             self._voted = held if is_wanted else None
         digest = 0 if self._voted is None else self._voted.digest(self.epoch, self._layout)
         is_calm = self.is_calm and self.frozen is None and self.held is None and self.wanted is None
-        return digest, -digest, int(self.frozen is None), int(is_calm)
+        is_at_leisure = self.has_long_steps and len(self._ranges) <= LEISURE_QUEUE_MAX
+        return digest, -digest, int(self.frozen is None), int(is_calm), int(is_at_leisure)
 
     @property
     def held(self) -> Proposal | None:
@@ -254,8 +268,8 @@ class Member:
 
         When any rank voted that it froze, every rank freezes and retires: no vote is launched after this one.
         """
-        least, negated_greatest, alive, calm = lowest
-        self.period = CALM_PERIOD if calm == 1 else PERIOD
+        least, negated_greatest, alive, calm, at_leisure = lowest
+        self.period = CALM_PERIOD if calm == 1 else LEISURE_PERIOD if at_leisure == 1 else PERIOD
         voted, self._voted = self._voted, None
         if alive == 0:
             self.freeze("another rank froze")

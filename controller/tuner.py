@@ -42,6 +42,10 @@ OFFER_BOUNDARY = PERIOD
 """The boundary at which knobs are offered: the batch size is known, and DDP has recorded its gradients' order."""
 
 
+LONG_STEP_NS = 100_000_000
+"""From here on a meeting, some 300 us of a rank, is 0.15 % of the two steps that it takes."""
+
+
 class Tuner:
     """One rank's part of the controller.
 
@@ -89,6 +93,7 @@ class Tuner:
         self._boundary = 0
         self._switched_at = -CALM_PERIOD
         self._step = 0
+        self._step_ns = 0
         self._knobs = Knobs()
         self._backlog = Backlog()
         self._is_begun = False
@@ -206,6 +211,7 @@ class Tuner:
         if step is None:
             self._agreement.note(self._step, None, profiled=False)
             return
+        self._step_ns = step.wall_ns
         self._agreement.note(step.step, step.wall_ns, profiled=step.disturbed or self._was_paused(step))
         if self._node is not None:
             self._node.note(step.wall_ns)
@@ -277,7 +283,7 @@ class Tuner:
         self._backlog.begin(live)
 
     def _rest(self) -> None:
-        self._agreement.rest(is_calm=self._is_calm())
+        self._agreement.rest(is_calm=self._is_calm(), has_long_steps=self._step_ns >= LONG_STEP_NS)
 
     def _is_calm(self) -> bool:
         """Return whether nothing is under way here; ranks without a policy follow, and say so from the offers on.

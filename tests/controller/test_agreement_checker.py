@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pacecar.controller.agreement import RankAgreement
-from pacecar.controller.protocol import PERIOD, Member, Proposal
+from pacecar.controller.protocol import LEISURE_PERIOD, PERIOD, Member, Proposal
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tests are no package
 from checker import Bounds, ViolationError, check
@@ -41,6 +41,19 @@ def test_a_wish_is_applied_or_replaced_within_four_periods_whenever_the_gathers_
     assert 0 < census.longest_wish <= PERIODS_MAX * PERIOD
 
 
+def test_ranks_that_meet_at_every_second_step_never_part() -> None:
+    census = check(Bounds(faults=1, wishes=1, boundaries=4 * PERIOD, delay=1, has_long_steps=True))
+    assert census.switches > 10
+    assert census.failures > 5
+    assert census.retired > 100
+
+
+def test_at_every_second_step_a_wish_is_applied_or_replaced_within_four_periods_of_two() -> None:
+    census = check(Bounds(wishes=1, boundaries=5 * PERIOD, delay=1, times_wishes=True, has_long_steps=True))
+    assert census.switches > 10
+    assert 0 < census.longest_wish <= PERIODS_MAX * LEISURE_PERIOD
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize(
     "bounds",
@@ -49,8 +62,17 @@ def test_a_wish_is_applied_or_replaced_within_four_periods_whenever_the_gathers_
         Bounds(faults=2, wishes=1, boundaries=4 * PERIOD, delay=1),
         Bounds(faults=1, wishes=1, withdrawals=1, lag=3, boundaries=4 * PERIOD),
         Bounds(ranks=3, faults=1, wishes=1, boundaries=4 * PERIOD, delay=1),
+        Bounds(faults=1, wishes=2, boundaries=5 * PERIOD, delay=1, has_long_steps=True),
+        Bounds(ranks=3, faults=1, wishes=1, boundaries=3 * PERIOD, delay=1, has_long_steps=True),
     ],
-    ids=["two wishes", "two faults", "ranks that lag by three steps", "three ranks"],
+    ids=[
+        "two wishes",
+        "two faults",
+        "ranks that lag by three steps",
+        "three ranks",
+        "two wishes of ranks at leisure",
+        "three ranks at leisure",
+    ],
 )
 def test_wider_bounds(bounds: Bounds) -> None:
     print(bounds, check(bounds))  # noqa: T201  the figures

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacecar.controller.offers import KnobOffer, Offer, decode_offer, encode_offer, live_knobs
-from pacecar.controller.protocol import CALM_PERIOD, PERIOD, QUEUE_MAX, REPORT_WORDS, Member, Proposal
+from pacecar.controller.protocol import (
+    CALM_PERIOD,
+    LEISURE_PERIOD,
+    LEISURE_QUEUE_MAX,
+    PERIOD,
+    QUEUE_MAX,
+    REPORT_WORDS,
+    Member,
+    Proposal,
+)
 
 RANKS = 3
 DOMAIN = tuple(range(8))
+NEVER_LONG = (0.0, 0.0, 0.0)
 
 
 def offer(value: int = 0, domain: tuple[int, ...] = DOMAIN, refusal: str | None = None, layout: str = "") -> Offer:
@@ -22,11 +33,12 @@ def offer(value: int = 0, domain: tuple[int, ...] = DOMAIN, refusal: str | None 
 class Job:
     """Ranks that step together; gathers arrive on each rank whenever the dice say, votes are a rendezvous."""
 
-    def __init__(self, seed: int, *, late: float = 0.5, apply_fails: float = 0.0, calm: float = 0.0) -> None:
+    def __init__(self, seed: int, *, late: float = 0.5, apply_fails: float = 0.0, calm: float = 0.0, long: Sequence[float] = NEVER_LONG) -> None:
         self.dice = random.Random(seed)
         self.late = late
         self.apply_fails = apply_fails
         self.calm = calm
+        self.long = long
         self.closed = PERIOD  # the boundary of the range closed last
         self.meets_at = [PERIOD] * RANKS
         self.members = [Member(rank, RANKS) for rank in range(RANKS)]
@@ -44,6 +56,7 @@ class Job:
         b = self.boundary
         for rank, member in enumerate(self.members):
             member.is_calm = self.dice.random() < self.calm
+            member.has_long_steps = self.dice.random() < self.long[rank]
             if b == PERIOD:
                 member.offer(offer())
             elif b == self.meets_at[rank]:
@@ -119,12 +132,43 @@ def test_ranks_never_run_different_values_and_nothing_is_applied_twice(seed: int
     assert all(boundary % PERIOD == 0 for boundary, _, _ in job.switches)
 
 
-@given(st.integers(0, 10**9), st.floats(0.0, 0.9), st.floats(0.5, 1.0))
+def test_ranks_at_leisure_vote_every_second_step_and_a_wish_is_applied_within_five() -> None:
+    job = Job(1, late=0.0, long=(1.0, 1.0, 1.0))
+    for _ in range(10 * PERIOD):
+        job.step()
+    assert 10 * PERIOD // LEISURE_PERIOD - 3 <= job.votes <= 10 * PERIOD // LEISURE_PERIOD
+    for value in range(1, 5):
+        for _ in range(1 + value % 2):  # wished for where a vote is launched, and where one is read
+            job.step()
+        wished = job.boundary
+        job.switches.clear()
+        job.members[0].propose(wished, [value])
+        while not job.switches:
+            job.step()
+        assert job.switches[0][2] == value
+        assert job.switches[0][0] - wished <= 2 * LEISURE_PERIOD + 1
+
+
+def test_one_rank_whose_steps_are_short_keeps_all_from_meeting_at_every_second() -> None:
+    job = Job(1, late=0.0, long=(1.0, 0.0, 1.0))
+    for _ in range(10 * PERIOD):
+        job.step()
+    assert job.votes <= 10
+
+
+def test_ranks_whose_side_road_does_not_keep_up_are_not_at_leisure() -> None:
+    member = Member(1, RANKS)
+    member.has_long_steps = True
+    for index in range(LEISURE_QUEUE_MAX + 1):
+        assert member.ballot()[4] == 1
+        member.close_range(index * 2, [1, 1], [False, False])
+    assert member.ballot()[4] == 0
+@given(st.integers(0, 10**9), st.floats(0.0, 0.9), st.floats(0.0, 1.0), st.floats(0.5, 1.0))
 @settings(max_examples=120, deadline=None)
-def test_ranks_that_are_calm_now_and_then_meet_at_the_same_boundaries_and_never_part(
-    seed: int, late: float, calm: float
+def test_ranks_that_are_calm_or_at_leisure_now_and_then_meet_at_the_same_boundaries_and_never_part(
+    seed: int, late: float, calm: float, long: float
 ) -> None:
-    job = Job(seed, late=late, apply_fails=0.1, calm=calm)
+    job = Job(seed, late=late, apply_fails=0.1, calm=calm, long=(long, long, long))
     for step in range(240):
         if job.members[0].spaces and job.dice.random() < 0.03:
             job.members[0].propose(job.boundary, [job.dice.choice(DOMAIN)])
