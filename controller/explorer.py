@@ -23,15 +23,9 @@ from pacecar.controller.purse import PRIOR_LOSS_RATIO, SWITCH_STEPS, Purse
 from pacecar.controller.screen import Candidate, Screen, best_advice, is_choice
 from pacecar.controller.scribe import Outcome
 from pacecar.controller.timeline import distinct_buckets
-from pacecar.controller.trial import SETTLE_STEPS, WINDOW_STEPS, Cause, TrialEnd
+from pacecar.controller.trial import SETTLE_STEPS, Cause, TrialEnd
 
 __all__ = ["Choice", "Explorer", "known_gain"]
-
-TRIAL_STEPS = 2 * WINDOW_STEPS + SETTLE_STEPS
-"""Steps that a candidate is in force before a clear verdict, those until the next switch comes left out."""
-
-PAIR_STEPS = 2 * WINDOW_STEPS + SETTLE_STEPS
-"""Steps of a pair: stretches of two windows and what settles before each hold two pairs."""
 
 WINDOWS_WISE = 3
 WAIT_FOR_WINDOWS_STEPS = 200
@@ -50,6 +44,14 @@ class Choice:
     why_not: str = ""
     missing_ns: float | None = None
     untried: int = 0
+
+
+def pair_steps(window_steps: int) -> int:
+    """Return the steps of a pair (stretches of two windows and what settles before each hold two pairs).
+
+    As many is a candidate in force before a clear verdict, those until the next switch comes left out.
+    """
+    return 2 * window_steps + SETTLE_STEPS
 
 
 def known_gain(forecast: Forecast | None) -> float | None:
@@ -91,9 +93,18 @@ class Explorer:
         return _is_clear(found, self._config.dead_band)
 
     def choose(
-        self, kept: dict[str, int], purse: Purse, *, typical_ns: float, pair_noise: float, latency: int, steps: int
+        self,
+        kept: dict[str, int],
+        purse: Purse,
+        *,
+        typical_ns: float,
+        pair_noise: float,
+        window_steps: int,
+        latency: int,
+        steps: int,
     ) -> Choice:
         """Return the best trial that pays and may be paid for, after `steps` steps of the job."""
+        trial_steps = pair_steps(window_steps) + latency
         self.model.note_pace(kept, typical_ns)
         found, left_out = self.candidates(kept)
         is_young = steps < WAIT_FOR_WINDOWS_STEPS and 0 < self.model.windows(kept) < WINDOWS_WISE
@@ -101,43 +112,46 @@ class Explorer:
             found, left_out = [c for c in found if c.forecast is None or c.forecast.is_floor], [WAITING, *left_out]
         worth = []
         for candidate in found:
-            if self._is_worth(candidate, pair_noise, latency, steps):
+            if self._is_worth(candidate, pair_noise, window_steps, trial_steps, steps):
                 worth.append(candidate)
             else:
                 change = wording.change(candidate.knob, kept[candidate.knob], candidate.value)
                 left_out.append(f"{change}: not expected to pay for a trial")
         if not worth:
             return Choice(None, "; ".join(left_out) or "nothing near it is better")
-        costs = [typical_ns * self._cost_steps(candidate, latency) for candidate in worth]
+        costs = [typical_ns * self._cost_steps(candidate, trial_steps) for candidate in worth]
         left_ns = purse.left_ns(typical_ns)
         affordable = [candidate for candidate, cost in zip(worth, costs, strict=True) if cost <= left_ns]
         return Choice(affordable[0]) if affordable else Choice(None, missing_ns=min(costs), untried=len(worth))
 
-    def _cost_steps(self, candidate: Candidate, latency: int) -> float:
+    def _cost_steps(self, candidate: Candidate, trial_steps: int) -> float:
         forecast = candidate.forecast
         if forecast is None or forecast.is_floor:
             loss = PRIOR_LOSS_RATIO
         else:
             loss = expected_loss(forecast.gain_ratio, forecast.spread_ratio)
-        return 2 * SWITCH_STEPS + (TRIAL_STEPS + latency) * loss
+        return 2 * SWITCH_STEPS + trial_steps * loss
 
-    def _is_worth(self, candidate: Candidate, pair_noise: float, latency: int, steps: int) -> bool:
+    def _is_worth(
+        self, candidate: Candidate, pair_noise: float, window_steps: int, trial_steps: int, steps: int
+    ) -> bool:
         forecast, horizon = candidate.forecast, horizon_steps(steps)
         if forecast is None or forecast.is_floor:
             return True
-        if PAIR_STEPS * proof_pairs(forecast.gain_ratio + forecast.spread_ratio, pair_noise) > horizon:
+        pairs = proof_pairs(forecast.gain_ratio + forecast.spread_ratio, pair_noise)
+        if pair_steps(window_steps) * pairs > horizon:
             return False
         return is_worth_a_trial(
             forecast.gain_ratio,
             forecast.spread_ratio,
             dead_band=self._config.dead_band,
-            cost_steps=self._cost_steps(candidate, latency),
+            cost_steps=self._cost_steps(candidate, trial_steps),
             horizon=horizon,
         )
 
-    def pairs_max(self, steps: int) -> int:
+    def pairs_max(self, steps: int, window_steps: int) -> int:
         """Return how many pairs a trial may take that begins after `steps` steps: half of those that may still come."""
-        return horizon_steps(steps) // (2 * PAIR_STEPS)
+        return horizon_steps(steps) // (2 * pair_steps(window_steps))
 
     def savings_of(self, candidate: Candidate) -> tuple[float, ...]:
         """Return the pairs of an earlier trial of the candidate that was left undecided in this world."""

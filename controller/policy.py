@@ -33,7 +33,7 @@ from pacecar.controller.purse import Purse
 from pacecar.controller.screen import Candidate
 from pacecar.controller.scribe import OpenTrial, Record, Scribe, State, outcome_of
 from pacecar.controller.stalls import STALL_STEPS, Stalls
-from pacecar.controller.trial import DROP_RATIO, SETTLE_STEPS, WAIT_STEPS_MAX, WINDOW_STEPS, Cause, Trial, TrialEnd
+from pacecar.controller.trial import DROP_RATIO, SETTLE_STEPS, WAIT_STEPS_MAX, Cause, Trial, TrialEnd
 from pacecar.controller.watch import NULL_PAIRS_MIN, RECENT_STEPS_MAX, Alarm, Pace, Watch
 
 __all__ = ["PacecarPolicy"]
@@ -179,11 +179,11 @@ class PacecarPolicy(Policy):
                 self._freeze(f"the ranks did not come back to {self._name(self._kept)}", step)
             return
         self._astray = 0
-        if self._steps <= self._config.warmup_steps:
+        if max(self._steps, step.step) <= self._config.warmup_steps:
             self._say("warming", f"the first {self._config.warmup_steps} steps are not judged", step)
             return
         level = self._pace.observe(step.pace_ns, profiled=step.profiled)
-        if self._pace.recent_steps >= WINDOW_STEPS:
+        if self._pace.recent_steps >= self._pace.window_steps:
             self._mean_ns = self._pace.mean_ns
         if level is not None and self._pace.recent_steps >= 2 * STALL_STEPS:  # so that a stall is not yet the median
             self._stalls.usual_ns = self._pace.typical_ns
@@ -234,15 +234,17 @@ class PacecarPolicy(Policy):
             self._say("watching", "no knob can be turned here", step)
             return
         latency = self._latency_steps or LATENCY_STEPS_PRIOR
-        if self._pace.settled_steps + latency < WINDOW_STEPS or self._pace.recent_steps < TYPICAL_STEPS_MIN:
+        pace = self._pace
+        if pace.settled_steps + latency < pace.window_steps or pace.recent_steps < TYPICAL_STEPS_MIN:
             self._say("screening", f"letting {self._name(self._kept)} settle", step)
             return
-        typical_ns = self._pace.typical_ns
+        typical_ns = pace.typical_ns
         choice = self._explorer.choose(
             self._kept,
             self._purse,
             typical_ns=typical_ns,
-            pair_noise=math.sqrt(2) * self._pace.window_noise,
+            pair_noise=math.sqrt(2) * pace.window_noise,
+            window_steps=pace.window_steps,
             latency=latency,
             steps=self._steps,
         )
@@ -271,7 +273,8 @@ class PacecarPolicy(Policy):
             slow_ratio=self._pace.slow_ratio(DROP_RATIO),
             is_promising=(known_gain(candidate.forecast) or 0.0) > self._config.dead_band,
             savings=self._explorer.savings_of(candidate),
-            pairs_max=self._explorer.pairs_max(self._steps),
+            pairs_max=self._explorer.pairs_max(self._steps, self._pace.window_steps),
+            window_steps=self._pace.window_steps,
         )
         old_value = self._kept[candidate.knob]
         decision = self._scribe.decide("trial", candidate, old_value, step)
@@ -352,7 +355,7 @@ class PacecarPolicy(Policy):
         self._pace.resume(self._pace.last_windows)
         self._explorer.reopen()
         self._advice.clear()
-        self._purse.start_anew(self._mean_ns or step.pace_ns, steps=2 * WINDOW_STEPS * alarm.windows)
+        self._purse.start_anew(self._mean_ns or step.pace_ns, steps=2 * self._pace.window_steps * alarm.windows)
         self._watch = Watch()
         self._patience_steps = SECOND_LOOK_STEPS
         way = "slower" if alarm.change_ratio > 0 else "faster"

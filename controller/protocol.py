@@ -13,11 +13,11 @@ roads are used:
     range closed  |                   |                   |        paces of 4 steps, queued for the next gather
     vote                         launch read         launch read   read: all say the same hash -> all apply right here
 
-A rank votes (h, -h, alive, calm, at leisure): h is the hash of the proposal that it holds and can carry out, 0 if none.  The least
-h equals the maximum exactly if all ranks voted the same h; both are known to every rank, so either all apply or none
-does.  `alive` is 0 on a rank that froze; the first vote in which the minimum is 0 freezes every rank, and as all of
-them read it at the same boundary, all of them stop voting there: a frozen tuner costs nothing and leaves no collective
-unmatched.
+A rank votes (h, -h, alive, calm, at leisure): h is the hash of the proposal that it holds and can carry out, 0 if none.
+The least h equals the maximum exactly if all ranks voted the same h; both are known to every rank, so either all apply
+or none does.  `alive` is 0 on a rank that froze; the first vote whose minimum is 0 freezes every rank, and as all
+of them read it at the same boundary, all of them stop voting there: a frozen tuner costs nothing and leaves no
+collective unmatched.
 
 `calm` is 1 on a rank where nothing is under way: no trial, no wish, no proposal.  A vote and a gather cost a rank some
 300 us, which is worth it while something is tried and a waste for the rest of the run.  So after a vote whose minimum
@@ -26,7 +26,7 @@ ranks read the same minimum at the same boundary, so all of them vote again at t
 
 `at leisure` is 1 on a rank whose steps are so long that meeting at every second one costs next to nothing, and whose
 side road keeps up.  Where all ranks are, and something is under way, the next vote comes LEISURE_PERIOD steps later:
-what is wished for is in force after 3 or 4 steps instead of 5 to 8, and a trial of a worse setting ends as much sooner.
+what is wished for is in force after 3 to 5 steps instead of 5 to 8, and a trial of a worse setting ends as much sooner.
 
 Gathers are numbered.  The n-th gather carries the n-th range on every rank, however late that rank is, so no rank ever
 compares different steps.  At most one is out at a time; QUEUE_MAX waiting ranges mean that the side road is too late.
@@ -54,8 +54,7 @@ CALM_PERIOD = 16
 """Steps between votes while no rank has anything under way; what is wished for then waits so long, once."""
 
 LEISURE_PERIOD = 2
-"""Steps between votes while something is under way and steps are long; a vote is launched at the one boundary and read at
-the other, so there is no shorter one."""
+"""Steps between votes while something is under way and steps are long: one boundary to launch it, one to read it."""
 
 KNOBS_MAX = 12
 """Knobs in a proposal, all there are; the gather's vector has a fixed length."""

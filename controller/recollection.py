@@ -21,7 +21,7 @@ from pacecar.controller import wording
 from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn, bounded
 from pacecar.controller.purse import Purse
 from pacecar.controller.scribe import Outcome, Record, State, outcome_of
-from pacecar.controller.trial import DROP_RATIO, PAIRS_MAX, WINDOW_STEPS, Cause, Trial, TrialEnd
+from pacecar.controller.trial import DROP_RATIO, PAIRS_MAX, Cause, Trial, TrialEnd
 from pacecar.controller.watch import NULL_PAIRS_MIN, Pace
 from pacecar.records import Decision, TunerStatus, Verdict
 
@@ -130,12 +130,12 @@ class Recollection(Policy):
 
     def _warm_up(self, step: Observation) -> None:
         self._steps += 1
-        if self._in_force != self.kept or self._steps <= self._config.warmup_steps:
+        if self._in_force != self.kept or max(self._steps, step.step) <= self._config.warmup_steps:
             self._pace.interrupt()
         else:
             self._pace.observe(step.pace_ns, profiled=step.profiled)
         self._say("warming", f"before trying what is remembered: {self._told}", step)
-        is_settled = self._pace.settled_steps + LATENCY_STEPS >= WINDOW_STEPS
+        is_settled = self._pace.settled_steps + LATENCY_STEPS >= self._pace.window_steps
         if len(self._pace.nulls) < NULL_PAIRS_MIN or not is_settled or self._pace.recent_steps < TYPICAL_STEPS_MIN:
             return
         self._trial = Trial(
@@ -148,6 +148,7 @@ class Recollection(Policy):
             false_accept_rate=self._config.false_accept_rate,
             latency_steps=None,
             slow_ratio=self._pace.slow_ratio(DROP_RATIO),
+            window_steps=self._pace.window_steps,
         )
         self._decide(step, "trial")
         self._say("trial", self._progress(self._trial), step)

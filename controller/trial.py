@@ -28,13 +28,16 @@ from pacecar.controller.evidence import Evidence, gain_ratio, location, promise,
 from pacecar.controller.loader_forecast import refill_steps
 from pacecar.controller.observation import Observation
 
-__all__ = ["DROP_RATIO", "SETTLE_STEPS", "WINDOW_STEPS", "Cause", "Trial", "TrialEnd"]
+__all__ = ["DROP_RATIO", "QUIET_WINDOW_STEPS", "SETTLE_STEPS", "WINDOW_STEPS", "Cause", "Trial", "TrialEnd"]
 
 WINDOW_STEPS = 8
 """Judged steps of one window: 2-3 are too noisy to judge on, 50 too slow (measured, TUNING)."""
 
-PART_STEPS = 6
-"""Judged steps that make the second window of a stretch when the next switch comes before it is full.
+QUIET_WINDOW_STEPS = 4
+"""The same in a job whose steps repeat so well that four say as much as eight elsewhere (`watch.QUIET_SPREAD`)."""
+
+PART_RATIO = 0.75
+"""Share of its judged steps that makes the second window of a stretch when the next switch comes before it is full.
 
 The switch is asked for before the stretch is over, and a profiled step after that is one that is missing: without this
 each window that the hook takes of a new setting costs the trial a pair.
@@ -81,7 +84,7 @@ WORSE_NOISES = 3.0
 """After the first pair a loss of that many standard deviations of null pairs, over the dead band, ends the trial."""
 
 WAIT_STEPS_MAX = 64
-"""A switch takes 4 to 16 steps to be agreed; one that is not there after this many will not come."""
+"""A switch takes 3 to 16 steps to be agreed; one that is not there after this many will not come."""
 
 TRIAL_STEPS_MAX = 1024
 """Bound of a trial of 48 pairs, in case no step can be judged (all profiled, say): they need about 900."""
@@ -125,7 +128,8 @@ class Trial:
 
     Feed it every step from the request on; `wanted` is what should be in force, and changes as steps are observed.
     `opening` holds log paces of the last settled steps under `incumbent`, `nulls` differences between such windows,
-    `slow_ratio` the share of such steps that are `DROP_RATIO` slower than typical.  Given back for later:
+    `slow_ratio` the share of such steps that are `DROP_RATIO` slower than typical, `window_steps` the judged steps of
+    one window, `opening`'s and the nulls' too.  Given back for later:
     `nulls_seen` are further differences, for the trials to come (here they would not be independent of the pairs), and
     `take_levels` the new windows under `incumbent`, for the watch.
     """
@@ -145,10 +149,12 @@ class Trial:
         savings: Sequence[float] = (),
         is_promising: bool = False,
         pairs_max: int = PAIRS_MAX,
+        window_steps: int = WINDOW_STEPS,
     ) -> None:
         self._values: dict[Arm, dict[str, int]] = {"A": dict(incumbent), "B": dict(candidate)}
         self._settle_steps = max(SETTLE_STEPS, refill_steps(incumbent, candidate))
-        self._opening: deque[float] = deque(opening, maxlen=WINDOW_STEPS)
+        self._window_steps = window_steps
+        self._opening: deque[float] = deque(opening, maxlen=window_steps)
         self._nulls = tuple(nulls)
         self._typical = typical
         self._dead_band = dead_band
@@ -245,8 +251,9 @@ class Trial:
         if self._arrived and arm == "A" and self._wanted == "B":
             return self._end(Cause.TAKEN_BACK, "the ranks took it back by themselves")
         end = None
-        if self._arm is not None and PART_STEPS <= len(self._stretch) - WINDOW_STEPS < WINDOW_STEPS:
-            end = self._window(self._arm, location(self._stretch[WINDOW_STEPS:]))
+        window = self._window_steps
+        if self._arm is not None and PART_RATIO * window <= len(self._stretch) - window < window:
+            end = self._window(self._arm, location(self._stretch[window:]))
         self._arm = arm
         self._entered_step = step.step
         self._stretch = []
@@ -256,26 +263,26 @@ class Trial:
             self.latency_steps = delay if self.latency_steps is None else min(self.latency_steps, delay)
         if arm == "B" and not self._begun:
             self._begun = True
-            if len(self._opening) == WINDOW_STEPS:
+            if len(self._opening) == window:
                 self._unpaired = ("A", location(self._opening))
         return end
 
     def _judge(self, arm: Arm, log_pace: float, step: Observation) -> TrialEnd | None:
         self._stretch.append(log_pace)
-        count = len(self._stretch)
+        count, window = len(self._stretch), self._window_steps
         if arm == "B" and count == self._drop_steps and (not self._new_pairs or not self.looks_better):
             slower = math.expm1(min(self._stretch) - self._usual)
             if slower > DROP_RATIO - 1.0:
                 return self._end(Cause.DROPPED, f"its first {count} steps took over {slower:.0%} longer")
-        if arm == self._wanted and count + (self.latency_steps or LATENCY_STEPS_MIN) > 2 * WINDOW_STEPS:
+        if arm == self._wanted and count + (self.latency_steps or LATENCY_STEPS_MIN) > 2 * window:
             self._wanted = "B" if arm == "A" else "A"
             self._asked_step, self._arrived = step.step, False
-        if count == 2 * WINDOW_STEPS:
+        if count == 2 * window:
             # With the pause between them that a switch makes, else correlated noise looks smaller than it is in pairs.
-            first, last = self._stretch[: WINDOW_STEPS - 1], self._stretch[WINDOW_STEPS - 1 + SETTLE_STEPS :]
+            first, last = self._stretch[: window - 1], self._stretch[window - 1 + SETTLE_STEPS :]
             self.nulls_seen.append(location(first) - location(last))
-        if count in (WINDOW_STEPS, 2 * WINDOW_STEPS):
-            return self._window(arm, location(self._stretch[-WINDOW_STEPS:]))
+        if count in (window, 2 * window):
+            return self._window(arm, location(self._stretch[-window:]))
         return None
 
     @property

@@ -19,18 +19,23 @@ from dataclasses import dataclass
 from statistics import median
 
 from pacecar.controller.evidence import location
-from pacecar.controller.trial import SETTLE_STEPS, WINDOW_STEPS
+from pacecar.controller.trial import QUIET_WINDOW_STEPS, SETTLE_STEPS, WINDOW_STEPS
 
 __all__ = ["NULL_PAIRS_MIN", "Alarm", "Pace", "Watch"]
 
 NULL_PAIRS_MIN = 2
-"""Null pairs before the first trial: 36 steps.  With two the false accept rate holds; more add little power."""
+"""Null pairs before the first trial: 36 steps, 20 with short windows.  With two the false accept rate holds; more add
+little power."""
 
 NULL_PAIRS_MAX = 8
 """Null pairs that are kept: old noise is other noise."""
 
 WATCH_PAIRS_MAX = 32
 """Null pairs that the alarm's noise is taken from: with eight it would be off by a quarter, and the alarm touchy."""
+
+QUIET_SPREAD = 0.06
+"""From the fastest to the slowest of the first window's steps: where none lies further off, windows are short.  What a
+short one is worth is measured all the same, by null pairs of its own length."""
 
 RECENT_STEPS_MAX = 64
 """Steps that the typical pace is taken from."""
@@ -45,6 +50,9 @@ class Pace:
         self._filling: list[float] = []
         self._half: float | None = None
         self._since_switch = 0
+        self._is_sized = False
+        self.window_steps = WINDOW_STEPS
+        """Judged steps of one window, here and in trials: settled with the first, so that all null pairs are alike."""
         self._noise: deque[float] = deque(maxlen=WATCH_PAIRS_MAX)
 
     def restart(self) -> None:
@@ -86,9 +94,14 @@ class Pace:
         self._sum_ns += pace_ns
         self._filling.append(log_pace)
         pause = 0 if self._half is None else SETTLE_STEPS  # as between the windows of a trial
-        if len(self._filling) < pause + WINDOW_STEPS:
+        end = pause + self.window_steps
+        if len(self._filling) < end:
             return None
-        level, self._filling = location(self._filling[pause:]), []
+        if not self._is_sized:
+            self._is_sized = True
+            if max(self._filling) - min(self._filling) <= QUIET_SPREAD:
+                end = self.window_steps = QUIET_WINDOW_STEPS
+        level, self._filling = location(self._filling[pause:end]), self._filling[end:]
         if self._half is None:
             self._half = level
         else:
@@ -114,13 +127,13 @@ class Pace:
     @property
     def opening(self) -> list[float]:
         """The last window's worth of settled steps without a break, fewer if there are not so many."""
-        count = min(WINDOW_STEPS, self.settled_steps, len(self._recent))
+        count = min(self.window_steps, self.settled_steps, len(self._recent))
         return list(self._recent)[len(self._recent) - count :]
 
     @property
     def last_windows(self) -> list[float]:
         """The steps of the last two windows."""
-        return list(self._recent)[-2 * WINDOW_STEPS :]
+        return list(self._recent)[-2 * self.window_steps :]
 
     @property
     def typical(self) -> float:

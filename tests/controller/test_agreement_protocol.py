@@ -33,7 +33,15 @@ def offer(value: int = 0, domain: tuple[int, ...] = DOMAIN, refusal: str | None 
 class Job:
     """Ranks that step together; gathers arrive on each rank whenever the dice say, votes are a rendezvous."""
 
-    def __init__(self, seed: int, *, late: float = 0.5, apply_fails: float = 0.0, calm: float = 0.0, long: Sequence[float] = NEVER_LONG) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        late: float = 0.5,
+        apply_fails: float = 0.0,
+        calm: float = 0.0,
+        long: Sequence[float] = NEVER_LONG,
+    ) -> None:
         self.dice = random.Random(seed)
         self.late = late
         self.apply_fails = apply_fails
@@ -163,6 +171,8 @@ def test_ranks_whose_side_road_does_not_keep_up_are_not_at_leisure() -> None:
         assert member.ballot()[4] == 1
         member.close_range(index * 2, [1, 1], [False, False])
     assert member.ballot()[4] == 0
+
+
 @given(st.integers(0, 10**9), st.floats(0.0, 0.9), st.floats(0.0, 1.0), st.floats(0.5, 1.0))
 @settings(max_examples=120, deadline=None)
 def test_ranks_that_are_calm_or_at_leisure_now_and_then_meet_at_the_same_boundaries_and_never_part(

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacecar.controller.evidence import e_value, gain_ratio, location, promise, student_t_cdf, weigh
-from pacecar.controller.trial import CAUTION, PAIRS_MAX, PAIRS_MIN, SETTLE_STEPS, WINDOW_STEPS
+from pacecar.controller.trial import CAUTION, PAIRS_MAX, PAIRS_MIN, QUIET_WINDOW_STEPS, SETTLE_STEPS, WINDOW_STEPS
+from pacecar.controller.watch import QUIET_SPREAD
 
 RATE = 0.05
 DEAD_BAND = 0.01
@@ -37,9 +38,16 @@ def _noise(kind: str, draw: np.random.Generator) -> np.ndarray:
     return draw.normal(0, 0.05, shape) + np.cumsum(draw.normal(0, 0.005, shape), axis=1)
 
 
-def _accepted(kind: str, gain: float, seed: int, dead_band: float = 0.0) -> list[int | None]:
+def _quiet_noise(kind: str, draw: np.random.Generator) -> np.ndarray:
+    """Return jobs whose first window's steps lie so near each other that their windows are short."""
+    noise = 0.4 * _noise(kind, draw)
+    return noise[np.ptp(noise[:, :WINDOW_STEPS], axis=1) <= QUIET_SPREAD]
+
+
+def _accepted(
+    noise: np.ndarray, gain: float, dead_band: float = 0.0, *, window_steps: int = WINDOW_STEPS
+) -> list[int | None]:
     """Run a trial in each job, looking after every pair; return the pairs to acceptance, None where it never came."""
-    noise = _noise(kind, np.random.default_rng(seed))
     accepted: list[int | None] = []
     for job in noise:
         levels: list[float] = []
@@ -47,9 +55,9 @@ def _accepted(kind: str, gain: float, seed: int, dead_band: float = 0.0) -> list
         for before, setting in zip("A" + settings, settings, strict=False):
             # A switch settles, and null pairs are taken with the same pause between their windows.
             start += SETTLE_STEPS if before != setting or len(levels) in (1, 3) else 0
-            level = location(list(job[start : start + WINDOW_STEPS]))
+            level = location(list(job[start : start + window_steps]))
             levels.append(level + (math.log(1 - gain) if setting == "B" else 0.0))
-            start += WINDOW_STEPS
+            start += window_steps
         nulls = [levels[0] - levels[1], levels[2] - levels[3]]
         pairs = [(levels[i] - levels[i + 1]) * (1 if settings[i] == "A" else -1) for i in range(4, len(settings), 2)]
         looks = (
@@ -64,7 +72,19 @@ def _accepted(kind: str, gain: float, seed: int, dead_band: float = 0.0) -> list
 @pytest.mark.parametrize("kind", ["gaussian", "t3", "spikes", "ar1", "drift"])
 @pytest.mark.parametrize("gain", [0.0, DEAD_BAND])
 def test_looking_after_every_pair_accepts_no_gain_at_most_at_the_stated_rate(kind: str, gain: float) -> None:
-    share = sum(pairs is not None for pairs in _accepted(kind, gain, seed=7, dead_band=gain)) / JOBS
+    noise = _noise(kind, np.random.default_rng(7))
+    share = sum(pairs is not None for pairs in _accepted(noise, gain, dead_band=gain)) / JOBS
+    assert share <= RATE, f"{kind}: {share:.1%} false accepts"
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "t3", "spikes", "ar1", "drift"])
+@pytest.mark.parametrize("gain", [0.0, DEAD_BAND])
+def test_short_windows_of_jobs_that_began_quietly_keep_the_rate(kind: str, gain: float) -> None:
+    """Also where the first steps were quiet by chance: what their windows are worth is measured."""
+    noise = np.concatenate([_quiet_noise(kind, np.random.default_rng(seed)) for seed in range(4)])
+    accepted = _accepted(noise, gain, dead_band=gain, window_steps=QUIET_WINDOW_STEPS)
+    assert len(accepted) >= JOBS
+    share = sum(pairs is not None for pairs in accepted) / len(accepted)
     assert share <= RATE, f"{kind}: {share:.1%} false accepts"
 
 
@@ -72,7 +92,8 @@ def test_looking_after_every_pair_accepts_no_gain_at_most_at_the_stated_rate(kin
 def test_real_gains_at_five_percent_step_noise_are_accepted_within_few_pairs(
     gain: float, pairs_median: int, share_min: float
 ) -> None:
-    accepted = [pairs for pairs in _accepted("gaussian", gain, seed=11) if pairs is not None]
+    noise = _noise("gaussian", np.random.default_rng(11))
+    accepted = [pairs for pairs in _accepted(noise, gain) if pairs is not None]
     assert len(accepted) / JOBS >= share_min
     assert np.median(accepted) <= pairs_median
 

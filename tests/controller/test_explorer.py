@@ -52,7 +52,13 @@ def _choice(
         explorer.model.learn(step)
     purse.pass_step(step.pace_ns)
     choice = explorer.choose(
-        {"bucket_bytes": DEFAULT}, purse, typical_ns=step.pace_ns, pair_noise=0.01, latency=8, steps=steps
+        {"bucket_bytes": DEFAULT},
+        purse,
+        typical_ns=step.pace_ns,
+        pair_noise=0.01,
+        window_steps=8,
+        latency=8,
+        steps=steps,
     )
     return (None if choice.candidate is None else choice.candidate.value), choice.why_not
 

@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
-SLOW = {"micro_batch": 2, "batch": 16, "layers": 0, "sleep_ms": 3, "steps": 170}
+SLOW = {"micro_batch": 2, "batch": 16, "layers": 0, "sleep_ms": 3, "steps": 230}
 """Three of every four milliseconds are what a forward costs however small it is: a host-bound job, that repeats."""
 
 TUNED = {"tune": "exact", "budget": 0.5}
@@ -39,7 +39,8 @@ def test_the_run_survives_a_size_that_one_rank_has_no_memory_for_and_names_it(jo
         named = f"micro_batch {size} is barred and 4 in force again: "
         assert any(detail.startswith(named + "another rank") for _, _, detail in first["status"])
         assert any(detail.startswith(named + "OutOfMemoryError: planted") for _, _, detail in last["status"])
-        assert ["micro_batch", "barred"] in [verdict[:2] for verdict in first["verdicts"]]
+        told = [verdict[:2] for verdict in first["verdicts"]]
+        assert ["micro_batch", "barred"] in told, (first["verdicts"], first["status"])
     assert first["switches"] == last["switches"]
     assert first["knobs"] == last["knobs"] == {"micro_batch": 4}
     assert not any(state == "frozen" for rank in (first, last) for _, state, _ in rank["status"])

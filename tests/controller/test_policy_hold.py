@@ -92,7 +92,7 @@ def test_a_stall_freezes_and_thaws_when_it_is_over() -> None:
 
 
 def test_a_hold_does_not_thaw_what_froze_for_good() -> None:
-    job = Job().run(50)
+    job = Job().run(30)
     job.policy.advance([Observation(job.step + 1, 1, dict(job.values), -5)])
     job.step += 1
     job.policy.hold("rank 3 is late")
