@@ -9,7 +9,8 @@ the knob.  So the settings alternate, A B B A A B B A (A: in force before, B: tr
 
 A1 is free: the last steps before B came into force.  When B will come into force is not known, a request takes some
 steps to be agreed; so the trial looks at the values that steps really had, and asks for the next switch as early
-as the shortest delay seen allows.  It ends as soon as it is clear, and early for what is bad: rejecting can be hasty
+as the shortest delay seen allows; a little later under what looks better, where a step more costs nothing and makes up
+for one that could not be judged.  It ends as soon as it is clear, and early for what is bad: rejecting can be hasty
 (nothing was lost but a chance), accepting cannot (`evidence`).
 
 Left out: charging the time (the policy does, it sees the steps around the trial as well), and saying it to people.
@@ -42,6 +43,9 @@ PART_RATIO = 0.75
 The switch is asked for before the stretch is over, and a profiled step after that is one that is missing: without this
 each window that the hook takes of a new setting costs the trial a pair.
 """
+
+LINGER_STEPS = 2
+"""Judged steps more under the setting that looks better, before the other is asked for."""
 
 SETTLE_STEPS = 2
 """Steps after a switch that are charged but not judged: a fresh Reducer costs 5 to 50 % in its first two."""
@@ -251,9 +255,9 @@ class Trial:
         if self._arrived and arm == "A" and self._wanted == "B":
             return self._end(Cause.TAKEN_BACK, "the ranks took it back by themselves")
         end = None
-        window = self._window_steps
-        if self._arm is not None and PART_RATIO * window <= len(self._stretch) - window < window:
-            end = self._window(self._arm, location(self._stretch[window:]))
+        window, count = self._window_steps, len(self._stretch)
+        if self._arm is not None and count >= (1 + PART_RATIO) * window:  # the last steps are next to the other arm's
+            end = self._window(self._arm, location(self._stretch[max(window, count - window) :]))
         self._arm = arm
         self._entered_step = step.step
         self._stretch = []
@@ -274,16 +278,17 @@ class Trial:
             slower = math.expm1(min(self._stretch) - self._usual)
             if slower > DROP_RATIO - 1.0:
                 return self._end(Cause.DROPPED, f"its first {count} steps took over {slower:.0%} longer")
-        if arm == self._wanted and count + (self.latency_steps or LATENCY_STEPS_MIN) > 2 * window:
+        end = self._window(arm, location(self._stretch)) if count == window else None
+        is_better = self.evidence is not None and self.looks_better == (arm == "B")
+        stay_steps = 2 * window + (LINGER_STEPS if is_better else 0)
+        if arm == self._wanted and count + (self.latency_steps or LATENCY_STEPS_MIN) > stay_steps:
             self._wanted = "B" if arm == "A" else "A"
             self._asked_step, self._arrived = step.step, False
         if count == 2 * window:
             # With the pause between them that a switch makes, else correlated noise looks smaller than it is in pairs.
             first, last = self._stretch[: window - 1], self._stretch[window - 1 + SETTLE_STEPS :]
             self.nulls_seen.append(location(first) - location(last))
-        if count in (window, 2 * window):
-            return self._window(arm, location(self._stretch[-window:]))
-        return None
+        return end
 
     @property
     def _usual(self) -> float:

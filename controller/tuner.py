@@ -102,6 +102,7 @@ class Tuner:
         self._decision = 0
         self._before: tuple[int, ...] | None = None  # the values before the last switch
         self._serial = 0  # of the last switch
+        self._windowed = -1  # the last trial that the hook took a window for
         self._reverted: str | None = None
         self._is_at_rest = False
         self.refused: dict[str, str] = {}  # knob -> why it is not tuned
@@ -365,6 +366,8 @@ class Tuner:
             if self._gradients is not None:
                 self._gradients.arm(is_on=proposal.serial > 0)  # not where tuning ends: there is nothing to go back to
             self._switched(proposal, switch.duration_ns)
+        elif proposal.kind is Kind.KEEP:
+            self._request_window()  # it was in force already; what comes next is chosen by what windows of it say
 
     def _take_back(self) -> None:
         """A knob went back by itself, in this step on all ranks: so does what was turned with it."""
@@ -405,7 +408,10 @@ class Tuner:
         self._switched_at = self._boundary
         self._publish_knobs(self._knobs.epoch + 1)
         self._voice.switched(proposal.decision, self._step, self._knobs, duration_ns)
-        self._request_window()
+        # Once in a trial: a profiled step cannot be judged, and to what is switched back is known.
+        if proposal.kind is not Kind.TRIAL or proposal.decision != self._windowed:
+            self._windowed = proposal.decision if proposal.kind is Kind.TRIAL else -1
+            self._request_window()
 
     # --- what people hear -----------------------------------------------------------------------------
 

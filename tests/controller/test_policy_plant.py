@@ -108,7 +108,7 @@ def test_the_job_recovers_when_the_link_changes(noise: str) -> None:
     assert median(_against_never_tuning(plant) for plant in runs) < -0.05
 
 
-@pytest.mark.parametrize(("latency", "changed", "within"), [((8, 11), 60, 90), ((3, 6), 50, 65)])
+@pytest.mark.parametrize(("latency", "changed", "within"), [((8, 11), 60, 90), ((3, 6), 50, 75)])
 def test_a_link_that_changes_in_the_middle_of_a_trial_ends_it_soon(
     latency: tuple[int, int], changed: int, within: int
 ) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
 from pacecar.controller.observation import Observation
 from pacecar.controller.trial import (
+    LINGER_STEPS,
     PAIRS_MAX,
     SETTLE_STEPS,
     TRIAL_STEPS_MAX,
@@ -50,10 +51,12 @@ def _play(
     latency: int = 6,
     transient: float = 1.0,
     machine: Callable[[Trial, dict[str, int], int], float] = lambda trial, values, since: 1.0,
+    profiled: Sequence[int] = (),
 ) -> tuple[TrialEnd, list[int]]:
     """Obey the trial `latency` steps later; NEW takes `ratio` of OLD's time.  Return its end and each step's value.
 
-    `machine` says how much longer a step takes whatever the setting, `since` steps after a switch.
+    `machine` says how much longer a step takes whatever the setting, `since` steps after a switch; steps of NEW that
+    are `profiled` so long after a switch are not judged.
     """
     values, wishes, history = dict(OLD), {}, []
     since = 99
@@ -63,8 +66,9 @@ def _play(
         history.append(values["micro_batch"])
         slow = transient if since < SETTLE_STEPS else 1.0
         pace = BASE_NS * WIGGLE[step % 8] * (ratio if values == NEW else 1.0) * slow * machine(trial, values, since)
+        is_profiled = values == NEW and since in profiled
         since += 1
-        end = trial.observe(_step(step, values, pace))
+        end = trial.observe(_step(step, values, pace, profiled=is_profiled))
         wishes[step] = trial.wanted
         if end is not None:
             return end, history
@@ -187,6 +191,38 @@ def test_the_switch_back_is_asked_for_ahead_by_the_latency_that_was_seen() -> No
 
     assert stretch(12) <= 2 * WINDOW_STEPS + SETTLE_STEPS + 1
     assert stretch(4) <= 2 * WINDOW_STEPS + SETTLE_STEPS + 1
+
+
+def _short(**changes: object) -> Trial:
+    """A trial in windows of four steps whose null pairs are so few and so loud that two pairs do not prove it."""
+    opening = [math.log(BASE_NS * w) for w in WIGGLE[:4]]
+    return _trial(opening=opening, window_steps=4, nulls=(0.05,), latency_steps=4, **changes)
+
+
+@pytest.mark.parametrize("profiled", [(), (3,), (3, 5), (5, 9)])
+def test_a_window_that_every_rank_takes_of_a_better_setting_costs_no_pair(profiled: tuple[int, ...]) -> None:
+    plain, _ = _play(_short(), 0.75, latency=4)
+    end, history = _play(_short(), 0.75, latency=4, profiled=profiled)
+    assert plain.evidence is not None
+    assert end.evidence is not None
+    assert end.cause is plain.cause is Cause.ACCEPTED
+    assert end.evidence.pairs == plain.evidence.pairs == 3
+    # Each stretch has one pair: the third is complete with the first window of the candidate's second stretch.
+    begin = history.index(8)
+    assert history[begin:].count(4) <= 2 * 4 + SETTLE_STEPS + 1, "steps under what is worse"
+
+
+def test_it_lingers_under_what_looks_better_and_not_under_what_looks_worse() -> None:
+    def stretches(ratio: float) -> tuple[int, int]:
+        _, history = _play(_short(dead_band=0.3), ratio, latency=4)
+        begin = history.index(8)
+        back = history.index(4, begin)
+        return back - begin, history.index(8, back) - back
+
+    new, old = stretches(0.97)
+    assert new == old + LINGER_STEPS
+    new, old = stretches(1.05)
+    assert old == new + LINGER_STEPS
 
 
 def test_slow_drift_does_not_pass_for_a_gain() -> None:

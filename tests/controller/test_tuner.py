@@ -182,6 +182,25 @@ def test_one_rank_turns_a_knob_at_the_next_boundary_and_says_so(bench: Bench) ->
     assert bench.policy.finished == 1
 
 
+def test_a_trial_takes_one_window_and_what_is_kept_another(bench: Bench) -> None:
+    """A profiled step cannot be judged: one under each stretch would cost the trial its pairs."""
+    bench.tuner.start()
+    bench.run(OFFER_BOUNDARY + 2)
+    windows = []
+    for value in (8, 4, 8):
+        bench.policy.turn = Turn(1, {"micro_batch": value}, is_trial=True)
+        bench.run(4)
+        windows.append(bench.windows)
+    assert windows == [1, 1, 1]
+    bench.policy.turn = Turn(1, {"micro_batch": 8})
+    bench.run(4)
+    assert bench.windows == 2
+    bench.policy.turn = Turn(2, {"micro_batch": 4}, is_trial=True)
+    bench.run(4)
+    assert bench.windows == 3
+    assert [values["micro_batch"] for _, _, values in bench.switches()] == [8, 4, 8, 4]
+
+
 def test_the_policy_begins_with_the_exact_step_that_came_before_it(bench: Bench) -> None:
     """The first window is taken in the warm-up; a policy that never saw it could forecast nothing for a long while."""
     bench.exact_step = 2
