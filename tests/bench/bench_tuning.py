@@ -31,8 +31,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script, it finds its own folder only
-from tests.bench.tuning_figures import Run, spread, summary, table
+from tests.bench.tuning_figures import Run, compact, spread, summary, table
 from tests.shaping import Link, Net, shaped, why_not
 
 MIB = 2**20
@@ -194,8 +196,12 @@ def run_arm(net: Net, case: Case, arm: str, steps: int, best_bytes: int) -> Run:
         given["bucket_bytes"] = best_bytes
     if case.change is not None:
         given["say"] = [steps // 2]
+    before = _processor_seconds()
     said = run_ranks(net, case.ranks, given, case.change)
-    return Run(arm, slowest([rank["walls"] for rank in said]), said[0].get("records", []), said[0].get("values", {}))
+    stolen, passed = (after - was for after, was in zip(_processor_seconds(), before, strict=True))
+    first = said[0]
+    paces = slowest([rank["walls"] for rank in said])
+    return Run(arm, paces, first.get("records", []), first.get("values", {}), stolen / passed if passed else None)
 
 
 def run_case(case: Case, arms: Sequence[str], *, steps: int, repeats: int, rounds: int) -> dict[str, Any]:
@@ -215,7 +221,9 @@ def run_case(case: Case, arms: Sequence[str], *, steps: int, repeats: int, round
             order = [*arms[repeat % len(arms) :], *arms[: repeat % len(arms)]]
             for arm in order:
                 runs.append(run_arm(net, case, arm, steps, best))
-                say(f"  {repeat + 1}: {arm:10} {runs[-1].total:8.1f} s, {runs[-1].final * 1e3:.0f} ms")
+                run = runs[-1]
+                stolen = "" if run.stolen_ratio is None else f", {run.stolen_ratio:.1%} stolen"
+                say(f"  {repeat + 1}: {arm:10} {run.total:8.1f} s, {run.final * 1e3:.0f} ms{stolen}")
         say("")
         finals = compare_finals(net, case, runs, best)
     say(table(str(case), arms, runs))
@@ -226,6 +234,12 @@ def run_case(case: Case, arms: Sequence[str], *, steps: int, repeats: int, round
         "finals": finals,
         "runs": [asdict(run) for run in runs],
     }
+
+
+def _processor_seconds() -> tuple[float, float]:
+    """Return the time that the hypervisor gave to others, and all time, of all processors since the start."""
+    times = psutil.cpu_times()
+    return times.steal, sum(times)
 
 
 def _size(size: int) -> str:
@@ -259,7 +273,7 @@ def main() -> None:
     for case in cases:
         kept.append(run_case(case, arms, steps=args.steps, repeats=args.repeats, rounds=args.rounds))
         if args.json is not None:
-            args.json.write_text(json.dumps(kept))
+            args.json.write_text(json.dumps([compact(one) for one in kept]) + "\n")
     say("\n" + summary(kept))
     say(f"\n{time.monotonic() - begun:.0f} s")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
-__all__ = ["Run", "spread", "summary", "table"]
+__all__ = ["Run", "compact", "spread", "summary", "table"]
 
 SLOW_RATIO = 1.2
 
@@ -21,6 +21,8 @@ class Run:
     records: list[dict[str, Any]] = field(default_factory=list)
     values: dict[str, Any] = field(default_factory=dict)
     """The knobs in force in the last step."""
+    stolen_ratio: float | None = None
+    """Share of the processors' time that the hypervisor gave to others meanwhile."""
 
     @property
     def total(self) -> float:
@@ -41,6 +43,16 @@ class Run:
     def trial_steps(self) -> int:
         """Steps that ran during trials."""
         return sum(verdict["trial_steps"] for verdict in self.verdicts)
+
+    @property
+    def worst_ratio(self) -> float | None:
+        """By how much the slowest trial was slower than what it was compared with; None without trials."""
+        gains = [verdict["measured_gain_ratio"] or 0.0 for verdict in self.verdicts]
+        return max(0.0, -min(gains)) if gains else None
+
+    def slow_steps(self, typical: float) -> int:
+        """Return how many steps took over 20 % longer than `typical`."""
+        return sum(pace > SLOW_RATIO * typical for pace in self.paces)
 
     @property
     def forecasts(self) -> list[tuple[float, float]]:
@@ -66,20 +78,35 @@ def table(case: str, arms: Sequence[str], runs: Sequence[Run]) -> str:
     for arm, mine in by_arm.items():
         totals = spread([run.total / never_total - 1 for run in mine])
         finals = spread([run.final / best_final - 1 for run in mine])
-        slow = median(sum(pace > SLOW_RATIO * typical for pace in run.paces) for run in mine)
-        worst = min((v["measured_gain_ratio"] or 0.0 for run in mine for v in run.verdicts), default=None)
+        slow = median(run.slow_steps(typical) for run in mine)
+        worst = max((run.worst_ratio for run in mine if run.worst_ratio is not None), default=None)
         pairs = [pair for run in mine for pair in run.forecasts]
         told = f"{fmean(e for e, _ in pairs):.1%} | {fmean(m for _, m in pairs):.1%}" if pairs else ""
         lines.append(
             f"{arm:10} {fmean(fmean(run.paces) for run in mine) * 1e3:7.1f} ms {totals:>26} {finals:>26}"
             f" {median(run.trial_steps for run in mine):11.0f}"
-            f" {'' if worst is None else f'{max(0.0, -worst):.0%}':>13} {slow:12.0f} {told:>20}"
+            f" {'' if worst is None else f'{worst:.0%}':>13} {slow:12.0f} {told:>20}"
         )
     return "\n".join(lines)
 
 
+def compact(case: dict[str, Any]) -> dict[str, Any]:
+    """Return a case as it is kept in a file: what the tables need, times to a tenth of a millisecond."""
+    runs = [
+        {
+            **run,
+            "paces": [round(pace, 4) for pace in run["paces"]],
+            "records": [record for record in run["records"] if record["type"] in ("decision", "verdict")],
+        }
+        for run in case["runs"]
+    ]
+    curve = {size: [round(pace, 4) for pace in paces] for size, paces in case["curve_seconds"].items()}
+    finals = {arm: [[round(pace, 4) for pace in one] for one in rounds] for arm, rounds in case["finals"].items()}
+    return {**case, "curve_seconds": curve, "finals": finals, "runs": runs}
+
+
 def summary(kept: Sequence[dict[str, Any]]) -> str:
-    """Return two Markdown tables of cases by arms: the whole run against never tuning, and where each arm arrived.
+    """Return Markdown tables of cases by arms: total time, where each arm arrived, what trials cost, what was forecast.
 
     Cases without the arms `never` and `oracle` are left out: there is nothing to compare with.
     """
@@ -88,6 +115,9 @@ def summary(kept: Sequence[dict[str, Any]]) -> str:
     arrived = ["default", *(arm for arm in tried if arm != "oracle")]
     totals = [f"| total against never | steps | {' | '.join(tried)} |", "|---|" + "---|" * (len(tried) + 1)]
     ends = [f"| end against oracle | {' | '.join(arrived)} |", "|---|" + "---|" * len(arrived)]
+    searched = [arm for arm in tried if arm != "oracle"]
+    costs = [f"| trial steps, slowest, slow steps | {' | '.join(searched)} |", "|---|" + "---|" * len(searched)]
+    told = ["| expected and measured gain of each trial | exact | lossy |", "|---|---|---|"]
     for case in kept:
         runs = [Run(**run) for run in case["runs"]]
         by_arm = {arm: [run for run in runs if run.arm == arm] for arm in ("never", *tried)}
@@ -97,9 +127,27 @@ def summary(kept: Sequence[dict[str, Any]]) -> str:
         by_arm["default"] = by_arm["never"]
         off = [_end(case.get("finals", {}), arm, by_arm[arm], best) for arm in arrived]
         ends.append(f"| {case['case']} | {' | '.join(off)} |")
-    return "\n".join(
-        [*totals, "", *ends, "", "~ by the typical step of the last fifth, where nothing ran side by side"]
+        typical = median(pace for run in by_arm["never"] for pace in run.paces)
+        costs.append(f"| {case['case']} | {' | '.join(_cost(by_arm[arm], typical) for arm in searched)} |")
+        told.append(f"| {case['case']} | {' | '.join(_told(by_arm.get(arm, [])) for arm in ('exact', 'lossy'))} |")
+    notes = (
+        "~ by the typical step of the last fifth, where nothing ran side by side",
+        "Slowest: the worst trial's loss against what it was compared with; slow: 20 % slower than never tuning's.",
     )
+    return "\n".join([*totals, "", *ends, "", *costs, "", *told, "", *notes])
+
+
+def _cost(runs: Sequence[Run], typical: float) -> str:
+    """Return what searching cost: steps in trials, the slowest trial, steps that were slow; "" for an arm not run."""
+    if not runs:
+        return ""
+    worst = max((run.worst_ratio for run in runs if run.worst_ratio is not None), default=None)
+    slow = median(run.slow_steps(typical) for run in runs)
+    return f"{median(run.trial_steps for run in runs):.0f}, {'none' if worst is None else f'{worst:.0%}'}, {slow:.0f}"
+
+
+def _told(runs: Sequence[Run]) -> str:
+    return ", ".join(f"{expected:.1%} / {measured:.1%}" for run in runs for expected, measured in run.forecasts)
 
 
 def _arms_of(kept: Sequence[dict[str, Any]]) -> list[str]:
