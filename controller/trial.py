@@ -279,9 +279,7 @@ class Trial:
             if slower > DROP_RATIO - 1.0:
                 return self._end(Cause.DROPPED, f"its first {count} steps took over {slower:.0%} longer")
         end = self._window(arm, location(self._stretch)) if count == window else None
-        is_better = self.evidence is not None and self.looks_better == (arm == "B")
-        stay_steps = 2 * window + (LINGER_STEPS if is_better else 0)
-        if arm == self._wanted and count + (self.latency_steps or LATENCY_STEPS_MIN) > stay_steps:
+        if arm == self._wanted and count + (self.latency_steps or LATENCY_STEPS_MIN) > self._stay_steps(arm):
             self._wanted = "B" if arm == "A" else "A"
             self._asked_step, self._arrived = step.step, False
         if count == 2 * window:
@@ -289,6 +287,12 @@ class Trial:
             first, last = self._stretch[: window - 1], self._stretch[window - 1 + SETTLE_STEPS :]
             self.nulls_seen.append(location(first) - location(last))
         return end
+
+    def _stay_steps(self, arm: Arm) -> float:
+        """Return how many judged steps this stretch should have; the first under B ends after the first pair."""
+        if self.evidence is None:
+            return math.inf if arm == "B" and self._unpaired is not None else 2 * self._window_steps
+        return 2 * self._window_steps + (LINGER_STEPS if self.looks_better == (arm == "B") else 0)
 
     @property
     def _usual(self) -> float:
