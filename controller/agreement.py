@@ -68,10 +68,10 @@ class Agreement(Protocol):
         """Whether `listen` and `decide` can have anything to do at this boundary."""
         ...
 
-    def rest(self, *, is_calm: bool, has_long_steps: bool) -> None:
-        """Say whether this rank has nothing under way, and whether its steps are long beside a meeting.
+    def rest(self, *, is_calm: bool, step_ns: int) -> None:
+        """Say whether this rank has nothing under way, and how long its steps take.
 
-        The ranks meet less often while all are calm, and else more often while all have long steps.
+        The ranks meet less often while all are calm, and more often where all have long steps.
         """
         ...
 
@@ -154,7 +154,7 @@ class LocalAgreement:
         """One rank hears itself at once."""
         return True
 
-    def rest(self, *, is_calm: bool, has_long_steps: bool) -> None:
+    def rest(self, *, is_calm: bool, step_ns: int) -> None:
         """Meeting oneself costs nothing."""
 
     def disturb(self, number: int | None) -> None:
@@ -257,10 +257,10 @@ class RankAgreement:
         """
         return self._boundary >= self._meets_at - 1 or self._member.frozen is not None
 
-    def rest(self, *, is_calm: bool, has_long_steps: bool) -> None:
+    def rest(self, *, is_calm: bool, step_ns: int) -> None:
         """Put both into the votes to come."""
         self._member.is_calm = is_calm
-        self._member.has_long_steps = has_long_steps
+        self._member.step_ns = step_ns
 
     def disturb(self, number: int | None) -> None:
         """Put it into the reports to come."""

@@ -19,10 +19,11 @@ or none does.  `alive` is 0 on a rank that froze; the first vote whose minimum i
 of them read it at the same boundary, all of them stop voting there: a frozen tuner costs nothing and leaves no
 collective unmatched.
 
-`calm` is 1 on a rank where nothing is under way: no trial, no wish, no proposal.  A vote and a gather cost a rank some
-300 us, which is worth it while something is tried and a waste for the rest of the run.  So after a vote whose minimum
-is 1 the next one comes CALM_PERIOD steps later, and the range holds as many paces; after any other vote, PERIOD.  All
-ranks read the same minimum at the same boundary, so all of them vote again at the same one.
+`calm` is 0 on a rank where something is under way: a trial, a wish, a proposal.  A vote and a gather cost a rank some
+300 us, which is worth it while something is tried and a waste for the rest of the run.  So a calm rank votes after how
+many steps it would meet again: CALM_PERIOD, fewer where CALM_NS are over sooner.  Where the minimum is not 0, the next
+vote comes so many steps later, and the range holds as many paces; else PERIOD.  All ranks read the same minimum at the
+same boundary, so all of them vote again at the same one.
 
 `at leisure` is 1 on a rank whose steps are so long that meeting at every second one costs next to nothing, and whose
 side road keeps up.  Where all ranks are, and something is under way, the next vote comes LEISURE_PERIOD steps later:
@@ -45,13 +46,30 @@ from enum import StrEnum
 from pacecar.controller.observation import KnobSpace
 from pacecar.controller.offers import Offer, decode_offer, encode_offer, live_knobs, space_hash
 
-__all__ = ["CALM_PERIOD", "KNOBS_MAX", "LEISURE_PERIOD", "PERIOD", "JobPace", "Kind", "Member", "Proposal"]
+__all__ = [
+    "CALM_NS",
+    "CALM_PERIOD",
+    "KNOBS_MAX",
+    "LEISURE_PERIOD",
+    "LONG_STEP_NS",
+    "PERIOD",
+    "JobPace",
+    "Kind",
+    "Member",
+    "Proposal",
+]
 
 PERIOD = 4
 """Steps between votes.  A switch takes effect 5 to 8 steps after it is wished for; one tiny all-reduce in 4 steps."""
 
 CALM_PERIOD = 16
-"""Steps between votes while no rank has anything under way; what is wished for then waits so long, once."""
+"""Most steps between votes, while no rank has anything under way; what is wished for then waits so long, once."""
+
+CALM_NS = 1_600_000_000
+"""A meeting in so long a time costs 0.02 % of it; where steps are long that is after 8 or 4 of them."""
+
+LONG_STEP_NS = 100_000_000
+"""From here on a meeting is 0.15 % of the two steps that it takes."""
 
 LEISURE_PERIOD = 2
 """Steps between votes while something is under way and steps are long: one boundary to launch it, one to read it."""
@@ -134,8 +152,8 @@ class Member:
         self.has_retired = False
         self.is_calm = False
         """This rank has nothing under way: whoever owns it says so."""
-        self.has_long_steps = False
-        """This rank's steps are long beside a meeting: whoever owns it says so."""
+        self.step_ns = 0
+        """How long this rank's steps take: whoever owns it says so."""
         self.period = PERIOD
         """Steps from the vote read last to the next."""
         self.wanted: Proposal | None = None
@@ -254,8 +272,9 @@ class Member:
             self._voted = held if is_wanted else None
         digest = 0 if self._voted is None else self._voted.digest(self.epoch, self._layout)
         is_calm = self.is_calm and self.frozen is None and self.held is None and self.wanted is None
-        is_at_leisure = self.has_long_steps and len(self._ranges) <= LEISURE_QUEUE_MAX
-        return digest, -digest, int(self.frozen is None), int(is_calm), int(is_at_leisure)
+        calm = next((p for p in (PERIOD, 2 * PERIOD) if p * self.step_ns >= CALM_NS), CALM_PERIOD) if is_calm else 0
+        is_at_leisure = self.step_ns >= LONG_STEP_NS and len(self._ranges) <= LEISURE_QUEUE_MAX
+        return digest, -digest, int(self.frozen is None), calm, int(is_at_leisure)
 
     @property
     def held(self) -> Proposal | None:
@@ -268,7 +287,7 @@ class Member:
         When any rank voted that it froze, every rank freezes and retires: no vote is launched after this one.
         """
         least, negated_greatest, alive, calm, at_leisure = lowest
-        self.period = CALM_PERIOD if calm == 1 else LEISURE_PERIOD if at_leisure == 1 else PERIOD
+        self.period = min(calm, CALM_PERIOD) or (LEISURE_PERIOD if at_leisure == 1 else PERIOD)
         voted, self._voted = self._voted, None
         if alive == 0:
             self.freeze("another rank froze")

@@ -42,10 +42,6 @@ OFFER_BOUNDARY = PERIOD
 """The boundary at which knobs are offered: the batch size is known, and DDP has recorded its gradients' order."""
 
 
-LONG_STEP_NS = 100_000_000
-"""From here on a meeting, some 300 us of a rank, is 0.15 % of the two steps that it takes."""
-
-
 class Tuner:
     """One rank's part of the controller.
 
@@ -284,7 +280,7 @@ class Tuner:
         self._backlog.begin(live)
 
     def _rest(self) -> None:
-        self._agreement.rest(is_calm=self._is_calm(), has_long_steps=self._step_ns >= LONG_STEP_NS)
+        self._agreement.rest(is_calm=self._is_calm(), step_ns=self._step_ns)
 
     def _is_calm(self) -> bool:
         """Return whether nothing is under way here; ranks without a policy follow, and say so from the offers on.

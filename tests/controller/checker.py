@@ -54,7 +54,7 @@ class Bounds:
     withdrawals: int = 0
     faults: int = 0
     times_wishes: bool = False
-    has_long_steps: bool = False
+    step_ns: int = 0
     kinds: tuple[str, ...] = ("freeze", "side", "refuse", "fail", "lose")
 
 
@@ -190,7 +190,7 @@ class World:
         self.in_force: dict[int, tuple[int, int]] = {}
         self.wishes, self.withdrawals, self.faults = bounds.wishes, bounds.withdrawals, bounds.faults
         self.wished_at: int | None = None
-        self.has_long_steps = bounds.has_long_steps
+        self.step_ns = bounds.step_ns
         self.story: tuple[Any, ...] = ()
         self.ranks = [Rank(self, rank, member, settle) for rank in range(bounds.ranks)]
         for rank in self.ranks:
@@ -340,7 +340,7 @@ def _listen(world: World, i: int, *, sees: bool, fault: str) -> None:
     agreement.listen()
     rank.phase = "decide"
     if hasattr(agreement, "rest"):
-        agreement.rest(is_calm=bool(agreement.spaces), has_long_steps=world.has_long_steps)
+        agreement.rest(is_calm=bool(agreement.spaces), step_ns=world.step_ns)
 
 
 def _wishes(world: World, bounds: Bounds) -> Iterator[World]:

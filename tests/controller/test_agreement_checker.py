@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pacecar.controller.agreement import RankAgreement
-from pacecar.controller.protocol import LEISURE_PERIOD, PERIOD, Member, Proposal
+from pacecar.controller.protocol import CALM_NS, LEISURE_PERIOD, LONG_STEP_NS, PERIOD, Member, Proposal
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tests are no package
 from checker import Bounds, ViolationError, check
@@ -41,15 +41,16 @@ def test_a_wish_is_applied_or_replaced_within_four_periods_whenever_the_gathers_
     assert 0 < census.longest_wish <= PERIODS_MAX * PERIOD
 
 
-def test_ranks_that_meet_at_every_second_step_never_part() -> None:
-    census = check(Bounds(faults=1, wishes=1, boundaries=4 * PERIOD, delay=1, has_long_steps=True))
+@pytest.mark.parametrize("step_ns", [LONG_STEP_NS, CALM_NS])
+def test_ranks_that_meet_at_every_second_step_never_part(step_ns: int) -> None:
+    census = check(Bounds(faults=1, wishes=1, boundaries=4 * PERIOD, delay=1, step_ns=step_ns))
     assert census.switches > 10
     assert census.failures > 5
     assert census.retired > 100
 
 
 def test_at_every_second_step_a_wish_is_applied_or_replaced_within_four_periods_of_two() -> None:
-    census = check(Bounds(wishes=1, boundaries=5 * PERIOD, delay=1, times_wishes=True, has_long_steps=True))
+    census = check(Bounds(wishes=1, boundaries=5 * PERIOD, delay=1, times_wishes=True, step_ns=LONG_STEP_NS))
     assert census.switches > 10
     assert 0 < census.longest_wish <= PERIODS_MAX * LEISURE_PERIOD
 
@@ -62,8 +63,8 @@ def test_at_every_second_step_a_wish_is_applied_or_replaced_within_four_periods_
         Bounds(faults=2, wishes=1, boundaries=4 * PERIOD, delay=1),
         Bounds(faults=1, wishes=1, withdrawals=1, lag=3, boundaries=4 * PERIOD),
         Bounds(ranks=3, faults=1, wishes=1, boundaries=4 * PERIOD, delay=1),
-        Bounds(faults=1, wishes=2, boundaries=5 * PERIOD, delay=1, has_long_steps=True),
-        Bounds(ranks=3, faults=1, wishes=1, boundaries=3 * PERIOD, delay=1, has_long_steps=True),
+        Bounds(faults=1, wishes=2, boundaries=5 * PERIOD, delay=1, step_ns=LONG_STEP_NS),
+        Bounds(ranks=3, faults=1, wishes=1, boundaries=3 * PERIOD, delay=1, step_ns=LONG_STEP_NS),
     ],
     ids=[
         "two wishes",

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from pacecar.controller.offers import KnobOffer, Offer, decode_offer, encode_offer, live_knobs
 from pacecar.controller.protocol import (
+    CALM_NS,
     CALM_PERIOD,
     LEISURE_PERIOD,
     LEISURE_QUEUE_MAX,
+    LONG_STEP_NS,
     PERIOD,
     QUEUE_MAX,
     REPORT_WORDS,
@@ -41,12 +43,14 @@ class Job:
         apply_fails: float = 0.0,
         calm: float = 0.0,
         long: Sequence[float] = NEVER_LONG,
+        step_ns: int = LONG_STEP_NS,
     ) -> None:
         self.dice = random.Random(seed)
         self.late = late
         self.apply_fails = apply_fails
         self.calm = calm
         self.long = long
+        self.step_ns = step_ns
         self.closed = PERIOD  # the boundary of the range closed last
         self.meets_at = [PERIOD] * RANKS
         self.members = [Member(rank, RANKS) for rank in range(RANKS)]
@@ -64,7 +68,7 @@ class Job:
         b = self.boundary
         for rank, member in enumerate(self.members):
             member.is_calm = self.dice.random() < self.calm
-            member.has_long_steps = self.dice.random() < self.long[rank]
+            member.step_ns = self.step_ns if self.dice.random() < self.long[rank] else 0
             if b == PERIOD:
                 member.offer(offer())
             elif b == self.meets_at[rank]:
@@ -166,19 +170,19 @@ def test_one_rank_whose_steps_are_short_keeps_all_from_meeting_at_every_second()
 
 def test_ranks_whose_side_road_does_not_keep_up_are_not_at_leisure() -> None:
     member = Member(1, RANKS)
-    member.has_long_steps = True
+    member.step_ns = LONG_STEP_NS
     for index in range(LEISURE_QUEUE_MAX + 1):
         assert member.ballot()[4] == 1
         member.close_range(index * 2, [1, 1], [False, False])
     assert member.ballot()[4] == 0
 
 
-@given(st.integers(0, 10**9), st.floats(0.0, 0.9), st.floats(0.0, 1.0), st.floats(0.5, 1.0))
+@given(st.integers(0, 10**9), st.floats(0.0, 0.9), st.floats(0.0, 1.0), st.floats(0.5, 1.0), st.integers(0, CALM_NS))
 @settings(max_examples=120, deadline=None)
 def test_ranks_that_are_calm_or_at_leisure_now_and_then_meet_at_the_same_boundaries_and_never_part(
-    seed: int, late: float, calm: float, long: float
+    seed: int, late: float, calm: float, long: float, step_ns: int
 ) -> None:
-    job = Job(seed, late=late, apply_fails=0.1, calm=calm, long=(long, long, long))
+    job = Job(seed, late=late, apply_fails=0.1, calm=calm, long=(long, long, long), step_ns=step_ns)
     for step in range(240):
         if job.members[0].spaces and job.dice.random() < 0.03:
             job.members[0].propose(job.boundary, [job.dice.choice(DOMAIN)])
@@ -198,6 +202,16 @@ def test_ranks_that_are_calm_vote_every_16_steps_and_a_wish_is_applied_within_th
     while not job.switches:
         job.step()
     assert job.boundary - wished <= 3 * CALM_PERIOD
+
+
+@pytest.mark.parametrize(
+    ("step_ns", "period"), [(LONG_STEP_NS, 16), (CALM_NS // 8, 8), (CALM_NS // 4, 4), (CALM_NS, 4)]
+)
+def test_calm_ranks_with_long_steps_meet_sooner(step_ns: int, period: int) -> None:
+    job = Job(1, late=0.0, calm=1.0, long=(1.0, 1.0, 1.0), step_ns=step_ns)
+    for _ in range(10 * CALM_PERIOD):
+        job.step()
+    assert 10 * CALM_PERIOD // period - 3 <= job.votes <= 10 * CALM_PERIOD // period + 3
 
 
 @given(st.integers(0, 10**9), st.integers(0, RANKS - 1), st.integers(0, 100), st.booleans(), st.floats(0.0, 0.9))
