@@ -288,11 +288,13 @@ class Trial:
             self.nulls_seen.append(location(first) - location(last))
         return end
 
-    def _stay_steps(self, arm: Arm) -> float:
-        """Return how many judged steps this stretch should have; the first under B ends after the first pair."""
-        if self.evidence is None:
-            return math.inf if arm == "B" and self._unpaired is not None else 2 * self._window_steps
-        return 2 * self._window_steps + (LINGER_STEPS if self.looks_better == (arm == "B") else 0)
+    def _stay_steps(self, arm: Arm) -> int:
+        """Return how many judged steps this stretch should have.
+
+        Before the first pair B may be the better one: it gets the longer stretch, if the pair is not there too late.
+        """
+        is_better = arm == "B" if self.evidence is None else self.looks_better == (arm == "B")
+        return 2 * self._window_steps + (LINGER_STEPS if is_better else 0)
 
     @property
     def _usual(self) -> float:

@@ -98,6 +98,7 @@ class Tuner:
         self._decision = 0
         self._before: tuple[int, ...] | None = None  # the values before the last switch
         self._serial = 0  # of the last switch
+        self._is_keeping = False  # what the policy wants to keep is on its way
         self._windowed = -1  # the last trial that the hook took a window for
         self._reverted: str | None = None
         self._is_at_rest = False
@@ -318,7 +319,9 @@ class Tuner:
         )
         if values == present and (turn.is_trial or self._proven is None):
             self._agreement.withdraw()
-        else:
+            self._is_keeping = False
+        elif not (turn.is_trial and self._is_keeping):  # what is proven first: a freeze in the trial would take it back
+            self._is_keeping = not turn.is_trial
             self._agreement.propose(turn.decision, values, kind=Kind.TRIAL if turn.is_trial else Kind.KEEP)
 
     def _finish_policy(self) -> None:
@@ -344,6 +347,8 @@ class Tuner:
         """Carry out what all ranks voted for, and remember what to come back to while it is not proven."""
         if self._gradients is not None and proposal.kind is Kind.REHEARSAL:
             self._gradients.prepare()
+        if proposal.kind is Kind.KEEP:
+            self._is_keeping = False
         switch = self._board.carry_out(proposal)
         if proposal.kind is Kind.REHEARSAL:
             self._rehearsed(proposal, is_done=switch.is_done)

@@ -220,7 +220,8 @@ def run(
                 opened[record.decision] = (record, dict(kept))
             elif isinstance(record, Verdict):
                 _note(done, record, *opened.pop(record.decision), curve, config)
-        if turn is not None and (pending is None or (pending[1], pending[2]) != (turn.values, turn.is_trial)):
+        keeps = pending is not None and not pending[2]  # comes first, as in the tuner
+        if turn is not None and not (keeps and turn.is_trial) and (pending or ())[1:] != (turn.values, turn.is_trial):
             pending = (step + draw.randint(*LATENCY_STEPS), dict(turn.values), turn.is_trial)
     last = case.curves[-1]
     done.end_ratio = last.at(kept).step_ns / last.oracle_ns

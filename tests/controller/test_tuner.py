@@ -201,6 +201,26 @@ def test_a_trial_takes_one_window_and_what_is_kept_another(bench: Bench) -> None
     assert [values["micro_batch"] for _, _, values in bench.switches()] == [8, 4, 8, 4]
 
 
+def test_what_is_proven_is_kept_before_the_next_trial_begins(bench: Bench) -> None:
+    """Else a freeze in that trial would go back to what was in force before the proven change."""
+    bench.tuner.start()
+    bench.run(OFFER_BOUNDARY + 2)
+    bench.policy.turn = Turn(1, {"micro_batch": 8}, is_trial=True)
+    bench.run(2)
+    agreement: Any = bench.tuner._agreement
+    decide, agreement.decide = agreement.decide, lambda can_apply: None  # the ranks take their time
+    bench.policy.turn = Turn(1, {"micro_batch": 8})
+    bench.run(2)
+    bench.policy.turn = Turn(2, {"micro_batch": 2}, is_trial=True)
+    bench.run(2)
+    agreement.decide = decide
+    bench.run(3)
+    assert bench.dial.value() == 2
+    bench.tuner._agreement.freeze("planted")
+    bench.run(2)
+    assert bench.dial.value() == 8
+
+
 def test_the_policy_begins_with_the_exact_step_that_came_before_it(bench: Bench) -> None:
     """The first window is taken in the warm-up; a policy that never saw it could forecast nothing for a long while."""
     bench.exact_step = 2

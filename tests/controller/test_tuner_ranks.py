@@ -43,7 +43,7 @@ def check_turns(ranks: list[Rank]) -> None:
     assert len(ranks[0]["switches"]) >= 5
     assert all(switched(rank) == switched(ranks[0]) for rank in ranks)
     assert [epoch for _, epoch, _ in switched(ranks[0])] == list(range(1, len(ranks[0]["switches"]) + 1))
-    assert all(step % 4 == 0 for step, _, _ in switched(ranks[0]))
+    assert all(step % 2 == 0 for step, _, _ in switched(ranks[0])), "every second or fourth"
     assert all(rank["frozen"] is None for rank in ranks)
     # What rank 0's policy saw is what was in force: each observation has the values of the last switch before it.
     for step, values, pace_ns in ranks[0]["observed"]:
