@@ -18,7 +18,7 @@ from pacecar.config import TuneConfig
 from pacecar.controller import wording
 from pacecar.controller.forecast import Forecast, expected_loss, horizon_steps, is_worth_a_trial, proof_pairs
 from pacecar.controller.model import Model
-from pacecar.controller.observation import Facts, KnobSpace, NodeView, bounded
+from pacecar.controller.observation import Facts, KnobSpace, NodeView, Observation, bounded
 from pacecar.controller.purse import PRIOR_LOSS_RATIO, SWITCH_STEPS, Purse
 from pacecar.controller.screen import Candidate, Screen, best_advice, is_choice
 from pacecar.controller.scribe import Outcome
@@ -193,10 +193,12 @@ class Explorer:
         """Let undecided values be tried once more; return whether there were any."""
         return self._screen.look_again()
 
-    def reopen(self) -> None:
-        """The world changed: what was learnt is of another one."""
+    def reopen(self, windows: Sequence[Observation]) -> None:
+        """The world changed: what was learnt is of another one, but for these windows, which are of the new one."""
         self._screen.forget()
         self.model.forget()
+        for window in windows:
+            self.model.learn(window)
         self._unproven.clear()
 
     def advise(self, kept: dict[str, int], typical_ns: float) -> tuple[list[Candidate], list[str]]:

@@ -162,6 +162,13 @@ class Policy(Protocol):
         """
         return True
 
+    def wants_window(self) -> bool:
+        """Return whether an exact window of what is in force would tell something now; asked after `advance`.
+
+        The profiler's budget decides whether and when one comes.
+        """
+        return False
+
     def finish(self, reason: str = "the job ended") -> list[Decision | Verdict | TunerStatus]:
         """No more steps will come, for `reason`; return verdicts (outcome "abandoned") for what is still open."""
         ...

@@ -170,6 +170,11 @@ class Overseer(Policy):
         stage = self._stages.policy
         return self._order is None and not self._must_ask and (stage is None or stage.is_calm())
 
+    def wants_window(self) -> bool:
+        """Pass on."""
+        stage = self._stages.policy
+        return stage is not None and stage.wants_window()
+
     def finish(self, reason: str = "the job ended") -> list[Record]:
         """No more steps will come: close what is open, and remember what was kept."""
         self._stages.stop(reason)

@@ -27,6 +27,7 @@ from typing import Literal
 from pacecar.config import TuneConfig
 from pacecar.controller import wording
 from pacecar.controller.explorer import Explorer, known_gain
+from pacecar.controller.lookout import Change, Lookout
 from pacecar.controller.model import Model
 from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn, absurdity
 from pacecar.controller.purse import Purse
@@ -34,7 +35,7 @@ from pacecar.controller.screen import Candidate
 from pacecar.controller.scribe import OpenTrial, Record, Scribe, State, outcome_of
 from pacecar.controller.stalls import STALL_STEPS, Stalls
 from pacecar.controller.trial import DROP_RATIO, SETTLE_STEPS, WAIT_STEPS_MAX, Cause, Trial, TrialEnd
-from pacecar.controller.watch import NULL_PAIRS_MIN, RECENT_STEPS_MAX, Alarm, Pace, Watch
+from pacecar.controller.watch import NULL_PAIRS_MIN, RECENT_STEPS_MAX, Pace
 
 __all__ = ["PacecarPolicy"]
 
@@ -73,7 +74,7 @@ class PacecarPolicy(Policy):
         self._in_force: dict[str, int] = {}
         self._explorer = Explorer(config, Facts(job="", world_size=1), ())
         self._pace = Pace()
-        self._watch = Watch()
+        self._lookout = Lookout()
         self._purse = Purse(config.exploration_budget)
         self._open: OpenTrial | None = None
         self._last: Observation | None = None
@@ -169,6 +170,7 @@ class PacecarPolicy(Policy):
         self._account(step)
         self._explorer.model.learn(step)
         self._explorer.see(step.node)
+        self._lookout.take(step)
         if self._open is not None:
             self._follow(self._open, step)
             return
@@ -196,12 +198,11 @@ class PacecarPolicy(Policy):
         if nulls < NULL_PAIRS_MIN and not (may_be_sure and self._explorer.is_clear(self._kept, self._pace.typical_ns)):
             self._say("warming", "measuring the pace and its noise with nothing changed", step)
             return
-        if level is not None:
-            alarm = self._watch.observe(level, self._pace.window_noise, step=step.step)
-            if alarm is not None:
-                self._reopen(alarm, step)
-            elif self._state == "watching" and self._steps - self._watching_since >= self._patience_steps:
-                self._look_again(step)
+        change = self._lookout.observe(self._kept, level, self._pace.window_noise, step)
+        if change is not None:
+            self._reopen(change, step)
+        elif level is not None and self._is_patience_over:
+            self._look_again(step)
         if self._mode == "advise":
             if level is not None or self._state != "advising":
                 self._advise(step)
@@ -285,17 +286,17 @@ class PacecarPolicy(Policy):
         end = opened.trial.observe(step)
         levels = opened.trial.take_levels()
         noise = self._pace.window_noise
-        alarm = next(filter(None, (self._watch.observe(level, noise, step=step.step) for level in levels)), None)
-        if end is None and alarm is not None:
+        change = self._lookout.pace(levels, noise, step)
+        if end is None and change is not None:
             end = opened.trial.give_up("the pace moved meanwhile")
         if end is None and self._purse.left_ns(step.pace_ns) < 0 and not opened.trial.looks_better:
             end = opened.trial.give_up("the exploration budget is spent")
         if end is not None:
-            self._close(opened, end, step, alarm)
+            self._close(opened, end, step, change)
         else:
             self._say("trial", opened.detail, step)
 
-    def _close(self, opened: OpenTrial, end: TrialEnd, step: Observation, alarm: Alarm | None) -> None:
+    def _close(self, opened: OpenTrial, end: TrialEnd, step: Observation, change: Change | None) -> None:
         """Draw the consequences of a trial's end."""
         candidate, knob = opened.candidate, opened.candidate.knob
         outcome = outcome_of(end.cause)
@@ -310,7 +311,7 @@ class PacecarPolicy(Policy):
         if outcome == "kept":
             self._kept = {**self._kept, knob: candidate.value}
             self._pace.restart()
-            self._watch = Watch()
+            self._lookout.restart()
             if self._mean_ns is not None and end.gain_ratio is not None:
                 self._mean_ns *= 1 - end.gain_ratio
         reason = self._scribe.conclude(opened, end, self._purse.balance_ns, step)
@@ -319,9 +320,9 @@ class PacecarPolicy(Policy):
             self._freeze(f"{NEVER_CAME_MAX} switches on end did not come: the ranks do not agree", step)
             return
         self._say("screening", f"{outcome.replace('_', ' ')}: {reason}", step)
-        if alarm is not None:
+        if change is not None:
             self._pace.restart()
-            self._reopen(alarm, step)
+            self._reopen(change, step)
 
     def _lose(self, knobs: Sequence[str], step: Observation) -> None:
         """The ranks do not turn these knobs any more (one could not be applied): go on with the others."""
@@ -342,6 +343,10 @@ class PacecarPolicy(Policy):
             self._watching_since = self._steps
         self._say("watching", detail, step)
 
+    @property
+    def _is_patience_over(self) -> bool:
+        return self._state == "watching" and self._steps - self._watching_since >= self._patience_steps
+
     def _look_again(self, step: Observation) -> None:
         """Nothing happened for long: what looked better without proof may be tried once more."""
         self._patience_steps *= 2
@@ -349,18 +354,24 @@ class PacecarPolicy(Policy):
         if self._explorer.look_again():
             self._say("screening", "all quiet: a second look at what was left undecided", step)
 
-    def _reopen(self, alarm: Alarm, step: Observation) -> None:
+    def _reopen(self, change: Change, step: Observation) -> None:
         """The world changed: what was learnt about settings is of another one."""
-        self._pace.drop_nulls(alarm.windows)
-        self._pace.resume(self._pace.last_windows)
-        self._explorer.reopen()
+        steps = 0
+        if change.alarm is not None:
+            steps = 2 * self._pace.window_steps * change.alarm.windows
+            self._pace.drop_nulls(change.alarm.windows)
+            self._pace.resume(self._pace.last_windows)
+        self._explorer.reopen(change.windows)
         self._advice.clear()
-        self._purse.start_anew(self._mean_ns or step.pace_ns, steps=2 * self._pace.window_steps * alarm.windows)
-        self._watch = Watch()
+        self._purse.start_anew(self._mean_ns or step.pace_ns, steps=steps)
         self._patience_steps = SECOND_LOOK_STEPS
-        way = "slower" if alarm.change_ratio > 0 else "faster"
         state: State = "advising" if self._mode == "advise" else "screening"
-        self._say(state, f"the pace is {abs(alarm.change_ratio):.0%} {way} than before: searching again", step)
+        self._say(state, f"{change.what}: searching again", step)
+
+    def wants_window(self) -> bool:
+        """Return whether something seems to have changed, and windows of it are missing."""
+        is_away = self._open is not None or self._held is not None or self._state == "frozen"
+        return not is_away and self._lookout.wants_window()
 
     # --- advice ---
 

@@ -50,6 +50,10 @@ class ProgressPace(Policy):
         """Pass on."""
         return self._policy.is_calm()
 
+    def wants_window(self) -> bool:
+        """Pass on."""
+        return self._policy.wants_window()
+
     def finish(self, reason: str = "the job ended") -> list[Decision | Verdict | TunerStatus]:
         """Pass on."""
         return self._policy.finish(reason)

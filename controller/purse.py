@@ -85,7 +85,7 @@ class Purse:
         Not before the budget would have paid the last one back, so that many changes cost at most twice the budget.
         """
         self.close_stretch()
-        refund = max(0.0, math.fsum(list(self._recent_ns)[-steps:]))
+        refund = max(0.0, math.fsum(list(self._recent_ns)[-steps:])) if steps else 0.0
         self._banked_ns = max(0.0, self._banked_ns - refund)
         if self._budget_ratio * (self._elapsed_ns - self._advanced_at_ns) >= ALLOWANCE_STEPS * typical_ns:
             self._advance_from_ns, self._advanced_at_ns = self.spent_ns, self._elapsed_ns

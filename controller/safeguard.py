@@ -66,6 +66,10 @@ class Safeguard(Policy):
         """Pass on; not while compression is in force: each step that diverges is worth more than what a vote costs."""
         return not self._is_in_force and self._policy.is_calm()
 
+    def wants_window(self) -> bool:
+        """Pass on."""
+        return self._policy.wants_window()
+
     def finish(self, reason: str = "the job ended") -> list[Record]:
         """Pass on, but for what was said already."""
         records = self._policy.finish(reason)

@@ -308,6 +308,8 @@ class Tuner:
             return
         turn, records = policy.advance(observations)
         self._voice.pass_on(records)
+        if policy.wants_window():
+            self._request_window()
         if turn is not None and self._mode == "exact":
             self._wish(turn)
 

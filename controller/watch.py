@@ -212,10 +212,14 @@ RUN_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """The pace moved; `change_ratio` is the new pace over the reference, less one (positive: slower)."""
+    """The pace moved; `change_ratio` is the new pace over the reference, less one (positive: slower).
+
+    It was suspected after `suspected_at`, so what was seen since then is of the new world.
+    """
 
     change_ratio: float
     windows: int
+    suspected_at: int
 
 
 class Watch:
@@ -229,6 +233,14 @@ class Watch:
         self._confirming: list[float] | None = None
         self._suspected = 0.0
         self._suspected_at = 0
+
+    @property
+    def suspicion(self) -> Alarm | None:
+        """What is being confirmed, if anything."""
+        if self._confirming is None:
+            return None
+        windows = len(self._run) + len(self._confirming)
+        return Alarm(math.expm1(self._suspected), windows, self._suspected_at)
 
     def observe(self, level: float, noise: float, *, step: int) -> Alarm | None:
         """Take the level of the window that `step` ended; return an alarm at most once: then make a new Watch."""
@@ -265,5 +277,5 @@ class Watch:
         self._confirming, self._run = None, []
         self._slower = self._faster = 0.0
         if abs(shift) >= max(SHIFT_MIN, SHIFT_NOISES * noise) and shift * self._suspected > 0:
-            return Alarm(change_ratio=math.expm1(shift), windows=windows)
+            return Alarm(math.expm1(shift), windows, self._suspected_at)
         return None

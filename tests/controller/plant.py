@@ -14,7 +14,7 @@ from math import exp, log2
 from pacecar.config import TuneConfig
 from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy
 from pacecar.controller.policy import PacecarPolicy
-from pacecar.records import Decision, Ledger, TunerStatus, Verdict
+from pacecar.records import BackwardWindow, Decision, Ledger, TunerStatus, Verdict
 
 MIB = 2**20
 BUCKETS = tuple(MIB * 2**k // 4 for k in range(10))
@@ -49,6 +49,7 @@ class Plant:
     transient: tuple[float, ...] = (1.3, 1.1)
     obey: bool = True
     ledger: Callable[[int, int], Ledger | None] = lambda step, pace: None
+    backward: Callable[[int, dict[str, int]], BackwardWindow | None] = lambda step, values: None
     pace_of: Callable[[int, int], int] = lambda step, pace: pace
     records: list[Decision | Verdict | TunerStatus] = field(default_factory=list)
     paces: list[int] = field(default_factory=list)
@@ -91,6 +92,7 @@ class Plant:
                     ledger=ledger,
                     exact=ledger is not None,
                     profiled=ledger is not None,
+                    backward=self.backward(step, self.values),
                 )
             )
             self.at(step, policy)

@@ -1,0 +1,125 @@
+"""A changed world begins a new search, with what was seen of it since, also where the pace does not show it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from pacecar.config import TuneConfig
+from pacecar.controller.lookout import Lookout
+from pacecar.controller.observation import Facts, KnobSpace, Observation
+from pacecar.controller.policy import PacecarPolicy
+from pacecar.controller.timeline import pack_buckets, play
+from pacecar.records import BackwardWindow, Ledger
+from tests.controller.plant import MIB, Plant, gaussian
+
+MS = 1_000_000
+GRADIENTS = (MIB,) * 40
+FACTS = Facts(job="plant", world_size=2, gradient_bytes=GRADIENTS, bucket_bytes=8 * MIB, first_bucket_bytes=8 * MIB)
+SIZES = (MIB, 8 * MIB, 64 * MIB)
+INTERVAL = 20
+CHANGE_AT = 400
+BACKWARD_NS = 300 * MS
+
+
+class World:
+    """All-reduces take `ns_per_byte`, from CHANGE_AT on `then_ns_per_byte`.  Windows as asked for, too."""
+
+    def __init__(self, ns_per_byte: float, then_ns_per_byte: float, *, shows: bool) -> None:
+        self.links = ns_per_byte, then_ns_per_byte
+        self.shows = shows
+        self.asked: list[int] = []
+        self.is_window = self.is_due = False
+
+    def _spans(self, step: int, values: dict[str, int]) -> tuple[tuple[int, int], ...]:
+        link = self.links[step >= CHANGE_AT]
+        played = play(pack_buckets(GRADIENTS, values["bucket_bytes"], None), BACKWARD_NS, 0.0, link, 1)
+        return tuple((round(begin), round(end)) for begin, end in played.spans)
+
+    def curve(self, values: dict[str, int], step: int) -> float:
+        end = self._spans(step, values)[-1][1] if self.shows else BACKWARD_NS
+        return (100 * MS + max(BACKWARD_NS, end)) / 1e9
+
+    def ledger(self, step: int, pace: int) -> Ledger | None:
+        self.is_window = step % INTERVAL == 0 or self.is_due
+        self.is_due = False
+        exposed = max(0, pace - 100 * MS - BACKWARD_NS) if self.shows else 0
+        ledger = Ledger(
+            wall_ns=pace, compute_ns=pace - exposed, communication_ns=exposed, exposed_communication_ns=exposed
+        )
+        return ledger if self.is_window else None
+
+    def backward(self, step: int, values: dict[str, int]) -> BackwardWindow | None:
+        return BackwardWindow(work_ns=BACKWARD_NS, reduces=self._spans(step, values)) if self.is_window else None
+
+    def note(self, step: int, policy: object) -> None:
+        assert isinstance(policy, PacecarPolicy)
+        if policy.wants_window():
+            self.asked.append(step)
+            self.is_due = True
+
+
+def _run(world: World, steps: int, seed: int = 0) -> Plant:
+    spaces = [KnobSpace("bucket_bytes", 8 * MIB, SIZES)]
+    return Plant(
+        world.curve,
+        gaussian(0.005),
+        spaces,
+        seed,
+        TuneConfig(exploration_budget=0.05),
+        facts=FACTS,
+        ledger=world.ledger,
+        backward=world.backward,
+        at=world.note,
+    ).run(steps)
+
+
+@pytest.mark.parametrize(("before", "after", "said"), [(3.0, 0.6, "0.2 times"), (0.6, 3.0, "5 times")])
+def test_a_link_that_changes_under_backward_is_noticed(before: float, after: float, said: str) -> None:
+    """The pace is the same before and after: all of the communication hides."""
+    world = World(before, after, shows=False)
+    plant = _run(world, 700)
+    again = [status for status in plant.statuses if "searching again" in status.detail]
+    assert [said in status.detail for status in again] == [True], [status.detail for status in again]
+    assert CHANGE_AT < again[0].step <= CHANGE_AT + 4 * INTERVAL
+    assert world.asked
+    assert CHANGE_AT <= world.asked[0] <= CHANGE_AT + 2 * INTERVAL, "more windows are wanted from the first one on"
+    assert world.asked[-1] <= again[0].step + 2 * INTERVAL, "and no more when it is certain"
+
+
+def test_nothing_is_noticed_and_no_window_asked_for_where_nothing_changes() -> None:
+    world = World(3.0, 3.0, shows=False)
+    plant = _run(world, 700)
+    assert not [status for status in plant.statuses if "searching again" in status.detail]
+    assert not world.asked
+
+
+def test_windows_since_the_suspicion_inform_the_new_search() -> None:
+    """The pace moves; the forecasts after it rest on windows of the new link, not on none."""
+    world = World(3.0, 12.0, shows=True)  # 120 ms of all-reduces under 300 of backward, then 480 beside it
+    plant = _run(world, 700)
+    again = [status.step for status in plant.statuses if "slower than before: searching again" in status.detail]
+    assert len(again) == 1
+    after = [decision for decision in plant.decisions if decision.step >= again[0]]
+    assert after
+    assert "timeline" in after[0].reason
+    assert any(CHANGE_AT <= step <= again[0] for step in world.asked), "windows are asked for before it is certain"
+
+
+def test_the_windows_of_the_new_world_are_what_a_change_carries() -> None:
+    lookout, world = Lookout(), World(3.0, 0.6, shows=False)
+    changes = []
+    for step in range(INTERVAL, 800, INTERVAL):
+        values = {"bucket_bytes": 8 * MIB}
+        window = Observation(
+            step, 1, values, 400 * MS, True, world.ledger(step, 400 * MS), True, backward=world.backward(step, values)
+        )
+        lookout.take(window)
+        change = lookout.observe(values, None, 0.01, window)
+        if change is not None:
+            changes.append(change)
+    assert len(changes) == 1
+    assert changes[0].alarm is None
+    assert all(window.step >= CHANGE_AT for window in changes[0].windows)
+    assert all(b.step > a.step for a, b in pairwise(changes[0].windows))
