@@ -113,7 +113,7 @@ def summary(kept: Sequence[dict[str, Any]]) -> str:
     kept = [case for case in kept if {"never", "oracle"} <= {run["arm"] for run in case["runs"]}]
     tried = [arm for arm in _arms_of(kept) if arm != "never"]
     arrived = ["default", *(arm for arm in tried if arm != "oracle")]
-    totals = [f"| total against never | steps | {' | '.join(tried)} |", "|---|" + "---|" * (len(tried) + 1)]
+    totals = [f"| total against never | steps | stolen | {' | '.join(tried)} |", "|---|" + "---|" * (len(tried) + 2)]
     ends = [f"| end against oracle | {' | '.join(arrived)} |", "|---|" + "---|" * len(arrived)]
     searched = [arm for arm in tried if arm != "oracle"]
     costs = [f"| trial steps, slowest, slow steps | {' | '.join(searched)} |", "|---|" + "---|" * len(searched)]
@@ -123,7 +123,7 @@ def summary(kept: Sequence[dict[str, Any]]) -> str:
         by_arm = {arm: [run for run in runs if run.arm == arm] for arm in ("never", *tried)}
         never, best = median(run.total for run in by_arm["never"]), median(run.final for run in by_arm["oracle"])
         saved = [spread([run.total / never - 1 for run in by_arm[arm]]) for arm in tried]
-        totals.append(f"| {case['case']} | {len(runs[0].paces)} | {' | '.join(saved)} |")
+        totals.append(f"| {case['case']} | {len(runs[0].paces)} | {_stolen(runs)} | {' | '.join(saved)} |")
         by_arm["default"] = by_arm["never"]
         off = [_end(case.get("finals", {}), arm, by_arm[arm], best) for arm in arrived]
         ends.append(f"| {case['case']} | {' | '.join(off)} |")
@@ -131,10 +131,17 @@ def summary(kept: Sequence[dict[str, Any]]) -> str:
         costs.append(f"| {case['case']} | {' | '.join(_cost(by_arm[arm], typical) for arm in searched)} |")
         told.append(f"| {case['case']} | {' | '.join(_told(by_arm.get(arm, [])) for arm in ('exact', 'lossy'))} |")
     notes = (
+        "Stolen: the most that the hypervisor gave to others of any arm's processor time.",
         "~ by the typical step of the last fifth, where nothing ran side by side",
         "Slowest: the worst trial's loss against what it was compared with; slow: 20 % slower than never tuning's.",
     )
     return "\n".join([*totals, "", *ends, "", *costs, "", *told, "", *notes])
+
+
+def _stolen(runs: Sequence[Run]) -> str:
+    """Return the largest share of an arm; "" where none was measured."""
+    shares = [run.stolen_ratio for run in runs if run.stolen_ratio is not None]
+    return f"{max(shares):.1%}" if shares else ""
 
 
 def _cost(runs: Sequence[Run], typical: float) -> str:
