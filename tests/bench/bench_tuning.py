@@ -11,9 +11,11 @@ then the arms run one after the other in an order that turns with every repeat:
 The pace of a step is its slowest rank's wall time.  Per arm are printed: total time against never tuning, the pace of
 the last fifth against the oracle's, steps in trials, the slowest trial, steps over 20 % slower than never tuning's
 typical one, and what was expected of each trial beside what was measured.  Medians over repeats, lowest and highest in
-brackets.  At the end the settings that exact arms arrived at run side by side with the oracle's in one job, round by
-round, on the link as it is then: two runs on end differ by more than good settings do.  `--json FILE` keeps all of it,
-and the sweeps as curves that policies can be replayed on.
+brackets.  An arm of whose processor time the hypervisor gave over STOLEN_MAX to others is run again, at most
+`--again` times, and the least disturbed run counts: that is the only thing that a run is judged by.  At the end the
+settings that exact arms arrived at run side by side with the oracle's in one job, round by round, on the link as it
+is then: two runs on end differ by more than good settings do.  `--json FILE` keeps all of it, and the sweeps as
+curves that policies can be replayed on.
 """
 
 from __future__ import annotations
@@ -90,6 +92,9 @@ FULL = (
 
 FINAL_ROUNDS = 5
 """Rounds of the comparison of what the arms arrived at."""
+
+STOLEN_MAX = 0.02
+"""What others may take of an arm's processor time: with 10 % a step takes some 5 % longer, as much as is asked for."""
 
 DEFAULT = (25 * MIB, MIB)
 """What DDP does with `bucket_cap_mb` left alone: buckets of 25 MiB after a first one of 1 MiB (torch 2.13)."""
@@ -204,7 +209,20 @@ def run_arm(net: Net, case: Case, arm: str, steps: int, best_bytes: int) -> Run:
     return Run(arm, paces, first.get("records", []), first.get("values", {}), stolen / passed if passed else None)
 
 
-def run_case(case: Case, arms: Sequence[str], *, steps: int, repeats: int, rounds: int) -> dict[str, Any]:
+def run_calmly(net: Net, case: Case, arm: str, steps: int, best_bytes: int, *, again: int) -> Run:
+    """Run one arm until the host leaves it alone, at most `again` times more; return the least disturbed run."""
+    taken: list[Run] = []
+    while len(taken) <= again:
+        taken.append(run_arm(net, case, arm, steps, best_bytes))
+        stolen = taken[-1].stolen_ratio
+        said = "" if stolen is None else f", {stolen:.1%} stolen"
+        say(f"  {arm:10} {taken[-1].total:8.1f} s, {taken[-1].final * 1e3:.0f} ms{said}")
+        if stolen is None or stolen <= STOLEN_MAX:
+            break
+    return min(taken, key=lambda run: run.stolen_ratio or 0.0)
+
+
+def run_case(case: Case, arms: Sequence[str], *, steps: int, repeats: int, rounds: int, again: int) -> dict[str, Any]:
     """Run a case: sweep, then all arms in turn; prints each as it comes and the table at the end."""
     say(f"\n== {case}")
     runs: list[Run] = []
@@ -219,11 +237,8 @@ def run_case(case: Case, arms: Sequence[str], *, steps: int, repeats: int, round
             raise RuntimeError("the job's bytes do not cross the shaped link")
         for repeat in range(repeats):
             order = [*arms[repeat % len(arms) :], *arms[: repeat % len(arms)]]
-            for arm in order:
-                runs.append(run_arm(net, case, arm, steps, best))
-                run = runs[-1]
-                stolen = "" if run.stolen_ratio is None else f", {run.stolen_ratio:.1%} stolen"
-                say(f"  {repeat + 1}: {arm:10} {run.total:8.1f} s, {run.final * 1e3:.0f} ms{stolen}")
+            say(f"repeat {repeat + 1}:")
+            runs += [run_calmly(net, case, arm, steps, best, again=again) for arm in order]
         say("")
         finals = compare_finals(net, case, runs, best)
     say(table(str(case), arms, runs))
@@ -254,6 +269,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=2, help="rounds of the sweep")
+    parser.add_argument("--again", type=int, default=2, help="runs more of an arm whose processors others took")
     parser.add_argument("--json", type=Path, help="keep everything in this file")
     parser.add_argument("--show", type=Path, nargs="+", help="run nothing; sum these files up as Markdown")
     args = parser.parse_args()
@@ -271,7 +287,7 @@ def main() -> None:
     begun = time.monotonic()
     kept = []
     for case in cases:
-        kept.append(run_case(case, arms, steps=args.steps, repeats=args.repeats, rounds=args.rounds))
+        kept.append(run_case(case, arms, steps=args.steps, repeats=args.repeats, rounds=args.rounds, again=args.again))
         if args.json is not None:
             args.json.write_text(json.dumps([compact(one) for one in kept]) + "\n")
     say("\n" + summary(kept))
