@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -284,6 +285,7 @@ def main() -> None:
     unknown = [arm for arm in arms if arm not in ARMS]
     if unknown:
         parser.error(f"no arm {', '.join(unknown)}; there are {', '.join(ARMS)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that ranks and namespaces go with it
     begun = time.monotonic()
     kept = []
     for case in cases:
