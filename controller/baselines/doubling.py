@@ -81,7 +81,7 @@ class DoublingSampler:
                 self._values[knob] = self._values[knob] if there is None else there
         return dict(self._values)
 
-    def tell(self, values: Mapping[str, int], pace_ns: float) -> None:
+    def tell(self, values: Mapping[str, int], pace_ns: float) -> bool:
         """Compare throughput with the window before."""
         throughput = values.get("batch_samples", 1) / pace_ns
         before, self._throughput = self._throughput, throughput
@@ -92,3 +92,4 @@ class DoublingSampler:
             self._move = -1
         if self._move >= 0:
             self._best = {knob: values[knob] for knob in self._values}
+        return True

@@ -90,11 +90,11 @@ class GaussianProcessSampler:
             return None
         return {**self._next[1], **self._choices[0]}
 
-    def tell(self, values: Mapping[str, int], pace_ns: float) -> None:
+    def tell(self, values: Mapping[str, int], pace_ns: float) -> bool:
         """Take a sample's score: bytes a second, which is the inverse of the pace."""
         if self._warmups > 0:
             self._warmups -= 1
-            return
+            return False
         assert self._next is not None
         score = 1e9 / pace_ns
         if self._best is None or score > self._best[0]:
@@ -109,6 +109,7 @@ class GaussianProcessSampler:
             self._next = self._nearest(FIRST[count])
         else:
             self._next = self._settings[self._most_promising()]
+        return True
 
     def _nearest(self, place: float) -> tuple[tuple[float, ...], dict[str, int]]:
         return min(self._settings, key=lambda setting: sum((x - place) ** 2 for x in setting[0]))

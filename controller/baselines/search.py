@@ -44,8 +44,8 @@ class Sampler(Protocol):
         """Return the setting to measure next; None when the search is over."""
         ...
 
-    def tell(self, values: Mapping[str, int], pace_ns: float) -> None:
-        """Take the pace of the setting proposed last."""
+    def tell(self, values: Mapping[str, int], pace_ns: float) -> bool:
+        """Take the pace of the setting proposed last; False: it was to warm up, the same setting is measured again."""
         ...
 
     @property
@@ -170,11 +170,13 @@ class SearchPolicy(Policy):
         if len(self._paces) < length * self._sampler.windows:
             return
         pace = median(fmean(self._paces[i : i + length]) for i in range(0, len(self._paces), length))
+        if not self._sampler.tell(sample, pace):
+            self._paces = []
+            return
         self._judge(dict(sample), pace, step)
         self._next(step)
 
     def _judge(self, sample: dict[str, int], pace_ns: float, step: Observation) -> None:
-        self._sampler.tell(sample, pace_ns)
         gain = None if self._proven_ns is None else 1 - pace_ns / self._proven_ns
         best = {**self._proven, **self._sampler.best}
         if best == sample:

@@ -75,8 +75,9 @@ class TpeSampler:
         self._trial = self._study.ask(self._distributions)
         return {space.knob: space.domain[self._trial.params[space.knob]] for space in self._spaces}
 
-    def tell(self, values: Mapping[str, int], pace_ns: float) -> None:
+    def tell(self, values: Mapping[str, int], pace_ns: float) -> bool:
         """Tell Optuna the mean step time."""
         self._study.tell(self._trial, pace_ns)
         if self._best is None or pace_ns < self._best[0]:
             self._best = (pace_ns, {space.knob: values[space.knob] for space in self._spaces})
+        return True

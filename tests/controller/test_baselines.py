@@ -83,6 +83,17 @@ def test_horovods_search_takes_its_number_of_samples_and_ends_on_the_best() -> N
     assert history[-1] == {"bucket_bytes": 8 * MIB}
 
 
+def test_horovods_first_size_is_judged_once_after_its_warm_up_and_all_of_it_counts_as_trial() -> None:
+    begun = 11
+    records, _ = _drive("gaussian-process", begun + 50 * (WARMUP_SAMPLES + 2), _curve)
+    first, second = [r for r in records if isinstance(r, Verdict)][:2]
+    assert (first.decision, first.outcome) == (1, "kept"), "nothing was better yet"
+    assert first.step == pytest.approx(begun + 50 * (WARMUP_SAMPLES + 1), abs=2)
+    assert first.trial_steps == pytest.approx(50 * (WARMUP_SAMPLES + 1), abs=2)
+    assert (second.decision, second.outcome) == (2, "rolled_back"), "32 MiB is slower than 4"
+    assert second.step - first.step == pytest.approx(50, abs=2)
+
+
 def test_horovods_choices_are_chained() -> None:
     _, history = _drive("gaussian-process", 3700, _curve, BUCKET, COMPRESSION)
     order = [values["compression"] for values in history]
