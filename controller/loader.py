@@ -24,22 +24,19 @@ iteration), and which numbers are worth trying (loader_knobs).
 from __future__ import annotations
 
 import contextlib
-import copy
-import itertools
 import logging
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from pacecar.controller.actuator import ActuatorError
-from pacecar.controller.loader_feed import Feed, Tap
-from pacecar.controller.loader_watch import Draws, SamplerWatch, WatchedCollate, WatchedInit
+from pacecar.controller.loader_feed import Feed
+from pacecar.controller.loader_watch import Draws, SamplerWatch
+from pacecar.controller.loader_workers import Setting, Workers, Workforce, sampler_of
 
-__all__ = ["Setting", "SwitchableLoader", "unfit"]
+__all__ = ["SwitchableLoader", "unfit"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,26 +46,10 @@ PREFETCH_DEFAULT = 2
 IDLE_BATCHES_MAX = 256
 """Longer than the windows of a trial: idle workers keep their memory."""
 
-RETIRING_MAX = 4
-"""Sets of workers that end on threads at once; one more is waited for, as torch does at the end of an epoch."""
-
 MEASURED_BATCHES = 8
 """Batches whose size is taken; the largest counts."""
 
 NEST_DEPTH_MAX = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """Worker processes (0: the training process loads) and the batches that each keeps ready."""
-
-    workers: int
-    prefetch: int
-
-    @property
-    def in_flight(self) -> int:
-        """Index lists that torch takes from the sampler ahead of delivery."""
-        return self.workers * self.prefetch
 
 
 def unfit(loader: object) -> str | None:
@@ -82,26 +63,6 @@ def unfit(loader: object) -> str | None:
     if get_worker_info() is not None:
         return "the loader runs in a worker process"
     return None
-
-
-class _Workers:
-    """One set of workers: a copy of the user's loader with its own numbers, and the tap that it draws from."""
-
-    def __init__(self, loader: DataLoader[Any], tap: Tap, setting: Setting, *, is_home: bool) -> None:
-        self.loader = loader
-        self.tap = tap
-        self.setting = setting
-        self.is_home = is_home
-        self.iterator: Iterator[Any] = iter(())
-
-    def open(self, feed: Feed) -> None:
-        """Begin to load from `feed`; what is already asked for must have been delivered or be given up."""
-        self.tap.feed, self.tap.is_open = feed, True
-        self.iterator = iter(self.loader)
-
-    def pids(self) -> tuple[int, ...]:
-        """Return the worker processes."""
-        return tuple(w.pid for w in getattr(self.iterator, "_workers", ()) if w.pid is not None)
 
 
 class SwitchableLoader:
@@ -119,9 +80,8 @@ class SwitchableLoader:
         self.batches = 0
         self.pids: tuple[int, ...] = ()  # of the workers in force; not they themselves, which must go with the epoch
         self._epochs = 0
-        self._numbers = itertools.count()
-        self._standing: dict[int, _Workers] = {}
-        self._retiring: list[threading.Thread] = []
+        self._standing: dict[int, Workers] = {}
+        self.workforce = Workforce(loader, self.home, self.draws)
 
     def __iter__(self) -> Iterator[Any]:
         try:
@@ -146,7 +106,8 @@ class SwitchableLoader:
     @property
     def keeps_position(self) -> bool:
         """Whether a checkpoint may hold the sampler's position, which runs ahead by what is in flight."""
-        return any(callable(getattr(sampler, "state_dict", None)) for sampler in (self._loader.sampler, self._source()))
+        samplers = (self._loader.sampler, sampler_of(self._loader))
+        return any(callable(getattr(sampler, "state_dict", None)) for sampler in samplers)
 
     def turn(self, setting: Setting, *, may_redraw: bool = False) -> None:
         """Take another setting from the next batch on; `may_redraw`: also where other random numbers will be drawn.
@@ -171,12 +132,11 @@ class SwitchableLoader:
 
     def close(self, timeout_seconds: float) -> None:
         """Wait for sets of workers that are ending, at most so long."""
-        for thread in self._retiring:
-            thread.join(timeout_seconds / max(1, len(self._retiring)))
+        self.workforce.close(timeout_seconds)
 
     # --- what an epoch asks for -------------------------------------------------------------------
 
-    def begin_epoch(self) -> tuple[Feed, dict[int, _Workers], _Workers | None]:
+    def begin_epoch(self) -> tuple[Feed, dict[int, Workers], Workers | None]:
         """Return a new epoch's feed, the sets of workers that it may use, and the one in force if it is made already.
 
         What torch would do with the user's own setting decides how often samplers and generators are asked, and when:
@@ -187,7 +147,7 @@ class SwitchableLoader:
         is_reset = loader.persistent_workers and home.workers > 0 and self._epochs > 0
         self._epochs += 1
         feed = Feed(
-            self._source(),
+            sampler_of(self._loader),
             asks=1 if is_reset or home.workers == 0 else 2,
             ahead=home.in_flight if self.keeps_position else None,
             watch=self._sampler,
@@ -198,11 +158,12 @@ class SwitchableLoader:
             return feed, {}, None
         sets, self._standing = self._standing, {}
         for number in [n for n, workers in sets.items() if workers.setting != self.setting]:
-            self.retire(sets.pop(number))
+            self.workforce.retire(sets.pop(number))
         current = next(iter(sets.values()), None)
         try:
             if current is None:
-                current = self.make(self.setting, feed, None if is_reset else loader.generator, is_own=not is_reset)
+                generator = None if is_reset else loader.generator
+                current = self.workforce.start(self.setting, feed, generator, is_own=not is_reset)
             else:
                 current.open(feed)
         except Exception as error:
@@ -217,10 +178,10 @@ class SwitchableLoader:
         self.pids = current.pids()
         return feed, sets, current
 
-    def begin_loading(self, feed: Feed) -> _Workers:
+    def begin_loading(self, feed: Feed) -> Workers:
         """Return the set of workers of an epoch that began without one."""
         try:
-            current = self.make(self.setting, feed)
+            current = self.workforce.start(self.setting, feed)
         except Exception as error:
             if self.setting == self.home:
                 raise
@@ -229,46 +190,11 @@ class SwitchableLoader:
         self.pids = current.pids()
         return current
 
-    def _make_home(self, feed: Feed, error: Exception) -> _Workers:
+    def _make_home(self, feed: Feed, error: Exception) -> Workers:
         """Go on with the user's own setting after the one in force failed with `error`."""
         self.fail(error)
         feed.take_back()
-        return self.make(self.home, feed)
-
-    def make(
-        self, setting: Setting, feed: Feed, generator: torch.Generator | None = None, *, is_own: bool = False
-    ) -> _Workers:
-        """Start a set of workers.  `is_own`: it takes its seed where torch would, else from a generator of its own."""
-        number = next(self._numbers)
-        is_home = setting == self.home
-        clone = copy.copy(self._loader)
-        # Nothing that a tap holds leads back here: in a cycle workers would outlive their last use.  Where the training
-        # process loads itself, what moves the generators after the tap is the data.
-        tap = Tap(number, feed, self._source(), self.draws.begin if setting.workers == 0 else _nothing)
-        if not is_own:
-            generator = torch.Generator()
-            generator.manual_seed((torch.initial_seed() + number) % 2**63)
-        # Past __setattr__, which guards a loader that somebody else holds; this one nobody does.
-        clone.__dict__.update(
-            {
-                "num_workers": setting.workers,
-                "prefetch_factor": setting.prefetch if setting.workers else None,
-                "persistent_workers": setting.workers > 0,  # so that `iter` wakes idle workers; see `retire`
-                "timeout": self._loader.timeout if setting.workers else 0,
-                "generator": generator,
-                "collate_fn": WatchedCollate(self._loader.collate_fn, self.draws),
-                "worker_init_fn": WatchedInit(self._loader.worker_init_fn, self.draws),
-                "_iterator": None,
-                ("sampler" if self._loader.batch_sampler is None else "batch_sampler"): tap,
-            }
-        )
-        if not is_home:
-            clone.__dict__["check_worker_number_rationality"] = _nothing  # a warning is the user's only for his own
-        workers = _Workers(clone, tap, setting, is_home=is_home)
-        workers.open(feed)
-        if not is_home:
-            _unwatch(workers.iterator)
-        return workers
+        return self.workforce.start(self.home, feed)
 
     def delivered(self, batch: object) -> None:
         """A batch reached the training loop."""
@@ -283,24 +209,6 @@ class SwitchableLoader:
         self.setting = self.home
         logger.warning("pacecar: %s; the data loader goes on with %d workers", self.failed, self.home.workers)
 
-    def retire(self, workers: _Workers) -> None:
-        """End a set of workers without waiting for it."""
-        iterator, workers.iterator = workers.iterator, iter(())
-        workers.loader.__dict__["_iterator"] = None
-        shut_down = getattr(iterator, "_shutdown_workers", None)
-        if shut_down is None:  # the training process itself
-            return
-        self._retiring = [thread for thread in self._retiring if thread.is_alive()]
-        thread = threading.Thread(target=shut_down, name="pacecar-loader", daemon=True)
-        thread.start()
-        self._retiring.append(thread)
-        if len(self._retiring) > RETIRING_MAX:
-            self._retiring.pop(0).join()
-
-    def _source(self) -> Any:  # noqa: ANN401  a sampler of the user's
-        loader = self._loader
-        return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-
 
 class _Epoch(Iterator[Any]):
     """One iteration over a SwitchableLoader."""
@@ -311,7 +219,7 @@ class _Epoch(Iterator[Any]):
         self._feed, self._sets, self._begun = owner.begin_epoch()
 
     @property
-    def _current(self) -> _Workers:
+    def _current(self) -> Workers:
         """The set of workers in force."""
         if self._begun is None:
             self._begun = self._owner.begin_loading(self._feed)
@@ -363,10 +271,10 @@ class _Epoch(Iterator[Any]):
                 target.open(feed)
             else:
                 self._dismiss()
-                target = owner.make(setting, feed)
+                target = owner.workforce.start(setting, feed)
         except Exception as error:  # noqa: BLE001  no memory for a process, a worker that died: the present set goes on
             for number in {number for number in self._sets if self._sets[number] is not self._current}:
-                owner.retire(self._sets.pop(number))
+                owner.workforce.retire(self._sets.pop(number))
             feed.take_back(keep=self._current.tap.number)
             owner.fail(error)
             owner.setting = self._current.setting
@@ -383,16 +291,16 @@ class _Epoch(Iterator[Any]):
         """End the sets that are not in force; they have nothing out."""
         for number in [n for n, workers in self._sets.items() if workers is not self._current]:
             if not self._feed.out(number):
-                self._owner.retire(self._sets.pop(number))
+                self._owner.workforce.retire(self._sets.pop(number))
 
     def _fall_back(self, error: Exception) -> None:
         """Load what is out again, with the user's own setting."""
         self._owner.fail(error)
         for workers in self._sets.values():
-            self._owner.retire(workers)
+            self._owner.workforce.retire(workers)
         self._feed.take_back()
         self._sets.clear()
-        self._begun = self._owner.make(self._owner.home, self._feed)
+        self._begun = self._owner.workforce.start(self._owner.home, self._feed)
         self._owner.pids = self._begun.pids()
         self._sets[self._begun.tap.number] = self._begun
 
@@ -400,26 +308,8 @@ class _Epoch(Iterator[Any]):
         """The epoch is over: workers that do not persist go, as they would with torch."""
         if not self._owner.user_loader.persistent_workers:
             for workers in self._sets.values():
-                shut_down: Callable[[], None] = getattr(workers.iterator, "_shutdown_workers", _nothing)
-                shut_down()
+                workers.shut_down()
             self._owner.pids = ()
-
-
-def _nothing() -> None:
-    pass
-
-
-def _unwatch(iterator: object) -> None:
-    """Let the death of such a worker be found by who waits for it, and not raised wherever the training thread is.
-
-    torch raises from a signal handler when a process that it watches dies.  One of ours must not: `next` then finds the
-    worker gone within 5 s, and the epoch falls back.
-    """
-    signals = getattr(torch.utils.data._utils, "signal_handling", None)
-    remove = getattr(signals, "_remove_worker_pids", None)
-    if remove is not None and getattr(iterator, "_worker_pids_set", False):
-        remove(id(iterator))
-        iterator._worker_pids_set = False  # type: ignore[attr-defined]  # else the end removes them again, and raises
 
 
 def _nbytes(batch: object, depth: int = NEST_DEPTH_MAX) -> int:

@@ -19,8 +19,9 @@ from typing import TypeVar
 
 from pacecar.config import TuneConfig
 from pacecar.controller.actuator import Actuator, ActuatorError
-from pacecar.controller.loader import Setting, SwitchableLoader, unfit
+from pacecar.controller.loader import SwitchableLoader, unfit
 from pacecar.controller.loader_limits import Room, entangled, read_room, workers_max
+from pacecar.controller.loader_workers import Setting
 
 __all__ = ["LoaderKnobs", "PrefetchActuator", "WorkersActuator"]
 

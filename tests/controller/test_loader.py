@@ -17,10 +17,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from pacecar.config import TuneConfig
 from pacecar.controller.actuator import ActuatorError
-from pacecar.controller.loader import Setting, SwitchableLoader, unfit
+from pacecar.controller.loader import SwitchableLoader, unfit
 from pacecar.controller.loader_knobs import LoaderKnobs
 from pacecar.controller.loader_limits import Room
 from pacecar.controller.loader_watch import fingerprint
+from pacecar.controller.loader_workers import Setting
 from tests.controller.loaders import (
     Augmented,
     EagerBatches,
