@@ -31,7 +31,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
-from statistics import median
+from statistics import fmean, median
 
 __all__ = [
     "EFFECT_VARIANCE",
@@ -39,6 +39,7 @@ __all__ = [
     "Evidence",
     "e_value",
     "gain_ratio",
+    "is_broken",
     "location",
     "promise",
     "student_t_cdf",
@@ -57,6 +58,9 @@ NOISE_FLOOR = 5e-4
 
 It keeps the ratio finite on a noiseless machine and can only lower the evidence.
 """
+
+BREAK_T = 6.0
+"""Student's t between the earlier and the later pairs of a change from which on the world has changed between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,23 @@ def e_value(savings: Sequence[float], nulls: Sequence[float], *, dead_band: floa
     """Return the e-value of `weigh` alone: bounds cost sixty times as much."""
     count, total, mean, scatter = _sums(savings, nulls)
     return math.exp(min(_log_e(count, total, scatter, mean + math.log1p(-dead_band), EFFECT_VARIANCE), _LOG_E_MAX))
+
+
+def is_broken(savings: Sequence[float], *, dead_band: float) -> bool:
+    """Return whether the pairs, in the order in which they were taken, are of two worlds.
+
+    The largest of Student's t (two samples, pooled variance) over all places where at least two pairs lie on each side;
+    what differs by less than twice the dead band is of no interest.
+    """
+    return any(_are_apart(savings[:cut], savings[cut:], 2 * dead_band) for cut in range(2, len(savings) - 1))
+
+
+def _are_apart(earlier: Sequence[float], later: Sequence[float], least: float) -> bool:
+    means = fmean(earlier), fmean(later)
+    scatter = sum((x - means[0]) ** 2 for x in earlier) + sum((x - means[1]) ** 2 for x in later)
+    variance = scatter / (len(earlier) + len(later) - 2) + NOISE_FLOOR**2
+    error = math.sqrt(variance * (1 / len(earlier) + 1 / len(later)))
+    return abs(means[1] - means[0]) > max(least, BREAK_T * error)
 
 
 def _sums(savings: Sequence[float], nulls: Sequence[float]) -> tuple[int, int, float, float]:

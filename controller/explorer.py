@@ -157,6 +157,10 @@ class Explorer:
         """Return the pairs of an earlier trial of the candidate that was left undecided in this world."""
         return self._unproven.get((candidate.knob, candidate.value), ())
 
+    def beaten(self, knob: str, value: int) -> None:
+        """The value has lost to the one in force."""
+        self._screen.lost(knob, value)
+
     def learn(
         self, candidate: Candidate, kept: dict[str, int], end: TrialEnd, outcome: Outcome, savings: tuple[float, ...],
         *, typical_ns: float,

@@ -26,6 +26,7 @@ from typing import Literal
 
 from pacecar.config import TuneConfig
 from pacecar.controller import wording
+from pacecar.controller.evidence import is_broken
 from pacecar.controller.explorer import Explorer, known_gain
 from pacecar.controller.lookout import Change, Lookout
 from pacecar.controller.model import Model
@@ -305,6 +306,10 @@ class PacecarPolicy(Policy):
         self._never_came = self._never_came + 1 if end.cause is Cause.NEVER_CAME else 0
         self._pace.add_nulls(opened.trial.nulls_seen)
         self._pace.interrupt()
+        has_changed = change is None and is_broken(opened.trial.savings, dead_band=self._config.dead_band)
+        if has_changed:
+            name = wording.change(knob, opened.old_value, candidate.value)
+            change = Change(f"{name} is worth something else than before", ())
         self._explorer.learn(
             candidate, self._kept, end, outcome, opened.trial.savings, typical_ns=self._pace.typical_ns
         )
@@ -323,6 +328,8 @@ class PacecarPolicy(Policy):
         if change is not None:
             self._pace.restart()
             self._reopen(change, step)
+        if has_changed and outcome == "kept":  # of the new world, so searching again need not begin with it
+            self._explorer.beaten(knob, opened.old_value)
 
     def _lose(self, knobs: Sequence[str], step: Observation) -> None:
         """The ranks do not turn these knobs any more (one could not be applied): go on with the others."""

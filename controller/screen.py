@@ -4,8 +4,8 @@ In one dimension doubling and halving beats Gaussian processes (TUNING: total ti
 Bagua's +1.6 % on the same curve), and never being far from a setting that is known to work bounds what a bad trial can
 cost: tiny buckets cost threefold.  So for each knob: the neighbours at about twice and half the present value, on from
 there in the direction that won; one further where the neighbour was neither better nor worse, because a pure climb
-sticks on plateaus.  What lost is not tried again until the world changes; what looked better without proof gets a
-second look after a while.
+sticks on plateaus, and one further than a leap, which may have met the edge of one.  What lost is not tried again until
+the world changes; what looked better without proof gets a second look after a while.
 
 A climb of five octaves takes five trials, though, and each runs at what is worse than the best.  So where the model is
 sure, less one standard error, of a gain beyond the dead band, the screen leaps to its best at once, however far; where
@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from pacecar.controller import wording
 from pacecar.controller.forecast import Forecast
@@ -50,7 +51,7 @@ UNCOMPRESSED = 0
 ZERO = 0.5
 """Where a value of 0 stands among ratios: half of one."""
 
-LEAP_RATIO = 4.0
+LEAP_OCTAVES = 2.0
 """On hope alone the model may send the screen so far at once, not further: far-away small buckets cost threefold."""
 
 TIE_RATIO = 0.001
@@ -190,7 +191,22 @@ class Screen:
             further = neighbour(self._domains[knob], value, factor * factor)
             if further is not None and further not in {first, *closed, *self._level[knob]}:
                 near.append(further)
-        return near
+        return near + [v for v in self._beyond_plateau(knob, value) if v not in near]
+
+    def _beyond_plateau(self, knob: str, value: int) -> list[int]:
+        """Return the untried values one further than what a leap went to and found neither better nor worse."""
+        domain, closed, level = sorted(self._domains[knob]), self._lost[knob] | self._barred[knob], self._level[knob]
+        found = []
+        for factor, side in (
+            (2.0, [v for v in domain if v > value]),
+            (0.5, [v for v in reversed(domain) if v < value]),
+        ):
+            reach = list(takewhile(lambda v: v not in closed and _octaves(v, value) <= LEAP_OCTAVES, side))
+            farthest = next((v for v in reversed(reach) if v in level), None)
+            further = None if farthest is None else neighbour(domain, farthest, factor)
+            if further is not None and further not in closed | level:
+                found.append(further)
+        return found
 
     def _hopes(self, knob: str, values: dict[str, int], expect: Expect) -> dict[int, Forecast]:
         """Return the forecasts of all open values, nearest first on each side; of a choice none.
@@ -213,21 +229,17 @@ class Screen:
 
     def _leap(self, knob: str, here: int, hopes: Mapping[int, Forecast], dead_band: float) -> Candidate | None:
         """Return the value that the model sends the screen to, no farther than need be; None: it is not worth one."""
-
-        def distance(value: int) -> float:
-            return abs(math.log(max(value, ZERO) / max(here, ZERO)))
-
         sure = {value: hope for value, hope in hopes.items() if hope.sure_ratio > dead_band}
         if sure:
             best = max(hope.gain_ratio for hope in sure.values())
             enough = [value for value, hope in sure.items() if hope.gain_ratio >= best - TIE_RATIO]
         else:
-            within = {v: hope for v, hope in hopes.items() if distance(v) <= math.log(LEAP_RATIO)}
+            within = {v: hope for v, hope in hopes.items() if _octaves(v, here) <= LEAP_OCTAVES}
             best = max((hope.gain_ratio for hope in within.values()), default=0.0)
             enough = [value for value, hope in within.items() if hope.gain_ratio >= LEAP_SHARE * best > 0]
         if not enough:
             return None
-        chosen = min(enough, key=distance)
+        chosen = min(enough, key=lambda value: _octaves(value, here))
         return Candidate(knob, chosen, hopes[chosen], max(hope.gain_ratio for hope in hopes.values()))
 
     def candidates(
@@ -277,3 +289,8 @@ class Screen:
                     found.append(Candidate(knob, value, forecast, forecast.gain_ratio))
         found.sort(key=lambda candidate: -candidate.rank_gain)
         return found, left_out
+
+
+def _octaves(value: int, other: int) -> float:
+    """Return how often one must be doubled or halved to be the other."""
+    return abs(math.log2(max(value, ZERO) / max(other, ZERO)))
