@@ -12,10 +12,11 @@ The pace of a step is its slowest rank's wall time.  Per arm are printed: total 
 the last fifth against the oracle's, steps in trials, the slowest trial, steps over 20 % slower than never tuning's
 typical one, and what was expected of each trial beside what was measured.  Medians over repeats, lowest and highest in
 brackets.  An arm of whose processor time the hypervisor gave over STOLEN_MAX to others is run again, at most
-`--again` times, and the least disturbed run counts: that is the only thing that a run is judged by.  At the end the
-settings that exact arms arrived at run side by side with the oracle's in one job, round by round, on the link as it
-is then: two runs on end differ by more than good settings do.  `--json FILE` keeps all of it, and the sweeps as
-curves that policies can be replayed on.
+`--again` times, and the least disturbed run counts: that is the only thing that a run is judged by.  Before each run
+the processors are kept busy for a moment, to see what others take of them now, and at most `--patience` seconds are
+waited until it is little.  At the end the settings that exact arms arrived at run side by side with the oracle's in one
+job, round by round, on the link as it is then: two runs on end differ by more than good settings do.  `--json FILE`
+keeps all of it, and the sweeps as curves that policies can be replayed on.
 """
 
 from __future__ import annotations
@@ -96,6 +97,12 @@ FINAL_ROUNDS = 5
 
 STOLEN_MAX = 0.02
 """What others may take of an arm's processor time: with 10 % a step takes some 5 % longer, as much as is asked for."""
+
+LOOK = "import time; end = time.monotonic() + 3\nwhile time.monotonic() < end: pass"
+"""A processor that has nothing to do is taken by nobody: only a busy one tells."""
+
+PAUSE_SECONDS = 20.0
+"""Between two looks."""
 
 DEFAULT = (25 * MIB, MIB)
 """What DDP does with `bucket_cap_mb` left alone: buckets of 25 MiB after a first one of 1 MiB (torch 2.13)."""
@@ -210,10 +217,29 @@ def run_arm(net: Net, case: Case, arm: str, steps: int, best_bytes: int) -> Run:
     return Run(arm, paces, first.get("records", []), first.get("values", {}), stolen / passed if passed else None)
 
 
-def run_calmly(net: Net, case: Case, arm: str, steps: int, best_bytes: int, *, again: int) -> Run:
+def stolen_now() -> float:
+    """Return the share that others take of all processors when they are busy."""
+    before = _processor_seconds()
+    for busy in [subprocess.Popen([sys.executable, "-c", LOOK]) for _ in range(os.cpu_count() or 1)]:
+        busy.wait()
+    stolen, passed = (after - was for after, was in zip(_processor_seconds(), before, strict=True))
+    return stolen / passed if passed else 0.0
+
+
+def wait_for_calm(patience_seconds: float) -> None:
+    """Wait until others leave the processors alone, but no longer than that."""
+    end = time.monotonic() + patience_seconds
+    while stolen_now() > STOLEN_MAX and time.monotonic() < end:
+        time.sleep(PAUSE_SECONDS)
+
+
+def run_calmly(
+    net: Net, case: Case, arm: str, steps: int, best_bytes: int, *, again: int, patience_seconds: float
+) -> Run:
     """Run one arm until the host leaves it alone, at most `again` times more; return the least disturbed run."""
     taken: list[Run] = []
     while len(taken) <= again:
+        wait_for_calm(patience_seconds)
         taken.append(run_arm(net, case, arm, steps, best_bytes))
         stolen = taken[-1].stolen_ratio
         said = "" if stolen is None else f", {stolen:.1%} stolen"
@@ -223,10 +249,13 @@ def run_calmly(net: Net, case: Case, arm: str, steps: int, best_bytes: int, *, a
     return min(taken, key=lambda run: run.stolen_ratio or 0.0)
 
 
-def run_case(case: Case, arms: Sequence[str], *, steps: int, repeats: int, rounds: int, again: int) -> dict[str, Any]:
+def run_case(
+    case: Case, arms: Sequence[str], *, steps: int, repeats: int, rounds: int, again: int, patience_seconds: float
+) -> dict[str, Any]:
     """Run a case: sweep, then all arms in turn; prints each as it comes and the table at the end."""
     say(f"\n== {case}")
     runs: list[Run] = []
+    wait_for_calm(patience_seconds)
     with shaped(case.ranks, case.link) as net:
         sent = net.sent_bytes()[0]
         curve = find_curve(net, case, rounds)
@@ -239,8 +268,11 @@ def run_case(case: Case, arms: Sequence[str], *, steps: int, repeats: int, round
         for repeat in range(repeats):
             order = [*arms[repeat % len(arms) :], *arms[: repeat % len(arms)]]
             say(f"repeat {repeat + 1}:")
-            runs += [run_calmly(net, case, arm, steps, best, again=again) for arm in order]
+            runs += [
+                run_calmly(net, case, arm, steps, best, again=again, patience_seconds=patience_seconds) for arm in order
+            ]
         say("")
+        wait_for_calm(patience_seconds)
         finals = compare_finals(net, case, runs, best)
     say(table(str(case), arms, runs))
     return {
@@ -271,6 +303,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=2, help="rounds of the sweep")
     parser.add_argument("--again", type=int, default=2, help="runs more of an arm whose processors others took")
+    parser.add_argument("--patience", type=float, default=300.0, help="seconds to wait for a calm host before a run")
     parser.add_argument("--json", type=Path, help="keep everything in this file")
     parser.add_argument("--show", type=Path, nargs="+", help="run nothing; sum these files up as Markdown")
     args = parser.parse_args()
@@ -289,7 +322,17 @@ def main() -> None:
     begun = time.monotonic()
     kept = []
     for case in cases:
-        kept.append(run_case(case, arms, steps=args.steps, repeats=args.repeats, rounds=args.rounds, again=args.again))
+        kept.append(
+            run_case(
+                case,
+                arms,
+                steps=args.steps,
+                repeats=args.repeats,
+                rounds=args.rounds,
+                again=args.again,
+                patience_seconds=args.patience,
+            )
+        )
         if args.json is not None:
             args.json.write_text(json.dumps([compact(one) for one in kept]) + "\n")
     say("\n" + summary(kept))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from tests.bench import bench_tuning
-from tests.bench.bench_tuning import STOLEN_MAX, Case, run_calmly
+from tests.bench.bench_tuning import PAUSE_SECONDS, STOLEN_MAX, Case, run_calmly, wait_for_calm
 from tests.bench.tuning_figures import Run
 from tests.shaping import Net
 
@@ -36,6 +37,23 @@ def test_runs_until_the_host_is_calm(
         return taken[-1]
 
     monkeypatch.setattr(bench_tuning, "run_arm", run)
-    chosen = run_calmly(cast("Net", None), Case.parse("deep@1000"), "exact", 4, 0, again=again)
+    monkeypatch.setattr(bench_tuning, "stolen_now", lambda: 0.0)
+    chosen = run_calmly(cast("Net", None), Case.parse("deep@1000"), "exact", 4, 0, again=again, patience_seconds=0)
     assert len(taken) == count
     assert chosen is taken[counts]
+
+
+@pytest.mark.parametrize(("stolen", "pauses"), [([CALM], 0), ([LOUD, LOUD, CALM], 2), ([LOUD] * 20, 5), ([0.0], 0)])
+def test_a_run_begins_when_the_host_is_calm_or_patience_is_over(
+    monkeypatch: pytest.MonkeyPatch, stolen: list[float], pauses: int
+) -> None:
+    now, looks = [0.0], iter(stolen)
+    monkeypatch.setattr(bench_tuning, "stolen_now", lambda: next(looks))
+    sleep = lambda seconds: now.__setitem__(0, now[0] + seconds)  # noqa: E731
+    monkeypatch.setattr(bench_tuning, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    wait_for_calm(5 * PAUSE_SECONDS)
+    assert now[0] == pauses * PAUSE_SECONDS
+
+
+def test_what_others_take_is_a_share() -> None:
+    assert 0.0 <= bench_tuning.stolen_now() <= 1.0
