@@ -200,7 +200,7 @@ def test_every_knob_there_is_fits_into_a_proposal_and_an_offer() -> None:
 def test_two_ranks_measure_the_same_noise_scale_and_train_on_larger_batches(
     run_ranks: Callable[..., list[list[dict[str, Any]]]],
 ) -> None:
-    noisy, quiet = run_ranks("job_global_batch.py", 2, [{"noise": 12.0, "steps": 220}, {"noise": 0.05, "steps": 120}])
+    noisy, quiet = run_ranks("job_global_batch.py", 2, [{"noise": 12.0, "steps": 500}, {"noise": 0.05, "steps": 120}])
     for ranks in (noisy, quiet):
         assert ranks[0]["noise_scales"] == ranks[1]["noise_scales"], "to the last bit: learning rates follow from it"
         assert ranks[0]["switches"] == ranks[1]["switches"]
