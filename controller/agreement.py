@@ -68,6 +68,11 @@ class Agreement(Protocol):
         """Whether `listen` and `decide` can have anything to do at this boundary."""
         ...
 
+    @property
+    def are_all_calm(self) -> bool:
+        """Whether no rank has anything under way, as last heard."""
+        ...
+
     def rest(self, *, is_calm: bool, step_ns: int) -> None:
         """Say whether this rank has nothing under way, and how long its steps take.
 
@@ -140,6 +145,7 @@ class LocalAgreement:
         self.spaces: tuple[KnobSpace, ...] = ()
         self.frozen: str | None = None
         self.disturbed: dict[int, int] = {}
+        self.are_all_calm = False
         self._heard = Heard()
         self._wanted: Proposal | None = None
         self._serials = itertools.count(1)
@@ -156,6 +162,7 @@ class LocalAgreement:
 
     def rest(self, *, is_calm: bool, step_ns: int) -> None:
         """Meeting oneself costs nothing."""
+        self.are_all_calm = is_calm
 
     def disturb(self, number: int | None) -> None:
         """Whoever says it knows it."""
@@ -256,6 +263,11 @@ class RankAgreement:
         before the vote on what it brought.
         """
         return self._boundary >= self._meets_at - 1 or self._member.frozen is not None
+
+    @property
+    def are_all_calm(self) -> bool:
+        """What the vote read last says."""
+        return self._member.are_all_calm
 
     def rest(self, *, is_calm: bool, step_ns: int) -> None:
         """Put both into the votes to come."""

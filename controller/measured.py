@@ -1,7 +1,8 @@
 """What does the tuner take from a finished step?  The hook's side of a step, and what a policy sees of it.
 
 The hook writes a step's record late, on threads that look anyway; so a step is told by what the agreement needs at
-once, and its record is asked for only where a policy will see it (rank 0).
+once, and its record is asked for only where a policy will see it (rank 0).  Where measuring every step would cost more
+than the budget allows, most are only counted: they have a pace and no record, and a policy sees just that.
 
 An Observation needs three things that come at different times: the step, the job's pace in it and its record.  What
 has not all of them waits in a Backlog.
@@ -15,9 +16,12 @@ from typing import Literal, Protocol
 
 from pacecar.controller.observation import KnobSpace, Observation
 from pacecar.controller.protocol import PERIOD, JobPace
+from pacecar.profiler.pulse import CountedStep
 from pacecar.records import BackwardWindow, StepRecord
 
-__all__ = ["Backlog", "Measured"]
+__all__ = ["Backlog", "Counted", "Measured"]
+
+Counted = CountedStep
 
 RECORDS_MAX = 32 * PERIOD
 """Own steps kept until the other ranks' paces of that step come in."""
@@ -40,6 +44,11 @@ class Measured(Protocol):
     @property
     def wall_ns(self) -> int:
         """Its wall time."""
+        ...
+
+    @property
+    def pace_ns(self) -> int:
+        """The same without what only some of the steps pay for being measured."""
         ...
 
     @property
@@ -71,16 +80,16 @@ class Backlog:
     """The steps of rank 0 that its policy has not seen."""
 
     def __init__(self) -> None:
-        self._steps: dict[int, Measured] = {}
-        self._paced: deque[tuple[Measured, JobPace]] = deque()
+        self._steps: dict[int, Measured | Counted] = {}
+        self._paced: deque[tuple[Measured | Counted, JobPace]] = deque()
         self._observations: list[Observation] = []
         self._early: Measured | None = None  # the last exact step before the policy begins: it forecasts from it
         self._is_begun = False
 
-    def remember(self, step: Measured) -> None:
+    def remember(self, step: Measured | Counted) -> None:
         """Keep a step until its pace comes."""
         self._steps[step.step] = step
-        if step.source == "exact" and not self._is_begun:
+        if not (self._is_begun or isinstance(step, Counted)) and step.source == "exact":
             self._early = step
         while len(self._steps) > RECORDS_MAX:
             del self._steps[next(iter(self._steps))]
@@ -102,14 +111,34 @@ class Backlog:
                 self._paced.append((step, pace))
         # Other threads write records a few times a second, for much less than it costs here.
         may_wait = PACED_MAX if is_calm else 0
-        while self._paced and (self._paced[0][0].record is not None or len(self._paced) > may_wait):
+        while self._paced and (_is_written(self._paced[0][0]) or len(self._paced) > may_wait):
             step, pace = self._paced.popleft()
-            self._observations.append(_observe(step.settled(), pace, live, step.backward))
+            if isinstance(step, Counted):
+                self._observations.append(_observe_pace(step, pace, live))
+            else:
+                self._observations.append(_observe(step.settled(), pace, live, step.backward))
 
     def take(self) -> list[Observation]:
         """Return what was observed since the last call."""
         observations, self._observations = self._observations, []
         return observations
+
+
+def _is_written(step: Measured | Counted) -> bool:
+    """Return whether all is there that will ever be."""
+    return isinstance(step, Counted) or step.record is not None
+
+
+def _observe_pace(step: Counted, pace: JobPace, live: Sequence[KnobSpace]) -> Observation:
+    """Return a counted step as a policy sees it."""
+    values = step.knobs.values
+    return Observation(
+        step=step.step,
+        wall_ns=step.ended_wall_ns,
+        values={space.knob: int(values[space.knob]) for space in live},
+        pace_ns=pace.pace_ns,
+        profiled=pace.profiled,
+    )
 
 
 def _observe(

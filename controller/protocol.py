@@ -154,6 +154,8 @@ class Member:
         """This rank has nothing under way: whoever owns it says so."""
         self.step_ns = 0
         """How long this rank's steps take: whoever owns it says so."""
+        self.are_all_calm = False
+        """No rank has anything under way, says the vote read last."""
         self.period = PERIOD
         """Steps from the vote read last to the next."""
         self.wanted: Proposal | None = None
@@ -287,6 +289,7 @@ class Member:
         When any rank voted that it froze, every rank freezes and retires: no vote is launched after this one.
         """
         least, negated_greatest, alive, calm, at_leisure = lowest
+        self.are_all_calm = calm > 0
         self.period = min(calm, CALM_PERIOD) or (LEISURE_PERIOD if at_leisure == 1 else PERIOD)
         voted, self._voted = self._voted, None
         if alive == 0:

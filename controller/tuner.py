@@ -25,10 +25,10 @@ from pacecar.config import TuneConfig
 from pacecar.controller.actuator import Actuator
 from pacecar.controller.agreement import Agreement, LocalAgreement, MeetingError, RankAgreement
 from pacecar.controller.gradient_check import GradientCheck
-from pacecar.controller.measured import Backlog, Measured
+from pacecar.controller.measured import Backlog, Counted, Measured
 from pacecar.controller.node import Node
 from pacecar.controller.observation import Facts, KnobSpace, Policy, Turn
-from pacecar.controller.protocol import CALM_PERIOD, PERIOD, Kind, Proposal
+from pacecar.controller.protocol import CALM_PERIOD, LONG_STEP_NS, PERIOD, Kind, Proposal
 from pacecar.controller.rehearsal import REHEARSAL_BOUNDARIES_MAX, Rehearsal
 from pacecar.controller.switchboard import Switchboard, at_rest
 from pacecar.controller.voice import State, Voice
@@ -40,6 +40,9 @@ logger = logging.getLogger(__name__)
 
 OFFER_BOUNDARY = PERIOD
 """The boundary at which knobs are offered: the batch size is known, and DDP has recorded its gradients' order."""
+
+COUNTED_RATIO_MAX = 3
+"""A counted step so much longer than the one before held something else: an evaluation, which nobody saw."""
 
 
 class Tuner:
@@ -65,8 +68,10 @@ class Tuner:
         gradients: GradientCheck | None = None,
         parting: Callable[[], str | None] | None = None,
         node: Node | None = None,
-        was_paused: Callable[[Measured], bool] = lambda step: False,
+        was_paused: Callable[[Measured | Counted], bool] = lambda step: False,
+        counted_ns_min: int = LONG_STEP_NS,
     ) -> None:
+        self._counted_ns_min = counted_ns_min  # shorter counted steps are worth no look, not even in a trial
         self._node = node
         self._was_paused = was_paused  # it holds a checkpoint or an evaluation
         self._parting = parting  # why this rank must leave now, for good and without a word
@@ -139,8 +144,8 @@ class Tuner:
         self._guarded(self._publish_knobs, 0)
         self._say("advising" if self._mode == "advise" else "warming", "waiting for the first steps")
 
-    def on_boundary(self, step: Measured | None) -> None:
-        """Take part in one step boundary; `step` is the one that just ended, None if it was not measured.
+    def on_boundary(self, step: Measured | Counted | None) -> None:
+        """Take part in one step boundary; `step` is the one that just ended, None if nothing is known of it.
 
         Must be called at every boundary on every rank, also when nothing can be measured: votes go by boundaries.
         """
@@ -205,16 +210,29 @@ class Tuner:
             logger.log(level, "pacecar: the tuner freezes; training goes on", exc_info=True)
             self._agreement.freeze(f"{type(error).__name__}: {error}")
 
-    def _note(self, step: Measured | None) -> None:
-        if step is None:
+    def _note(self, step: Measured | Counted | None) -> None:
+        if step is None or (isinstance(step, Counted) and not self._hears(step)):
             self._agreement.note(self._step, None, profiled=False)
             return
         self._step_ns = step.wall_ns
-        self._agreement.note(step.step, step.wall_ns, profiled=step.disturbed or self._was_paused(step))
+        pace_ns = step.wall_ns if isinstance(step, Counted) else step.pace_ns
+        self._agreement.note(step.step, pace_ns, profiled=step.disturbed or self._was_paused(step))
         if self._node is not None:
             self._node.note(step.wall_ns)
         if self._policy is not None:
             self._backlog.remember(step)
+
+    def _hears(self, step: Counted) -> bool:
+        """Return whether the pace of a step that was only counted is worth a look.
+
+        A look costs some 100 us: nothing to a long step, and in a trial, which would otherwise last the longer the
+        fewer steps are measured, what the budget has for it; while all are calm measured steps tell enough.
+        """
+        if step.wall_ns > COUNTED_RATIO_MAX * self._step_ns:
+            return False
+        return step.wall_ns >= LONG_STEP_NS or (
+            step.wall_ns >= self._counted_ns_min and not self._agreement.are_all_calm
+        )
 
     # --- what this rank knows -----------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ from pacecar.profiler.hook import Hook
 from pacecar.profiler.identity import make_hello, model_device
 from pacecar.profiler.orders import Orders
 from pacecar.profiler.outbox import News, Outbox
+from pacecar.profiler.pulse import CountedStep
 from pacecar.profiler.runlog import RunLog
 from pacecar.profiler.sink import RecordSink
 from pacecar.profiler.throttling import ThrottleNews
@@ -146,7 +147,7 @@ class _Listener:
         """Whether anybody need hear of the next boundary."""
         return self.tuner is not None or self.vigil is not None or self.tracing.is_tracing or bool(self.orders.waiting)
 
-    def on_boundary(self, step: FinishedStep | None) -> None:
+    def on_boundary(self, step: FinishedStep | CountedStep | None) -> None:
         """A step ended."""
         if self.vigil is not None:
             self.vigil.boundary(None if step is None else step.step)

@@ -18,7 +18,7 @@ from pacecar.controller.global_batch import GlobalBatchActuator
 from pacecar.controller.headroom import unused_bytes
 from pacecar.controller.holds import HeldPolicy, Holds
 from pacecar.controller.loader_knobs import LoaderKnobs
-from pacecar.controller.measured import Measured
+from pacecar.controller.measured import Counted, Measured
 from pacecar.controller.microbatch_knobs import MicroBatchActuator, MicroTokensActuator
 from pacecar.controller.node import Node
 from pacecar.controller.observation import Facts, Policy
@@ -33,9 +33,13 @@ from pacecar.knobs import allows
 from pacecar.profiler.books import FinishedStep
 from pacecar.profiler.hook import Hook
 from pacecar.profiler.identity import model_device
+from pacecar.profiler.pulse import CountedStep
 from pacecar.records import JobHello, JobRecord, Knobs
 
 __all__ = ["make_node", "make_tuner", "make_vigil"]
+
+HEARING_NS = 150_000
+"""What the tuner takes to hear of a step and to think of it, rounded up; a budget of 1 % has it in a step of 15 ms."""
 
 
 def make_node(model: nn.Module, hello: JobHello) -> Node:
@@ -90,7 +94,9 @@ def make_tuner(
             first_bucket_bytes=None if ddp.reducer.ddp is None else ddp.reducer.first_bytes,
         )
 
-    def was_paused(step: Measured) -> bool:
+    def was_paused(step: Measured | Counted) -> bool:
+        if isinstance(step, CountedStep):
+            return hook.was_paused(step.start_ns)
         return isinstance(step, FinishedStep) and hook.was_paused(step.raw.start_ns)
 
     def set_knobs(knobs: Knobs) -> None:
@@ -117,6 +123,7 @@ def make_tuner(
         parting=Parting(model).reason,
         node=holds.node,
         was_paused=was_paused,
+        counted_ns_min=round(HEARING_NS / hook.overhead_budget) if hook.overhead_budget > 0 else 0,
     )
     if holds.node is not None:
         rescue.room = holds.node.room_bytes

@@ -59,7 +59,8 @@ LOCK_SECONDS = 1.0
 class FinishedStep(msgspec.Struct, eq=False):
     """A step that is over, as the training thread knows it.
 
-    `listener_ns` is what the listener took at the boundaries since the last measured step, part of pacecar's own time.
+    `listener_ns` is what the listener took at the boundaries since the last measured step, part of pacecar's own time;
+    `told_ns` what it took at the last of them, which lies in this step.
     `price_ns` is what opening and reading a window cost beside the step itself, None when no window ended with it.
     A Struct, because its constructor is no python frame: one is made on the step path, by position.
     """
@@ -76,6 +77,7 @@ class FinishedStep(msgspec.Struct, eq=False):
     was_counted: bool = False
     passed: Passed | None = None
     listener_ns: int = 0
+    told_ns: int = 0
     was_profiled: bool = False
     timed: TimedStep | None = None
     measurement: Measurement | None = None
@@ -88,6 +90,13 @@ class FinishedStep(msgspec.Struct, eq=False):
     def wall_ns(self) -> int:
         """Its wall time."""
         return self.raw.end_ns - self.raw.start_ns
+
+    @property
+    def pace_ns(self) -> int:
+        """Its wall time; among steps that are only counted without what measuring it took, which they do not pay."""
+        if self.books.measures_all:
+            return self.wall_ns
+        return max(1, self.wall_ns - max(0, self.raw.overhead_ns - self.told_ns))
 
     @property
     def source(self) -> Literal["exact", "estimate"]:
@@ -154,6 +163,11 @@ class Books:
         # The first one at once: sinks start their threads with it, and these look here from then on.
         if len(self._waiting) >= WAITING_MAX or step.step == 0:
             self.settle()
+
+    @property
+    def measures_all(self) -> bool:
+        """Whether no step is only counted."""
+        return self._cadence.every == 1
 
     @property
     def is_fresh(self) -> bool:

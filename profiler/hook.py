@@ -7,8 +7,9 @@ StepRecords, for the sinks, a fraction of a second later and not on the step pat
     boundary(N)   step N is over: it is entered, on_boundary; then perhaps a window for step N+1
                   all of that lies inside step N+1's wall time, and is charged there as overhead
 
-`on_boundary` is called at every boundary until `close`, with None where the hook could not measure the step or has
-turned itself off: who listens may have promised other ranks to be there.  Asking a step for its record writes it.
+`on_boundary` is called at every boundary until `close`, with a CountedStep where the step was counted and not measured
+and with None where the hook could do neither or has turned itself off: who listens may have promised other ranks to be
+there.  Asking a step for its record writes it.
 
 On a device job a window opens one step early: kernels that were launched before it are never seen, so the device must
 first run dry of them.  Left out: how records travel (sinks, which belong to the caller), what is tuned (on_boundary).
@@ -43,7 +44,7 @@ from pacecar.profiler.measurement import WindowMeter
 from pacecar.profiler.memory import cuda_stats
 from pacecar.profiler.opening import Opening
 from pacecar.profiler.phases import PhaseHooks
-from pacecar.profiler.pulse import UNUSUAL, Passed, Pulse, take_inputs
+from pacecar.profiler.pulse import UNUSUAL, CountedStep, Passed, Pulse, take_inputs
 from pacecar.profiler.sink import RecordSink
 from pacecar.profiler.slot import AlreadyAttachedError
 from pacecar.profiler.steptimer import StepTimer, TimedStep
@@ -60,8 +61,8 @@ class Hook:
 
     `optimizer` is a torch.optim.Optimizer: the end of its `step()` ends a step.  `batch_samples` and `batch_tokens`
     count a batch that `data()` yields; without them the samples are the first dimension of the first tensor and
-    tokens are unknown.  `on_boundary` gets every finished step on the training thread, None for one that was not
-    measured; what it raises counts as a failure of the hook.
+    tokens are unknown.  `on_boundary` gets every step that is over on the training thread, None where nothing is known
+    of it; what it raises counts as a failure of the hook.
     The sinks are the caller's: `close()` puts a Goodbye into them and does not close them.
 
     Raises:
@@ -76,7 +77,7 @@ class Hook:
         hello: JobHello,
         config: HookConfig | None = None,
         sinks: Sequence[RecordSink] = (),
-        on_boundary: Callable[[FinishedStep | None], None] | None = None,
+        on_boundary: Callable[[FinishedStep | CountedStep | None], None] | None = None,
         clock: Clock | None = None,
         batch_samples: Callable[[Any], int | None] | None = None,
         batch_tokens: Callable[[Any], int | None] | None = None,
@@ -152,7 +153,7 @@ class Hook:
         self.begun, self.charge_records = self._pulse.begun, self._books.charge
         self.is_strained = self._budget.is_strained
         self._opening = Opening(self._meter, self._budget, self._books, self._timer, self._now_ns)
-        self._listener_ns = 0
+        self._listener_ns = self._told_ns = 0
         self._pulse.care_step = self._budget.next_look(0)
         self._beat_handle: RemovableHandle | None = None
         self._optimizer = optimizer
@@ -178,6 +179,11 @@ class Hook:
     @knobs.setter
     def knobs(self, knobs: Knobs) -> None:
         self._pulse.knobs = knobs
+
+    @property
+    def overhead_budget(self) -> float:
+        """What pacecar may cost, over the job's wall time (0..1)."""
+        return self._config.overhead_budget
 
     @property
     def overhead_ratio(self) -> float | None:
@@ -265,21 +271,19 @@ class Hook:
         """End a step that is not plain: enter it, tell the listener, if only that it ended, prepare the next."""
         if self._is_closed:
             return
-        finished: FinishedStep | None = None
+        finished: FinishedStep | CountedStep | None = None
         self._in_boundary = True
         try:
             if self._guard.is_alive:
                 try:
-                    if self._phases.is_resting:
-                        self._pulse.pass_over(now_ns)
-                    else:
-                        finished = self._finish(now_ns)
+                    finished = self._counted(now_ns) if self._phases.is_resting else self._finish(now_ns)
                 except Exception:  # noqa: BLE001  as in the guard, without its second frame
                     self._guard.failed(self._finish)
             if self._on_boundary is not None:
                 begun = self._now_ns()
                 self._tell(self._on_boundary, finished)
-                self._listener_ns += self._now_ns() - begun
+                self._told_ns = self._now_ns() - begun
+                self._listener_ns += self._told_ns
             if self._guard.is_alive:
                 try:
                     self._prepare(now_ns)
@@ -300,13 +304,23 @@ class Hook:
         is_counted = self._phases.tells_inputs or self._vitals.wants_count or self._vitals.is_due
         return is_heard or is_looked_at or is_odd or is_counted
 
-    def _tell(self, listener: Callable[[FinishedStep | None], None], finished: FinishedStep | None) -> None:
+    def _tell(
+        self, listener: Callable[[FinishedStep | CountedStep | None], None], finished: FinishedStep | CountedStep | None
+    ) -> None:
         try:
             listener(finished)
         except Exception:  # noqa: BLE001  as in the guard, which would not call a listener once it is dead
             self._guard.failed(listener)
             if not self._guard.is_alive:
                 self._on_boundary = None
+
+    def _counted(self, now_ns: int) -> CountedStep | None:
+        """Count the step that is over; return it where somebody wants to hear of it."""
+        pulse, start_ns = self._pulse, self._timer.start_ns
+        pulse.pass_over(now_ns)
+        if self._on_boundary is None or start_ns is None:
+            return None
+        return CountedStep(pulse.step - 1, start_ns, now_ns, self._wall_ns(), pulse.knobs, self.is_traced)
 
     def _finish(self, now_ns: int) -> FinishedStep:
         """Enter the step that is over, in what is already the next step's time."""
@@ -330,6 +344,7 @@ class Hook:
             finished.was_counted, finished.disturbed = was_counted, True
             opening.has_aftermath = self.is_traced
         finished.listener_ns, self._listener_ns = self._listener_ns, 0
+        finished.told_ns, self._told_ns = self._told_ns, 0
         if pulse.passed is not None:
             finished.passed, pulse.passed = pulse.passed, None
         if opening.may_be_open and self._meter.is_open:

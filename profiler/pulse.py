@@ -29,7 +29,17 @@ from pacecar.profiler.steptimer import Event, RawStep, StepTimer
 from pacecar.profiler.vitals import VitalsMeter
 from pacecar.records import Knobs
 
-__all__ = ["UNUSUAL", "WAITING_MAX", "Passed", "PlainStep", "Pulse", "StepInputs", "raw_step", "take_inputs"]
+__all__ = [
+    "UNUSUAL",
+    "WAITING_MAX",
+    "CountedStep",
+    "Passed",
+    "PlainStep",
+    "Pulse",
+    "StepInputs",
+    "raw_step",
+    "take_inputs",
+]
 
 WAITING_MAX = 512
 """Steps that wait for their records at one time; with more, the training thread settles them itself."""
@@ -47,6 +57,25 @@ class StepInputs(msgspec.Struct, frozen=True):
 
 
 UNUSUAL = StepInputs(None, None, None)
+
+
+class CountedStep(msgspec.Struct, frozen=True):
+    """A step that was counted and not measured: when it was, and the settings in force.
+
+    `disturbed`: somebody traced it, so that its pace says nothing about the settings.
+    """
+
+    step: int
+    start_ns: int
+    end_ns: int
+    ended_wall_ns: int
+    knobs: Knobs
+    disturbed: bool = False
+
+    @property
+    def wall_ns(self) -> int:
+        """Its wall time."""
+        return self.end_ns - self.start_ns
 
 
 class Passed:

@@ -83,7 +83,7 @@ class Finished:
     def __init__(self, record: StepRecord) -> None:
         self.record = record
         self.step, self.wall_ns, self.disturbed = record.step, record.wall_ns, record.disturbed
-        self.source, self.backward = record.source, None
+        self.source, self.backward, self.pace_ns = record.source, None, record.wall_ns
 
     def settled(self) -> StepRecord:
         return self.record

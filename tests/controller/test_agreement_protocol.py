@@ -197,11 +197,13 @@ def test_ranks_that_are_calm_vote_every_16_steps_and_a_wish_is_applied_within_th
     for _ in range(10 * CALM_PERIOD):
         job.step()
     assert job.votes <= 3 + 10
+    assert all(member.are_all_calm for member in job.members)
     wished = job.boundary
     job.members[0].propose(1, [5])
     while not job.switches:
         job.step()
     assert job.boundary - wished <= 3 * CALM_PERIOD
+    assert not any(member.are_all_calm for member in job.members), "a wish was under way"
 
 
 @pytest.mark.parametrize(

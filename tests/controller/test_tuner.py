@@ -14,7 +14,9 @@ from pacecar.clock import FakeClock
 from pacecar.config import TuneConfig
 from pacecar.controller.actuator import ActuatorError
 from pacecar.controller.channels import MeetingError, meet
+from pacecar.controller.measured import Counted
 from pacecar.controller.observation import Facts, Observation, Policy, Turn
+from pacecar.controller.protocol import LONG_STEP_NS
 from pacecar.controller.tuner import OFFER_BOUNDARY, Tuner
 from pacecar.records import JobHello, JobRecord, Knobs, KnobSwitch, Ledger, StepRecord, TunerStatus
 
@@ -81,7 +83,7 @@ class Finished:
     def __init__(self, record: StepRecord) -> None:
         self.record = record
         self.step, self.wall_ns, self.disturbed = record.step, record.wall_ns, record.disturbed
-        self.source, self.backward = record.source, None
+        self.source, self.backward, self.pace_ns = record.source, None, record.wall_ns
 
     def settled(self) -> StepRecord:
         return self.record
@@ -116,38 +118,37 @@ class Bench:
     def run(self, steps: int) -> None:
         for _ in range(steps):
             self.step += 1
-            ledger = Ledger(wall_ns=self.step, unknown_ns=self.step)
-            self.tuner.on_boundary(
-                Finished(
-                    StepRecord(
-                        job="j",
-                        rank=0,
-                        step=self.step,
-                        ended_wall_ns=1,
-                        wall_ns=self.step,
-                        data_wait_ns=None,
-                        forward_ns=None,
-                        backward_ns=None,
-                        optimizer_ns=None,
-                        micro_batches=None,
-                        samples=None,
-                        tokens=None,
-                        ledger=ledger,
-                        source="exact" if self.step == self.exact_step else "estimate",
-                        disturbed=self.step in (9, 10),
-                        calibration_age_steps=None,
-                        totals=ledger,
-                        total_steps=self.step,
-                        total_samples=None,
-                        total_tokens=None,
-                        overhead_ns=0,
-                        total_overhead_ns=0,
-                        total_windows=0,
-                        dropped_records=0,
-                        knobs=self.in_force,
-                    )
-                )
-            )
+            self.tuner.on_boundary(Finished(self.record()))
+
+    def record(self) -> StepRecord:
+        ledger = Ledger(wall_ns=self.step, unknown_ns=self.step)
+        return StepRecord(
+            job="j",
+            rank=0,
+            step=self.step,
+            ended_wall_ns=1,
+            wall_ns=self.step,
+            data_wait_ns=None,
+            forward_ns=None,
+            backward_ns=None,
+            optimizer_ns=None,
+            micro_batches=None,
+            samples=None,
+            tokens=None,
+            ledger=ledger,
+            source="exact" if self.step == self.exact_step else "estimate",
+            disturbed=self.step in (9, 10),
+            calibration_age_steps=None,
+            totals=ledger,
+            total_steps=self.step,
+            total_samples=None,
+            total_tokens=None,
+            overhead_ns=0,
+            total_overhead_ns=0,
+            total_windows=0,
+            dropped_records=0,
+            knobs=self.in_force,
+        )
 
     def switches(self) -> list[tuple[int, int, dict[str, Any]]]:
         return [(r.step, r.epoch, r.knobs.values) for r in self.emitted if isinstance(r, KnobSwitch)]
@@ -336,6 +337,66 @@ def test_a_boundary_without_a_record_is_a_step_without_an_observation(bench: Ben
     bench.step += 1
     bench.run(2)
     assert [o.step for o in bench.policy.seen][-3:] == [6, 8, 9]
+
+
+# --- steps that the hook only counts -------------------------------------------------------------------
+
+
+def count(bench: Bench, *walls_ns: int, disturbed: bool = False) -> None:
+    """End steps that were counted and not measured."""
+    for wall_ns in walls_ns:
+        bench.step += 1
+        bench.tuner.on_boundary(Counted(bench.step, 0, wall_ns, 7, bench.in_force, disturbed))
+
+
+@pytest.fixture
+def hearing(bench: Bench) -> Bench:
+    """A tuner in something to do, that hears counted steps from 50 ns on; the last measured one took 6."""
+    bench.tuner._counted_ns_min = 50
+    bench.tuner.start()
+    bench.run(OFFER_BOUNDARY + 2)
+    bench.tuner._step_ns = 60
+    return bench
+
+
+def test_a_step_that_was_only_counted_has_a_pace_the_settings_in_force_and_nothing_else(hearing: Bench) -> None:
+    count(hearing, 70)
+    seen = hearing.policy.seen[-1]
+    assert (seen.step, seen.pace_ns, seen.wall_ns, seen.values) == (7, 70, 7, {"micro_batch": 4})
+    assert (seen.ledger, seen.exact, seen.micro_batches, seen.profiled) == (None, False, None, False)
+    count(hearing, 70, disturbed=True)
+    assert hearing.policy.seen[-1].profiled
+    hearing.tuner._was_paused = lambda step: step.step == 9
+    count(hearing, 70, 70)
+    assert [o.profiled for o in hearing.policy.seen[-2:]] == [True, False]
+
+
+def test_too_short_a_step_that_was_only_counted_is_not_heard(hearing: Bench) -> None:
+    count(hearing, 49, 50)
+    assert [o.step for o in hearing.policy.seen[-2:]] == [6, 8]
+
+
+def test_one_much_longer_than_the_one_before_is_not_heard_as_it_held_something_else(hearing: Bench) -> None:
+    count(hearing, 180, 541, 540)
+    assert [o.step for o in hearing.policy.seen[-3:]] == [6, 7, 9]
+
+
+def test_while_all_are_calm_only_long_counted_steps_are_heard(hearing: Bench) -> None:
+    hearing.tuner._agreement.are_all_calm = True  # type: ignore[misc]
+    hearing.tuner._step_ns = LONG_STEP_NS
+    count(hearing, LONG_STEP_NS - 1)
+    assert hearing.policy.seen[-1].step == 6
+    hearing.tuner._agreement.are_all_calm = True  # type: ignore[misc]
+    count(hearing, LONG_STEP_NS)
+    assert hearing.policy.seen[-1].step == 8
+
+
+def test_what_is_judged_of_a_measured_step_is_its_pace_without_the_measuring(hearing: Bench) -> None:
+    hearing.step += 1
+    step = Finished(hearing.record())
+    step.pace_ns = 5
+    hearing.tuner.on_boundary(step)
+    assert hearing.policy.seen[-1].pace_ns == 5
 
 
 # --- meeting ------------------------------------------------------------------------------------------

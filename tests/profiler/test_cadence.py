@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pacecar.config import HookConfig
 from pacecar.profiler.cadence import BURST, EVERY_MAX, REVIEW_STEPS, Cadence, burst_end, next_measured
+from pacecar.profiler.pulse import CountedStep
 from pacecar.records import Ledger, StepRecord
 
 US = 1000
@@ -153,6 +154,27 @@ def test_a_hook_that_cannot_afford_even_counting_turns_itself_off_with_one_line(
     assert len(heard) == 300, "who listens is still told of every boundary"
     hook.close()
     assert len(job.model._forward_hooks) == 0
+
+
+def test_a_listener_gets_the_pace_of_the_steps_that_are_only_counted(job, attach):
+    heard = []
+    clock = Slow()
+    hook = attach(job, config=HookConfig(overhead_budget=0.01, windows=False), clock=clock, on_boundary=heard.append)
+    for wait in range(1, 200):
+        clock.now += 1_000 * US + wait * US
+        job.run(1)
+        hook.flush()
+    assert [step.step for step in heard] == list(range(199)), "every step, in order"
+    counted = [step for step in heard if isinstance(step, CountedStep)]
+    measured = [step for step in heard if not isinstance(step, CountedStep)]
+    assert len(counted) > 100
+    assert len(measured) > 20
+    for step in counted:  # the job's own time, and what few looks at the clock counting takes
+        assert 0 <= step.wall_ns - (1_000 + step.step + 1) * US <= 20 * US
+    late = [step for step in measured if step.step > 100 and isinstance(heard[step.step - 1], type(step))]
+    assert late
+    for step in late:
+        assert step.wall_ns - step.pace_ns == step.raw.overhead_ns - step.told_ns > 0, "what measuring it took"
 
 
 @contextmanager
