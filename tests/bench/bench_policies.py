@@ -1,8 +1,9 @@
 """Which policy would have been best?  Every policy on every curve, with noise, over many seeds; `make bench-policies`.
 
 The jobs are replayed (`tests/controller/replay.py`): the same steps with the same noise for each policy and for the job
-left alone.  The curves are simulated unless `--curves` names a file that `make bench-tuning` measured; the heading says
-which.  Figures are means over seeds, the spread is one standard deviation, `worst` the worst seed:
+left alone.  Two tables: on curves that `make bench-tuning` measured (`tests/controller/measured_curves.py`), and on
+simulated ones (`tests/controller/curves.py`), which have compression and links that change, too.  Figures are means
+over seeds, the spread is one standard deviation, `worst` the worst seed:
 
     total        time of the whole run against the same job never tuned
     end          pace of the setting that is kept at the end against the best one
@@ -26,7 +27,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script, it finds its own folder only
-from tests.controller.curves import FILE, load
+from tests.controller.curves import FILE, MEASURED, load
 from tests.controller.replay import POLICIES, Case, Run, cases, noise, run
 
 Key = tuple[float, str, str]
@@ -100,31 +101,41 @@ def report(table: dict[Key, list[Run]], every: Iterable[Case], source: str, step
     return "\n".join([*lines, "aims missed:" if missed else "no aim missed", *(f"  {line}" for line in missed)])
 
 
+def play_all(
+    file: Path, levels: Iterable[float], seeds: int, steps: int, only: str, *, processes: int
+) -> dict[Key, list[Run]]:
+    """Run every policy on every case of a file with all noises; say on stderr how far it is."""
+    begun = time.monotonic()
+    jobs = [(level, seed, steps, str(file), only) for level in levels for seed in range(seeds)]
+    table: dict[Key, list[Run]] = defaultdict(list)
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        for done, played in enumerate(pool.imap(play, jobs), start=1):
+            for key, one in played:
+                table[key].append(one)
+            sys.stderr.write(f"\r{file.name}: {done} of {len(jobs)} jobs, {time.monotonic() - begun:.0f} s")
+    sys.stderr.write("\n")
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--noise", type=float, nargs="+", default=[0.05, 0.10])
-    parser.add_argument("--curves", type=Path, default=FILE)
+    parser.add_argument("--curves", type=Path, nargs="+", default=[MEASURED, FILE])
     parser.add_argument("--only", default="", help="cases whose name holds this")
     parser.add_argument("--processes", type=int, default=max(1, multiprocessing.cpu_count() // 2))
     parser.add_argument("--json", type=Path, help="keep every run here")
     args = parser.parse_args()
-    begun = time.monotonic()
-    source, curves = load(args.curves)
-    jobs = [
-        (level, seed, args.steps, str(args.curves), args.only) for level in args.noise for seed in range(args.seeds)
-    ]
-    table: dict[Key, list[Run]] = defaultdict(list)
-    with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
-        for done, played in enumerate(pool.imap(play, jobs), start=1):
-            for key, one in played:
-                table[key].append(one)
-            sys.stderr.write(f"\r{done} of {len(jobs)} jobs, {time.monotonic() - begun:.0f} s")
-    sys.stderr.write("\n")
-    sys.stdout.write(report(table, cases(curves), source, args.steps, args.seeds) + "\n")
+    kept = []
+    for file in args.curves:
+        source, curves = load(file)
+        table = play_all(file, args.noise, args.seeds, args.steps, args.only, processes=args.processes)
+        sys.stdout.write(report(table, cases(curves), source, args.steps, args.seeds) + "\n\n")
+        sys.stdout.flush()
+        kept += [{"source": source, "key": key, "runs": [asdict(one) for one in r]} for key, r in table.items()]
     if args.json is not None:
-        args.json.write_text(json.dumps([{"key": key, "runs": [asdict(one) for one in r]} for key, r in table.items()]))
+        args.json.write_text(json.dumps(kept))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ bytes x beta a bucket, against gradients that become ready through backward), wi
 of measured runs (shared/TUNING: best bucket, one bucket for all, bf16) to within about 3 points of the step for the
 best settings and 17 for the worst.  They are the model's own kind, so forecasts look better on them than they are: the
 model is told neither constants nor what overlap costs, only what a window shows: each all-reduce with noise.
-`make bench-tuning` measures; `load` reads its file as well.
+`make bench-tuning` measures real ones, and `measured_curves` makes a file like this of its sweeps.
 
     {"source": "simulated", "curves": [{"name", "start", "batch_samples", "gradient_bytes",
       "first_bucket_bytes", "backward_ns",
@@ -27,7 +27,7 @@ from pacecar.controller.timeline import pack_buckets, play
 MIB = 2**20
 FILE = Path(__file__).with_name("curves.json")
 MEASURED = Path(__file__).parents[2] / "docs" / "measurements" / "tuning-curves.json"
-"""Where `make bench-tuning` leaves measured curves, in the same form."""
+"""The sweeps of `make bench-tuning` in the same form (`measured_curves`)."""
 
 POINTS_MAX = 10_000
 NONE, BF16, FP16 = 0, 1, 2
@@ -163,7 +163,7 @@ def simulate_all() -> list[Curve]:
     return [*map(simulate, LINKS), simulate_micro_batch()]
 
 
-def dump(curves: Iterable[Curve]) -> str:
+def dump(curves: Iterable[Curve], *, source: str = "simulated") -> str:
     """Write curves down, a point a line."""
     said: list[str] = []
     for curve in curves:
@@ -189,7 +189,7 @@ def dump(curves: Iterable[Curve]) -> str:
             "backward_ns": curve.backward_ns,
         }
         said.append(f' {json.dumps(head)[:-1]}, "points": [\n   {points}]}}')
-    return '{"source": "simulated", "curves": [\n' + ",\n".join(said) + "]}\n"
+    return f'{{"source": "{source}", "curves": [\n' + ",\n".join(said) + "]}\n"
 
 
 def load(path: Path = FILE) -> tuple[str, list[Curve]]:

@@ -7,24 +7,30 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from statistics import fmean, pstdev
+from statistics import fmean, median, pstdev
 
 import pytest
 
-from tests.controller.curves import FILE, dump, load, simulate_all
-from tests.controller.replay import POLICIES, SLOW_RATIO, Run, all_cases, noise, run
+from tests.controller.curves import DEFAULT, FILE, MEASURED, dump, load, simulate_all
+from tests.controller.measured_curves import Fit, buckets_of, fit, gradient_bytes, measured, sweeps
+from tests.controller.replay import POLICIES, SLOW_RATIO, Case, Run, all_cases, cases, noise, run
 
 STEPS = 6000
 SEEDS = 4
 NEAR, FAR = "1 Gbit/s, 40 layers 42 M", "1 Gbit/s 5 ms, 40 layers 42 M"
-SMALL, BEST_ALREADY = "1 Gbit/s, 40 layers 10.5 M", FAR
 CHANGES = f"{NEAR} > {FAR}"
-CASES = (NEAR, SMALL, FAR, "1 Gbit/s 5 ms, 300 layers 20 M", CHANGES, f"{NEAR}, lossy", "micro-batch of 2, batch of 32")
+REAL = ("stack10, 2 ranks, 1 Gbit/s", "deep, 2 ranks, 1 Gbit/s, 1 ms")
+CASES = (*REAL, NEAR, FAR, "1 Gbit/s 5 ms, 300 layers 20 M", CHANGES, f"{NEAR}, lossy", "micro-batch of 2, batch of 32")
+
+
+@cache
+def _every_case() -> list[Case]:
+    return [*all_cases(), *cases(load(MEASURED)[1])]
 
 
 @cache
 def _runs(case: str, name: str, level: float = 0.05) -> list[Run]:
-    (found,) = [one for one in all_cases() if one.name == case]
+    (found,) = [one for one in _every_case() if one.name == case]
     return [run(found, name, noise(level, STEPS, seed), seed=seed) for seed in range(SEEDS)]
 
 
@@ -34,6 +40,36 @@ def _total(case: str, name: str, level: float = 0.05) -> float:
 
 def test_the_curves_on_disk_are_those_of_the_generator() -> None:
     assert FILE.read_text() == dump(simulate_all()), "python -m tests.controller.curves writes them anew"
+
+
+def test_the_measured_curves_on_disk_are_the_sweeps_on_disk() -> None:
+    source, curves = load(MEASURED)
+    taken = sweeps()
+    assert source == "measured"
+    assert [curve.name for curve in curves] == list(taken), (
+        "python -m tests.controller.measured_curves writes them anew"
+    )
+    for curve in curves:
+        steps = {point["bucket_bytes"]: curve.at(point).step_ns for point in map(dict, curve.points)}
+        assert steps == {size or DEFAULT: round(median(paces) * 1e9) for size, paces in taken[curve.name].items()}
+        assert sum(curve.gradient_bytes) == sum(gradient_bytes(curve.name.partition(",")[0]))
+
+
+def test_a_fit_finds_the_constants_that_made_a_sweep_and_says_how_far_off_it_is() -> None:
+    gradients = gradient_bytes("stack10")
+    true = Fit(1e8, 2e8, 2e6, 8.5, 0.04)
+    levels = {size: true.point(buckets_of(gradients, size)).step_ns for size in (0, *(2**k for k in range(18, 28)))}
+    found = fit(gradients, levels)
+    assert found.error_ratio < 0.003
+    assert found.ns_per_byte == pytest.approx(8.5, rel=0.05)
+    assert found.alpha_ns == pytest.approx(2e6, rel=0.25)
+    off = fit(gradients, {size: level * (1.1 if size == 2**20 else 1.0) for size, level in levels.items()})
+    assert 0.003 < off.error_ratio < 0.03
+
+
+@pytest.mark.slow
+def test_the_measured_curves_are_those_of_the_fits() -> None:
+    assert MEASURED.read_text() == dump((curve for curve, _ in measured()), source="measured")
 
 
 @pytest.mark.slow
