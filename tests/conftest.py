@@ -11,6 +11,10 @@ import tempfile
 
 from hypothesis import HealthCheck, settings
 
+from tests.patience import pytest_fixture_setup  # noqa: F401  a hook: pytest finds it here by its name
+
+pytest_plugins = ["pytester"]
+
 os.environ.setdefault("PACECAR_TUNE_REMEMBER", "false")
 _STATE = tempfile.TemporaryDirectory(prefix="pacecar-tests-")
 os.environ["STATE_DIRECTORY"] = _STATE.name  # where daemons, also those of child processes, write recordings

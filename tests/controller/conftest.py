@@ -15,9 +15,6 @@ import pytest
 RANKS_SECONDS_MAX = 300
 """Some hundred tiny steps take seconds, a minute where the host takes half of the processors; this is against hangs."""
 
-ATTEMPTS_MAX = 2
-"""Of the same ranks: a fixture that many tests share would otherwise fail, or hang, once and once more for each."""
-
 SETTINGS = {"OMP_NUM_THREADS": "1", "PACECAR_HOOK_OVERHEAD_BUDGET": "0.2"}
 """Short runs of short steps: with the usual budget a slow machine measures every second one, and they end too early."""
 
@@ -73,19 +70,10 @@ def run_ranks(fork_ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Ca
 
     The jobs run one after the other in the same processes, which meet at the file STORE.
     """
-    failures: dict[tuple[str, int, str], list[str]] = {}
 
     def run(script: str, world_size: int, jobs: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
         store = tmp_path_factory.mktemp("ranks") / "store"
-        argument = json.dumps(jobs)
-        failed = failures.setdefault((script, world_size, argument), [])
-        if len(failed) >= ATTEMPTS_MAX:
-            pytest.fail(f"not tried again after {ATTEMPTS_MAX} failures, of which the last was:\n{failed[-1]}")
-        try:
-            outputs = fork_ranks(script, world_size, [argument], {"STORE": str(store)})
-        except pytest.fail.Exception as failure:
-            failed.append(str(failure))
-            raise
+        outputs = fork_ranks(script, world_size, [json.dumps(jobs)], {"STORE": str(store)})
         answers = [json.loads(output.strip().splitlines()[-1]) for output in outputs]
         return [list(ranks_of_job) for ranks_of_job in zip(*answers, strict=True)]
 
