@@ -25,9 +25,10 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from pacecar.controller.ddp_private import find_ddp
-from pacecar.controller.measured import Counted, Measured
+from pacecar.controller.measured import Measured
 from pacecar.profiler.compiling import is_tracing, keep_out
 from pacecar.profiler.phases import OUTPUTS_MAX, with_gradient
+from pacecar.profiler.pulse import CountedStep
 
 __all__ = ["ForwardBoundaries"]
 
@@ -43,7 +44,7 @@ class ForwardBoundaries:
     def __init__(
         self,
         model: nn.Module,
-        on_boundary: Callable[[Measured | Counted | None], None],
+        on_boundary: Callable[[Measured | CountedStep | None], None],
         *,
         now_ns: Callable[[], int],
         charge: Callable[[int], None],
@@ -53,7 +54,7 @@ class ForwardBoundaries:
         self._on_boundary = on_boundary
         self._now_ns = now_ns
         self._charge = charge
-        self._step: Measured | Counted | None = None
+        self._step: Measured | CountedStep | None = None
         self._has_synchronized = False
         self._has_failed = False
         self._pid = os.getpid()
@@ -68,7 +69,7 @@ class ForwardBoundaries:
             self._model.register_forward_hook(self._after_forward),
         ]
 
-    def step_ended(self, step: Measured | Counted | None) -> None:
+    def step_ended(self, step: Measured | CountedStep | None) -> None:
         """Keep `step` for the boundary that follows."""
         self._step = step
 

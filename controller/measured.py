@@ -19,9 +19,7 @@ from pacecar.controller.protocol import PERIOD, JobPace
 from pacecar.profiler.pulse import CountedStep
 from pacecar.records import BackwardWindow, StepRecord
 
-__all__ = ["Backlog", "Counted", "Measured"]
-
-Counted = CountedStep
+__all__ = ["Backlog", "Measured"]
 
 RECORDS_MAX = 32 * PERIOD
 """Own steps kept until the other ranks' paces of that step come in."""
@@ -80,16 +78,16 @@ class Backlog:
     """The steps of rank 0 that its policy has not seen."""
 
     def __init__(self) -> None:
-        self._steps: dict[int, Measured | Counted] = {}
-        self._paced: deque[tuple[Measured | Counted, JobPace]] = deque()
+        self._steps: dict[int, Measured | CountedStep] = {}
+        self._paced: deque[tuple[Measured | CountedStep, JobPace]] = deque()
         self._observations: list[Observation] = []
         self._early: Measured | None = None  # the last exact step before the policy begins: it forecasts from it
         self._is_begun = False
 
-    def remember(self, step: Measured | Counted) -> None:
+    def remember(self, step: Measured | CountedStep) -> None:
         """Keep a step until its pace comes."""
         self._steps[step.step] = step
-        if not (self._is_begun or isinstance(step, Counted)) and step.source == "exact":
+        if not (self._is_begun or isinstance(step, CountedStep)) and step.source == "exact":
             self._early = step
         while len(self._steps) > RECORDS_MAX:
             del self._steps[next(iter(self._steps))]
@@ -113,7 +111,7 @@ class Backlog:
         may_wait = PACED_MAX if is_calm else 0
         while self._paced and (_is_written(self._paced[0][0]) or len(self._paced) > may_wait):
             step, pace = self._paced.popleft()
-            if isinstance(step, Counted):
+            if isinstance(step, CountedStep):
                 self._observations.append(_observe_pace(step, pace, live))
             else:
                 self._observations.append(_observe(step.settled(), pace, live, step.backward))
@@ -124,12 +122,12 @@ class Backlog:
         return observations
 
 
-def _is_written(step: Measured | Counted) -> bool:
+def _is_written(step: Measured | CountedStep) -> bool:
     """Return whether all is there that will ever be."""
-    return isinstance(step, Counted) or step.record is not None
+    return isinstance(step, CountedStep) or step.record is not None
 
 
-def _observe_pace(step: Counted, pace: JobPace, live: Sequence[KnobSpace]) -> Observation:
+def _observe_pace(step: CountedStep, pace: JobPace, live: Sequence[KnobSpace]) -> Observation:
     """Return a counted step as a policy sees it."""
     values = step.knobs.values
     return Observation(

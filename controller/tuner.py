@@ -25,13 +25,14 @@ from pacecar.config import TuneConfig
 from pacecar.controller.actuator import Actuator
 from pacecar.controller.agreement import Agreement, LocalAgreement, MeetingError, RankAgreement
 from pacecar.controller.gradient_check import GradientCheck
-from pacecar.controller.measured import Backlog, Counted, Measured
+from pacecar.controller.measured import Backlog, Measured
 from pacecar.controller.node import Node
 from pacecar.controller.observation import Facts, KnobSpace, Policy, Turn
 from pacecar.controller.protocol import CALM_PERIOD, LONG_STEP_NS, PERIOD, Kind, Proposal
 from pacecar.controller.rehearsal import REHEARSAL_BOUNDARIES_MAX, Rehearsal
 from pacecar.controller.switchboard import Switchboard, at_rest
 from pacecar.controller.voice import State, Voice
+from pacecar.profiler.pulse import CountedStep
 from pacecar.records import JobHello, JobRecord, Knobs, KnobValue, TunerStatus
 
 __all__ = ["OFFER_BOUNDARY", "Tuner"]
@@ -68,7 +69,7 @@ class Tuner:
         gradients: GradientCheck | None = None,
         parting: Callable[[], str | None] | None = None,
         node: Node | None = None,
-        was_paused: Callable[[Measured | Counted], bool] = lambda step: False,
+        was_paused: Callable[[Measured | CountedStep], bool] = lambda step: False,
         counted_ns_min: int = LONG_STEP_NS,
     ) -> None:
         self._counted_ns_min = counted_ns_min  # shorter counted steps are worth no look, not even in a trial
@@ -144,7 +145,7 @@ class Tuner:
         self._guarded(self._publish_knobs, 0)
         self._say("advising" if self._mode == "advise" else "warming", "waiting for the first steps")
 
-    def on_boundary(self, step: Measured | Counted | None) -> None:
+    def on_boundary(self, step: Measured | CountedStep | None) -> None:
         """Take part in one step boundary; `step` is the one that just ended, None if nothing is known of it.
 
         Must be called at every boundary on every rank, also when nothing can be measured: votes go by boundaries.
@@ -210,19 +211,19 @@ class Tuner:
             logger.log(level, "pacecar: the tuner freezes; training goes on", exc_info=True)
             self._agreement.freeze(f"{type(error).__name__}: {error}")
 
-    def _note(self, step: Measured | Counted | None) -> None:
-        if step is None or (isinstance(step, Counted) and not self._hears(step)):
+    def _note(self, step: Measured | CountedStep | None) -> None:
+        if step is None or (isinstance(step, CountedStep) and not self._hears(step)):
             self._agreement.note(self._step, None, profiled=False)
             return
         self._step_ns = step.wall_ns
-        pace_ns = step.wall_ns if isinstance(step, Counted) else step.pace_ns
+        pace_ns = step.wall_ns if isinstance(step, CountedStep) else step.pace_ns
         self._agreement.note(step.step, pace_ns, profiled=step.disturbed or self._was_paused(step))
         if self._node is not None:
             self._node.note(step.wall_ns)
         if self._policy is not None:
             self._backlog.remember(step)
 
-    def _hears(self, step: Counted) -> bool:
+    def _hears(self, step: CountedStep) -> bool:
         """Return whether the pace of a step that was only counted is worth a look.
 
         A look costs some 100 us: nothing to a long step, and in a trial, which would otherwise last the longer the

@@ -18,7 +18,7 @@ from pacecar.controller.global_batch import GlobalBatchActuator
 from pacecar.controller.headroom import unused_bytes
 from pacecar.controller.holds import HeldPolicy, Holds
 from pacecar.controller.loader_knobs import LoaderKnobs
-from pacecar.controller.measured import Counted, Measured
+from pacecar.controller.measured import Measured
 from pacecar.controller.microbatch_knobs import MicroBatchActuator, MicroTokensActuator
 from pacecar.controller.node import Node
 from pacecar.controller.observation import Facts, Policy
@@ -94,7 +94,7 @@ def make_tuner(
             first_bucket_bytes=None if ddp.reducer.ddp is None else ddp.reducer.first_bytes,
         )
 
-    def was_paused(step: Measured | Counted) -> bool:
+    def was_paused(step: Measured | CountedStep) -> bool:
         if isinstance(step, CountedStep):
             return hook.was_paused(step.start_ns)
         return isinstance(step, FinishedStep) and hook.was_paused(step.raw.start_ns)

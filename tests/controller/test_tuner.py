@@ -14,10 +14,10 @@ from pacecar.clock import FakeClock
 from pacecar.config import TuneConfig
 from pacecar.controller.actuator import ActuatorError
 from pacecar.controller.channels import MeetingError, meet
-from pacecar.controller.measured import Counted
 from pacecar.controller.observation import Facts, Observation, Policy, Turn
 from pacecar.controller.protocol import LONG_STEP_NS
 from pacecar.controller.tuner import OFFER_BOUNDARY, Tuner
+from pacecar.profiler.pulse import CountedStep
 from pacecar.records import JobHello, JobRecord, Knobs, KnobSwitch, Ledger, StepRecord, TunerStatus
 
 
@@ -346,7 +346,7 @@ def count(bench: Bench, *walls_ns: int, disturbed: bool = False) -> None:
     """End steps that were counted and not measured."""
     for wall_ns in walls_ns:
         bench.step += 1
-        bench.tuner.on_boundary(Counted(bench.step, 0, wall_ns, 7, bench.in_force, disturbed))
+        bench.tuner.on_boundary(CountedStep(bench.step, 0, wall_ns, 7, bench.in_force, disturbed))
 
 
 @pytest.fixture
