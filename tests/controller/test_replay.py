@@ -12,7 +12,7 @@ from statistics import fmean, median, pstdev
 import pytest
 
 from tests.controller.curves import DEFAULT, FILE, MEASURED, dump, load, simulate_all
-from tests.controller.measured_curves import Fit, buckets_of, fit, gradient_bytes, measured, sweeps
+from tests.controller.measured_curves import Fit, buckets_of, fit, gradient_bytes, measured, sweeps, table
 from tests.controller.replay import POLICIES, SLOW_RATIO, Case, Run, all_cases, cases, noise, run
 
 STEPS = 6000
@@ -69,7 +69,9 @@ def test_a_fit_finds_the_constants_that_made_a_sweep_and_says_how_far_off_it_is(
 
 @pytest.mark.slow
 def test_the_measured_curves_are_those_of_the_fits() -> None:
-    assert MEASURED.read_text() == dump((curve for curve, _ in measured()), source="measured")
+    fits = list(measured())
+    assert MEASURED.read_text() == dump((curve for curve, _ in fits), source="measured")
+    assert table(fits) in MEASURED.with_name("policies.md").read_text()
 
 
 @pytest.mark.slow
