@@ -266,8 +266,8 @@ class RankAgreement:
 
     @property
     def are_all_calm(self) -> bool:
-        """What the vote read last says."""
-        return self._member.are_all_calm
+        """What the vote read last says; where nothing is ever turned nothing is under way."""
+        return self._member.are_all_calm or not self._votes
 
     def rest(self, *, is_calm: bool, step_ns: int) -> None:
         """Put both into the votes to come."""

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from pacecar.controller.observation import KnobSpace, Observation
-from pacecar.controller.protocol import PERIOD, JobPace
+from pacecar.controller.protocol import LONG_STEP_NS, PERIOD, JobPace
 from pacecar.profiler.pulse import CountedStep
 from pacecar.records import BackwardWindow, StepRecord
 
-__all__ = ["Backlog", "Measured"]
+__all__ = ["Backlog", "Hearing", "Measured"]
 
 RECORDS_MAX = 32 * PERIOD
 """Own steps kept until the other ranks' paces of that step come in."""
@@ -29,6 +29,9 @@ PACED_MAX = 4 * PERIOD
 
 With more, and wherever something is tried, the training thread writes it: what is 16 steps late makes a trial longer.
 """
+
+COUNTED_RATIO_MAX = 3
+"""A counted step so much longer than the one before held something else: an evaluation, which nobody saw."""
 
 
 class Measured(Protocol):
@@ -72,6 +75,32 @@ class Measured(Protocol):
     def settled(self) -> StepRecord:
         """Return its record, written now if it was not yet."""
         ...
+
+
+class Hearing:
+    """Which steps that were only counted are worth a look?
+
+    A look takes the tuner HEARING_NS: nothing of a long step.  Of a shorter one (from `counted_ns_min` on) it is worth
+    that in a trial, which would otherwise last the longer the fewer steps are measured; while all are calm these few
+    tell enough.
+    """
+
+    def __init__(self, counted_ns_min: int = LONG_STEP_NS) -> None:
+        self.counted_ns_min = counted_ns_min
+        self._last_ns: int | None = None  # of the last step heard since the switch
+
+    def pace_ns(self, step: Measured | CountedStep, *, are_all_calm: bool) -> int | None:
+        """Return the pace of `step`, None if it is not heard."""
+        if isinstance(step, CountedStep):
+            is_long = step.wall_ns >= (LONG_STEP_NS if are_all_calm else min(self.counted_ns_min, LONG_STEP_NS))
+            if not is_long or (self._last_ns is not None and step.wall_ns > COUNTED_RATIO_MAX * self._last_ns):
+                return None
+        self._last_ns = step.wall_ns
+        return step.wall_ns if isinstance(step, CountedStep) else step.pace_ns
+
+    def switched(self) -> None:
+        """Forget how long steps were: other settings are in force."""
+        self._last_ns = None
 
 
 class Backlog:

@@ -25,10 +25,10 @@ from pacecar.config import TuneConfig
 from pacecar.controller.actuator import Actuator
 from pacecar.controller.agreement import Agreement, LocalAgreement, MeetingError, RankAgreement
 from pacecar.controller.gradient_check import GradientCheck
-from pacecar.controller.measured import Backlog, Measured
+from pacecar.controller.measured import Backlog, Hearing, Measured
 from pacecar.controller.node import Node
 from pacecar.controller.observation import Facts, KnobSpace, Policy, Turn
-from pacecar.controller.protocol import CALM_PERIOD, LONG_STEP_NS, PERIOD, Kind, Proposal
+from pacecar.controller.protocol import CALM_PERIOD, PERIOD, Kind, Proposal
 from pacecar.controller.rehearsal import REHEARSAL_BOUNDARIES_MAX, Rehearsal
 from pacecar.controller.switchboard import Switchboard, at_rest
 from pacecar.controller.voice import State, Voice
@@ -41,9 +41,6 @@ logger = logging.getLogger(__name__)
 
 OFFER_BOUNDARY = PERIOD
 """The boundary at which knobs are offered: the batch size is known, and DDP has recorded its gradients' order."""
-
-COUNTED_RATIO_MAX = 3
-"""A counted step so much longer than the one before held something else: an evaluation, which nobody saw."""
 
 
 class Tuner:
@@ -70,9 +67,9 @@ class Tuner:
         parting: Callable[[], str | None] | None = None,
         node: Node | None = None,
         was_paused: Callable[[Measured | CountedStep], bool] = lambda step: False,
-        counted_ns_min: int = LONG_STEP_NS,
+        hearing: Hearing | None = None,
     ) -> None:
-        self._counted_ns_min = counted_ns_min  # shorter counted steps are worth no look, not even in a trial
+        self._hearing = hearing or Hearing()
         self._node = node
         self._was_paused = was_paused  # it holds a checkpoint or an evaluation
         self._parting = parting  # why this rank must leave now, for good and without a word
@@ -212,28 +209,16 @@ class Tuner:
             self._agreement.freeze(f"{type(error).__name__}: {error}")
 
     def _note(self, step: Measured | CountedStep | None) -> None:
-        if step is None or (isinstance(step, CountedStep) and not self._hears(step)):
+        pace_ns = None if step is None else self._hearing.pace_ns(step, are_all_calm=self._agreement.are_all_calm)
+        if step is None or pace_ns is None:
             self._agreement.note(self._step, None, profiled=False)
             return
         self._step_ns = step.wall_ns
-        pace_ns = step.wall_ns if isinstance(step, CountedStep) else step.pace_ns
         self._agreement.note(step.step, pace_ns, profiled=step.disturbed or self._was_paused(step))
         if self._node is not None:
             self._node.note(step.wall_ns)
         if self._policy is not None:
             self._backlog.remember(step)
-
-    def _hears(self, step: CountedStep) -> bool:
-        """Return whether the pace of a step that was only counted is worth a look.
-
-        A look costs some 100 us: nothing to a long step, and in a trial, which would otherwise last the longer the
-        fewer steps are measured, what the budget has for it; while all are calm measured steps tell enough.
-        """
-        if step.wall_ns > COUNTED_RATIO_MAX * self._step_ns:
-            return False
-        return step.wall_ns >= LONG_STEP_NS or (
-            step.wall_ns >= self._counted_ns_min and not self._agreement.are_all_calm
-        )
 
     # --- what this rank knows -----------------------------------------------------------------------
 
@@ -428,6 +413,7 @@ class Tuner:
 
     def _switched(self, proposal: Proposal, duration_ns: int) -> None:
         self._switched_at = self._boundary
+        self._hearing.switched()
         self._publish_knobs(self._knobs.epoch + 1)
         self._voice.switched(proposal.decision, self._step, self._knobs, duration_ns)
         # Once in a trial: a profiled step cannot be judged, and to what is switched back is known.

@@ -18,7 +18,7 @@ from pacecar.controller.global_batch import GlobalBatchActuator
 from pacecar.controller.headroom import unused_bytes
 from pacecar.controller.holds import HeldPolicy, Holds
 from pacecar.controller.loader_knobs import LoaderKnobs
-from pacecar.controller.measured import Measured
+from pacecar.controller.measured import Hearing, Measured
 from pacecar.controller.microbatch_knobs import MicroBatchActuator, MicroTokensActuator
 from pacecar.controller.node import Node
 from pacecar.controller.observation import Facts, Policy
@@ -123,7 +123,7 @@ def make_tuner(
         parting=Parting(model).reason,
         node=holds.node,
         was_paused=was_paused,
-        counted_ns_min=round(HEARING_NS / hook.overhead_budget) if hook.overhead_budget > 0 else 0,
+        hearing=Hearing(round(HEARING_NS / hook.overhead_budget) if hook.overhead_budget > 0 else 0),
     )
     if holds.node is not None:
         rescue.room = holds.node.room_bytes

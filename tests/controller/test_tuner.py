@@ -352,10 +352,10 @@ def count(bench: Bench, *walls_ns: int, disturbed: bool = False) -> None:
 @pytest.fixture
 def hearing(bench: Bench) -> Bench:
     """A tuner in something to do, that hears counted steps from 50 ns on; the last measured one took 6."""
-    bench.tuner._counted_ns_min = 50
+    bench.tuner._hearing.counted_ns_min = 50
     bench.tuner.start()
     bench.run(OFFER_BOUNDARY + 2)
-    bench.tuner._step_ns = 60
+    bench.tuner._hearing._last_ns = 60
     return bench
 
 
@@ -381,9 +381,19 @@ def test_one_much_longer_than_the_one_before_is_not_heard_as_it_held_something_e
     assert [o.step for o in hearing.policy.seen[-3:]] == [6, 7, 9]
 
 
+def test_after_a_switch_a_step_is_as_long_as_it_is(hearing: Bench) -> None:
+    """Under 1 sample at a time a step may take six times what it takes under 32."""
+    hearing.policy.turn = Turn(1, {"micro_batch": 8}, is_trial=True)
+    count(hearing, 60, 360, 360)
+    assert hearing.switches()
+    assert [o.pace_ns for o in hearing.policy.seen[-2:]] == [360, 360]
+    count(hearing, 1081)
+    assert hearing.policy.seen[-1].pace_ns == 360
+
+
 def test_while_all_are_calm_only_long_counted_steps_are_heard(hearing: Bench) -> None:
     hearing.tuner._agreement.are_all_calm = True  # type: ignore[misc]
-    hearing.tuner._step_ns = LONG_STEP_NS
+    hearing.tuner._hearing.switched()
     count(hearing, LONG_STEP_NS - 1)
     assert hearing.policy.seen[-1].step == 6
     hearing.tuner._agreement.are_all_calm = True  # type: ignore[misc]
