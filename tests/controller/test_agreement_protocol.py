@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pacecar.controller.agreement import RankAgreement
 from pacecar.controller.offers import KnobOffer, Offer, decode_offer, encode_offer, live_knobs
 from pacecar.controller.protocol import (
     CALM_NS,
@@ -366,3 +367,8 @@ def test_an_offer_crosses_the_wire_and_fits(value: int, domain: set[int], refusa
 def test_garbage_is_not_an_offer() -> None:
     with pytest.raises(ValueError, match="not an offer"):
         decode_offer([16, 1, 2, 3])
+
+
+def test_where_no_vote_is_ever_taken_nothing_is_under_way() -> None:
+    assert RankAgreement(0, 2, votes=False).are_all_calm
+    assert not RankAgreement(0, 2, votes=True).are_all_calm, "not before the first vote says so"
