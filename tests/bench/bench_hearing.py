@@ -1,0 +1,100 @@
+"""What does the tuner take to hear of a step that was only counted?  `HEARING_NS` of pacecar.tuning is its bound.
+
+A real tuner of one rank with pacecar's policy gets counted steps: of 120 ms, which are always heard, or of 20 ms, which
+are not.  Its knob changes nothing, so it tries both other values and watches from then on.  Between two steps more
+bytes are written than a core's own caches hold, as a job does.  Printed are microseconds of a boundary, in turns:
+median and 99th percentile; the difference is the price of hearing.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from pathlib import Path
+from statistics import median, quantiles
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script, it finds its own folder only
+from pacecar.clock import SystemClock
+from pacecar.config import TuneConfig
+from pacecar.controller.measured import Hearing
+from pacecar.controller.observation import Facts
+from pacecar.controller.policy import PacecarPolicy
+from pacecar.controller.tuner import Tuner
+from pacecar.profiler.pulse import CountedStep
+from pacecar.records import JobHello, Knobs
+from pacecar.tuning import HEARING_NS
+
+STEPS = 1500
+HEARD_NS, UNHEARD_NS = 120_000_000, 20_000_000
+ROUNDS = 3
+NOISE = 0.05
+EVICTED_BYTES = 4 << 20
+
+
+class Dial:
+    """A knob whose values make no difference, so that a trial goes on for long."""
+
+    knob = "micro_batch"
+
+    def __init__(self) -> None:
+        self.at = 4
+
+    def value(self) -> int:
+        return self.at
+
+    def domain(self) -> tuple[int, ...]:
+        return (2, 4, 8)
+
+    def refusal(self) -> str | None:
+        return None
+
+    def layout(self) -> str:
+        return ""
+
+    def apply(self, value: int) -> None:
+        self.at = value
+
+
+def boundaries(step_ns: int) -> list[float]:
+    """Return the microseconds of each boundary where steps take `step_ns`."""
+    in_force = [Knobs()]
+    tuner = Tuner(
+        hello=JobHello(
+            job="bench", rank=0, local_rank=0, world_size=1, pid=1, host="h", device="cpu", framework="torch",
+            pacecar_version="0", started_wall_ns=0,
+        ),
+        config=TuneConfig(mode="exact"),
+        policy=PacecarPolicy(TuneConfig(mode="exact")),
+        actuators=[Dial()],
+        facts=lambda: Facts("bench", 1, batch_samples=32),
+        emit=lambda record: None,
+        set_knobs=lambda knobs: in_force.__setitem__(0, knobs),
+        request_window=lambda: None,
+        clock=SystemClock(),
+        hearing=Hearing(),
+    )  # fmt: skip
+    tuner.start()
+    draw, junk, taken, now = random.Random(1), bytearray(EVICTED_BYTES), [], 0
+    for number in range(STEPS):
+        wall_ns = round(step_ns * draw.lognormvariate(0.0, NOISE))
+        step = CountedStep(number, now, now + wall_ns, now + wall_ns, in_force[0])
+        now += wall_ns
+        junk[:] = bytes(EVICTED_BYTES)
+        begun = time.perf_counter_ns()
+        tuner.on_boundary(step)
+        taken.append((time.perf_counter_ns() - begun) / 1e3)
+    tuner.close()
+    return taken[STEPS // 10 :]
+
+
+def main() -> None:
+    """Print both, in turns."""
+    for name, step_ns in (("heard", HEARD_NS), ("not heard", UNHEARD_NS)) * ROUNDS:
+        taken = boundaries(step_ns)
+        sys.stdout.write(f"{name:10} median {median(taken):6.1f} us, 99 % {quantiles(taken, n=100)[98]:6.1f} us\n")
+    sys.stdout.write(f"allowed for one that is heard: {HEARING_NS / 1e3:.0f} us\n")
+
+
+if __name__ == "__main__":
+    main()
