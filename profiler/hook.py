@@ -275,10 +275,11 @@ class Hook:
         self._in_boundary = True
         try:
             if self._guard.is_alive:
+                end_step = self._counted if self._phases.is_resting else self._finish
                 try:
-                    finished = self._counted(now_ns) if self._phases.is_resting else self._finish(now_ns)
+                    finished = end_step(now_ns)
                 except Exception:  # noqa: BLE001  as in the guard, without its second frame
-                    self._guard.failed(self._finish)
+                    self._guard.failed(end_step)
             if self._on_boundary is not None:
                 begun = self._now_ns()
                 self._tell(self._on_boundary, finished)

@@ -177,6 +177,25 @@ def test_a_listener_gets_the_pace_of_the_steps_that_are_only_counted(job, attach
         assert step.wall_ns - step.pace_ns == step.raw.overhead_ns - step.told_ns > 0, "what measuring it took"
 
 
+def test_a_failure_at_a_counted_step_is_logged_by_its_own_name(job, attach, caplog, monkeypatch):
+    clock = Slow()
+    hook = attach(job, config=HookConfig(overhead_budget=0.01, windows=False), clock=clock)
+    for _ in range(100):
+        clock.now += 1_000 * US
+        job.run(1)
+        hook.flush()
+
+    def fail(pulse, now_ns):
+        raise ValueError("planted")
+
+    monkeypatch.setattr(type(hook._pulse), "pass_over", fail)
+    for _ in range(40):
+        clock.now += 1_000 * US
+        job.run(1)
+        hook.wake()
+    assert any("pacecar failed in Hook._counted" in record.getMessage() for record in caplog.records)
+
+
 @contextmanager
 def looked_at(hook):
     """Let a thread settle the steps, as that of a real sink does: unsettled steps are no part of the ratio."""
