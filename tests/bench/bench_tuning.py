@@ -11,12 +11,17 @@ then the arms run one after the other in an order that turns with every repeat:
 The pace of a step is its slowest rank's wall time.  Per arm are printed: total time against never tuning, the pace of
 the last fifth against the oracle's, steps in trials, the slowest trial, steps over 20 % slower than never tuning's
 typical one, and what was expected of each trial beside what was measured.  Medians over repeats, lowest and highest in
-brackets.  An arm or a sweep of whose processor time the hypervisor gave over STOLEN_MAX to others is run again, at
-most `--again` times, and the least disturbed run counts: that is the only thing that a run is judged by.  Before each
-run the processors are kept busy for a moment, to see what others take of them now, and at most `--patience` seconds are
-waited until it is little.  At the end the settings that exact arms arrived at run side by side with the oracle's in one
-job, round by round, on the link as it is then: two runs on end differ by more than good settings do.  `--json FILE`
-keeps all of it, and the sweeps as curves that policies can be replayed on.
+brackets.
+
+Others on the host take the processors at times.  A step in which the hypervisor gave them over STOLEN_MAX is disturbed:
+in the tables the median of its nearest calm steps stands for it.  An arm with over DISTURBED_MAX of such steps is run
+again, at most `--again` times, and the run with the fewest counts: that is the only thing that a run is judged by.  A
+sweep runs disturbed stretches again by itself.  Before each run the processors are kept busy for a moment, to see what
+others take of them now, and at most `--patience` seconds are waited until it is little.
+
+At the end the settings that exact arms arrived at run side by side with the oracle's in one job, round by round, on the
+link as it is then: two runs on end differ by more than good settings do.  `--json FILE` keeps all of it, and the sweeps
+as curves that policies can be replayed on.
 """
 
 from __future__ import annotations
@@ -35,10 +40,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import psutil
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script, it finds its own folder only
-from tests.bench.tuning_figures import Run, compact, spread, summary, table
+from tests.bench.tuning_figures import STOLEN_MAX, Run, compact, spread, summary, table
+from tests.bench.tuning_job import processor_seconds
 from tests.shaping import Link, Net, shaped, why_not
 
 MIB = 2**20
@@ -95,8 +99,11 @@ FULL = (
 FINAL_ROUNDS = 5
 """Rounds of the comparison of what the arms arrived at."""
 
-STOLEN_MAX = 0.02
-"""What others may take of an arm's processor time: with 10 % a step takes some 5 % longer, as much as is asked for."""
+DISTURBED_MAX = 0.2
+"""Share of an arm's steps that others may disturb."""
+
+STRETCHES_AGAIN = 12
+"""Times that a sweep runs a disturbed stretch again: a burst lasts a minute or two."""
 
 LOOK = "import time; end = time.monotonic() + 3\nwhile time.monotonic() < end: pass"
 """A processor that has nothing to do is taken by nobody: only a busy one tells."""
@@ -166,8 +173,10 @@ def slowest(rows: Sequence[Sequence[float]]) -> list[float]:
 
 def run_sweep(net: Net, case: Case, settings: Sequence[Setting], *, rounds: int, steps: int) -> list[list[list[float]]]:
     """Return for each setting the paces of its judged steps, a list a round."""
-    given = {"model": case.model, "sweep": settings, "rounds": rounds, "steps": steps}
+    given = {"model": case.model, "sweep": settings, "rounds": rounds, "steps": steps, "again": STRETCHES_AGAIN}
     said = run_ranks(net, case.ranks, given)
+    if said[0]["repeated"]:
+        say(f"  {said[0]['repeated']} stretches were run again: others took the processors")
     return [
         [slowest([rank["sweep"][place][number] for rank in said]) for number in range(rounds)]
         for place in range(len(settings))
@@ -209,20 +218,26 @@ def run_arm(net: Net, case: Case, arm: str, steps: int, best_bytes: int) -> Run:
         given["bucket_bytes"] = best_bytes
     if case.change is not None:
         given["say"] = [steps // 2]
-    before = _processor_seconds()
+    before = processor_seconds()
     said = run_ranks(net, case.ranks, given, case.change)
-    stolen, passed = (after - was for after, was in zip(_processor_seconds(), before, strict=True))
+    stolen, passed = (after - was for after, was in zip(processor_seconds(), before, strict=True))
     first = said[0]
-    paces = slowest([rank["walls"] for rank in said])
-    return Run(arm, paces, first.get("records", []), first.get("values", {}), stolen / passed if passed else None)
+    return Run(
+        arm,
+        slowest([rank["walls"] for rank in said]),
+        first.get("records", []),
+        first.get("values", {}),
+        stolen / passed if passed else None,
+        first["stolen"],
+    )
 
 
 def stolen_now() -> float:
     """Return the share that others take of all processors when they are busy."""
-    before = _processor_seconds()
+    before = processor_seconds()
     for busy in [subprocess.Popen([sys.executable, "-c", LOOK]) for _ in range(os.cpu_count() or 1)]:
         busy.wait()
-    stolen, passed = (after - was for after, was in zip(_processor_seconds(), before, strict=True))
+    stolen, passed = (after - was for after, was in zip(processor_seconds(), before, strict=True))
     return stolen / passed if passed else 0.0
 
 
@@ -240,30 +255,14 @@ def run_calmly(
     taken: list[Run] = []
     while len(taken) <= again:
         wait_for_calm(patience_seconds)
-        taken.append(run_arm(net, case, arm, steps, best_bytes))
-        stolen = taken[-1].stolen_ratio
-        said = "" if stolen is None else f", {stolen:.1%} stolen"
-        say(f"  {arm:10} {taken[-1].total:8.1f} s, {taken[-1].final * 1e3:.0f} ms{said}")
-        if stolen is None or stolen <= STOLEN_MAX:
+        run = run_arm(net, case, arm, steps, best_bytes)
+        taken.append(run)
+        stolen = "" if run.stolen_ratio is None else f", {run.stolen_ratio:.1%} stolen"
+        disturbed = f", {len(run.disturbed)} of {len(run.paces)} steps disturbed"
+        say(f"  {arm:10} {run.total:8.1f} s, {run.final * 1e3:.0f} ms{stolen}{disturbed}")
+        if len(run.disturbed) <= DISTURBED_MAX * len(run.paces):
             break
-    return min(taken, key=lambda run: run.stolen_ratio or 0.0)
-
-
-def find_curve_calmly(
-    net: Net, case: Case, rounds: int, *, again: int, patience_seconds: float
-) -> dict[int, list[float]]:
-    """Sweep until the host leaves it alone, at most `again` times more; return the least disturbed sweep."""
-    taken: list[tuple[float, dict[int, list[float]]]] = []
-    while len(taken) <= again:
-        wait_for_calm(patience_seconds)
-        before = _processor_seconds()
-        curve = find_curve(net, case, rounds)
-        stolen, passed = (after - was for after, was in zip(_processor_seconds(), before, strict=True))
-        taken.append((stolen / passed if passed else 0.0, curve))
-        if taken[-1][0] <= STOLEN_MAX:
-            break
-        say(f"  a sweep lost {taken[-1][0]:.1%} of the processors")
-    return min(taken, key=lambda one: one[0])[1]
+    return min(taken, key=lambda run: len(run.disturbed))
 
 
 def run_case(
@@ -274,7 +273,8 @@ def run_case(
     runs: list[Run] = []
     with shaped(case.ranks, case.link) as net:
         sent = net.sent_bytes()[0]
-        curve = find_curve_calmly(net, case, rounds, again=again, patience_seconds=patience_seconds)
+        wait_for_calm(patience_seconds)
+        curve = find_curve(net, case, rounds)
         levels = {size: median(paces) for size, paces in curve.items()}
         best = min(levels, key=lambda size: levels[size])
         shown = "  ".join(f"{_size(size)} {level * 1e3:.0f}" for size, level in levels.items())
@@ -298,12 +298,6 @@ def run_case(
         "finals": finals,
         "runs": [asdict(run) for run in runs],
     }
-
-
-def _processor_seconds() -> tuple[float, float]:
-    """Return the time that the hypervisor gave to others, and all time, of all processors since the start."""
-    times = psutil.cpu_times()
-    return times.steal, sum(times)
 
 
 def _size(size: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.bench.tuning_figures import Run, compact, summary, table
+from tests.bench.tuning_figures import STOLEN_MAX, Run, compact, summary, table
 
 NEVER = [1.0] * 10
 TRIAL = [
@@ -41,13 +41,13 @@ def _rows(text: str) -> dict[str, list[str]]:
 def case() -> dict[str, Any]:
     exact = Run("exact", [1.0] * 4 + [1.3] + [0.75] * 5, TRIAL, {"bucket_bytes": 1})
     finals = {"oracle, exact": [[0.7], [0.8]], "default": [[1.05], [1.0]]}
-    never = Run("never", NEVER, stolen_ratio=0.02)
+    never = Run("never", NEVER, stolen_ratio=0.02, stolen=[0.021] + [0.019] * 9)
     return _case(never, Run("oracle", [0.7] * 10, stolen_ratio=0.001), exact, finals=finals)
 
 
 def test_each_table_says_what_its_head_says(case: dict[str, Any]) -> None:
     rows = _rows(summary([case]))
-    assert rows["total against never"] == ["10", "2.0%", "-30.0%", "-9.5%"]
+    assert rows["total against never"] == ["10", "2.0%", "1", "-30.0%", "-9.5%"]
     assert rows["end against oracle"] == ["+37.5% (+25.0% .. +50.0%)", "+0.0% (+0.0% .. +0.0%)"]
     assert rows["trial steps, slowest, slow steps"] == ["6, 10%, 1"]
     assert rows["expected and measured gain of each trial"] == ["20.0% / 25.0%", ""]
@@ -76,8 +76,21 @@ def test_what_is_kept_in_a_file_gives_the_same_tables(case: dict[str, Any]) -> N
 
 def test_files_from_before_the_stolen_time_was_kept_are_read(case: dict[str, Any]) -> None:
     for run in case["runs"]:
-        del run["stolen_ratio"]
-    assert _rows(summary([case]))["total against never"][1:3] == ["", "-30.0%"]
+        del run["stolen_ratio"], run["stolen"]
+    assert _rows(summary([case]))["total against never"][1:4] == ["", "", "-30.0%"]
+
+
+def test_the_nearest_calm_steps_stand_for_a_disturbed_one(case: dict[str, Any]) -> None:
+    loud = STOLEN_MAX + 0.01
+    paces = [1.0, 2.0, 3.0, 9.0, 5.0, 5.0, 8.0]
+    run = Run("exact", paces, stolen=[0.0, 0.0, 0.0, loud, STOLEN_MAX, 0.0, loud])
+    assert run.calm_paces == [1.0, 2.0, 3.0, 4.0, 5.0, 5.0, 4.0]
+    assert run.total == 24.0
+    assert run.final == 4.0, "the last fifth is one step"
+    assert run.slow_steps(4.0) == 2
+    assert Run("exact", paces, stolen=[loud] * 7).total == sum(paces), "nothing to put in their place"
+    case["runs"][0]["stolen"] = [loud, loud] + [0.0] * 8
+    assert _rows(summary([case]))["total against never"][2] == "2"
 
 
 def test_a_case_without_an_oracle_is_left_out(case: dict[str, Any]) -> None:

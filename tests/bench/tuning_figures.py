@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import fmean, median
 from typing import Any
 
-__all__ = ["Run", "compact", "spread", "summary", "table"]
+__all__ = ["STOLEN_MAX", "Run", "compact", "spread", "summary", "table"]
 
 SLOW_RATIO = 1.2
+
+STOLEN_MAX = 0.02
+"""What others may take of the processors in a step: with 10 % a step takes some 5 % longer, as much as is asked for."""
+
+NEIGHBOURS = 4
+"""Calm steps whose median stands for a disturbed one."""
 
 
 @dataclass
@@ -23,16 +30,36 @@ class Run:
     """The knobs in force in the last step."""
     stolen_ratio: float | None = None
     """Share of the processors' time that the hypervisor gave to others meanwhile."""
+    stolen: list[float] = field(default_factory=list)
+    """The same of every step; empty in files from before it was kept."""
+
+    @cached_property
+    def disturbed(self) -> frozenset[int]:
+        """Steps in which others took more than STOLEN_MAX of the processors."""
+        return frozenset(step for step, share in enumerate(self.stolen) if share > STOLEN_MAX)
+
+    @cached_property
+    def calm_paces(self) -> list[float]:
+        """The paces, with the median of the nearest NEIGHBOURS calm steps in place of each disturbed one."""
+        calm = [step for step in range(len(self.paces)) if step not in self.disturbed]
+        if not calm:
+            return self.paces
+        return [
+            median(self.paces[near] for near in sorted(calm, key=lambda near: abs(near - step))[:NEIGHBOURS])
+            if step in self.disturbed
+            else pace
+            for step, pace in enumerate(self.paces)
+        ]
 
     @property
     def total(self) -> float:
-        """Seconds of all steps."""
-        return sum(self.paces)
+        """Seconds of all steps, as they would have been had others left the processors alone."""
+        return sum(self.calm_paces)
 
     @property
     def final(self) -> float:
         """Typical step of the last fifth."""
-        return median(self.paces[-max(1, len(self.paces) // 5) :])
+        return median(self.calm_paces[-max(1, len(self.paces) // 5) :])
 
     @property
     def verdicts(self) -> list[dict[str, Any]]:
@@ -52,7 +79,7 @@ class Run:
 
     def slow_steps(self, typical: float) -> int:
         """Return how many steps took over 20 % longer than `typical`."""
-        return sum(pace > SLOW_RATIO * typical for pace in self.paces)
+        return sum(pace > SLOW_RATIO * typical for pace in self.calm_paces)
 
     @property
     def forecasts(self) -> list[tuple[float, float]]:
@@ -66,7 +93,7 @@ def table(case: str, arms: Sequence[str], runs: Sequence[Run]) -> str:
     """Return what the arms brought, a line each."""
     by_arm = {arm: [run for run in runs if run.arm == arm] for arm in arms}
     never = by_arm.get("never") or runs
-    typical = median(pace for run in never for pace in run.paces)
+    typical = median(pace for run in never for pace in run.calm_paces)
     never_total = median(run.total for run in never)
     oracle = by_arm.get("oracle") or never
     best_final = median(run.final for run in oracle)
@@ -83,7 +110,7 @@ def table(case: str, arms: Sequence[str], runs: Sequence[Run]) -> str:
         pairs = [pair for run in mine for pair in run.forecasts]
         told = f"{fmean(e for e, _ in pairs):.1%} | {fmean(m for _, m in pairs):.1%}" if pairs else ""
         lines.append(
-            f"{arm:10} {fmean(fmean(run.paces) for run in mine) * 1e3:7.1f} ms {totals:>26} {finals:>26}"
+            f"{arm:10} {fmean(fmean(run.calm_paces) for run in mine) * 1e3:7.1f} ms {totals:>26} {finals:>26}"
             f" {median(run.trial_steps for run in mine):11.0f}"
             f" {'' if worst is None else f'{worst:.0%}':>13} {slow:12.0f} {told:>20}"
         )
@@ -113,7 +140,10 @@ def summary(kept: Sequence[dict[str, Any]]) -> str:
     kept = [case for case in kept if {"never", "oracle"} <= {run["arm"] for run in case["runs"]}]
     tried = [arm for arm in _arms_of(kept) if arm != "never"]
     arrived = ["default", *(arm for arm in tried if arm != "oracle")]
-    totals = [f"| total against never | steps | stolen | {' | '.join(tried)} |", "|---|" + "---|" * (len(tried) + 2)]
+    totals = [
+        f"| total against never | steps | stolen | replaced | {' | '.join(tried)} |",
+        "|---|" + "---|" * (len(tried) + 3),
+    ]
     ends = [f"| end against oracle | {' | '.join(arrived)} |", "|---|" + "---|" * len(arrived)]
     searched = [arm for arm in tried if arm != "oracle"]
     costs = [f"| trial steps, slowest, slow steps | {' | '.join(searched)} |", "|---|" + "---|" * len(searched)]
@@ -123,15 +153,18 @@ def summary(kept: Sequence[dict[str, Any]]) -> str:
         by_arm = {arm: [run for run in runs if run.arm == arm] for arm in ("never", *tried)}
         never, best = median(run.total for run in by_arm["never"]), median(run.final for run in by_arm["oracle"])
         saved = [spread([run.total / never - 1 for run in by_arm[arm]]) for arm in tried]
-        totals.append(f"| {case['case']} | {len(runs[0].paces)} | {_stolen(runs)} | {' | '.join(saved)} |")
+        host = f"{_stolen(runs)} | {_replaced(runs)}"
+        totals.append(f"| {case['case']} | {len(runs[0].paces)} | {host} | {' | '.join(saved)} |")
         by_arm["default"] = by_arm["never"]
         off = [_end(case.get("finals", {}), arm, by_arm[arm], best) for arm in arrived]
         ends.append(f"| {case['case']} | {' | '.join(off)} |")
-        typical = median(pace for run in by_arm["never"] for pace in run.paces)
+        typical = median(pace for run in by_arm["never"] for pace in run.calm_paces)
         costs.append(f"| {case['case']} | {' | '.join(_cost(by_arm[arm], typical) for arm in searched)} |")
         told.append(f"| {case['case']} | {' | '.join(_told(by_arm.get(arm, [])) for arm in ('exact', 'lossy'))} |")
     notes = (
         "Stolen: the most that the hypervisor gave to others of any arm's processor time.",
+        f"Replaced: the most steps of an arm in which others took over {STOLEN_MAX:.0%}; for each stands the median of"
+        f" the nearest {NEIGHBOURS} calm ones.",
         "~ by the typical step of the last fifth, where nothing ran side by side",
         "Slowest: the worst trial's loss against what it was compared with; slow: 20 % slower than never tuning's.",
     )
@@ -142,6 +175,12 @@ def _stolen(runs: Sequence[Run]) -> str:
     """Return the largest share of an arm; "" where none was measured."""
     shares = [run.stolen_ratio for run in runs if run.stolen_ratio is not None]
     return f"{max(shares):.1%}" if shares else ""
+
+
+def _replaced(runs: Sequence[Run]) -> str:
+    """Return the most disturbed steps of an arm; "" where they were not kept."""
+    counts = [len(run.disturbed) for run in runs if run.stolen]
+    return str(max(counts)) if counts else ""
 
 
 def _cost(runs: Sequence[Run], typical: float) -> str:
