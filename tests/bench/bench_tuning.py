@@ -99,7 +99,7 @@ FULL = (
 FINAL_ROUNDS = 5
 """Rounds of the comparison of what the arms arrived at."""
 
-DISTURBED_MAX = 0.2
+DISTURBED_MAX = 0.3
 """Share of an arm's steps that others may disturb."""
 
 STRETCHES_AGAIN = 12
