@@ -3,6 +3,10 @@
 Run by test_microbatch_ranks.py and bench_microbatch.py:  RANK, WORLD_SIZE and STORE in the environment, a JSON list of
 jobs' options as the argument.  `cap` is the largest micro-batch that "fits into memory" on the last rank, `where` what
 runs out of it there: forward or backward.
+
+A job runs `steps` steps, and on until rank 0 has heard a verdict of each kind in `until` and RESTED more were made, but
+no more than STEPS_MAX: on a disturbed machine proof takes its time.  One with `as_long` runs as many as the longest
+before it, and says its weights where each of them ended, so that it can be compared with all.
 """
 
 from __future__ import annotations
@@ -25,6 +29,10 @@ from pacecar.records import KnobSwitch, TunerStatus, Verdict
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 VOCABULARY, WIDTH, POSITIONS = 64, 64, 32
+RESTED, STEPS_MAX, ASK_STEPS = 60, 900, 10
+
+_lengths: list[int] = []
+"""Steps of the jobs so far."""
 
 
 class Block(nn.Module):
@@ -99,6 +107,28 @@ class Ear:
         sink.put = lambda record: (self.records.append(record), put(record))[1]
 
 
+def is_over(options: dict[str, Any], steps: int, ear: Ear) -> bool:
+    """Return whether all ranks have seen enough; a collective every ASK_STEPS where something is waited for."""
+    if options.get("as_long"):
+        return steps == max(_lengths)
+    if steps < options["steps"]:
+        return False
+    if not options.get("until") or steps >= STEPS_MAX:
+        return True
+    if steps % ASK_STEPS:
+        return False
+    heard = {r.outcome for r in ear.records if isinstance(r, Verdict) and r.step <= steps - RESTED}
+    is_enough = torch.tensor([float(heard >= set(options["until"]))])
+    dist.all_reduce(is_enough, dist.ReduceOp.MAX)
+    return bool(is_enough)
+
+
+def some_of(model: nn.Module) -> tuple[Tensor, list[float]]:
+    """Return all weights, and enough of them to compare."""
+    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return weights, weights.tolist()[::97]
+
+
 def main(options: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(0)
     net = Gpt(options.get("layers", 2))
@@ -116,8 +146,9 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(RANK)
     loss_of = make_loss(model)
     losses: list[float] = []
+    weights_after: dict[int, list[float]] = {}
     ends = [time.perf_counter_ns()]
-    for _ in range(options["steps"]):
+    while not is_over(options, len(losses), ear):
         text = torch.randint(0, VOCABULARY, (batch, POSITIONS + 1), generator=generator)
         text[:, 1::2] = text[:, :-1:2]  # something to learn
         pair = (text[:, :-1], text[:, 1:])
@@ -132,9 +163,12 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
             losses.append(pacer.train_batch(pair, loss_of).item())
         optimizer.step()
         ends.append(time.perf_counter_ns())
+        if options.get("as_long") and len(losses) in _lengths:
+            weights_after[len(losses)] = some_of(model)[1]
+    _lengths.append(len(losses))
     knobs = pacer.knobs.values
     pacer.close()
-    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    weights, some = some_of(model)
     gathered = [torch.empty_like(weights) for _ in range(WORLD)]
     dist.all_gather(gathered, weights)
     return {
@@ -146,7 +180,8 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         "status": [[r.step, r.state, r.detail] for r in ear.records if isinstance(r, TunerStatus)],
         "verdicts": [[r.knob, r.outcome, r.reason] for r in ear.records if isinstance(r, Verdict)],
         "models_agree": all(torch.equal(gathered[0], other) for other in gathered),
-        "weights": weights.tolist()[::97],
+        "weights": some,
+        "weights_after": weights_after,
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from statistics import median
+from statistics import quantiles
 from typing import Any
 
 import pytest
@@ -14,12 +14,15 @@ SLOW = {"micro_batch": 2, "batch": 16, "layers": 0, "sleep_ms": 3, "steps": 230}
 """Three of every four milliseconds are what a forward costs however small it is: a host-bound job, that repeats."""
 
 TUNED = {"tune": "exact", "budget": 0.5}
+CAPPED = {**TUNED, "cap": 4, "until": ["kept", "barred"]}
 JOBS: dict[str, dict[str, Any]] = {
-    "off": {"tune": "off"},
-    "forward": {**TUNED, "cap": 4},
-    "backward": {**TUNED, "cap": 4, "where": "backward"},
-    "plain": {**TUNED, "plain": True},
+    "forward": CAPPED,
+    "backward": {**CAPPED, "where": "backward"},
+    "plain": {**TUNED, "plain": True, "until": ["kept"]},
+    "off": {"tune": "off", "as_long": True},
 }
+JUDGED_STEPS = 46
+"""At the end of a run: a fifth of the shortest."""
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +52,22 @@ def test_the_run_survives_a_size_that_one_rank_has_no_memory_for_and_names_it(jo
 @pytest.mark.parametrize("job", ["forward", "backward", "plain"])
 def test_losses_and_weights_are_those_of_the_untuned_run(jobs: Any, job: str) -> None:
     for rank, untuned in zip(jobs[job], jobs["off"], strict=True):
-        assert rank["losses"] == pytest.approx(untuned["losses"], rel=1e-4)
-        assert rank["weights"] == pytest.approx(untuned["weights"], rel=1e-2, abs=1e-4)
+        steps = len(rank["losses"])
+        assert steps >= SLOW["steps"]
+        assert rank["losses"] == pytest.approx(untuned["losses"][:steps], rel=1e-4)
+        assert rank["weights"] == pytest.approx(untuned["weights_after"][str(steps)], rel=1e-2, abs=1e-4)
         assert rank["models_agree"]
 
 
 @pytest.mark.parametrize("job", ["forward", "plain"])
 def test_a_poor_default_becomes_at_least_1_3_times_as_fast(jobs: Any, job: str) -> None:
-    """At the same global batch; the last fifth of the run against the untuned one's, of the slower rank."""
+    """At the same global batch; the end of the run against the untuned one's, of the slower rank.
+
+    By the faster quarter: what others take of the machine slows steps down, and not both runs alike.
+    """
 
     def pace(ranks: list[dict[str, Any]]) -> float:
         steps = [max(pair) for pair in zip(*(rank["step_ns"] for rank in ranks), strict=True)]
-        return median(steps[-len(steps) // 5 :])
+        return quantiles(steps[-JUDGED_STEPS:])[0]
 
-    assert pace(jobs["off"]) / pace(jobs[job]) >= 1.3
+    assert pace(jobs["off"]) / pace(jobs[job]) >= 1.3, (jobs[job][0]["verdicts"], jobs[job][0]["status"])
