@@ -174,7 +174,10 @@ class BucketModel:
         less = replace(link, ns_per_byte=link.ns_per_byte * new_share / old_share)
         old, new = self._play(values, backward, link), self._play(values, backward, less)
         hidden = (1 - EFFICIENCY_PRIOR) * (old.overlapped_ns - new.overlapped_ns)
-        gain = min((old.exposed_ns - new.exposed_ns + max(0.0, hidden)) / pace, seen.exposed_ns / seen.wall_ns)
+        # A window that others disturbed makes the link dear beside an undisturbed pace; its own parts hold together.
+        fewer = (1 - new_share / old_share) * seen.communication_ns / seen.wall_ns
+        most = min(fewer, seen.exposed_ns / seen.wall_ns)
+        gain = min((old.exposed_ns - new.exposed_ns + max(0.0, hidden)) / pace, most)
         gain -= self._rounding_ns(values, pace, old, backward, link) / pace
         basis = f"timeline with {new_share / old_share:.0%} of the bytes on the wire"
         return Forecast(gain, self._history.spread("compression", gain), basis)

@@ -21,13 +21,19 @@ FACTS = Facts(job="job", world_size=2, gradient_bytes=GRADIENTS, batch_samples=3
 COMPUTE_NS = 300 * MS  # two thirds of it backward
 
 
-def _exact(values: dict[str, int], alpha_ns: float, ns_per_byte: float) -> tuple[Observation, float]:
-    """A step of a job that really is as the model assumes, with the ledger that a window would read."""
+def _exact(
+    values: dict[str, int], alpha_ns: float, ns_per_byte: float, stretch: float = 1.0
+) -> tuple[Observation, float]:
+    """A step of a job that really is as the model assumes, with the ledger that a window would read.
+
+    The step, window and all, took `stretch` times as long as the pace that is returned.
+    """
     played = play(pack_buckets(GRADIENTS, values["bucket_bytes"]), COMPUTE_NS * 2 / 3, alpha_ns, ns_per_byte)
-    exposed, communication = round(played.exposed_ns), round(played.communication_ns)
+    exposed, communication = round(played.exposed_ns * stretch), round(played.communication_ns * stretch)
+    compute = round(COMPUTE_NS * stretch)
     ledger = Ledger(
-        wall_ns=COMPUTE_NS + exposed,
-        compute_ns=COMPUTE_NS,
+        wall_ns=compute + exposed,
+        compute_ns=compute,
         exposed_communication_ns=exposed,
         communication_ns=communication,
         overlapped_communication_ns=communication - exposed,
@@ -35,7 +41,7 @@ def _exact(values: dict[str, int], alpha_ns: float, ns_per_byte: float) -> tuple
     step = Observation(
         step=1, wall_ns=1, values=values, pace_ns=ledger.wall_ns, ledger=ledger, exact=True, micro_batches=1
     )
-    return step, COMPUTE_NS + exposed
+    return step, COMPUTE_NS + played.exposed_ns
 
 
 @given(st.lists(st.integers(1, 9 * MIB), min_size=1, max_size=60), st.integers(1, 40 * MIB))
@@ -115,6 +121,31 @@ def test_no_more_is_expected_of_buckets_than_is_exposed() -> None:
     assert forecast is not None
     assert model.exposed_ratio is not None
     assert forecast.gain_ratio <= model.exposed_ratio
+
+
+def _compressed(stretch: float = 1.0) -> tuple[float, float]:
+    """Expected gain of bf16 and the true one; the only window took `stretch` times as long as a typical step."""
+    alpha, ns_per_byte, values = 3e5, 10.0, {"bucket_bytes": 8 * MIB, "compression": 0}
+    step, pace = _exact(values, alpha, ns_per_byte, stretch)
+    model = Model(FACTS)
+    model.learn(step)
+    model.note_pace(values, pace)
+    forecast = model.expect("compression", values, 1)
+    assert forecast is not None
+    _, there = _exact(values, alpha, ns_per_byte / 2)
+    return forecast.gain_ratio, 1 - there / pace
+
+
+def test_half_the_bytes_are_worth_what_the_timeline_says() -> None:
+    expected, true = _compressed()
+    assert true == pytest.approx(0.42, abs=0.01)
+    assert expected == pytest.approx(true, abs=0.03)
+
+
+def test_half_the_bytes_save_no_more_than_half_of_the_communication_however_disturbed_the_window() -> None:
+    """Others had the cores in the first windows of a real job: 63 % of a step were expected, 35 measured."""
+    expected, true = _compressed(stretch=2.0)
+    assert expected == pytest.approx(true, abs=0.08)
 
 
 def test_two_micro_batch_sizes_forecast_a_third() -> None:
