@@ -102,8 +102,8 @@ FINAL_ROUNDS = 5
 DISTURBED_MAX = 0.3
 """Share of an arm's steps that others may disturb."""
 
-STRETCHES_AGAIN = 12
-"""Times that a sweep runs a disturbed stretch again: a burst lasts a minute or two."""
+STRETCHES_AGAIN = 30
+"""Times that a sweep runs a disturbed stretch again, of all together: bursts last a minute or two, and may not end."""
 
 LOOK = "import time; end = time.monotonic() + 3\nwhile time.monotonic() < end: pass"
 """A processor that has nothing to do is taken by nobody: only a busy one tells."""

@@ -173,7 +173,7 @@ def run(given: dict[str, Any]) -> dict[str, Any]:
 def sweep(given: dict[str, Any]) -> dict[str, Any]:
     """Try settings [bucket bytes, first bucket's or None] in rounds, on all ranks alike; bucket bytes 0 is the default.
 
-    Where others took the processors a stretch is run again after a pause, at most `again` times, and the least
+    Where others took the processors a stretch is run again after a pause, at most `again` times in all, and the least
     disturbed one counts.  Returns for each setting, in the order given, the walls of its judged steps, a list a round.
     """
     from pacecar.controller.ddp_reducer import DdpReducer
@@ -193,13 +193,13 @@ def sweep(given: dict[str, Any]) -> dict[str, Any]:
         for place, (size, first) in settings if number % 2 == 0 else settings[::-1]:
             reducer.request(bucket_bytes=size or default, first_bytes=first)
             tries: list[tuple[float, list[float]]] = []
-            while len(tries) <= given["again"]:
+            while True:
                 for _ in range(2 + given["steps"]):
                     job.step()
                 tries.append((_stolen_from_all(job.stolen[-given["steps"] :]), job.walls[-given["steps"] :]))
-                if tries[-1][0] <= STOLEN_MAX:
+                if tries[-1][0] <= STOLEN_MAX or repeated == given["again"]:
                     break
-            repeated += len(tries) - 1
+                repeated += 1
             taken[place].append(min(tries, key=lambda one: one[0])[1])
     return {"sweep": taken, "repeated": repeated}
 
