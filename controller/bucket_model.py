@@ -175,7 +175,7 @@ class BucketModel:
         old, new = self._play(values, backward, link), self._play(values, backward, less)
         hidden = (1 - EFFICIENCY_PRIOR) * (old.overlapped_ns - new.overlapped_ns)
         # A window that others disturbed makes the link dear beside an undisturbed pace; its own parts hold together.
-        fewer = (1 - new_share / old_share) * seen.communication_ns / seen.wall_ns
+        fewer = max(0.0, 1 - new_share / old_share) * seen.communication_ns / seen.wall_ns
         most = min(fewer, seen.exposed_ns / seen.wall_ns)
         gain = min((old.exposed_ns - new.exposed_ns + max(0.0, hidden)) / pace, most)
         gain -= self._rounding_ns(values, pace, old, backward, link) / pace

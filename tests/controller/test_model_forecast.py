@@ -148,6 +148,19 @@ def test_half_the_bytes_save_no_more_than_half_of_the_communication_however_dist
     assert expected == pytest.approx(true, abs=0.08)
 
 
+def test_twice_the_bytes_cost_little_where_they_pass_under_backward() -> None:
+    """From bf16 back to none on a fast link: what is not exposed is not lost."""
+    model, values = Model(FACTS), {"bucket_bytes": 8 * MIB, "compression": 1}
+    step, pace = _exact(values, 0.0, 1.0)
+    model.learn(step)
+    model.note_pace(values, pace)
+    forecast = model.expect("compression", values, 0)
+    assert forecast is not None
+    _, there = _exact(values, 0.0, 2.0)
+    assert 1 - there / pace == pytest.approx(-0.03, abs=0.01)
+    assert forecast.gain_ratio == pytest.approx(1 - there / pace, abs=0.03)
+
+
 def test_two_micro_batch_sizes_forecast_a_third() -> None:
     """The step takes 100 ms, and 10 ms for each of 32 / size micro-batches."""
     model = Model(FACTS)
