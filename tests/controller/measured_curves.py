@@ -30,6 +30,9 @@ from tests.controller.curves import DEFAULT, MEASURED, MIB, Curve, Point, dump
 SWEEPS = MEASURED.parent / "tuning"
 CHANGE = ", then "
 
+DISTURBED = 1.1
+"""A sweep whose median is over so many times another's of that case and size; calm ones are up to 7 % apart."""
+
 MODELS = ("stack10", "deep", "wide", "gpt")
 SPREADS = (0.5, 1.0, 2.0)
 ALPHAS_MS = (0.2, 2.0, 20.0)
@@ -73,14 +76,23 @@ def gradient_bytes(model: str) -> tuple[int, ...]:
 
 
 def sweeps(folder: Path = SWEEPS) -> dict[str, dict[int, list[float]]]:
-    """Return case -> bucket bytes (0: DDP's default) -> seconds of its steps, of every file in the folder."""
-    found: dict[str, dict[int, list[float]]] = {}
+    """Return case -> bucket bytes (0: DDP's default) -> seconds of its steps, of every file in the folder.
+
+    Others who take the processors only ever lengthen steps: a size that another sweep of the case found over DISTURBED
+    times as fast was disturbed in this one, and its steps here are left out.
+    """
+    found: dict[str, dict[int, list[list[float]]]] = {}
     for file in sorted(folder.glob("*.json")):
         for case in json.loads(file.read_text()):
             levels = found.setdefault(case["case"].partition(CHANGE)[0], {})
             for size, seconds in case["curve_seconds"].items():
-                levels.setdefault(int(size), []).extend(seconds)
-    return found
+                levels.setdefault(int(size), []).append(seconds)
+    return {name: {size: _undisturbed(taken) for size, taken in levels.items()} for name, levels in found.items()}
+
+
+def _undisturbed(taken: Sequence[Sequence[float]]) -> list[float]:
+    fastest = min(map(median, taken))
+    return [one for seconds in taken if median(seconds) <= DISTURBED * fastest for one in seconds]
 
 
 def buckets_of(gradients: Sequence[int], size: int) -> list[int]:

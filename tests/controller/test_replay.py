@@ -5,6 +5,7 @@ Six thousand steps are a short run: the table's are ten thousand, and what explo
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from statistics import fmean, median, pstdev
@@ -40,6 +41,19 @@ def _total(case: str, name: str, level: float = 0.05) -> float:
 
 def test_the_curves_on_disk_are_those_of_the_generator() -> None:
     assert FILE.read_text() == dump(simulate_all()), "python -m tests.controller.curves writes them anew"
+
+
+def test_a_size_that_another_sweep_found_much_faster_was_disturbed(tmp_path: Path) -> None:
+    link = "gpt, 2 ranks, 1 Gbit/s"
+    for number, (case, curve) in enumerate(
+        [
+            (link, {"0": [1.4, 1.5], "1024": [1.3, 9.0, 1.3]}),
+            (f"{link}, then 5 Gbit/s", {"0": [1.5], "1024": [4.0, 1.3, 3.9]}),
+        ]
+    ):
+        (tmp_path / f"{number}.json").write_text(json.dumps([{"case": case, "curve_seconds": curve}]))
+
+    assert sweeps(tmp_path) == {link: {0: [1.4, 1.5, 1.5], 1024: [1.3, 9.0, 1.3]}}
 
 
 def test_the_measured_curves_on_disk_are_the_sweeps_on_disk() -> None:
