@@ -100,6 +100,12 @@ def buckets_of(gradients: Sequence[int], size: int) -> list[int]:
     return pack_buckets(gradients, size, None) if size else pack_buckets(gradients, DEFAULT, MIB)
 
 
+def pooled(gradients: Sequence[int], taken: dict[int, list[float]]) -> dict[int, list[float]]:
+    """Return each size's steps with those of the sizes that make the same buckets: one setting, swept several times."""
+    made = {size: buckets_of(gradients, size) for size in taken}
+    return {size: [one for other in taken if made[other] == made[size] for one in taken[other]] for size in taken}
+
+
 def fit(gradients: Sequence[int], levels: dict[int, float]) -> Fit:
     """Return the constants that come nearest to `levels` (bucket bytes, 0 for the default -> ns)."""
     made = {size: buckets_of(gradients, size) for size in levels}
@@ -143,7 +149,7 @@ def measured(folder: Path = SWEEPS) -> Iterable[tuple[Curve, Fit]]:
     """Yield the curve of every case that was swept, with its fit."""
     for name, taken in sweeps(folder).items():
         gradients = gradient_bytes(next(model for model in MODELS if name.startswith(model)))
-        levels = {size: median(seconds) * 1e9 for size, seconds in taken.items()}
+        levels = {size: median(seconds) * 1e9 for size, seconds in pooled(gradients, taken).items()}
         fitted = fit(gradients, levels)
         points = {
             (("bucket_bytes", size or DEFAULT),): fitted.point(buckets_of(gradients, size), level)

@@ -13,7 +13,7 @@ from statistics import fmean, median, pstdev
 import pytest
 
 from tests.controller.curves import DEFAULT, FILE, MEASURED, dump, load, simulate_all
-from tests.controller.measured_curves import Fit, buckets_of, fit, gradient_bytes, measured, sweeps
+from tests.controller.measured_curves import Fit, buckets_of, fit, gradient_bytes, measured, pooled, sweeps
 from tests.controller.replay import POLICIES, SLOW_RATIO, Case, Run, all_cases, cases, noise, run
 
 STEPS = 6000
@@ -56,6 +56,16 @@ def test_a_size_that_another_sweep_found_much_faster_was_disturbed(tmp_path: Pat
     assert sweeps(tmp_path) == {link: {0: [1.4, 1.5, 1.5], 1024: [1.3, 9.0, 1.3]}}
 
 
+def test_sizes_that_make_the_same_buckets_are_one_setting() -> None:
+    taken = {0: [7.0], 2**20: [3.0], 2**24: [5.0, 4.0], 2**25: [9.0]}
+    assert pooled(gradient_bytes("wide"), taken) == {
+        0: [7.0],
+        2**20: [3.0, 5.0, 4.0],
+        2**24: [3.0, 5.0, 4.0],
+        2**25: [9.0],
+    }
+
+
 def test_the_measured_curves_on_disk_are_the_sweeps_on_disk() -> None:
     source, curves = load(MEASURED)
     taken = sweeps()
@@ -65,7 +75,8 @@ def test_the_measured_curves_on_disk_are_the_sweeps_on_disk() -> None:
     )
     for curve in curves:
         steps = {point["bucket_bytes"]: curve.at(point).step_ns for point in map(dict, curve.points)}
-        assert steps == {size or DEFAULT: round(median(paces) * 1e9) for size, paces in taken[curve.name].items()}
+        paces = pooled(curve.gradient_bytes, taken[curve.name])
+        assert steps == {size or DEFAULT: round(median(seconds) * 1e9) for size, seconds in paces.items()}
         assert sum(curve.gradient_bytes) == sum(gradient_bytes(curve.name.partition(",")[0]))
 
 
