@@ -2,6 +2,9 @@
 
 Each FILE (of `--json`) goes to docs/measurements/tuning/ under its own name.  Then all that is made of the files there
 is made anew: the tables of tuning.md, tuning-curves.json, and the fits in policies.md.  Without a FILE only that.
+
+The replayed table of policies.md is not: `make bench-policies` takes twenty minutes or more.  A test says when that
+table is of other curves.
 """
 
 from __future__ import annotations

@@ -6,12 +6,14 @@ Six thousand steps are a short run: the table's are ten thousand, and what explo
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from statistics import fmean, median, pstdev
 
 import pytest
 
+from tests.bench.bench_policies import oracle_ratio
 from tests.controller.curves import DEFAULT, FILE, MEASURED, dump, load, simulate_all
 from tests.controller.measured_curves import Fit, buckets_of, fit, gradient_bytes, measured, pooled, sweeps
 from tests.controller.replay import POLICIES, SLOW_RATIO, Case, Run, all_cases, cases, noise, run
@@ -78,6 +80,14 @@ def test_the_measured_curves_on_disk_are_the_sweeps_on_disk() -> None:
         paces = pooled(curve.gradient_bytes, taken[curve.name])
         assert steps == {size or DEFAULT: round(median(seconds) * 1e9) for size, seconds in paces.items()}
         assert sum(curve.gradient_bytes) == sum(gradient_bytes(curve.name.partition(",")[0]))
+
+
+def test_the_replayed_table_is_of_the_measured_curves_on_disk() -> None:
+    said = MEASURED.with_name("policies.md").read_text()
+    table = said[said.index("measured curves,") : said.index("false accepts:")]
+    shown = [tuple(found) for found in re.findall(r"^noise \d+%, (.*) \(oracle (.*)\)$", table, re.MULTILINE)]
+    now = [(case.name, f"{oracle_ratio(case) * 100:+.2f}") for case in cases(load(MEASURED)[1])]
+    assert shown == 2 * now, "make bench-policies prints it anew"
 
 
 def test_a_fit_finds_the_constants_that_made_a_sweep_and_says_how_far_off_it_is() -> None:
