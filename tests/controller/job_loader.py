@@ -1,6 +1,7 @@
 """One rank of a small DDP job that waits for its data; prints its step times and what it trained on as JSON.
 
 Run by test_loader_ranks.py:  RANK, WORLD_SIZE and STORE in the environment, a JSON list of jobs' options as argument.
+How long a job runs is said in run_on.py.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ import pacecar
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tests are no package
 from loaders import Numbers  # type: ignore[import-not-found]
+from run_on import Ear, RunOn  # type: ignore[import-not-found]
 
 COMPUTE_SECONDS = 0.005
+
+_run_on = RunOn()
 
 
 def main(options: dict[str, Any]) -> dict[str, Any]:
@@ -39,8 +43,10 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     seen = hashlib.blake2b()
     os.environ["PACECAR_TUNE_KNOBS"] = "loader_workers,loader_prefetch"
     with pacecar.attach(model, optimizer, tune=options["tune"], remember=False, crew=False) as pacer:
+        ear = Ear(pacer)
         epoch = 0
-        while len(walls) < options["steps"]:
+        is_over = False
+        while not is_over:
             sampler.set_epoch(epoch)
             epoch += 1
             begin = time.perf_counter()
@@ -52,7 +58,8 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
                 optimizer.zero_grad()
                 walls.append(time.perf_counter() - begin)
                 begin = time.perf_counter()
-                if len(walls) == options["steps"]:
+                is_over = _run_on.is_over(options, len(walls), ear)
+                if is_over:
                     break
         tuner = pacer._tuner
         knobs = dict(pacer.knobs.values)

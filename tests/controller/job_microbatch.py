@@ -4,9 +4,11 @@ Run by test_microbatch_ranks.py and bench_microbatch.py:  RANK, WORLD_SIZE and S
 jobs' options as the argument.  `cap` is the largest micro-batch that "fits into memory" on the last rank, `where` what
 runs out of it there: forward or backward.
 
-A job runs `steps` steps, and on until rank 0 has heard a verdict of each kind in `until` and RESTED more were made, but
-no more than STEPS_MAX: on a disturbed machine proof takes its time.  One with `as_long` runs as many as the longest
-before it, and says its weights where each of them ended, so that it can be compared with all.
+How long a job runs is said in run_on.py; one with `as_long` says its weights where each one before it ended, so that it
+can be compared with all.
+
+`work_ns` is what each step costs this rank itself: the processor's time it used, and what its forwards slept.  What
+others take of the machine is in `step_ns` only.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import sys
 import time
 from datetime import timedelta
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,12 +30,13 @@ from torch.nn.parallel import DistributedDataParallel
 import pacecar
 from pacecar.records import KnobSwitch, TunerStatus, Verdict
 
+sys.path.insert(0, str(Path(__file__).parent))  # the tests are no package
+from run_on import Ear, RunOn  # type: ignore[import-not-found]
+
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 VOCABULARY, WIDTH, POSITIONS = 64, 64, 32
-RESTED, STEPS_MAX, ASK_STEPS = 60, 900, 10
 
-_lengths: list[int] = []
-"""Steps of the jobs so far."""
+_run_on = RunOn()
 
 
 class Block(nn.Module):
@@ -71,7 +75,7 @@ class Gpt(nn.Module):
         self.cap: int | None = None
         self.where = "forward"
         self.tries: list[int] = []
-        self.sleep_seconds = 0.0
+        self.sleep_seconds = self.slept_seconds = 0.0
 
     def forward(self, ids: Tensor) -> Tensor:
         is_over = self.cap is not None and len(ids) > self.cap
@@ -80,6 +84,7 @@ class Gpt(nn.Module):
         if is_over and self.where == "forward":
             raise torch.OutOfMemoryError("planted: no memory for a micro-batch of this size")
         time.sleep(self.sleep_seconds)  # what a forward costs however small it is
+        self.slept_seconds += self.sleep_seconds
         x = self.tokens(ids) + self.places.weight
         for block in self.blocks:
             x = block(x, self.mask)
@@ -95,32 +100,6 @@ def make_loss(model: nn.Module) -> Any:
         return nn.functional.cross_entropy(model(ids).flatten(0, 1), labels.flatten())
 
     return loss
-
-
-class Ear:
-    """What the tuner says: every sink gets all of it, so one is listened to."""
-
-    def __init__(self, pacer: Any) -> None:
-        self.records: list[Any] = []
-        sink = pacer._sinks[0]
-        put = sink.put
-        sink.put = lambda record: (self.records.append(record), put(record))[1]
-
-
-def is_over(options: dict[str, Any], steps: int, ear: Ear) -> bool:
-    """Return whether all ranks have seen enough; a collective every ASK_STEPS where something is waited for."""
-    if options.get("as_long"):
-        return steps == max(_lengths)
-    if steps < options["steps"]:
-        return False
-    if not options.get("until") or steps >= STEPS_MAX:
-        return True
-    if steps % ASK_STEPS:
-        return False
-    heard = {r.outcome for r in ear.records if isinstance(r, Verdict) and r.step <= steps - RESTED}
-    is_enough = torch.tensor([float(heard >= set(options["until"]))])
-    dist.all_reduce(is_enough, dist.ReduceOp.MAX)
-    return bool(is_enough)
 
 
 def some_of(model: nn.Module) -> tuple[Tensor, list[float]]:
@@ -148,7 +127,8 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     losses: list[float] = []
     weights_after: dict[int, list[float]] = {}
     ends = [time.perf_counter_ns()]
-    while not is_over(options, len(losses), ear):
+    works = [time.process_time_ns()]
+    while not _run_on.is_over(options, len(losses), ear):
         text = torch.randint(0, VOCABULARY, (batch, POSITIONS + 1), generator=generator)
         text[:, 1::2] = text[:, :-1:2]  # something to learn
         pair = (text[:, :-1], text[:, 1:])
@@ -163,9 +143,9 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
             losses.append(pacer.train_batch(pair, loss_of).item())
         optimizer.step()
         ends.append(time.perf_counter_ns())
-        if options.get("as_long") and len(losses) in _lengths:
+        works.append(time.process_time_ns() + round(net.slept_seconds * 1e9))
+        if options.get("as_long") and len(losses) in _run_on.lengths:
             weights_after[len(losses)] = some_of(model)[1]
-    _lengths.append(len(losses))
     knobs = pacer.knobs.values
     pacer.close()
     weights, some = some_of(model)
@@ -174,6 +154,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     return {
         "losses": losses,
         "step_ns": [b - a for a, b in pairwise(ends)],
+        "work_ns": [b - a for a, b in pairwise(works)],
         "knobs": knobs,
         "tries": net.tries,
         "switches": [[r.step, r.epoch, r.knobs.values] for r in ear.records if isinstance(r, KnobSwitch)],

@@ -60,14 +60,20 @@ def test_losses_and_weights_are_those_of_the_untuned_run(jobs: Any, job: str) ->
 
 
 @pytest.mark.parametrize("job", ["forward", "plain"])
-def test_a_poor_default_becomes_at_least_1_3_times_as_fast(jobs: Any, job: str) -> None:
-    """At the same global batch; the end of the run against the untuned one's, of the slower rank.
+def test_a_poor_default_costs_at_least_1_3_times_as_much_as_what_tuning_found(jobs: Any, job: str) -> None:
+    """At the same global batch; the end of the run against the untuned one's, of the rank that has more to do.
 
-    By the faster quarter: what others take of the machine slows steps down, and not both runs alike.
+    Of what the job itself costs (`work_ns`): the runs follow one another, and others take of the machine what they
+    take.
+    How much sooner a step ends is measured by `make bench-microbatch`.
     """
 
-    def pace(ranks: list[dict[str, Any]]) -> float:
-        steps = [max(pair) for pair in zip(*(rank["step_ns"] for rank in ranks), strict=True)]
+    def work(ranks: list[dict[str, Any]]) -> float:
+        steps = [max(pair) for pair in zip(*(rank["work_ns"] for rank in ranks), strict=True)]
         return quantiles(steps[-JUDGED_STEPS:])[0]
 
-    assert pace(jobs["off"]) / pace(jobs[job]) >= 1.3, (jobs[job][0]["verdicts"], jobs[job][0]["status"])
+    said = jobs[job][0]
+    assert said["knobs"]["micro_batch"] > SLOW["micro_batch"], (said["verdicts"], said["status"])
+    ratio = work(jobs["off"]) / work(jobs[job])
+    print(f"{ratio:.2f} times, {said['knobs']}")  # noqa: T201  with -s: the figure
+    assert ratio >= 1.3

@@ -64,6 +64,18 @@ class Daemon:
             pass
         return said
 
+    def reload(self):
+        """Have the file read as it is now; return what is said at the end.
+
+        The daemon also looks at the file by itself and says so in the same words: the answer is to a reload that began
+        after the signal, told by the time in it as systemd tells it.
+        """
+        asked_usec = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        self.process.send_signal(signal.SIGHUP)
+        while int(self.told("RELOADING=1").rpartition("=")[2]) < asked_usec:
+            pass
+        return self.told("READY=1")
+
     def scrape(self):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
@@ -197,9 +209,7 @@ class Storm:
             is_bad = number % 5 == 4
             line = "cpu_budg" if is_bad else f"cpu_budget = {0.5 + number / 1000}\n"
             self.daemon.file.write_text(self.daemon.text + line)
-            self.daemon.process.send_signal(signal.SIGHUP)
-            self.daemon.told("RELOADING=1")
-            assert ("cannot be used" in self.daemon.told("READY=1")) == is_bad
+            assert ("cannot be used" in self.daemon.reload()) == is_bad
         self.daemon.file.write_text(self.daemon.text + "cpu_budget = 0.5\n")
 
     def watch(self, stop):

@@ -1,0 +1,56 @@
+"""How long does a job run that waits for what the tuner says?  On a disturbed machine proof takes its time.
+
+A job runs `steps` steps, and on until rank 0 has heard a verdict of each kind in `until` and RESTED more were made, but
+no more than STEPS_MAX.  One with `as_long` runs as many as the longest before it in this process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pacecar.records import Verdict
+
+__all__ = ["Ear", "RunOn"]
+
+RESTED, STEPS_MAX, ASK_STEPS = 60, 900, 10
+
+
+class Ear:
+    """What the tuner says: every sink gets all of it, so one is listened to."""
+
+    def __init__(self, pacer: Any) -> None:
+        self.records: list[Any] = []
+        sink = pacer._sinks[0]
+        put = sink.put
+        sink.put = lambda record: (self.records.append(record), put(record))[1]
+
+
+class RunOn:
+    """The lengths of the jobs of this process; all ranks make one, and ask it after every step."""
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+
+    def is_over(self, options: dict[str, Any], steps: int, ear: Ear) -> bool:
+        """Return whether all ranks have seen enough; a collective every ASK_STEPS where something is waited for."""
+        is_over = self._is_over(options, steps, ear)
+        if is_over:
+            self.lengths.append(steps)
+        return is_over
+
+    def _is_over(self, options: dict[str, Any], steps: int, ear: Ear) -> bool:
+        if options.get("as_long"):
+            return steps == max(self.lengths)
+        if steps < options["steps"]:
+            return False
+        if not options.get("until") or steps >= STEPS_MAX:
+            return True
+        if steps % ASK_STEPS:
+            return False
+        heard = {r.outcome for r in ear.records if isinstance(r, Verdict) and r.step <= steps - RESTED}
+        is_enough = torch.tensor([float(heard >= set(options["until"]))])
+        dist.all_reduce(is_enough, dist.ReduceOp.MAX)
+        return bool(is_enough)
