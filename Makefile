@@ -33,6 +33,8 @@ ADAPTERS := .tools/adapters
 
 # Tests of several processes measure each other if they run side by side; the others share the cores.
 FAST := not slow and not distributed and not soak
+ALONE := distributed and not soak
+SHARED := not distributed and not soak
 PARALLEL := --numprocesses=auto --dist=worksteal
 # On CI, whose processors are shared, a test that fails is run once more, and the log says so.
 AGAIN := $(if $(CI),--reruns 1 -r sxXfER)
@@ -49,8 +51,8 @@ run: $(RUN_STAMP) ## Train a small language model with pacecar attached, and sho
 
 test: lint tools $(ADAPTERS)/.installed ## All checks and all tests (but the soak tests)
 	@failed=0; \
-	$(BIN)/python -m pytest $(PARALLEL) $(AGAIN) -m "$(FAST)" $(PYTEST_FLAGS) $(MAY_BE_NONE) || failed=1; \
-	$(BIN)/python -m pytest $(AGAIN) -m "(slow or distributed) and not soak" $(PYTEST_FLAGS) $(MAY_BE_NONE) || failed=1; \
+	$(BIN)/python -m pytest $(PARALLEL) $(AGAIN) -m "$(SHARED)" $(PYTEST_FLAGS) $(MAY_BE_NONE) || failed=1; \
+	$(BIN)/python -m pytest $(AGAIN) -m "$(ALONE)" $(PYTEST_FLAGS) $(MAY_BE_NONE) || failed=1; \
 	exit $$failed
 
 check: lint ## The checks and the fast tests

@@ -148,24 +148,20 @@ def _descend(at: list[float], distance: Callable[[Sequence[float]], float]) -> l
 def measured(folder: Path = SWEEPS) -> Iterable[tuple[Curve, Fit]]:
     """Yield the curve of every case that was swept, with its fit."""
     for name, taken in sweeps(folder).items():
-        gradients = gradient_bytes(next(model for model in MODELS if name.startswith(model)))
-        levels = {size: median(seconds) * 1e9 for size, seconds in pooled(gradients, taken).items()}
-        fitted = fit(gradients, levels)
-        points = {
-            (("bucket_bytes", size or DEFAULT),): fitted.point(buckets_of(gradients, size), level)
-            for size, level in sorted(levels.items(), key=lambda pair: pair[0] or DEFAULT)
-        }
-        yield (
-            Curve(
-                name,
-                {"bucket_bytes": DEFAULT},
-                points,
-                gradients,
-                first_bucket_bytes=MIB,
-                backward_ns=round(fitted.backward_ns),
-            ),
-            fitted,
-        )
+        yield fitted_curve(name, taken)
+
+
+def fitted_curve(name: str, taken: dict[int, list[float]]) -> tuple[Curve, Fit]:
+    """Return the curve of the case `name` with its fit; `taken` is what `sweeps` returns of it."""
+    gradients = gradient_bytes(next(model for model in MODELS if name.startswith(model)))
+    levels = {size: median(seconds) * 1e9 for size, seconds in pooled(gradients, taken).items()}
+    fitted = fit(gradients, levels)
+    points = {
+        (("bucket_bytes", size or DEFAULT),): fitted.point(buckets_of(gradients, size), level)
+        for size, level in sorted(levels.items(), key=lambda pair: pair[0] or DEFAULT)
+    }
+    start, backward_ns = {"bucket_bytes": DEFAULT}, round(fitted.backward_ns)
+    return Curve(name, start, points, gradients, first_bucket_bytes=MIB, backward_ns=backward_ns), fitted
 
 
 def table(fits: Iterable[tuple[Curve, Fit]]) -> str:

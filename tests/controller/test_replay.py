@@ -14,8 +14,8 @@ from statistics import fmean, median, pstdev
 import pytest
 
 from tests.bench.bench_policies import oracle_ratio
-from tests.controller.curves import DEFAULT, FILE, MEASURED, dump, load, simulate_all
-from tests.controller.measured_curves import Fit, buckets_of, fit, gradient_bytes, measured, pooled, sweeps
+from tests.controller.curves import DEFAULT, FILE, MEASURED, Curve, dump, load, simulate_all
+from tests.controller.measured_curves import Fit, buckets_of, fit, fitted_curve, gradient_bytes, pooled, sweeps
 from tests.controller.replay import POLICIES, SLOW_RATIO, Case, Run, all_cases, cases, noise, run
 
 STEPS = 6000
@@ -103,21 +103,19 @@ def test_a_fit_finds_the_constants_that_made_a_sweep_and_says_how_far_off_it_is(
 
 
 @pytest.mark.slow
-def test_the_measured_curves_are_those_of_the_fits() -> None:
+@pytest.mark.parametrize("curve", load(MEASURED)[1], ids=lambda curve: curve.name)
+def test_a_measured_curve_is_that_of_its_fit(curve: Curve) -> None:
     """Nearly: the last bit of a logarithm is the processor's, and a search goes another way for it."""
-    on_disk = load(MEASURED)[1]
-    fits = list(measured())
-    for curve, (made, _) in zip(on_disk, fits, strict=True):
-        assert (curve.name, curve.start, curve.gradient_bytes) == (made.name, made.start, made.gradient_bytes)
-        for setting, point in curve.points.items():
-            other = made.points[setting]
-            assert point.step_ns == other.step_ns
-            assert point.exposed_ns == pytest.approx(other.exposed_ns, rel=0.05, abs=0.02 * point.step_ns)
-            assert point.communication_ns == pytest.approx(other.communication_ns, rel=0.05, abs=0.02 * point.step_ns)
+    made, fitted = fitted_curve(curve.name, sweeps()[curve.name])
+    assert (curve.start, curve.gradient_bytes) == (made.start, made.gradient_bytes)
+    for setting, point in curve.points.items():
+        other = made.points[setting]
+        assert point.step_ns == other.step_ns
+        assert point.exposed_ns == pytest.approx(other.exposed_ns, rel=0.05, abs=0.02 * point.step_ns)
+        assert point.communication_ns == pytest.approx(other.communication_ns, rel=0.05, abs=0.02 * point.step_ns)
     said = MEASURED.with_name("policies.md").read_text().splitlines()
-    for curve, fitted in fits:
-        (row,) = (line for line in said if line.startswith(f"| {curve.name} |"))
-        assert float(row.split("|")[-2].strip(" %")) / 100 == pytest.approx(fitted.error_ratio, abs=0.002)
+    (row,) = (line for line in said if line.startswith(f"| {curve.name} |"))
+    assert float(row.split("|")[-2].strip(" %")) / 100 == pytest.approx(fitted.error_ratio, abs=0.002)
 
 
 @pytest.mark.slow
