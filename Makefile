@@ -69,31 +69,31 @@ fmt: $(DEV_STAMP) ## Format the code and mend what ruff can mend
 	$(BIN)/ruff format .
 
 bench: $(DEV_STAMP) ## Measure what pacecar costs
-	@for bench in $(filter-out %/bench_daemon.py %/bench_attribution.py %/bench_overhead.py %/bench_tuning.py %/bench_policies.py %/bench_microbatch.py %/bench_run.py %/bench_scaling.py,$(wildcard tests/bench/bench_*.py)); do echo "== $$bench"; $(BIN)/python $$bench || exit; done
+	@for bench in $(filter-out %/bench_daemon.py %/bench_attribution.py %/bench_overhead.py %/bench_tuning.py %/bench_policies.py %/bench_microbatch.py %/bench_run.py %/bench_scaling.py,$(wildcard bench/bench_*.py)); do echo "== $$bench"; $(BIN)/python $$bench || exit; done
 
 bench-daemon: $(DEV_STAMP) tools $(NVITOP) ## Measure the daemon against nvitop-exporter and node_exporter
-	@exec $(BIN)/python tests/bench/bench_daemon.py $(BENCH_FLAGS)
+	@exec $(BIN)/python bench/bench_daemon.py $(BENCH_FLAGS)
 
 bench-attribution: $(DEV_STAMP) $(HTA) $(TRACELENS) ## Measure `pacecar analyze` against HolisticTraceAnalysis and TraceLens
-	@exec $(BIN)/python tests/bench/bench_attribution.py $(BENCH_FLAGS)
+	@exec $(BIN)/python bench/bench_attribution.py $(BENCH_FLAGS)
 
 bench-overhead: $(DEV_STAMP) $(TRACEML) ## Measure the hook in a DDP job, beside torch.profiler and TraceML
-	@exec $(BIN)/python tests/bench/bench_overhead.py $(BENCH_FLAGS)
+	@exec $(BIN)/python bench/bench_overhead.py $(BENCH_FLAGS)
 
 bench-policies: $(DEV_STAMP) ## Replay every policy on every curve, with noise, over 100 seeds
-	@exec $(BIN)/python tests/bench/bench_policies.py $(BENCH_FLAGS)
+	@exec $(BIN)/python bench/bench_policies.py $(BENCH_FLAGS)
 
 bench-tuning: $(DEV_STAMP) ## Train on shaped links under every policy (root; BENCH_FLAGS="--cases all" takes many hours)
-	@exec $(BIN)/python tests/bench/bench_tuning.py $(BENCH_FLAGS)
+	@exec $(BIN)/python bench/bench_tuning.py $(BENCH_FLAGS)
 
 bench-microbatch: $(DEV_STAMP) ## Tune the micro-batch of a job whose default is poor
-	@exec $(BIN)/python tests/bench/bench_microbatch.py $(BENCH_FLAGS)
+	@exec $(BIN)/python bench/bench_microbatch.py $(BENCH_FLAGS)
 
 bench-run: $(DEV_STAMP) ## Measure what `pacecar run` costs a script that knows nothing of it
-	@exec $(BIN)/python tests/bench/bench_run.py $(BENCH_FLAGS)
+	@exec $(BIN)/python bench/bench_run.py $(BENCH_FLAGS)
 
 bench-scaling: $(DEV_STAMP) tools ## Let a real Prometheus scrape 200 simulated nodes, and ask it the Fleet dashboard
-	@exec $(BIN)/python tests/bench/bench_scaling.py $(BENCH_FLAGS)
+	@exec $(BIN)/python bench/bench_scaling.py $(BENCH_FLAGS)
 
 soak-windows: $(DEV_STAMP) ## Take 10 000 windows in one process and watch its memory
 	@exec $(BIN)/python -m pytest -m soak -s tests/profiler/test_soak_windows.py

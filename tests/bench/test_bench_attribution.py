@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.bench import attribution_figures as figures
-from tests.bench import bench_attribution as bench
-from tests.bench.attribution_figures import DECODING, HTA, INSIDE, OURS, SMALL, Contestant, Figure, Verdict
-from tests.bench.attribution_runs import artificial, trace_events
+from bench import attribution_figures as figures
+from bench import bench_attribution as bench
+from bench.attribution_figures import DECODING, HTA, INSIDE, OURS, SMALL, Contestant, Figure, Verdict
+from bench.attribution_runs import artificial, trace_events
 from tests.profiler.trace.plain_reader import plain_read
 
 seconds = st.floats(0.01, 100.0)
@@ -144,13 +144,13 @@ def test_cpu_time_is_that_of_the_process_and_not_of_the_clock():
 
 def test_peak_memory_is_that_of_the_process_even_when_a_large_one_starts_it():
     ballast = bytes(range(256)) * (1 << 20)  # 256 MB, which a child of this process would seem to have taken
-    prove = "from tests.bench.bench_attribution import prove_memory; prove_memory()"
+    prove = "from bench.bench_attribution import prove_memory; prove_memory()"
     done = subprocess.run([sys.executable, "-c", prove], cwd=bench.ROOT, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr, len(ballast)) == (0, "", 1 << 28)
 
 
 def test_a_bench_that_has_grown_large_refuses_to_measure():
-    grown = "x = b'1' * (64 << 20); from tests.bench.bench_attribution import prove_memory; prove_memory()"
+    grown = "x = b'1' * (64 << 20); from bench.bench_attribution import prove_memory; prove_memory()"
     done = subprocess.run([sys.executable, "-c", grown], cwd=bench.ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "peaks of children would not be theirs" in done.stderr

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from tests.bench.net_ranks import ROOT, finish, start
+from tests.kit.net_ranks import ROOT, finish, start
 from tests.shaping import Link, shaped, why_not
 
 pytest.importorskip("torch", reason="the extra `torch` is not installed")

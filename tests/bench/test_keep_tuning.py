@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import keep_tuning
-from tests.bench.keep_tuning import FIGURES, FITS, figures, put
+from bench import keep_tuning
+from bench.keep_tuning import FIGURES, FITS, figures, put
 from tests.controller.measured_curves import SWEEPS
 
 TUNING = SWEEPS.parent / "tuning.md"

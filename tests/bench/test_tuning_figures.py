@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.bench.tuning_figures import STOLEN_MAX, Run, compact, summary, table
+from bench.tuning_figures import STOLEN_MAX, Run, compact, summary, table
 
 NEVER = [1.0] * 10
 TRIAL = [

@@ -23,8 +23,8 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean, median
 
+from bench.tuning_job import SHAPES, make_model
 from pacecar.controller.timeline import pack_buckets, play
-from tests.bench.tuning_job import SHAPES, make_model
 from tests.controller.curves import DEFAULT, MEASURED, MIB, Curve, Point, dump
 
 SWEEPS = MEASURED.parent / "tuning"

@@ -13,7 +13,7 @@ from statistics import fmean, median, pstdev
 
 import pytest
 
-from tests.bench.bench_policies import oracle_ratio
+from bench.bench_policies import oracle_ratio
 from tests.controller.curves import DEFAULT, FILE, MEASURED, Curve, dump, load, simulate_all
 from tests.controller.measured_curves import Fit, buckets_of, fit, fitted_curve, gradient_bytes, pooled, sweeps
 from tests.controller.replay import POLICIES, SLOW_RATIO, Case, Run, all_cases, cases, noise, run

@@ -1,7 +1,7 @@
 """Nodes for bench_scaling: one real daemon of an 8-GPU node as the model, and many exporters that serve such a page.
 
-    python tests/bench/scaling_nodes.py model FILE
-    python tests/bench/scaling_nodes.py serve FILE FIRST COUNT PERIOD      prints the ports, serves until its input ends
+    python bench/scaling_nodes.py model FILE
+    python bench/scaling_nodes.py serve FILE FIRST COUNT PERIOD      prints the ports, serves until its input ends
 
 The model is a real daemon with its own collectors: NVML is the stand-in library (8 GPUs, 18 NVLinks each), /proc and
 /sys are the recorded machine's with eight RDMA adapters, and eight ranks of a tuned job report.  What it would serve is
@@ -22,7 +22,7 @@ import threading
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from pacecar.catalog import Kind, by_name  # noqa: E402

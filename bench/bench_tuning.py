@@ -40,9 +40,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script, it finds its own folder only
-from tests.bench.tuning_figures import STOLEN_MAX, Run, compact, spread, summary, table
-from tests.bench.tuning_job import processor_seconds
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script, it finds its own folder only
+from bench.tuning_figures import STOLEN_MAX, Run, compact, spread, summary, table
+from bench.tuning_job import processor_seconds
 from tests.shaping import Link, Net, shaped, why_not
 
 MIB = 2**20

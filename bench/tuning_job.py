@@ -28,8 +28,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script, it finds its own folder only
-from tests.bench.tuning_figures import STOLEN_MAX
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script, it finds its own folder only
+from bench.tuning_figures import STOLEN_MAX
 
 MIB = 2**20
 PAUSE_SECONDS = 5.0

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from statistics import median, quantiles
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script, it finds its own folder only
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script, it finds its own folder only
 from pacecar.clock import SystemClock
 from pacecar.config import TuneConfig
 from pacecar.controller.measured import Hearing

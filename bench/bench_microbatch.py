@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-JOB = Path(__file__).resolve().parents[1] / "controller" / "job_microbatch.py"
+JOB = Path(__file__).resolve().parents[1] / "tests" / "controller" / "job_microbatch.py"
 JOB_SECONDS_MAX = 1800
 RANKS = 2
 ARMS: dict[str, dict[str, Any]] = {"off": {"tune": "off"}, "exact": {"tune": "exact"}}

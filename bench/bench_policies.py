@@ -26,7 +26,7 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean, pstdev
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script, it finds its own folder only
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script, it finds its own folder only
 from tests.controller.curves import FILE, MEASURED, load
 from tests.controller.replay import POLICIES, Case, Run, cases, noise, run
 

@@ -4,7 +4,7 @@ The daemon runs in a process of its own and shows the made-up node of `tests/mon
 in two jobs); the viewers live here, so that what they spend is not counted.  Rounds alternate, so that a busy machine
 disturbs all alike.
 
-    python tests/bench/bench_page.py --seconds 20 --rounds 3
+    python bench/bench_page.py --seconds 20 --rounds 3
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def cpu_seconds(process: psutil.Process) -> float:

@@ -29,8 +29,8 @@ from typing import Any
 
 import psutil
 
-ROOT = Path(__file__).resolve().parents[2]
-NODES = ROOT / "tests/bench/scaling_nodes.py"
+ROOT = Path(__file__).resolve().parents[1]
+NODES = ROOT / "bench/scaling_nodes.py"
 GENERATED = ROOT / "dashboards/generated"
 NODES_PER_PROCESS = 50
 RANGE_SECONDS, RANGE_POINTS = 120, 240

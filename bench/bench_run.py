@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pacecar.run_command import PTH, STARTUP, environment
 
-JOBS = Path(__file__).resolve().parents[1] / "jobs"
+JOBS = Path(__file__).resolve().parents[1] / "tests" / "jobs"
 PLAIN = {name: value for name, value in os.environ.items() if not name.startswith("PACECAR_") and name != "PYTHONPATH"}
 SETTLED_STEPS = 20
 """Imports, attaching and the first window are start-up; they are in the wall time."""

@@ -8,7 +8,7 @@ a trace of two hundred events and shown apart: on a small file it is all there i
 
     make bench-attribution
     make bench-attribution BENCH_FLAGS="--rounds 3 --files hta_nccl_data"
-    python tests/bench/bench_attribution.py --json > figures.json
+    python bench/bench_attribution.py --json > figures.json
 
 The obvious getrusage(RUSAGE_CHILDREN) is wrong for memory: a child starts with its parent's peak as its own (the kernel
 carries it over exec), so this process imports nothing large, and shows first that a known allocation is measured right.
@@ -31,10 +31,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.bench.attribution_figures import (  # noqa: E402  needs the root on the path
+from bench.attribution_figures import (  # noqa: E402  needs the root on the path
     DECODING,
     HTA,
     INSIDE,

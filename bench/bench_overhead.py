@@ -64,7 +64,7 @@ SHARES = {
 ON_SHARE = 0.5
 """Of an arm with windows, without turns: after it the hook is asked what it cost."""
 LAYERS, BATCH = 6, 64
-TRACEML = Path(__file__).resolve().parents[2] / ".tools" / "traceml" / "bin" / "python"
+TRACEML = Path(__file__).resolve().parents[1] / ".tools" / "traceml" / "bin" / "python"
 
 
 @dataclass

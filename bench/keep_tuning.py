@@ -1,4 +1,4 @@
-"""Put what bench_tuning measured where the documentation shows it: `python -m tests.bench.keep_tuning [FILE...]`.
+"""Put what bench_tuning measured where the documentation shows it: `python -m bench.keep_tuning [FILE...]`.
 
 Each FILE (of `--json`) goes to docs/measurements/tuning/ under its own name.  Then all that is made of the files there
 is made anew: the tables of tuning.md, tuning-curves.json, and the fits in policies.md.  Without a FILE only that.
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.bench.tuning_figures import summary
+from bench.tuning_figures import summary
 from tests.controller.curves import MEASURED, dump
 from tests.controller.measured_curves import SWEEPS, measured, table
 

@@ -1,7 +1,7 @@
 """What does `pacecar report` cost on a large run?  Time and memory of the command, on records of this program's making.
 
-    python tests/bench/bench_report.py                       100 000 step records of 8 ranks
-    python tests/bench/bench_report.py --records 1000000     what docs/report.md says
+    python bench/bench_report.py                       100 000 step records of 8 ranks
+    python bench/bench_report.py --records 1000000     what docs/report.md says
 
 Records are as the hook writes them, byte for byte the same encoder; steps vary, ranks wait for each other, two changes
 are tried and one kept.  The command runs as a process of its own, so that its peak memory (wait4) is its own.
