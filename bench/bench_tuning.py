@@ -1,6 +1,6 @@
 """What is tuning worth on a real link, for every policy, and how near does it come to the best there is?
 
-Real DDP training over gloo, a network namespace for each rank, shaped links between them (see `tests/shaping.py`;
+Real DDP training over gloo, a network namespace for each rank, shaped links between them (see `tests/kit/shaping.py`;
 needs root).  For each case (model, link, ranks) first a sweep over bucket sizes in rounds finds the oracle's setting;
 then the arms run one after the other in an order that turns with every repeat:
 
@@ -43,7 +43,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script, it finds its own folder only
 from bench.tuning_figures import STOLEN_MAX, Run, compact, spread, summary, table
 from bench.tuning_job import processor_seconds
-from tests.shaping import Link, Net, shaped, why_not
+from tests.kit.shaping import Link, Net, shaped, why_not
 
 MIB = 2**20
 JOB = Path(__file__).with_name("tuning_job.py")

@@ -11,7 +11,7 @@ import tempfile
 
 from hypothesis import HealthCheck, settings
 
-from tests.patience import pytest_fixture_setup  # noqa: F401  a hook: pytest finds it here by its name
+from tests.kit.patience import pytest_fixture_setup  # noqa: F401  a hook: pytest finds it here by its name
 
 pytest_plugins = ["pytester"]
 

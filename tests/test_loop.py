@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.tools import find_tool
+from tests.kit.tools import find_tool
 
 JOB = Path(__file__).parent / "jobs" / "small_ddp.py"
 WAIT_SECONDS = 60.0

@@ -11,11 +11,12 @@ import time
 
 import pytest
 
-from tests.kit.net_ranks import ROOT, finish, start
-from tests.shaping import Link, shaped, why_not
+from tests.kit.ranks import ROOT, finish
+from tests.kit.shaping import Link, shaped, why_not
 
 pytest.importorskip("torch", reason="the extra `torch` is not installed")
 
+NET = ("-m", "pacecar", "bench", "net")
 SMALL = ("-b", "4K", "-e", "64K", "-f", "4", "-n", "3", "-w", "1", "--seconds-per-size", "1")
 
 

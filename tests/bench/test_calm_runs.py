@@ -13,7 +13,7 @@ import pytest
 from bench import bench_tuning, tuning_job
 from bench.bench_tuning import DISTURBED_MAX, PAUSE_SECONDS, Case, run_calmly, wait_for_calm
 from bench.tuning_figures import STOLEN_MAX, Run
-from tests.shaping import Net
+from tests.kit.shaping import Net
 
 LOUD, CALM = 4 * STOLEN_MAX, STOLEN_MAX / 2
 

@@ -29,7 +29,7 @@ from typing import Any
 from tests.dashboards.cluster import BUSY_JOB, HOT_NODE, SCRAPE_SECONDS, cluster
 from tests.dashboards.questions import built_in, choices, filled_in, resolve
 from tests.dashboards.store import Prometheus
-from tests.tools import TOOLS, find_tool
+from tests.kit.tools import TOOLS, find_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ROOT / "dashboards" / "generated"

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from tests.tools import find_tool
+from tests.kit.tools import find_tool
 
 __all__ = ["Prometheus", "RefusedError"]
 

@@ -14,7 +14,7 @@ from pacecar.dashboards.fleet import NODES_TOP
 from pacecar.records import LEDGER_HEADINGS
 from tests.dashboards.conftest import drawing_panels
 from tests.dashboards.promql import check, filled_in
-from tests.tools import find_tool
+from tests.kit.tools import find_tool
 
 VALUES = {
     "training_job": ["train"], "rank": ["0", "1"], "heading": list(LEDGER_HEADINGS), "mode": ["idle", "user"],

@@ -17,7 +17,7 @@ from pacecar.dashboards.recording import RECORDED
 from pacecar.dashboards.rules import ALERTS, render_rules
 from tests.dashboards.alert_cases import FIRING, SILENT, Case
 from tests.dashboards.conftest import all_panels
-from tests.tools import find_tool
+from tests.kit.tools import find_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 ALL = [alert for group in ALERTS for alert in group.alerts]

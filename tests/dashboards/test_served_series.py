@@ -31,7 +31,7 @@ from pacecar.records import (
 )
 from pacecar.wire import encode_frame
 from tests.dashboards.promql import VARIABLES, check, filled_in
-from tests.tools import find_tool
+from tests.kit.tools import find_tool
 
 JOB = VARIABLES["$job"]
 WALL_NS = 1_700_000_000 * NS_PER_SECOND

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.tools import TOOLS, find_tool
+from tests.kit.tools import TOOLS, find_tool
 
 GENERATED = Path(__file__).resolve().parents[2] / "dashboards" / "generated"
 DASHBOARDS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(GENERATED.glob("*.json"))}

@@ -18,7 +18,7 @@ import pytest
 
 from pacecar.demo.launch import Children, DemoOptions, LaunchError, free_port, survivors
 from pacecar.monitor.meeting import NAME_BYTES_MAX
-from tests.tools import find_tool
+from tests.kit.tools import find_tool
 
 pytestmark = [pytest.mark.distributed]
 

@@ -12,7 +12,7 @@ import pytest
 
 from pacecar.catalog import CATALOG
 from pacecar.config import DaemonConfig, load_config
-from tests.tools import find_tool
+from tests.kit.tools import find_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "deploy" / "systemd" / "pacecar.service"

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from pacecar.config import DaemonConfig, load_config
-from tests.tools import find_tool
+from tests.kit.tools import find_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.net_ranks import free_port
+from tests.kit.net import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())

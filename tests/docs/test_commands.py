@@ -20,7 +20,7 @@ from pacecar.config import load_config
 from tests.docs.pages import PAGES, ROOT, SHELLS, Command, Example, commands, examples
 from tests.docs.recipes import RECIPES, Cannot, Run, click_accepts, recipe_for, written
 from tests.docs.world import World, free_port
-from tests.tools import find_tool
+from tests.kit.tools import find_tool
 
 EXAMPLES = [
     example for page in PAGES for example in examples(str(page.relative_to(ROOT)), page.read_text(encoding="utf-8"))

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from tests.dashboards.test_push import Standin
 from tests.docs.pages import ROOT
+from tests.kit.waiting import until
 from tests.profiler.analysis.tracefiles import write_trace
 from tests.report.runs import steady, tuned, untuned
-from tests.waiting import until
 
 __all__ = ["JOB", "LIMIT_SECONDS", "World"]
 

@@ -16,7 +16,7 @@ import pytest
 
 from pacecar.monitor.activation import inherited_socket
 from pacecar.monitor.meeting import Meeting, MeetingError
-from tests.kit.net_ranks import free_port
+from tests.kit.net import free_port
 from tests.monitor.showcase import ShowJob
 
 ROOT = Path(__file__).resolve().parents[2]

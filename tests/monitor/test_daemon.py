@@ -36,9 +36,9 @@ from pacecar.records import (
     Ok,
     Sample,
 )
+from tests.kit.tools import find_tool
+from tests.kit.waiting import until
 from tests.monitor.testimony import everything
-from tests.tools import find_tool
-from tests.waiting import until
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 

@@ -11,7 +11,7 @@ from pacecar.monitor import server as web
 from pacecar.monitor.http import HEAD_BYTES_MAX, HEADERS_MAX, HttpError, ends, head, parse
 from pacecar.monitor.screens import HAND_OVER
 from pacecar.monitor.server import WebServer
-from tests.waiting import until
+from tests.kit.waiting import until
 
 
 def parsed(received):

@@ -19,7 +19,7 @@ from pacecar.monitor.inbox import HELLO_SECONDS, Inbox
 from pacecar.monitor.meeting import Meeting, MeetingError
 from pacecar.records import Decision, Goodbye, Knobs, StepRecord, TunerStatus
 from pacecar.wire import FRAME_BYTES_MAX, VERSION, FrameError, Refusal, encode_frame
-from tests.waiting import until
+from tests.kit.waiting import until
 
 PEER = Peer(pid=4242, uid=1000, gid=1000)
 

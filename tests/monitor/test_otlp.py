@@ -19,7 +19,7 @@ from pacecar.config import ConfigError, DaemonConfig, OtlpConfig, load_config
 from pacecar.monitor.collectors.reading import sample
 from pacecar.monitor.daemon import Daemon, DaemonError
 from pacecar.monitor.otlp import POINTS_MAX, Otlp, Reading, unit_of
-from tests.waiting import until
+from tests.kit.waiting import until
 
 try:
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest

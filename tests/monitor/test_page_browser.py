@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from playwright import sync_api
 
+from tests.kit.tools import find_tool
 from tests.monitor.showcase import ShowJob, show_daemon
-from tests.tools import find_tool
 
 pytestmark = pytest.mark.slow
 

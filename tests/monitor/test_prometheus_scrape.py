@@ -11,7 +11,7 @@ import pytest
 
 from pacecar.config import DaemonConfig
 from pacecar.monitor.daemon import Daemon
-from tests.tools import find_tool
+from tests.kit.tools import find_tool
 
 CONFIG = """
 global: {{scrape_interval: 1s, scrape_timeout: 1s}}

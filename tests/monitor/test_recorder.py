@@ -18,7 +18,7 @@ from pacecar.monitor.triggers import STALL_STEPS, Pace, Triggers
 from pacecar.recording import read_recording
 from pacecar.records import Absent, Goodbye, HangSuspicion, Ok, Sample, Snapshot
 from pacecar.wire import encode_frame, payload_of
-from tests.waiting import until
+from tests.kit.waiting import until
 
 
 def gpu(up=1, xids=0):

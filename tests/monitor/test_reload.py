@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from pacecar.config import ConfigError, DaemonConfig, load_config
 from pacecar.monitor.reload import LIVE, Watch, changes, in_force
-from tests.waiting import until
+from tests.kit.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -18,7 +18,7 @@ from pacecar.monitor.screens import Screens
 from pacecar.monitor.server import WebServer
 from pacecar.monitor.viewers import VIEWERS_MAX
 from pacecar.monitor.web import pages
-from tests.waiting import until
+from tests.kit.waiting import until
 
 
 def ask(port, path, method="GET", **headers):

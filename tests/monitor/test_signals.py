@@ -18,7 +18,7 @@ from pacecar.monitor.signals import FAULT_SECONDS, SIGNAL_TICKS, Signals
 from pacecar.records import Absent, Ok, Sample, Snapshot, Throttling
 from pacecar.signals import NAMES_MAX, HostSignals
 from pacecar.wire import FrameError, Refusal, decode_frame, encode_frame
-from tests.waiting import until
+from tests.kit.waiting import until
 
 S = NS_PER_SECOND
 GPU = ("0", "GPU-a", *[""] * 7)

@@ -16,7 +16,7 @@ from pacecar.profiler.outbox import Outbox
 from pacecar.profiler.steptimer import TimedStep
 from pacecar.profiler.throttling import ThrottleNews
 from pacecar.records import JobHello, Knobs, Ok, Sample, Snapshot, Straggler, Throttling
-from tests.waiting import until
+from tests.kit.waiting import until
 
 S = 1_000_000_000
 WINDOW = round(WINDOW_SECONDS * S)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from tests.waiting import until
+from tests.kit.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 DAEMON, OWNER, STRANGER = 61001, 61002, 61003

@@ -7,7 +7,7 @@ import pytest
 
 from pacecar.clock import SystemClock
 from pacecar.monitor.viewers import Viewers
-from tests.waiting import until
+from tests.kit.waiting import until
 
 
 @pytest.fixture

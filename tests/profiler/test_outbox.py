@@ -13,7 +13,7 @@ from pacecar.profiler.outbox import Outbox
 from pacecar.profiler.runlog import RunLog
 from pacecar.records import Goodbye, JobHello, JobRecord
 from pacecar.wire import decode_frame
-from tests.waiting import until
+from tests.kit.waiting import until
 
 WAIT_SECONDS = 10.0
 

@@ -8,7 +8,7 @@ from pacecar.profiler.outbox import COMMANDS_PER_LOOK, Outbox
 from pacecar.records import Command, Goodbye, JobHello, Throttling
 from pacecar.signals import HostSignals
 from pacecar.wire import FRAME_BYTES_MAX, encode_frame
-from tests.waiting import until
+from tests.kit.waiting import until
 
 WAIT_SECONDS = 10.0
 

@@ -18,9 +18,9 @@ from pacecar.report.html import POLICY, comparison_page, report_page
 from pacecar.report.inputs import find_inputs
 from pacecar.report.markdown import comparison_markdown, escaped, report_markdown
 from pacecar.whatif import Bound
+from tests.kit.tools import find_tool
 from tests.report.runs import MS, START_NS, decision, lines, steady, tuned, untuned, verdict
 from tests.report.test_report_damage import recording
-from tests.tools import find_tool
 
 EVIL = "<script>alert(1)</script>\"'&|`*_x_`"
 

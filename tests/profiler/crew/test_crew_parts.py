@@ -49,7 +49,7 @@ from pacecar.profiler.crew.words import (
 from pacecar.profiler.loader import TimedLoader
 from pacecar.profiler.steptimer import TimedStep
 from pacecar.records import HangSuspicion, JobHello, JobLedger, Knobs
-from tests.waiting import until
+from tests.kit.waiting import until
 
 S = 1_000_000_000
 

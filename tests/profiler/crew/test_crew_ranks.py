@@ -18,7 +18,7 @@ from pacecar.top.fetch import fetch
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import namespaces, run_job
 
-from tests.waiting import until
+from tests.kit.waiting import until
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 

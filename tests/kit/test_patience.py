@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-CONFTEST = "from tests.patience import pytest_fixture_setup\n"
+CONFTEST = "from tests.kit.patience import pytest_fixture_setup\n"
 
 TESTS = """
 import pathlib

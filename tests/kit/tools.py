@@ -10,7 +10,7 @@ import pytest
 
 __all__ = ["find_tool"]
 
-TOOLS = Path(__file__).resolve().parent.parent / ".tools" / "bin"
+TOOLS = Path(__file__).resolve().parents[2] / ".tools" / "bin"
 
 
 def find_tool(name: str) -> Path:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.shaping import Link, Net, shaped, why_not
+from tests.kit.shaping import Link, Net, shaped, why_not
 
 SERVER = """
 import socket, time
