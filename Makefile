@@ -14,6 +14,7 @@ DEMO_FLAGS ?=
 BENCH_FLAGS ?=
 PYTEST_FLAGS ?=
 SEEN_FLAGS ?=
+MUTATION_FLAGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -31,17 +32,17 @@ TRACELENS := .tools/attribution/tracelens
 TRACEML := .tools/traceml
 ADAPTERS := .tools/adapters
 
-# Tests of several processes measure each other if they run side by side; the others share the cores.
-FAST := not slow and not distributed and not soak
-ALONE := distributed and not soak
-SHARED := not distributed and not soak
-PARALLEL := --numprocesses=auto --dist=worksteal
-# On CI, whose processors are shared, a test that fails is run once more, and the log says so.
-AGAIN := $(if $(CI),--reruns 1 -r sxXfER)
-# pytest exits with 5 when it finds no test, as one of the two runs may where PYTEST_FLAGS names some.
+# Files run side by side, the tests of one file in order in one process, so that they share what a fixture of the module
+# started.  What measures time is marked `alone`: nothing runs beside it, and no answer waits for it but test-all's.
+FAST := not slow and not distributed and not full and not alone and not soak
+DECISIVE := not full and not alone and not soak
+TOGETHER := not alone and not soak
+ALONE := alone and not soak
+PARALLEL := --numprocesses=auto --dist=loadfile
+# pytest exits with 5 when it finds no test, as one of two runs may where PYTEST_FLAGS names some.
 MAY_BE_NONE = $(if $(strip $(PYTEST_FLAGS)),|| [ $$? -eq 5 ])
 
-.PHONY: help run test check lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-microbatch bench-run bench-scaling soak-daemon soak-storm soak-faults soak-windows dashboards seen tools adapters compatibility clean
+.PHONY: help run test test-all check mutations lint fmt bench bench-daemon bench-attribution bench-overhead bench-tuning bench-policies bench-microbatch bench-run bench-scaling soak-daemon soak-storm soak-faults soak-windows dashboards seen tools adapters compatibility clean
 
 help: ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -49,14 +50,20 @@ help: ## Say what can be made
 run: $(RUN_STAMP) ## Train a small language model with pacecar attached, and show what tuning was worth
 	@exec $(BIN)/python -m pacecar demo $(DEMO_FLAGS)
 
-test: lint tools $(ADAPTERS)/.installed ## All checks and all tests (but the soak tests)
+test: lint tools ## All checks, and the tests that decide whether a change is right; says what it left to test-all
+	@exec $(BIN)/python -m pytest $(PARALLEL) -m "$(DECISIVE)" $(PYTEST_FLAGS)
+
+test-all: lint tools $(ADAPTERS)/.installed ## Everything but the soak tests: real libraries, long statistics, timing
 	@failed=0; \
-	$(BIN)/python -m pytest $(PARALLEL) $(AGAIN) -m "$(SHARED)" $(PYTEST_FLAGS) $(MAY_BE_NONE) || failed=1; \
-	$(BIN)/python -m pytest $(AGAIN) -m "$(ALONE)" $(PYTEST_FLAGS) $(MAY_BE_NONE) || failed=1; \
+	$(BIN)/python -m pytest $(PARALLEL) -m "$(TOGETHER)" $(PYTEST_FLAGS) $(MAY_BE_NONE) || failed=1; \
+	$(BIN)/python -m pytest -m "$(ALONE)" $(PYTEST_FLAGS) $(MAY_BE_NONE) || failed=1; \
 	exit $$failed
 
 check: lint ## The checks and the fast tests
 	@exec $(BIN)/python -m pytest $(PARALLEL) -m "$(FAST)" $(PYTEST_FLAGS)
+
+mutations: $(DEV_STAMP) ## Break the product in 25 places, one at a time, and say which the tests of make test notice
+	@exec $(BIN)/python -m tests.kit.mutations $(MUTATION_FLAGS)
 
 lint: $(DEV_STAMP)
 	$(BIN)/ruff check .

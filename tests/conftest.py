@@ -11,9 +11,7 @@ import tempfile
 
 from hypothesis import HealthCheck, settings
 
-from tests.kit.patience import pytest_fixture_setup  # noqa: F401  a hook: pytest finds it here by its name
-
-pytest_plugins = ["pytester"]
+pytest_plugins = ["tests.kit.selection"]
 
 os.environ.setdefault("PACECAR_TUNE_REMEMBER", "false")
 _STATE = tempfile.TemporaryDirectory(prefix="pacecar-tests-")

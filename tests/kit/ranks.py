@@ -120,7 +120,7 @@ def run_ranks(
     folder: Path | None = None,
     seconds: float = RANKS_SECONDS_MAX,
 ) -> list[str]:
-    """Run a job to its end and return what each rank said; fails with what they said on stderr where one did not exit 0."""
+    """Run a job to its end and return what each rank said; fails, with their stderr, where one did not exit 0."""
     ended = finish(start_ranks(program, ranks, python=python, environ=environ, folder=folder), seconds)
     if any(rank.code != 0 for rank in ended):
         errors = "\n".join(rank.err[-3000:] for rank in ended)

@@ -39,7 +39,7 @@ def ledger(wall_ns: int = 100 * MS, **parts_ns: int) -> Ledger:
 
 
 def step_record(rank: int = 0, step: int = 1, wall_ns: int = 100 * MS, **changes: Any) -> StepRecord:
-    """Return what a rank says of a step whose time was all compute, as every step before it; totals are `step` times it."""
+    """Return what a rank says of a step; its time was all compute, and so was that of the `step` - 1 before it."""
     here = changes.get("ledger", ledger(wall_ns))
     fields: dict[str, Any] = {
         "job": "j", "rank": rank, "step": step, "ended_wall_ns": START_NS + step * wall_ns, "wall_ns": wall_ns,
