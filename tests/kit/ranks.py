@@ -75,7 +75,7 @@ def start_ranks(
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
             "MASTER_ADDR": address, "MASTER_PORT": str(port), **SETTINGS, "PYTHONPATH": str(ROOT), **environ,
         }  # fmt: skip
-        out, err = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
+        out, err = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115  closed by finish
         process = subprocess.Popen(
             [*(prefixes[rank] if prefixes else ()), python, *map(str, program)],
             env={name: value for name, value in given.items() if value is not None},
