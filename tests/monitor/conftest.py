@@ -3,6 +3,7 @@
 import ctypes
 import shutil
 import socket
+import threading
 from pathlib import Path
 
 import pynvml
@@ -195,12 +196,27 @@ def driver_library(tmp_path_factory):
     return build(tmp_path_factory.mktemp("nvml"))
 
 
+LEAVE_SECONDS = 30
+"""What the threads of a test are waited for once nothing holds them; they need milliseconds."""
+
+
 @pytest.fixture
 def standin(driver_library, tmp_path, monkeypatch):
-    """The control page of a stand-in driver that the real pynvml of this process talks to, one for each test."""
+    """The control page of a stand-in driver that the real pynvml of this process talks to, one for each test.
+
+    No thread outlives the test: pynvml keeps one library for the whole process, so one that hung in a call would go on
+    in the library of the next test.  And whatever the test did, the driver was not shut down beside a call.
+    """
     library = shutil.copy(driver_library / "libnvidia-ml.so.1", tmp_path)  # another file is another set of globals
     control = Control(tmp_path / "control")
     monkeypatch.setenv("PACECAR_STANDIN", str(control.path))
     monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(library))
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-    return control
+    yield control
+    control.release()
+    control.page.latency_us = 0
+    asking = [thread for thread in threading.enumerate() if thread.name.startswith("pacecar-gpu")]
+    for thread in asking:
+        thread.join(LEAVE_SECONDS)
+    assert [thread.name for thread in asking if thread.is_alive()] == []
+    assert (control.page.shutdowns_beside_calls, control.page.void_handles) == (0, 0)
