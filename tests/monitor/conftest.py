@@ -4,6 +4,7 @@ import ctypes
 import shutil
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pynvml
@@ -209,14 +210,16 @@ def standin(driver_library, tmp_path, monkeypatch):
     """
     library = shutil.copy(driver_library / "libnvidia-ml.so.1", tmp_path)  # another file is another set of globals
     control = Control(tmp_path / "control")
+    before = set(threading.enumerate())
     monkeypatch.setenv("PACECAR_STANDIN", str(control.path))
     monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(library))
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
     yield control
     control.release()
     control.page.latency_us = 0
-    asking = [thread for thread in threading.enumerate() if thread.name.startswith("pacecar-gpu")]
+    asking = [t for t in set(threading.enumerate()) - before if t.name.startswith("pacecar-gpu")]
+    limit = time.monotonic() + LEAVE_SECONDS
     for thread in asking:
-        thread.join(LEAVE_SECONDS)
+        thread.join(max(0.0, limit - time.monotonic()))
     assert [thread.name for thread in asking if thread.is_alive()] == []
     assert (control.page.shutdowns_beside_calls, control.page.void_handles) == (0, 0)
