@@ -5,7 +5,6 @@ import shutil
 import socket
 import threading
 import time
-from pathlib import Path
 
 import pynvml
 import pytest
@@ -14,9 +13,8 @@ from pacecar.clock import FakeClock
 from pacecar.monitor.collectors.reading import Files
 from pacecar.records import JobHello, Knobs, Ledger, Ok, Sample, StepRecord
 from pacecar.wire import encode_frame
+from tests.kit.machines import machine as recorded
 from tests.monitor.nvml_standin.standin import Control, build, compiler
-
-MACHINE = Path(__file__).parent / "machine"
 
 
 class FailingFiles(Files):
@@ -37,7 +35,7 @@ class FailingFiles(Files):
 @pytest.fixture
 def machine(tmp_path):
     """A copy of the recorded machine that a test may change."""
-    return Path(shutil.copytree(MACHINE, tmp_path / "machine"))
+    return recorded("training_host", tmp_path / "machine")
 
 
 @pytest.fixture
