@@ -182,7 +182,7 @@ class SteadyCollector:
         """Hold nothing."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def steady():
     return SteadyCollector
 
