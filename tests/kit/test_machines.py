@@ -43,7 +43,7 @@ def test_a_line_that_says_nothing_is_named(tmp_path, monkeypatch, text, complain
 
 def test_a_site_holds_what_was_built_last_and_nothing_of_what_was_before(tmp_path):
     site = Site(tmp_path / "site")
-    for name in [*NAMES, *reversed(NAMES)]:
+    for name in [*NAMES, NAMES[0]]:
         files, links, _ = recording(name)
         site.build(files, links)
         fresh = tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}"
