@@ -32,6 +32,7 @@ from pacecar.monitor.exporter import Exporter  # noqa: E402
 from pacecar.monitor.server import WebServer  # noqa: E402
 from pacecar.records import Sample  # noqa: E402
 from pacecar.wire import encode_frame  # noqa: E402
+from tests.kit.machines import machine as recorded  # noqa: E402
 from tests.monitor.nvml_standin.standin import Control, build  # noqa: E402
 from tests.monitor.showcase import ShowJob  # noqa: E402
 from tests.monitor.testimony import everything  # noqa: E402
@@ -49,7 +50,7 @@ STILL = ("_info", "_size_bytes", "_limit_watts", "_max_hertz", "_timestamp_secon
 
 def machine(folder: Path) -> Path:
     """Copy the recorded machine and give it eight adapters."""
-    copy = Path(shutil.copytree(ROOT / "tests/monitor/machine", folder / "machine"))
+    copy = recorded("training_host", folder / "machine")
     adapters = copy / "sys/class/infiniband"
     for number in range(2, GPUS):
         shutil.copytree(adapters / "mlx5_0", adapters / f"mlx5_{number}")

@@ -115,6 +115,7 @@ class GpuCollector:
         workers: list[Worker[Session] | Worker[Heard] | Worker[Reading]] = [self._opener, self._listener]
         workers += [unit.worker for unit in self._units.values()]
         ended = [worker.stop(STOP_SECONDS if worker.busy_since_ns is None else 0.0) for worker in workers]
+        self._sessions.give_up()
         if all(ended) and not self._sessions.is_anyone_hanging():
             self._sessions.close()
             self._witnesses.close()

@@ -87,6 +87,11 @@ class Sessions:
         """Return whether a look for a GPU has not come back."""
         return any(worker.busy_since_ns is not None for _, worker in self._finders.values())
 
+    def give_up(self) -> None:
+        """Let each look that hangs end its thread when it comes back; nothing may be opened after this."""
+        for _, worker in list(self._finders.values()):
+            worker.stop(0.0)
+
     def late(self) -> list[Found]:
         """Return the GPUs that answered after the opening was over; those of an older one are forgotten."""
         results = {index: (opening, worker.take()) for index, (opening, worker) in self._finders.items()}

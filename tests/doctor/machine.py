@@ -1,12 +1,11 @@
-"""Recorded machines for the doctor: 8 H100 with NVLink and InfiniBand, a node without RDMA, and a workstation.
+"""Machines for the doctor: 8 H100 with NVLink and InfiniBand, a node without RDMA, a workstation, one without GPUs.
 
-A machine is a dictionary of files, links and a driver's answers, so that a fault is one edit.  All three are healthy as
-they come.  Files have the kernel's forms (Documentation/ABI, proc(5)), the log those of NCCL 2.21.
+A machine is the files and links of a recording in tests/machines/, a driver's answers and a job, so that a fault is one
+edit.  All are healthy as they come.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,41 +26,19 @@ from pacecar.monitor.gpu.driver import (
     UnsupportedError,
 )
 from pacecar.records import Bound, DeviceMemory, JobHello, Knobs, Ledger, Rung, StepRecord, Vitals, WhatIf
+from tests.kit.machines import MACHINES, Site, recording, write
 
 HOST = "node-a"
 PID = 4242
 MS = 1_000_000
-OPEN_MODULE = (
-    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (dvs-builder)\n"
-    "GCC version:  gcc version 11.4.0\n"
-)
-CLOSED_MODULE = OPEN_MODULE.replace("Open Kernel Module for x86_64", "x86_64 Kernel Module")
+CLOSED_MODULE = str(recording("workstation").files["proc/driver/nvidia/version"])
 RUNGS = {
     "communication_hidden": "exposed_communication", "data_free": "data_wait", "launch_gaps_gone": "host_bound",
 }  # fmt: skip
 ACS_AT = 0x106
-SCRIPT = """\
-import torch
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader
-
-torch.distributed.init_process_group("nccl")
-model = DDP(torch.nn.Linear(8, 8).cuda(), gradient_as_bucket_view=True)
-loader = DataLoader(dataset, batch_size=8, num_workers=8, pin_memory=True)
-for batch in loader:
-    with torch.autocast("cuda", dtype=torch.bfloat16):
-        loss = model(batch.cuda(non_blocking=True)).mean()
-    loss.backward()
-"""
-LOG = """\
-node-a:4242:4300 [0] NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>
-NCCL version 2.21.5+cuda12.4
-node-a:4242:4300 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:10.0.0.1<0>
-node-a:4242:4300 [0] NCCL INFO Using network IB
-node-a:4242:4310 [0] NCCL INFO Channel 00/0 : 15[7] -> 0[0] [receive] via NET/IB/0/GDRDMA
-node-a:4242:4310 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/read
-node-a:4242:4310 [0] NCCL INFO Connected all rings
-"""
+SCRIPT = (MACHINES / "train_script.txt").read_text()
+LOG = (MACHINES / "nccl_log.txt").read_text()
+"""Of NCCL 2.21."""
 
 
 def config(acs: int = 0) -> bytes:
@@ -176,19 +153,17 @@ class Machine:
     pid: int | None = None
     round_trip_ns: int | None = None
 
-    def write(self, root: Path) -> None:
+    def write(self, place: Path | Site) -> None:
+        """Lay it out in an empty folder, or in place of what stands at a site."""
+        root = place.root if isinstance(place, Site) else place
         environ = "".join(f"{name}={value}\0" for name, value in self.environ.items())
         self.files.setdefault(f"proc/{PID}/environ", environ)
-        for name, text in self.files.items():
-            path = root / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        for name, target in self.links.items():
-            path = root / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.symlink_to(os.path.relpath(root / target, path.parent))
+        if isinstance(place, Site):
+            place.build(self.files, self.links)
+        else:
+            write(root, self.files, self.links)
         if self.run is not None:
-            (root / "run").mkdir()
+            (root / "run").mkdir(exist_ok=True)
             for rank, records in self.run.items():
                 lines = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
                 (root / f"run/rank{rank}.jsonl").write_bytes(lines)
@@ -202,8 +177,9 @@ class Machine:
             (root / folder).mkdir(exist_ok=True)
         return Places(root / "proc", root / "sys", root / "etc", root / "home", self.environ, driver, self.pid)  # type: ignore[arg-type]  # the driver answers what the doctor asks
 
-    def examine(self, root: Path):
-        self.write(root)
+    def examine(self, place: Path | Site):
+        self.write(place)
+        root = place.root if isinstance(place, Site) else place
         return examine(
             self.places(root),
             host=HOST,
@@ -256,56 +232,15 @@ def nic_path(index: int) -> str:
     return f"{ports}/0000:{first + 4:02x}:00.0"
 
 
-def host(nodes: int) -> Machine:
-    """Return a machine without GPUs and without a network: 8 CPUs on each of `nodes` NUMA nodes."""
-    machine = Machine()
-    cpus = 8 * nodes
-    machine.files |= {
-        "proc/cpuinfo": "\n".join(
-            f"processor\t: {n}\nmodel name\t: Intel Xeon Platinum 8480C\nphysical id\t: {n // 8}\nflags\t\t: fpu\n"
-            for n in range(cpus)
-        ),
-        "proc/meminfo": "MemTotal:       2113513564 kB\nMemFree:        1000000000 kB\n",
-        "proc/sys/kernel/osrelease": "5.15.0-1030-nvidia\n",
-        "proc/sys/kernel/numa_balancing": "0\n",
-        "sys/devices/system/cpu/cpufreq/boost": "1\n",
-        "sys/devices/system/cpu/cpu0/cpufreq/scaling_driver": "acpi-cpufreq\n",
-    }
-    for n in range(cpus):
-        machine.files[f"sys/devices/system/cpu/cpu{n}/cpufreq/scaling_governor"] = "performance\n"
-    for node in range(nodes):
-        machine.files[f"sys/devices/system/node/node{node}/cpulist"] = f"{8 * node}-{8 * node + 7}\n"
-    for who in ("self", str(PID)):
-        machine.files |= {
-            f"proc/{who}/limits": (
-                "Limit                     Soft Limit           Hard Limit           Units     \n"
-                "Max open files            1048576              1048576              files     \n"
-                "Max locked memory         unlimited            unlimited            bytes     \n"
-            ),
-            f"proc/{who}/mounts": "tmpfs /dev/shm tmpfs rw,nosuid,nodev,size=1056756780k 0 0\n",
-            f"proc/{who}/cgroup": "0::/job\n",
-            f"proc/{who}/status": "Name:\tpython\nCapEff:\t0000000000000000\nCpus_allowed_list:\t0-7\n",
-        }
-    machine.files["sys/fs/cgroup/job/cpu.stat"] = "usage_usec 5\nnr_periods 0\nnr_throttled 0\nthrottled_usec 0\n"
-    add_network(machine)
-    return machine
+def recorded(name: str) -> Machine:
+    """Return the recorded machine, without the driver's answers and without a job."""
+    files, links, _ = recording(name)
+    return Machine(files, links)
 
 
-def add_network(machine: Machine) -> None:
-    """Add one Ethernet card, and TCP as distributions set it."""
-    machine.add_card("pci0000:00/0000:00:02.0/0000:03:00.0", "0x020000", "0x8086", 0, speed="16.0 GT/s PCIe")
-    machine.add_interface("eth0", 10_000, 9000, "pci0000:00/0000:00:02.0/0000:03:00.0")
-    machine.files |= {
-        "sys/class/net/lo/operstate": "unknown\n",
-        "sys/class/net/lo/mtu": "65536\n",
-        "proc/sys/net/core/rmem_max": "212992\n",
-        "proc/sys/net/core/wmem_max": "212992\n",
-        "proc/sys/net/ipv4/tcp_rmem": "4096\t131072\t6291456\n",
-        "proc/sys/net/ipv4/tcp_wmem": "4096\t16384\t4194304\n",
-        "proc/sys/net/ipv4/tcp_congestion_control": "cubic\n",
-        "proc/sys/net/ipv4/tcp_slow_start_after_idle": "1\n",
-        "proc/net/snmp": "Tcp: ActiveOpens OutSegs RetransSegs\nTcp: 100 90000000 900\n",
-    }
+def no_gpu() -> Machine:
+    """Two sockets and one Ethernet card."""
+    return recorded("no_gpu")
 
 
 def add_job(machine: Machine, interface: str | None = None) -> None:
@@ -361,31 +296,8 @@ def records(rank: int, **changes) -> list[object]:
 
 def h100_node() -> Machine:
     """8 H100 on NVSwitch, 2 sockets, 8 InfiniBand cards each below one switch with its GPU."""
-    machine = host(nodes=2)
-    for index in range(8):
-        node = index // 4
-        machine.add_card(gpu_path(index), "0x030200", "0x10de", node)
-        machine.add_card(nic_path(index), "0x020700", "0x15b3", node)
-        machine.boards.append(Board(gpu_path(index).rpartition("/")[2]))
-        port = f"sys/class/infiniband/mlx5_{index}/ports/1"
-        machine.files |= {
-            f"{port}/state": "4: ACTIVE\n", f"{port}/rate": "400 Gb/sec (4X NDR)\n",
-            f"{port}/link_layer": "InfiniBand\n",
-        }  # fmt: skip
-        machine.links[f"sys/class/infiniband/mlx5_{index}/device"] = f"sys/devices/{nic_path(index)}"
-        machine.add_interface(f"ib{index}", 400_000, 4092, nic_path(index))
-    # For management: a port that is not beside a GPU, and down, as on many a node.
-    machine.files |= {
-        "sys/class/infiniband/mlx5_8/ports/1/state": "1: DOWN\n",
-        "sys/class/infiniband/mlx5_8/ports/1/rate": "40 Gb/sec (4X QDR)\n",
-        "sys/class/infiniband/mlx5_8/ports/1/link_layer": "InfiniBand\n",
-    }
-    machine.links["sys/class/infiniband/mlx5_8/device"] = "sys/devices/pci0000:00/0000:00:02.0/0000:03:00.0"
-    machine.files |= {
-        "proc/driver/nvidia/version": OPEN_MODULE,
-        "sys/module/nvidia_peermem/initstate": "live\n",
-        "etc/nccl.conf": "# site\nNCCL_DEBUG=WARN\n",
-    }
+    machine = recorded("h100_node")
+    machine.boards = [Board(gpu_path(index).rpartition("/")[2]) for index in range(8)]
     machine.environ = {"NCCL_IB_HCA": "mlx5", "NCCL_SOCKET_IFNAME": "^docker,lo", "HOME": "/root"}
     machine.log = LOG
     add_job(machine)
@@ -394,19 +306,10 @@ def h100_node() -> Machine:
 
 def tcp_node() -> Machine:
     """2 A100 on NVLink bridges, no RDMA: gradients go over 100 Gbit/s Ethernet, set up for it."""
-    machine = host(nodes=1)
+    machine = recorded("tcp_node")
     for index in range(2):
-        machine.add_card(gpu_path(index), "0x030200", "0x10de", 0)
         machine.boards.append(Board(gpu_path(index).rpartition("/")[2], "NVIDIA A100-SXM4-80GB", (8, 0)))
         machine.boards[-1].fabric, machine.boards[-1].remote = Fabric(0, 0, None), "gpu"
-    machine.add_interface("eth0", 100_000, 9000, "pci0000:00/0000:00:02.0/0000:03:00.0")
-    machine.files |= {
-        "proc/driver/nvidia/version": OPEN_MODULE,
-        "proc/sys/net/core/rmem_max": "67108864\n",
-        "proc/sys/net/core/wmem_max": "67108864\n",
-        "proc/sys/net/ipv4/tcp_rmem": "4096\t131072\t67108864\n",
-        "proc/sys/net/ipv4/tcp_wmem": "4096\t16384\t67108864\n",
-    }
     machine.environ = {"NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "4"}
     add_job(machine, interface="eth0")
     return machine
@@ -414,13 +317,10 @@ def tcp_node() -> Machine:
 
 def workstation() -> Machine:
     """2 consumer cards on PCIe that reach each other, no NVLink, no RDMA, 1 Gbit/s."""
-    machine = host(nodes=1)
+    machine = recorded("workstation")
     for index in range(2):
-        machine.add_card(gpu_path(index), "0x030000", "0x10de", 0)
         board = Board(gpu_path(index).rpartition("/")[2], "NVIDIA RTX A6000", (8, 6), links=[])
         board.fabric = Fabric(0, 0, None)
         machine.boards.append(board)
-    machine.add_interface("eth0", 1000, 1500, "pci0000:00/0000:00:02.0/0000:03:00.0")
-    machine.files["proc/driver/nvidia/version"] = CLOSED_MODULE
     add_job(machine)
     return machine

@@ -9,19 +9,26 @@ import pytest
 from pacecar.doctor.findings import Severity
 from pacecar.doctor.rulebook import RULES, judge
 from tests.doctor.faults import FAULTS, Fault
-from tests.doctor.machine import PID, h100_node, host, tcp_node, workstation
+from tests.doctor.machine import PID, h100_node, no_gpu, tcp_node, workstation
+from tests.kit.machines import Site
 
 BY_ID = {rule.id: rule for rule in RULES}
-HEALTHY = {"h100": h100_node, "tcp": tcp_node, "workstation": workstation, "no gpu": lambda: host(nodes=2)}
+HEALTHY = {"h100": h100_node, "tcp": tcp_node, "workstation": workstation, "no gpu": no_gpu}
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory):
+    """Machine -> where it stands with one fault after the other."""
+    return {machine: Site(tmp_path_factory.mktemp("site")) for machine in HEALTHY.values()}
 
 
 @pytest.mark.parametrize("name", HEALTHY)
 @pytest.mark.parametrize("is_bare", [False, True], ids=["with its job", "bare"])
-def test_nothing_is_found_on_a_healthy_machine(name, is_bare, tmp_path):
+def test_nothing_is_found_on_a_healthy_machine(name, is_bare, sites):
     machine = HEALTHY[name]()
     if is_bare:
         machine.run = machine.script = machine.log = machine.pid = None
-    facts = machine.examine(tmp_path)
+    facts = machine.examine(sites[HEALTHY[name]])
     judgement = judge(facts)
     assert [finding.id for finding in judgement.findings] == []
     assert facts.unreadable == ()
@@ -29,10 +36,10 @@ def test_nothing_is_found_on_a_healthy_machine(name, is_bare, tmp_path):
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[f"{n}-{fault.rule}" for n, fault in enumerate(FAULTS)])
-def test_the_planted_fault_is_found_and_nothing_else(fault: Fault, tmp_path):
+def test_the_planted_fault_is_found_and_nothing_else(fault: Fault, sites):
     machine = fault.machine()
     fault.plant(machine)
-    facts = machine.examine(tmp_path)
+    facts = machine.examine(sites[fault.machine])
     judgement = judge(facts)
     assert facts.unreadable == ()
     assert judgement.failed == ()
@@ -59,12 +66,12 @@ def test_every_rule_has_a_source_with_document_and_section():
         assert not rule.title.endswith("."), rule.id
 
 
-def test_the_worst_findings_come_first_and_larger_gains_before_smaller_ones(tmp_path):
+def test_the_worst_findings_come_first_and_larger_gains_before_smaller_ones(sites):
     machine = h100_node()
     for fault in FAULTS:
         if fault.rule in ("gpu-persistence-off", "gpu-power-cap", "nccl-ib-disabled", "job-host-bound"):
             fault.plant(machine)
-    findings = judge(machine.examine(tmp_path)).findings
+    findings = judge(machine.examine(sites[h100_node])).findings
     ranks = [finding.severity.rank for finding in findings]
     assert ranks == sorted(ranks, reverse=True)
     assert findings[0].severity is Severity.CRITICAL
@@ -72,26 +79,26 @@ def test_the_worst_findings_come_first_and_larger_gains_before_smaller_ones(tmp_
     assert warnings == sorted(warnings, reverse=True)
 
 
-def test_gains_are_those_of_the_what_if_ladder(tmp_path):
+def test_gains_are_those_of_the_what_if_ladder(sites):
     machine = h100_node()
     fault = next(fault for fault in FAULTS if fault.rule == "job-exposed-communication")
     fault.plant(machine)
-    (finding,) = judge(machine.examine(tmp_path)).findings
+    (finding,) = judge(machine.examine(sites[h100_node])).findings
     assert finding.gain is not None
     assert finding.gain.at_most_ratio == 30 / 126
     assert "communication_hidden" in finding.gain.basis
 
 
-def test_without_a_ladder_no_gain_is_promised(tmp_path):
+def test_without_a_ladder_no_gain_is_promised(sites):
     machine = h100_node()
     machine.run = None
     machine.environ["NCCL_IB_DISABLE"] = "1"
-    found = judge(machine.examine(tmp_path)).findings
+    found = judge(machine.examine(sites[h100_node])).findings
     assert found[0].id == "nccl-ib-disabled"
     assert all(finding.gain is None for finding in found)
 
 
-def test_a_rule_that_fails_costs_no_other_and_is_named(tmp_path):
+def test_a_rule_that_fails_costs_no_other_and_is_named(sites):
     def broken(facts):
         raise KeyError("nothing")
 
@@ -99,7 +106,7 @@ def test_a_rule_that_fails_costs_no_other_and_is_named(tmp_path):
     machine.environ["NCCL_IB_DISABLE"] = "1"
     rules = [RULES[0], *(rule for rule in RULES if rule.id == "nccl-ib-disabled")]
     rules[0] = type(rules[0])("broken", Severity.INFO, "t", "w", "machine", rules[0].source, broken)
-    judgement = judge(machine.examine(tmp_path), rules)
+    judgement = judge(machine.examine(sites[h100_node]), rules)
     assert [finding.id for finding in judgement.findings] == ["nccl-ib-disabled"]
     assert "rule broken: KeyError" in judgement.failed[0]
 
@@ -119,22 +126,21 @@ def test_a_rule_that_fails_costs_no_other_and_is_named(tmp_path):
         ("net-tcp-buffers", "2 ms round trip", "tcp_rmem='4096 131072 67108864'"),
     ],
 )
-def test_the_command_names_this_machines_own_parts_and_what_was_done_already(rule, evidence, remedy, tmp_path):
+def test_the_command_names_this_machines_own_parts_and_what_was_done_already(rule, evidence, remedy, sites):
     commands = []
-    for number, fault in enumerate(fault for fault in FAULTS if fault.rule == rule):
+    for fault in (fault for fault in FAULTS if fault.rule == rule):
         machine = fault.machine()
         fault.plant(machine)
-        (tmp_path / str(number)).mkdir()
-        found = next(f for f in judge(machine.examine(tmp_path / str(number))).findings if f.id == rule)
+        found = next(f for f in judge(machine.examine(sites[fault.machine])).findings if f.id == rule)
         if evidence in "\n".join(f"{e.what} {e.value} {e.where}" for e in found.evidence):
             commands.append(found.remedy)
     assert any(remedy in command for command in commands), commands
 
 
-def test_a_shared_memory_without_a_size_is_half_of_the_memory(tmp_path):
+def test_a_shared_memory_without_a_size_is_half_of_the_memory(sites):
     machine = h100_node()
     machine.files[f"proc/{PID}/mounts"] = "shm /dev/shm tmpfs rw 0 0\n"
-    facts = machine.examine(tmp_path)
+    facts = machine.examine(sites[h100_node])
     assert facts.limits.shared_memory_bytes is not None
     assert facts.limits.shared_memory_bytes.value == 2113513564 * 1024 // 2
     assert judge(facts).findings == ()

@@ -3,7 +3,8 @@
 import ctypes
 import shutil
 import socket
-from pathlib import Path
+import threading
+import time
 
 import pynvml
 import pytest
@@ -12,9 +13,8 @@ from pacecar.clock import FakeClock
 from pacecar.monitor.collectors.reading import Files
 from pacecar.records import JobHello, Knobs, Ledger, Ok, Sample, StepRecord
 from pacecar.wire import encode_frame
+from tests.kit.machines import machine as recorded
 from tests.monitor.nvml_standin.standin import Control, build, compiler
-
-MACHINE = Path(__file__).parent / "machine"
 
 
 class FailingFiles(Files):
@@ -35,7 +35,7 @@ class FailingFiles(Files):
 @pytest.fixture
 def machine(tmp_path):
     """A copy of the recorded machine that a test may change."""
-    return Path(shutil.copytree(MACHINE, tmp_path / "machine"))
+    return recorded("training_host", tmp_path / "machine")
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ class SteadyCollector:
         """Hold nothing."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def steady():
     return SteadyCollector
 
@@ -195,12 +195,29 @@ def driver_library(tmp_path_factory):
     return build(tmp_path_factory.mktemp("nvml"))
 
 
+LEAVE_SECONDS = 30
+"""What the threads of a test are waited for once nothing holds them; they need milliseconds."""
+
+
 @pytest.fixture
 def standin(driver_library, tmp_path, monkeypatch):
-    """The control page of a stand-in driver that the real pynvml of this process talks to, one for each test."""
+    """The control page of a stand-in driver that the real pynvml of this process talks to, one for each test.
+
+    No thread outlives the test: pynvml keeps one library for the whole process, so one that hung in a call would go on
+    in the library of the next test.  And whatever the test did, the driver was not shut down beside a call.
+    """
     library = shutil.copy(driver_library / "libnvidia-ml.so.1", tmp_path)  # another file is another set of globals
     control = Control(tmp_path / "control")
+    before = set(threading.enumerate())
     monkeypatch.setenv("PACECAR_STANDIN", str(control.path))
     monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(library))
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-    return control
+    yield control
+    control.release()
+    control.page.latency_us = 0
+    asking = [t for t in set(threading.enumerate()) - before if t.name.startswith("pacecar-gpu")]
+    limit = time.monotonic() + LEAVE_SECONDS
+    for thread in asking:
+        thread.join(max(0.0, limit - time.monotonic()))
+    assert [thread.name for thread in asking if thread.is_alive()] == []
+    assert (control.page.shutdowns_beside_calls, control.page.void_handles) == (0, 0)

@@ -33,10 +33,11 @@ class Size(NamedTuple):
     frames: int
     scrapers: int
     reloads: int
+    slow_seconds: float
 
 
-SHORT = Size(jobs=40, frames=8_000, scrapers=200, reloads=6)
-LONG = Size(jobs=1000, frames=1_000_000, scrapers=200, reloads=50)
+SHORT = Size(jobs=20, frames=2_000, scrapers=80, reloads=5, slow_seconds=0.2)
+LONG = Size(jobs=1000, frames=1_000_000, scrapers=200, reloads=50, slow_seconds=1.0)
 
 
 class Daemon:
@@ -198,7 +199,7 @@ class Storm:
             for number in range(size.scrapers):
                 sockets.append(socket.create_connection(("127.0.0.1", self.daemon.port), timeout=60))
                 sockets[-1].sendall(b"GET /metrics HTTP/1.1\r\n" + (b"\r\n" if number % 2 else b"Host: x"))
-            time.sleep(1)
+            time.sleep(size.slow_seconds)
         finally:
             for one in sockets:
                 one.close()

@@ -3,6 +3,7 @@
 `make tools` fetches Chromium; $PACECAR_CHROMIUM names another.
 """
 
+import json
 import os
 import threading
 import urllib.request
@@ -12,6 +13,7 @@ import pytest
 from playwright import sync_api
 
 from tests.kit.tools import find_tool
+from tests.kit.waiting import until
 from tests.monitor.showcase import ShowJob, show_daemon
 
 pytestmark = pytest.mark.slow
@@ -31,7 +33,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory):
-    daemon = show_daemon(tmp_path_factory.mktemp("node") / "s")
+    daemon = show_daemon(tmp_path_factory.mktemp("node") / "s", period_seconds=0.5)
     daemon.start()
     jobs = [ShowJob(daemon.socket), ShowJob(daemon.socket, "dlrm <b>x</b>", ranks=2, pace_ms=35, is_tuned=False)]
     stop = threading.Event()
@@ -74,6 +76,11 @@ def opened(browser, node):
     assert complaints == []
 
 
+def ticks(node):
+    with urllib.request.urlopen(f"http://127.0.0.1:{node.port}/api/snapshot") as answer:
+        return json.load(answer)["tick"]
+
+
 def test_a_user_looks_around(opened):
     page = opened(color_scheme="dark")
     assert page.locator("#gpus tbody tr").count() == 8
@@ -111,16 +118,18 @@ def test_the_charts_have_a_past_for_whoever_comes_late(opened):
     said = page.locator('[data-chart="power"] p').inner_text()
     assert "GPU 7: now" in said
     page.get_by_label("Show").select_option("120")
-    page.wait_for_timeout(1500)
+    step = page.locator(".job dd").first.inner_text()
+    page.wait_for_function("step => document.querySelectorAll('.job dd')[0].textContent !== step", arg=step)
     assert page.locator("figure canvas").count() >= 8
 
 
-def test_pausing_holds_the_picture_and_going_on_catches_up(opened):
+def test_pausing_holds_the_picture_and_going_on_catches_up(opened, node):
     page = opened()
     page.get_by_role("button", name="Pause").click()
     assert page.locator("#state").inner_text() == "paused"
     held = page.locator("#joblist").inner_text()
-    page.wait_for_timeout(2500)
+    said = ticks(node)
+    until(lambda: ticks(node) >= said + 3, "the daemon ticks on")
     assert page.locator("#joblist").inner_text() == held
     page.get_by_role("button", name="Go on").click()
     assert page.locator("#joblist").inner_text() != held

@@ -1,10 +1,12 @@
 /* A driver that a test owns: libnvidia-ml.so.1 with 8 GPUs, for the real pynvml.
  *
  * Behaviour comes from a control page that the test maps too ($PACECAR_STANDIN, see standin.py for the layout); calls
- * are counted there by function and GPU.  Numbers differ in every field and by GPU: base + 1000 * gpu; `zero` makes all
+ * are counted there by function and GPU, and so is what a driver need not survive: a shutdown beside a call, a handle
+ * from before a shutdown.  Numbers differ in every field and by GPU: base + 1000 * gpu; `zero` makes all
  * of them 0.  Written from the documented interface of nvml.h; it does what a test needs and nothing that a driver is.
  */
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,7 +35,7 @@ typedef struct {
   u32 first;                       /* the GPU that the driver calls 0 */
   u32 fail_function, fail_gpu, fail_code, fail_after; /* function + 1; gpu or ~0; NVML code; calls to let pass */
   u32 fail_for;                    /* how many then fail; ~0 for all */
-  u32 hang_ms[GPUS];               /* every call for this GPU takes so long */
+  u32 hang_ms[GPUS + 1];           /* every call for this GPU is held so long, or until the test writes 0 here */
   u32 lost[GPUS];                  /* code that every call for this GPU returns, 0 for none */
   u32 latency_us;
   u64 pcie_bytes[GPUS];            /* fields 197, 198 when not 0 */
@@ -45,17 +47,21 @@ typedef struct {
   u32 inits, shutdowns, hanging;
   u64 ecc[GPUS];                   /* more uncorrected ECC errors than there were */
   u32 link_down[GPUS];             /* link + 1 that is down */
+  u32 inside;                      /* calls that have not returned, shutdowns left out */
+  u32 shutdowns_beside_calls;      /* shutdowns that began while there were such: a real driver may crash by them */
+  u32 void_handles;                /* calls with a handle from before a shutdown: likewise */
 } control;
 
 static control *page;
-static int session;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;  /* of all that follows, and of the failures in the page */
+static int session, shut_down;  /* the session now, and the last one that a shutdown ended */
 static u32 initialized, life;
 static dev_st handles[2][GPUS], handles_mig[2][INSTANCES];  /* a session's handles are not those of the one before */
 #define devices handles[session % 2]
 #define instances handles_mig[session % 2]
 
-static void map_page(void) {
-  if (page) return;
+/* When the library is loaded, and not when it is initialized: a driver that was not answers too, and says so. */
+__attribute__((constructor)) static void map_page(void) {
   const char *path = getenv("PACECAR_STANDIN");
   int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
   if (fd >= 0) {
@@ -81,29 +87,54 @@ static void pause_us(u64 us) {
   nanosleep(&t, NULL);
 }
 
+static int is_open(void) { return initialized && life == page->driver_life; }
+
+static void hold(int gpu) {
+  __sync_fetch_and_add(&page->hanging, 1);
+  for (u32 held = 0; held < *(volatile u32 *)&page->hang_ms[gpu]; held++) pause_us(1000);
+  __sync_fetch_and_sub(&page->hanging, 1);
+}
+
+/* Return the code that the test planted for this call, 0 for none; under the lock, so that each is used once. */
+static int planted(int function, int gpu) {
+  if (page->fail_function != (u32)function + 1 && page->fail_function != ~0u) return 0;
+  if (page->fail_gpu != ~0u && page->fail_gpu != (u32)gpu) return 0;
+  if (page->fail_after) { page->fail_after--; return 0; }
+  if (!page->fail_for) return 0;
+  if (page->fail_for != ~0u) page->fail_for--;
+  return page->fail_code;
+}
+
+static int judge(int function, dev d) {
+  pthread_mutex_lock(&lock);
+  int code = 0;
+  if (d && d->session <= shut_down) page->void_handles++;
+  if (function != F_INIT && function != F_SHUTDOWN && !is_open()) code = 1;
+  else if (d && d->session != session) code = 2;
+  else if (d && page->lost[d->gpu]) code = page->lost[d->gpu];
+  else if (page->missing[function]) code = 13;
+  else code = planted(function, d ? d->gpu : GPUS);
+  pthread_mutex_unlock(&lock);
+  return code;
+}
+
 /* Count a call and return the code that the test wants it to give, 0 to go on. */
 static int enter(int function, dev d) {
-  int gpu = d ? d->gpu : GPUS;
+  int gpu = d ? d->gpu : GPUS, code;
   __sync_fetch_and_add(&page->calls[function][gpu], 1);
   if (page->latency_us) pause_us(page->latency_us);
-  if (function != F_INIT && function != F_SHUTDOWN && (!initialized || life != page->driver_life)) return 1;
-  if (d && page->hang_ms[gpu]) {
-    __sync_fetch_and_add(&page->hanging, 1);
-    pause_us(1000ULL * page->hang_ms[gpu]);
-    __sync_fetch_and_sub(&page->hanging, 1);
+  if (function == F_SHUTDOWN) {
+    if (page->inside) __sync_fetch_and_add(&page->shutdowns_beside_calls, 1);
+    return judge(function, d);
   }
-  if (d && d->session != session) return 2;
-  if (d && page->lost[gpu]) return page->lost[gpu];
-  if (page->missing[function]) return 13;
-  if ((page->fail_function == (u32)function + 1 || page->fail_function == ~0u) &&
-      (page->fail_gpu == ~0u || page->fail_gpu == (u32)gpu)) {
-    if (page->fail_after) { __sync_fetch_and_sub(&page->fail_after, 1); return 0; }
-    if (page->fail_for) {
-      if (page->fail_for != ~0u) __sync_fetch_and_sub(&page->fail_for, 1);
-      return page->fail_code;
-    }
-  }
-  return 0;
+  __sync_fetch_and_add(&page->inside, 1);
+  pthread_mutex_lock(&lock);
+  int is_held = function == F_INIT || is_open();
+  pthread_mutex_unlock(&lock);
+  if (is_held && page->hang_ms[gpu]) hold(gpu);
+  code = judge(function, d);
+  __sync_fetch_and_sub(&page->inside, 1);
+  return code;
 }
 
 static u64 n(dev d, u64 base) { return page->zero ? 0 : base + 1000 * (u64)(d ? d->gpu : 0) + (d && d->instance ? 500 * d->instance : 0); }
@@ -113,10 +144,10 @@ static u32 percent(dev d, u32 base) { return page->zero ? 0 : base + d->gpu; }
 #define NUMBER(name, function, value) int name(dev d, u32 *out) { ENTER(function, d); *out = (u32)(value); return 0; }
 
 int nvmlInitWithFlags(u32 flags) {
-  map_page();
   int code = enter(F_INIT, NULL);
   if (code) return code;
   if (page->driver_missing) return 9;
+  pthread_mutex_lock(&lock);
   if (life != page->driver_life) initialized = 0;
   if (!initialized++) {
     session++; life = page->driver_life;
@@ -124,17 +155,19 @@ int nvmlInitWithFlags(u32 flags) {
     for (int i = 0; i < INSTANCES; i++) instances[i] = (dev_st){ MIG_GPU, i + 1, session };
   }
   page->inits++;
+  pthread_mutex_unlock(&lock);
   return 0;
 }
 int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 int nvmlShutdown(void) {
-  map_page();
   int code = enter(F_SHUTDOWN, NULL);
   if (code) return code;
-  while (page->hanging) pause_us(1000);  /* as a lock that the hung call holds */
-  if (!initialized) return 1;
-  initialized--; page->shutdowns++;
-  return 0;
+  while (*(volatile u32 *)&page->hanging) pause_us(1000);  /* as a lock that the hung call holds */
+  pthread_mutex_lock(&lock);
+  code = !initialized;
+  if (!code) { if (!--initialized) shut_down = session; page->shutdowns++; }
+  pthread_mutex_unlock(&lock);
+  return code;
 }
 const char *nvmlErrorString(int code) { return "stand-in error"; }
 int nvmlSystemGetDriverVersion(char *s, u32 m) { ENTER(F_DRIVER, NULL); snprintf(s, m, "599.77"); return 0; }
@@ -143,7 +176,10 @@ int nvmlDeviceGetCount_v2(u32 *out) { ENTER(F_COUNT, NULL); *out = page->count; 
 int nvmlDeviceGetHandleByIndex_v2(u32 i, dev *out) {
   if (i >= page->count) return 2;
   i += page->first;
-  ENTER(F_HANDLE, initialized && life == page->driver_life ? &devices[i] : NULL); *out = &devices[i]; return 0; }
+  pthread_mutex_lock(&lock);
+  dev d = is_open() ? &devices[i] : NULL;
+  pthread_mutex_unlock(&lock);
+  ENTER(F_HANDLE, d); *out = d; return d ? 0 : 1; }
 int nvmlDeviceGetUUID(dev d, char *s, u32 m) {
   ENTER(F_UUID, d);
   if (d->instance) snprintf(s, m, "MIG-%d-%d", d->gpu, d->instance); else snprintf(s, m, "GPU-%d", d->gpu);
@@ -269,6 +305,7 @@ int nvmlGpmSampleGet(dev d, gpm_sample *s) {
 int nvmlGpmMigSampleGet(dev d, u32 gi, gpm_sample *s) { ENTER(F_GPM_MIG_GET, d); *s = (gpm_sample){ d, gi, now_ns() }; return 0; }
 int nvmlGpmMetricsGet(gpm_get *g) {
   ENTER(F_GPM_METRICS, g->one->device);
+  if (!g->one->device || !g->two->device) return 2;  /* one that was never read */
   if (g->version != 1) return 25;
   if (g->two->at <= g->one->at) return 2;
   for (u32 i = 0; i < g->count; i++) {

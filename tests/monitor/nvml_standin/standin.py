@@ -17,6 +17,8 @@ from pathlib import Path
 SOURCE = Path(__file__).parent / "nvml.c"
 GPUS, FUNCTIONS, EVENTS = 8, 64, 64
 ALWAYS = 0xFFFFFFFF
+HELD_MS = 600_000
+"""Longer than any test: a call that is held returns when the test says so, and not when time has passed."""
 
 _names = re.search(r"enum \{(.*?)\}", SOURCE.read_text(), re.DOTALL).group(1)
 FUNCTION = {name.strip().removeprefix("F_"): number for number, name in enumerate(_names.split(","))}
@@ -32,7 +34,7 @@ class Page(ctypes.Structure):
         *((name, u32) for name in ("magic", "count", "zero", "driver_missing", "driver_life")),
         *((name, u32) for name in ("mig", "gpm", "nvlink5", "links", "first")),
         *((name, u32) for name in ("fail_function", "fail_gpu", "fail_code", "fail_after", "fail_for")),
-        ("hang_ms", u32 * GPUS),
+        ("hang_ms", u32 * (GPUS + 1)),
         ("lost", u32 * GPUS),
         ("latency_us", u32),
         ("pcie_bytes", u64 * GPUS),
@@ -48,6 +50,9 @@ class Page(ctypes.Structure):
         ("hanging", u32),
         ("ecc", u64 * GPUS),
         ("link_down", u32 * GPUS),
+        ("inside", u32),
+        ("shutdowns_beside_calls", u32),
+        ("void_handles", u32),
     ]  # fmt: skip
 
 
@@ -59,7 +64,8 @@ def compiler():
 def build(folder):
     """Build libnvidia-ml.so.1 in `folder` and return the folder."""
     library = Path(folder) / "libnvidia-ml.so.1"
-    command = [compiler(), "-O1", "-Wall", "-Wno-unused-parameter", "-shared", "-fPIC", "-o", str(library), str(SOURCE)]
+    flags = ("-O1", "-Wall", "-Wno-unused-parameter", "-shared", "-fPIC", "-pthread")
+    command = [compiler(), *flags, "-o", str(library), str(SOURCE)]
     subprocess.run(command, check=True, timeout=60)
     return Path(folder)
 
@@ -99,6 +105,15 @@ class Control:
         page.fail_function = 0
         page.fail_code, page.fail_gpu, page.fail_after, page.fail_for = code, gpu, after, times
         page.fail_function = ALWAYS if function is None else FUNCTION[function] + 1
+
+    def hold(self, gpu, milliseconds=HELD_MS):
+        """Let no call for that GPU (GPUS: for none) return until `release`."""
+        self.page.hang_ms[gpu] = milliseconds
+
+    def release(self):
+        """Let every call that is held return."""
+        for gpu in range(GPUS + 1):
+            self.page.hang_ms[gpu] = 0
 
     def environment(self):
         """Return the variables for a process that is to load this driver."""
