@@ -29,9 +29,9 @@ def run_job(
 ) -> list[list[Row]]:
     """Run all ranks to their end; return each rank's records, the summary last.
 
-    It ends after its acts, at its `steps`, or when `meddle` has returned, which runs beside the ranks; their process ids
-    are in `folder / "pid<rank>"`.  With `prefixes` (of `ip netns exec`) each rank enters its namespace itself, so that it
-    can be forked.
+    It ends after its acts, at its `steps`, or when `meddle` has returned, which runs beside the ranks; their process
+    ids are in `folder / "pid<rank>"`.  With `prefixes` (of `ip netns exec`) each rank enters its namespace itself, so
+    that it can be forked.
     """
     folder.mkdir(exist_ok=True)
     given = {"acts": list(acts), "folder": str(folder), **settings}

@@ -46,11 +46,10 @@ def check_findings(heard):
     check_names(heard)
     found = iter(stragglers(heard))
     for act, (rank, cause) in zip(heard[0][-1]["acts"], played(heard), strict=True):
-        began = next(
-            (r for r in found if r["late_rank"] == rank and not r["ended"] and r["heard_at"] >= act["from"]), None
-        )
+        mine = (row for row in found if row["late_rank"] == rank and row["heard_at"] >= act["from"])
+        began = next((row for row in mine if not row["ended"]), None)
         assert began is not None, (act, stragglers(heard))
-        assert act["from"] - 4 <= began["since_step"] <= began["step"] < began["heard_at"] <= act["until"]
+        assert act["from"] <= began["step"] < began["heard_at"] <= act["until"]
         ended = next(r for r in found if r["late_rank"] == rank and r["ended"])
         assert ended["step"] > act["until"] - AHEAD
         if began["cause"] == cause:

@@ -36,7 +36,7 @@ KINDS = [
     "compile_in_place_aot_eager",
 ]
 INDUCTOR = [kind for kind in KINDS if kind.endswith("inductor")]
-"""Take half a minute of C++ compiler.  To the hook they are like those with aot_eager: the same graphs around its calls."""
+"""Take half a minute of C++ compiler.  To the hook they are like those with aot_eager: it sees the same calls."""
 
 PIPELINES = ["gpipe", "1f1b"]
 HAS_COMPILER = any(shutil.which(name) for name in ("c++", "g++", "clang++"))
