@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
 from pacecar.profiler.crew.diagnosis import WARMUP_RANGES, Diagnosis
 from pacecar.profiler.crew.sequence import THRESHOLD, Evidence
 from pacecar.profiler.crew.words import PHASES, RankRange, Surroundings
-
-sys.path.insert(0, str(Path(__file__).parent))
-from simulation import simulate
+from tests.profiler.crew.simulation import simulate
 
 MS = 1_000_000
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,10 +11,8 @@ from pacecar.config import DaemonConfig
 from pacecar.monitor.daemon import Daemon
 from pacecar.top.fetch import fetch
 from tests.kit.waiting import until
-
-sys.path.insert(0, str(Path(__file__).parent))
-from job_crew import SLOW_SECONDS
-from ranks import run_job
+from tests.profiler.crew.job_crew import SLOW_SECONDS
+from tests.profiler.crew.ranks import run_job
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 

@@ -7,18 +7,14 @@ a matter of counting ranges in `test_crew_diagnosis.py`.
 from __future__ import annotations
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 
 from pacecar.profiler.crew.diagnosis import ABSOLUTE_NS
 from tests.kit.ranks import run_ranks
 from tests.kit.shaping import UNLIMITED, shaped
-
-sys.path.insert(0, str(Path(__file__).parent))
-from job_crew import AHEAD, SLOW_SECONDS
-from ranks import lateness_ns, named, played, run_job, stragglers
+from tests.profiler.crew.job_crew import AHEAD, SLOW_SECONDS
+from tests.profiler.crew.ranks import lateness_ns, named, played, run_job, stragglers
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
