@@ -202,7 +202,7 @@ try:
 except KeyboardInterrupt:
     begun = time.monotonic()
     pacer.close("interrupted")
-    print("closed", time.monotonic() - begun < 6.0, torch.autograd._profiler_enabled(), flush=True)
+    print("closed", time.monotonic() - begun < 20.0, torch.autograd._profiler_enabled(), flush=True)
     raise
 """
 

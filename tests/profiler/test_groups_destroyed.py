@@ -52,7 +52,7 @@ if tune != "none":
     assert pacer._hook._guard.failures == 0
     begun = time.monotonic()
     pacer.close()
-    assert time.monotonic() - begun < 8.0
+    assert time.monotonic() - begun < 20.0
 dist.barrier()
 sys.stdout.flush()
 sys.stderr.flush()
