@@ -1,4 +1,4 @@
-"""One rank of a two-rank gloo DDP job; started by test_hook_ddp.py.  Arguments: rank, store, output, hooked."""
+"""One rank of a two-rank gloo DDP job; started by test_hook_ddp.py.  Arguments: output, hooked."""
 
 import os
 import sys
@@ -15,9 +15,10 @@ from pacecar.profiler.hook import Hook, make_hello
 from pacecar.profiler.runlog import RunLog
 
 
-def main(rank, store, output, hooked):
+def main(output, hooked):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
     torch.manual_seed(3)
     net = nn.Sequential(*[part for _ in range(4) for part in (nn.Linear(128, 128), nn.ReLU())])
     model = DistributedDataParallel(net, bucket_cap_mb=0.1)
@@ -50,4 +51,4 @@ def main(rank, store, output, hooked):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4] == "hooked")
+    main(sys.argv[1], sys.argv[2] == "hooked")

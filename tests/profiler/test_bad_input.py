@@ -1,10 +1,9 @@
 """Whatever the user's code does inside a step, the hook carries on or lets go, and adds nothing of its own."""
 
 import json
+import os
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import msgspec
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 from pacecar.records import JobRecord, Ledger, StepRecord
+from tests.kit.forking_python import forking_python
 
 PLACES = ("forward", "backward", "loader", "optimizer", "between")
 
@@ -149,6 +149,9 @@ for batch in pacer.data(batches()):
 """
 
 
+TO_THE_END = os.environ | {"FORKED_FINALIZES": "1"}
+"""What python does last may hang or crash where torch's profiler ran."""
+
 ENDS = {
     "forward": (1, "LookupError: planted"),
     "backward": (1, "LookupError: planted"),
@@ -164,7 +167,12 @@ ENDS = {
 def test_a_script_that_fails_ends_with_its_own_code_and_its_own_last_words(place):
     code, last = ENDS[place]
     done = subprocess.run(
-        [sys.executable, "-c", FAILING, place], capture_output=True, text=True, timeout=60, check=False
+        [forking_python(), "-c", FAILING, place],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=TO_THE_END,
     )
     assert done.returncode == code
     said = [line for line in done.stderr.splitlines() if not line.startswith("pacecar cannot write to the daemon")]
@@ -175,7 +183,7 @@ def test_a_script_that_fails_ends_with_its_own_code_and_its_own_last_words(place
 
 
 HANGING = """
-import sys, time, torch
+import itertools, sys, time, torch
 from torch import nn
 import pacecar
 torch.set_num_threads(1)
@@ -186,14 +194,15 @@ pacer = pacecar.attach(model, optimizer, run_dir=sys.argv[1], window_warmup_step
 for _ in range(6):
     model(torch.ones(4, 8)).mean().backward()
     optimizer.step()
-print("hanging", torch.autograd._profiler_enabled(), flush=True)
 try:
-    while True:
+    for number in itertools.count():
         model(torch.ones(4, 8)).mean().backward()
+        if number == 200:
+            print("hanging", torch.autograd._profiler_enabled(), flush=True)
 except KeyboardInterrupt:
     begun = time.monotonic()
     pacer.close("interrupted")
-    print("closed", time.monotonic() - begun < 6.0, torch.autograd._profiler_enabled(), flush=True)
+    print("closed", time.monotonic() - begun < 20.0, torch.autograd._profiler_enabled(), flush=True)
     raise
 """
 
@@ -201,13 +210,16 @@ except KeyboardInterrupt:
 @pytest.mark.slow
 def test_a_step_that_never_ends_is_interrupted_by_the_keyboard_and_closes_at_once(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-c", HANGING, tmp_path], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [forking_python(), "-c", HANGING, tmp_path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=TO_THE_END,
     )
     try:
         assert process.stdout.readline().split()[0] == "hanging"
-        time.sleep(0.5)
         process.send_signal(signal.SIGINT)
-        out, errors = process.communicate(timeout=30)
+        out, errors = process.communicate(timeout=60)
     finally:
         process.kill()
     assert out.split() == ["closed", "True", "False"]
@@ -379,7 +391,9 @@ def test_child_processes_end_as_they_would_and_the_parents_records_are_its_own(t
     """A forked child's exit hung for ever once torch's profiler had run in the parent."""
     script = tmp_path / "job.py"
     script.write_text(FORKING)
-    done = subprocess.run([sys.executable, script, tmp_path], capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(
+        [forking_python(), script, tmp_path], capture_output=True, text=True, timeout=200, check=False, env=TO_THE_END
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert dict(result["codes"]).pop("multiprocessing") == 0

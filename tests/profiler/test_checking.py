@@ -8,12 +8,10 @@ from pacecar.profiler.checking import RECENT_STEPS, Checker
 from pacecar.profiler.estimate import Calibrations
 from pacecar.profiler.measurement import Measurement
 from pacecar.profiler.steptimer import TimedStep
-from pacecar.records import LEDGER_HEADINGS, EstimateCheck, JobHello, Knobs, Ledger, StepRecord
+from pacecar.records import LEDGER_HEADINGS, EstimateCheck, Knobs, Ledger, StepRecord
+from tests.kit.records import job_hello
 
-HELLO = JobHello(
-    job="j", rank=3, local_rank=3, world_size=4, pid=1, host="h", device="cpu", framework="torch",
-    pacecar_version="0", started_wall_ns=0,
-)  # fmt: skip
+HELLO = job_hello(rank=3, world_size=4)
 
 
 def timed(forward=60, tail=30, wall=100, micro_batches=1):

@@ -2,9 +2,10 @@
 
 import json
 import subprocess
-import sys
 
 import pytest
+
+from tests.kit.forking_python import forking_python
 
 pytestmark = pytest.mark.slow
 
@@ -97,7 +98,7 @@ ONE_GRAPH = ("own_optimizer", True)
 def results():
     cases = [*MODELS, *OPTIMIZERS, ONE_GRAPH]
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps(cases)], capture_output=True, text=True, timeout=300, check=False
+        [forking_python(), "-c", SCRIPT, json.dumps(cases)], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
     return dict(zip(cases, json.loads(done.stdout), strict=True))

@@ -1,17 +1,15 @@
 """The hook on a real DDP job of two gloo ranks: ledgers sum, communication is seen, and the numbers are the same."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from pacecar.records import CollectiveWindow, EstimateCheck, Goodbye, JobHello, JobRecord, StepRecord
+from tests.kit.ranks import finish, start_ranks
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
-TIMEOUT_SECONDS = 120
 COUNTED = {2}
 """The step in which all ranks count FLOPs, together, because each waits for the slowest anyway."""
 
@@ -19,21 +17,9 @@ COUNTED = {2}
 def run(folder, mode):
     """Run both ranks; return each rank's result."""
     folder.mkdir()
-    command = [sys.executable, str(Path(__file__).parent / "ddp_job.py")]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(folder / "store"), str(folder), mode], stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    try:
-        for process in ranks:
-            _, errors = process.communicate(timeout=TIMEOUT_SECONDS)
-            assert process.returncode == 0, errors
-            assert "USDT" not in errors
-    finally:
-        for process in ranks:
-            process.kill()
+    for rank in finish(start_ranks([Path(__file__).parent / "ddp_job.py", folder, mode], 2)):
+        assert rank.code == 0, rank.err
+        assert "USDT" not in rank.err
     return [msgspec.msgpack.decode((folder / f"result{rank}").read_bytes()) for rank in range(2)]
 
 

@@ -1,6 +1,7 @@
 """The interface that collectives go through is what the user or the route says, and nothing where nobody knows."""
 
 import socket
+import threading
 import time
 
 import pytest
@@ -50,10 +51,12 @@ def test_where_nccl_has_infiniband_no_interface_is_used_unless_it_is_told_not_to
 
 def test_a_name_server_that_does_not_answer_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(interface, "RESOLVE_SECONDS", 0.05)
-    monkeypatch.setattr(socket, "gethostbyname", lambda host: time.sleep(1.0))
+    is_over = threading.Event()
+    monkeypatch.setattr(socket, "gethostbyname", lambda host: is_over.wait(60.0))
     begun = time.monotonic()
     assert collective_interface("gloo", environ={"MASTER_ADDR": "far.example"}) is None
-    assert time.monotonic() - begun < 0.9
+    assert time.monotonic() - begun < 30.0
+    is_over.set()
 
 
 def test_a_name_that_nobody_knows_is_no_interface(monkeypatch):

@@ -11,18 +11,12 @@ import pytest
 from pacecar.profiler.courier import LOOK_SECONDS, Courier, Refused
 from pacecar.profiler.outbox import Outbox
 from pacecar.profiler.runlog import RunLog
-from pacecar.records import Goodbye, JobHello, JobRecord
+from pacecar.records import Goodbye, JobRecord
 from pacecar.wire import decode_frame
+from tests.kit.records import job_hello
 from tests.kit.waiting import until
 
 WAIT_SECONDS = 10.0
-
-
-def hello(rank=0):
-    return JobHello(
-        job="j", rank=rank, local_rank=rank, world_size=2, pid=1, host="h", device="cpu",
-        framework="torch", pacecar_version="0", started_wall_ns=5,
-    )  # fmt: skip
 
 
 def record(number):
@@ -62,19 +56,19 @@ class Listener:
 
 def test_hello_comes_first_and_records_in_order(tmp_path):
     daemon = Listener(tmp_path / "s")
-    outbox = Outbox(str(tmp_path / "s"), hello())
+    outbox = Outbox(str(tmp_path / "s"), job_hello())
     for number in range(50):
         outbox.put(record(number))
     outbox.close(WAIT_SECONDS)
     until(lambda: len(daemon.frames) == 51)
-    assert daemon.frames == [hello(), *map(record, range(50))]
+    assert daemon.frames == [job_hello(), *map(record, range(50))]
     assert outbox.dropped == 0
     daemon.kill()
 
 
 def test_a_restarted_daemon_gets_a_new_hello_and_the_records_again(tmp_path, caplog):
     first = Listener(tmp_path / "s")
-    outbox = Outbox(str(tmp_path / "s"), hello())
+    outbox = Outbox(str(tmp_path / "s"), job_hello())
     outbox.put(record(0))
     until(lambda: len(first.frames) == 2)
     first.kill()
@@ -83,7 +77,7 @@ def test_a_restarted_daemon_gets_a_new_hello_and_the_records_again(tmp_path, cap
     time.sleep(0.2)
     second = Listener(tmp_path / "s")
     until(lambda: record(19) in second.frames)
-    assert second.frames[0] == hello()
+    assert second.frames[0] == job_hello()
     assert second.frames[1:] == list(map(record, range(1, 20)))
     outbox.close(WAIT_SECONDS)
     assert outbox.dropped == 0
@@ -92,7 +86,7 @@ def test_a_restarted_daemon_gets_a_new_hello_and_the_records_again(tmp_path, cap
 
 
 def test_without_a_daemon_the_oldest_are_dropped_and_counted_and_put_returns(tmp_path):
-    outbox = Outbox(str(tmp_path / "nobody"), hello(), queue_length_max=10)
+    outbox = Outbox(str(tmp_path / "nobody"), job_hello(), queue_length_max=10)
     for number in range(100):
         outbox.put(record(number))
     assert 85 <= outbox.dropped <= 90, "ten queued, at most one more in the thread's hands"
@@ -105,7 +99,7 @@ def test_without_a_daemon_the_oldest_are_dropped_and_counted_and_put_returns(tmp
 
 def test_a_daemon_that_does_not_read_blocks_nobody(tmp_path):
     daemon = Listener(tmp_path / "s", reading=False)
-    outbox = Outbox(str(tmp_path / "s"), hello(), queue_length_max=50)
+    outbox = Outbox(str(tmp_path / "s"), job_hello(), queue_length_max=50)
     puts = []
 
     def put_all():
@@ -124,7 +118,7 @@ def test_a_daemon_that_does_not_read_blocks_nobody(tmp_path):
 
 def test_a_record_that_cannot_be_framed_is_dropped_and_the_rest_goes_on(tmp_path):
     daemon = Listener(tmp_path / "s")
-    outbox = Outbox(str(tmp_path / "s"), hello())
+    outbox = Outbox(str(tmp_path / "s"), job_hello())
     outbox.put(Goodbye(job="j", rank=0, reason="x" * 100_000, wall_ns=0))
     outbox.put(record(1))
     outbox.close(WAIT_SECONDS)
@@ -135,7 +129,7 @@ def test_a_record_that_cannot_be_framed_is_dropped_and_the_rest_goes_on(tmp_path
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_neither_sends_nor_hangs(tmp_path):
-    outbox = Outbox(str(tmp_path / "nobody"), hello())
+    outbox = Outbox(str(tmp_path / "nobody"), job_hello())
     outbox.put(record(0))
     child = os.fork()
     if child == 0:
@@ -187,7 +181,7 @@ def test_the_thread_wakes_by_its_own_timer_and_not_for_each_record():
 
 
 def test_close_does_not_wait_for_a_daemon_that_never_was_there_and_counts_what_it_leaves(tmp_path):
-    outbox = Outbox(str(tmp_path / "nobody"), hello())
+    outbox = Outbox(str(tmp_path / "nobody"), job_hello())
     for number in range(5):
         outbox.put(record(number))
     begun = time.monotonic()
@@ -201,7 +195,7 @@ def test_close_does_not_wait_for_a_daemon_that_never_was_there_and_counts_what_i
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_close_waits_for_a_daemon_that_is_being_restarted_but_not_for_ever(tmp_path, comes_back):
     first = Listener(tmp_path / "s")
-    outbox = Outbox(str(tmp_path / "s"), hello())
+    outbox = Outbox(str(tmp_path / "s"), job_hello())
     outbox.put(record(0))
     until(lambda: len(first.frames) == 2)
     first.kill()
@@ -212,7 +206,7 @@ def test_close_waits_for_a_daemon_that_is_being_restarted_but_not_for_ever(tmp_p
     assert closing.is_alive()
     if comes_back:
         second = Listener(tmp_path / "s")
-        until(lambda: second.frames == [hello(), record(1)])
+        until(lambda: second.frames == [job_hello(), record(1)])
         second.kill()
     closing.join()
     assert outbox.dropped == (0 if comes_back else 1)
@@ -223,18 +217,18 @@ def lines_of(path):
 
 
 def test_a_run_log_holds_the_hello_and_every_record(tmp_path):
-    log = RunLog(tmp_path / "runs" / "1", hello(rank=3))
+    log = RunLog(tmp_path / "runs" / "1", job_hello(rank=3))
     for number in range(20):
         log.put(record(number))
     log.close(WAIT_SECONDS)
     assert log.path == tmp_path / "runs" / "1" / "rank3.jsonl"
-    assert lines_of(log.path) == [hello(rank=3), *map(record, range(20))]
+    assert lines_of(log.path) == [job_hello(rank=3), *map(record, range(20))]
     assert log.dropped == 0
 
 
 def test_a_full_disk_drops_counts_and_complains_once(caplog, tmp_path):
     (tmp_path / "rank0.jsonl").symlink_to("/dev/full")
-    log = RunLog(tmp_path, hello(), queue_length_max=4)
+    log = RunLog(tmp_path, job_hello(), queue_length_max=4)
     for number in range(30):
         log.put(record(number))
     until(lambda: caplog.records)

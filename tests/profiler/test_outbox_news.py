@@ -5,17 +5,15 @@ import socket
 import pytest
 
 from pacecar.profiler.outbox import COMMANDS_PER_LOOK, Outbox
-from pacecar.records import Command, Goodbye, JobHello, Throttling
+from pacecar.records import Command, Goodbye, Throttling
 from pacecar.signals import HostSignals
 from pacecar.wire import FRAME_BYTES_MAX, encode_frame
+from tests.kit.records import job_hello
 from tests.kit.waiting import until
 
 WAIT_SECONDS = 10.0
 
-HELLO = JobHello(
-    job="j", rank=0, local_rank=0, world_size=2, pid=1, host="h", device="cpu", framework="torch", pacecar_version="0",
-    started_wall_ns=5, interface="eth0", hears_signals=True,
-)  # fmt: skip
+HELLO = job_hello(interface="eth0", hears_signals=True)
 
 
 class Line:

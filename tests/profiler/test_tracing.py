@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import torch
 from pacecar.profiler.orders import NotYet, Refusal
 from pacecar.profiler.tracing import STEPS_MAX, Tracing
 from pacecar.records import Command
+from tests.kit.forking_python import forking_python
 
 
 class Rested:
@@ -191,26 +191,35 @@ def test_a_profiler_that_fails_is_given_up_and_said(job, after_steps):
 
 
 FULL = """
-import sys
-sys.path.insert(0, {tests!r})
+import ctypes, os, sys
+tests, folder = sys.argv[1:]
+libc = ctypes.CDLL(None, use_errno=True)
+CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000
+for failed in (
+    libc.unshare(CLONE_NEWNS),
+    libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None),
+    libc.mount(b"tmpfs", folder.encode(), b"tmpfs", 0, b"size=64k"),
+):
+    assert not failed, os.strerror(ctypes.get_errno())
+sys.path.insert(0, tests)
 from test_tracing import Job
-job = Job({folder!r})
+job = Job(folder)
 job.ask(steps=90)
 job.run(90)
 print(job.written())
-import os
-print(os.listdir({folder!r}))
+print(os.listdir(folder))
 """
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
 @pytest.mark.slow
 def test_a_full_disk_is_said_and_leaves_no_half_file(tmp_path):
-    script = FULL.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
-    mount = (
-        f"mount -t tmpfs -o size=64k tmpfs {tmp_path} && exec {sys.executable} -c '{script.replace(chr(39), chr(34))}'"
-    )
-    done = subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True, text=True, timeout=60, check=True)
+    environ = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [forking_python(), "-c", FULL, Path(__file__).parent, tmp_path],
+        capture_output=True, text=True, timeout=120, check=False, env=environ,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
     said, listed = done.stdout.strip().splitlines()
     assert "refused" in said
     assert "is the disk full" in said
@@ -244,7 +253,7 @@ print([(a.number, a.state) for a in said if a.state != "accepted"], windows)
 def test_traces_and_windows_in_turn_crash_nothing_and_all_are_taken(tmp_path):
     """A record that begins in one session and ends in the next ends the process: `Optimizer.step` is always open."""
     script = CROWDED.format(folder=str(tmp_path))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([forking_python(), "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     states, _, windows = done.stdout.strip().splitlines()[-1].rpartition("] ")
     assert states.count("'done'") >= 15, states
@@ -290,7 +299,7 @@ print({{a.number: a.detail for a in said}}[12], pacer._hook._budget.windows)
 def test_a_record_that_is_open_when_a_profiler_ends_ends_in_no_later_session(tmp_path, how, windows):
     """It would end the process in half of the runs, by writing into the first session's freed memory."""
     script = OUTLIVES.format(folder=str(tmp_path), how=how, windows=windows)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([forking_python(), "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     line = done.stdout.strip().splitlines()[-1]
     assert line.startswith("the record 'epoch' of the job is open")

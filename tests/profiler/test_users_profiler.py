@@ -1,11 +1,11 @@
 """The user's own torch.profiler in a real DDP job keeps every event that it has without pacecar, and exports them."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
+
+from tests.kit.ranks import run_ranks
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
@@ -15,11 +15,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, schedule
 import pacecar
-rank, store, folder, how, hooked = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5] == "hooked"
+rank, folder, how, hooked = int(os.environ["RANK"]), sys.argv[1], sys.argv[2], sys.argv[3] == "hooked"
 warnings.simplefilter("error")
 warnings.filterwarnings("ignore", "Profiler clears events")  # torch says so of every schedule
 torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)
+dist.init_process_group("gloo")
 torch.manual_seed(7)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8)), bucket_cap_mb=0.01)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -82,20 +82,7 @@ os._exit(0)  # torch aborts at exit now and then (pytorch issue 190489)
 
 def run(folder, how, mode):
     folder.mkdir()
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(rank), folder / "store", folder, how, mode],
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [process.communicate(timeout=120)[1] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    assert [process.returncode for process in ranks] == [0, 0], errors
+    run_ranks(["-c", SCRIPT, folder, how, mode])
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

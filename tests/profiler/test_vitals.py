@@ -9,6 +9,7 @@ from pacecar.config import HookConfig
 from pacecar.profiler.memory import MemoryMeter
 from pacecar.profiler.vitals import VitalsMeter
 from pacecar.records import DeviceMemory, Goodbye, StepRecord, Vitals
+from tests.kit.records import step_record
 
 CUDA = torch.device("cuda", 0)
 
@@ -73,17 +74,8 @@ def test_the_peak_of_an_interval_follows_without_resetting_anything():
 
 
 def make_step(number=0, **changes):
-    from pacecar.records import Knobs, Ledger
-
-    wall = changes.pop("wall_ns", 600_000_000)
-    given = {
-        "job": "j", "rank": 0, "step": number, "ended_wall_ns": 1, "wall_ns": wall, "data_wait_ns": None,
-        "forward_ns": None, "backward_ns": None, "optimizer_ns": None, "micro_batches": 1, "samples": 4, "tokens": 100,
-        "ledger": Ledger(wall_ns=wall, unknown_ns=wall), "source": "estimate", "calibration_age_steps": None,
-        "totals": Ledger(wall_ns=wall, unknown_ns=wall), "total_steps": 1, "total_samples": 4, "total_tokens": 100,
-        "overhead_ns": 0, "total_overhead_ns": 0, "total_windows": 0, "dropped_records": 0, "knobs": Knobs(),
-    }  # fmt: skip
-    return StepRecord(**(given | changes))
+    given = {"wall_ns": 600_000_000, "ended_wall_ns": 1, "samples": 4, "tokens": 100}
+    return step_record(step=number, **(given | changes))
 
 
 def make_meter(device=CUDA, name="NVIDIA H200", stats=None, dtype=torch.float32, **options):

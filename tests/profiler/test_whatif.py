@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from pacecar.clock import NS_PER_SECOND
 from pacecar.profiler.crew.totals import TOTALS_WORDS, LedgerTotals, decode_totals, encode_totals, totals_of
 from pacecar.profiler.whatif import STEPS_MIN, WHAT_IF_SECONDS, JobLadder, RankLadder, Stretch, ladder_of
-from pacecar.records import LEDGER_HEADINGS, Bound, Knobs, Ledger, StepRecord, WhatIf
+from pacecar.records import LEDGER_HEADINGS, Bound, Ledger, WhatIf
 from pacecar.wire import decode_frame, encode_frame
+from tests.kit.records import step_record
 
 MS = 1_000_000
 
@@ -36,12 +37,10 @@ def times(one, count):
 
 def steps_of(one, count, *, source="estimate", age=7, rank=0, calibrated_from=0):
     for step in range(count):
-        yield StepRecord(
-            job="j", rank=rank, step=step, ended_wall_ns=step * one.wall_ns, wall_ns=one.wall_ns, data_wait_ns=0,
-            forward_ns=0, backward_ns=0, optimizer_ns=0, micro_batches=1, samples=None, tokens=None, ledger=one,
-            source=source, calibration_age_steps=age if step >= calibrated_from else None,
-            totals=times(one, step + 1), total_steps=step + 1, total_samples=None, total_tokens=None, overhead_ns=0,
-            total_overhead_ns=0, total_windows=0, dropped_records=0, knobs=Knobs(),
+        yield step_record(
+            rank, step, one.wall_ns, ended_wall_ns=step * one.wall_ns, ledger=one, source=source,
+            calibration_age_steps=age if step >= calibrated_from else None,
+            totals=times(one, step + 1), total_steps=step + 1,
         )  # fmt: skip
 
 

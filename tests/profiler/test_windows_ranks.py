@@ -6,15 +6,15 @@ import collections
 import gzip
 import itertools
 import json
-import os
-import signal
-import socket
 import subprocess
 import sys
-import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.kit.ranks import finish, start_ranks
+from tests.kit.waiting import until
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -22,42 +22,45 @@ JOB = Path(__file__).parents[1] / "jobs" / "small_ddp.py"
 WORLD = 4
 
 
-def started(folder, *, steps, pause, options, sock, job):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    environ = os.environ | {"PACECAR_HOOK_SOCKET": str(sock), "PACECAR_JOB": job, "OMP_NUM_THREADS": "1"}
-    command = [
-        sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={WORLD}", f"--master-port={port}", str(JOB),
-        "--steps", str(steps), "--pause", str(pause), "--width", "64", "--run-dir", str(folder),
+@contextmanager
+def job(folder, *, pause, options, sock, name):
+    """Run a job beside what is done here, and let it end then."""
+    enough = folder / "enough"
+    folder.mkdir(exist_ok=True)
+    program = [
+        JOB, "--steps", "20", "--until", enough, "--pause", str(pause), "--width", "64", "--run-dir", folder,
         "--options", json.dumps(options),
     ]  # fmt: skip
-    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
-def finished(process, seconds=120):
+    ranks = start_ranks(program, WORLD, environ={"PACECAR_HOOK_SOCKET": str(sock), "PACECAR_JOB": name})
     try:
-        output, _ = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        os.kill(process.pid, signal.SIGTERM)
-        output, _ = process.communicate(timeout=30)
-        pytest.fail(f"the job did not end: {output[-2000:]}")
-    assert process.returncode == 0, output[-3000:]
+        yield
+    finally:
+        enough.touch()
+        ended = finish(ranks)
+    assert [rank.code for rank in ended] == [0] * WORLD, "\n".join(rank.err[-3000:] for rank in ended)
 
 
 def records(folder, rank):
     return [json.loads(line) for line in (folder / f"rank{rank}.jsonl").read_text().splitlines()]
 
 
+def has_each(folder, text, count):
+    """Return whether each rank's log has `text` so often."""
+    logs = [folder / f"rank{rank}.jsonl" for rank in range(WORLD)]
+    return all(log.exists() and log.read_text().count(text) >= count for log in logs)
+
+
 def test_no_step_is_profiled_by_two_ranks_whatever_the_budget_puts_off(tmp_path):
     options = {"window_interval_steps": 4, "overhead_budget": 0.2, "windows": True}
-    finished(started(tmp_path, steps=400, pause=0.0, options=options, sock=tmp_path / "none", job="turns"), seconds=120)
+    with job(tmp_path, pause=0.0, options=options, sock=tmp_path / "none", name="turns"):
+        until(lambda: has_each(tmp_path, '"source":"exact"', 5), "many windows on every rank", 120)
     by_step = collections.Counter()
     taken = []
     for rank in range(WORLD):
         exact = [r["step"] for r in records(tmp_path, rank) if r["type"] == "step" and r["source"] == "exact"]
         by_step.update(exact)
         taken.append(exact)
-    assert min(map(len, taken)) >= 5, "many windows on every rank"
+    assert min(map(len, taken)) >= 5
     assert by_step.most_common(1)[0][1] == 1
     for one, other in itertools.combinations(taken, 2):
         assert min(abs(a - b) for a in one for b in other) >= 2, "nor while another rank pays for reading one"
@@ -71,9 +74,7 @@ def daemon(tmp_path):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    limit = time.monotonic() + 20
-    while not path.exists() and time.monotonic() < limit:
-        time.sleep(0.05)
+    until(path.exists, "the daemon does not listen")
     yield path, process
     if process.poll() is None:
         process.terminate()
@@ -85,16 +86,6 @@ def asked(sock, *arguments, seconds=90):
     return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
 
 
-def until_training(folder, steps):
-    limit = time.monotonic() + 60
-    while time.monotonic() < limit:
-        logs = [folder / f"rank{rank}.jsonl" for rank in range(WORLD)]
-        if all(log.exists() and log.read_text().count('"type":"step"') >= steps for log in logs):
-            return
-        time.sleep(0.2)
-    pytest.fail("the job does not train")
-
-
 def steps_in(path):
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     return {event["name"] for event in events if event.get("name", "").startswith("ProfilerStep#")}
@@ -104,9 +95,8 @@ def test_a_trace_that_is_asked_for_holds_the_same_steps_of_all_ranks_with_window
     sock, process = daemon
     run = tmp_path / "run"
     options = {"window_interval_steps": 8, "overhead_budget": 0.5}
-    job = started(run, steps=380, pause=0.02, options=options, sock=sock, job="four")
-    try:
-        until_training(run, 20)
+    with job(run, pause=0.02, options=options, sock=sock, name="four"):
+        until(lambda: has_each(run, '"type":"step"', 20), "the job does not train")
         done = asked(sock, "--steps", "4")
         assert done.returncode == 0, done.stderr
         assert "late" not in done.stderr.partition("tracing steps")[0]
@@ -139,7 +129,6 @@ def test_a_trace_that_is_asked_for_holds_the_same_steps_of_all_ranks_with_window
         rest = asking.communicate(timeout=60)[1]
         assert asking.returncode == 1
         assert rest.count("the daemon hung up") >= 1, "".join(heard) + rest
-    finally:
-        finished(job)
+        until(lambda: len(list(run.glob("trace-four-step*-rank*.json.gz"))) == 2 * WORLD, "a trace is missing")
     assert len(list(run.glob("trace-four-step*-rank*.json.gz"))) == 2 * WORLD
     assert list(run.glob("*.partial*")) == []

@@ -14,8 +14,9 @@ import pytest
 
 from pacecar.cli import _steps
 from pacecar.profiler.analysis import command
+from tests.kit.forking_python import forking_python
 from tests.profiler.analysis.tracefiles import write_trace
-from tests.profiler.trace.traces import names, trace_file
+from tests.profiler.trace.traces import each_kind, trace_file
 
 WANTED = {
     "file", "rank", "world_size", "backend", "span_ns", "compute_ns", "communication_ns",
@@ -24,11 +25,22 @@ WANTED = {
 }  # fmt: skip
 """The public fields that each trace has at least."""
 
+OF_THE_COMMAND = (
+    "numpy", "rich.console", "rich.table", "pacecar.profiler.analysis.engine", "pacecar.profiler.analysis.text",
+    "pacecar.profiler.analysis.picture", "pacecar.profiler.analysis.perfetto", "pacecar.profiler.analysis.comparetext",
+)  # fmt: skip
+
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "FORCE_COLOR"}}
 
 
+def command_line(*arguments: object) -> list[str]:
+    """Return the command in a process that is forked with all its modules loaded."""
+    python = forking_python(modules=("pacecar.cli", "pacecar.profiler.analysis.command", *OF_THE_COMMAND))
+    return [python, "-m", "pacecar", "analyze", *map(str, arguments)]
+
+
 def pacecar(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "pacecar", "analyze", *map(str, arguments)]
+    line = command_line(*arguments)
     return subprocess.run(
         line, capture_output=True, text=True, timeout=120, env={**ENVIRONMENT, **environ}, check=False
     )
@@ -190,7 +202,7 @@ def test_a_file_whose_name_is_no_text_is_analysed_and_named_as_far_as_it_can_be(
 
 
 def test_a_trace_can_come_through_a_pipe(trace: Path) -> None:
-    line = [sys.executable, "-m", "pacecar", "analyze", "/dev/stdin", "--json"]
+    line = command_line("/dev/stdin", "--json")
     done = subprocess.run(line, input=trace.read_bytes(), capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["traces"][0]["compute_ns"] == 8_000_000
@@ -200,7 +212,7 @@ def test_a_reader_that_went_away_is_met_without_a_traceback(trace: Path) -> None
     for options in ((), ("--json",)):
         read_end, write_end = os.pipe()
         os.close(read_end)
-        line = [sys.executable, "-m", "pacecar", "analyze", str(trace), *options]
+        line = command_line(trace, *options)
         try:
             done = subprocess.run(line, stdout=write_end, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
         finally:
@@ -263,7 +275,7 @@ def test_names_in_a_trace_cannot_steer_the_terminal(tmp_path: Path) -> None:
     assert "[bold]evil[/bold]" in done.stdout
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", each_kind())
 def test_every_real_trace_has_a_table_of_80_columns_whose_shares_are_whole(name: str) -> None:
     from io import StringIO
 

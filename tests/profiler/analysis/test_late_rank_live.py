@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ import pytest
 from pacecar.profiler.analysis.ranks import analyze_job
 from pacecar.profiler.analysis.single import analyze_trace
 from pacecar.profiler.trace.reader import read_trace
+from tests.kit.ranks import run_ranks
 
 SLEEP_S = 0.05
 STEPS = 9
@@ -24,10 +22,10 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-store, rank, world, late, sleep, steps, out = sys.argv[1:]
-rank, world, late, steps = int(rank), int(world), int(late), int(steps)
+late, sleep, steps, out = sys.argv[1:]
+rank, late, steps = int(os.environ["RANK"]), int(late), int(steps)
 torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=world)
+dist.init_process_group("gloo")
 gradient = torch.ones(4096)
 arrivals = []
 dist.all_reduce(gradient)
@@ -51,25 +49,7 @@ def traced(folder: Path, world: int, late: int) -> list[Path]:
     """Run the job and return its traces, one a rank."""
     script = folder / "job.py"
     script.write_text(JOB)
-    words = [str(word) for word in (world, late, SLEEP_S, STEPS, folder)]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(folder / "store"), str(rank), *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-        )
-        for rank in range(world)
-    ]
-    try:
-        for rank in ranks:
-            output, _ = rank.communicate(timeout=120)
-            assert rank.returncode == 0, output
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
+    run_ranks([script, *map(str, (late, SLEEP_S, STEPS, folder))], world, environ={"GLOO_SOCKET_IFNAME": "lo"})
     return [folder / f"rank{rank}.json" for rank in range(world)]
 
 

@@ -1,81 +1,77 @@
-"""How do tests of the crew run a job of several ranks, in one network or in a namespace each?"""
+"""Run a job of several ranks that watch each other, in one network or in a namespace each, and ask what it said."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
+from typing import Any
 
-import pytest
+from tests.kit.ranks import finish, start_ranks
 
 JOB = Path(__file__).parent / "job_crew.py"
-TIMEOUT_SECONDS = 120
-PORT = 29533
+
+CAUSES = {"data": "data_wait"}
+"""What a rank is said to be late in that plays something, where it has another name."""
+
+Row = dict[str, Any]
 
 
 def run_job(
-    store: str,
-    stretches: list[dict],
+    folder: Path,
+    acts: Sequence[Mapping[str, Any]] = (),
     *,
-    prefixes: list[list[str]] | None = None,
     world: int = 4,
-    meddle: Callable[[list[subprocess.Popen]], None] = lambda ranks: None,
-    **settings,
-):
-    """Run all ranks to their end; return each rank's records, the summary last.  `meddle` gets the running ranks."""
-    environ = os.environ | {"OMP_NUM_THREADS": "1"}
+    meddle: Callable[[], None] | None = None,
+    prefixes: Sequence[Sequence[str]] | None = None,
+    **settings: Any,
+) -> list[list[Row]]:
+    """Run all ranks to their end; return each rank's records, the summary last.
+
+    It ends after its acts, at its `steps`, or when `meddle` has returned, which runs beside the ranks; their process
+    ids are in `folder / "pid<rank>"`.  With `prefixes` (of `ip netns exec`) each rank enters its namespace itself, so
+    that it can be forked.
+    """
+    folder.mkdir(exist_ok=True)
+    given = {"acts": list(acts), "folder": str(folder), **settings}
+    where: dict[str, Any] = {}
     if prefixes is not None:
-        environ["GLOO_SOCKET_IFNAME"] = "eth0"
-    ranks = []
-    for rank in range(world):
-        given = {"rank": rank, "world": world, "store": store, "stretches": stretches, **settings}
-        command = [*(prefixes[rank] if prefixes else []), sys.executable, str(JOB), json.dumps(given)]
-        ranks.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ))
+        given["namespaces"] = [f"/var/run/netns/{prefix[-1]}" for prefix in prefixes]
+        where = {"address": "10.77.0.1", "environ": {"GLOO_SOCKET_IFNAME": "eth0"}}
+    ranks = start_ranks([JOB, json.dumps(given)], world, **where)
     try:
-        meddle(ranks)
-        heard = []
-        for process in ranks:
-            output, errors = process.communicate(timeout=TIMEOUT_SECONDS)
-            assert process.returncode == 0, errors
-            heard.append([json.loads(line) for line in output.splitlines()])
-        return heard
+        if meddle is not None:
+            meddle()
     finally:
-        for process in ranks:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
+        if meddle is not None:
+            (folder / "end").touch()
+        ended = finish(ranks)
+    assert [rank.code for rank in ended] == [0] * world, "\n".join(rank.err[-3000:] for rank in ended)
+    return [[json.loads(line) for line in rank.out.splitlines()] for rank in ended]
 
 
-@contextmanager
-def namespaces(count: int) -> Iterator[list[list[str]]]:
-    """Make `count` network namespaces on one bridge; yield what to put before each rank's command."""
-    stem = f"pc{uuid.uuid4().hex[:6]}"
+def stragglers(heard: list[list[Row]]) -> list[Row]:
+    return [row for row in heard[0] if row["type"] == "straggler"]
 
-    def sh(command: str) -> None:
-        done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"network namespaces cannot be made here: {done.stderr.strip()}")
 
-    made = []
-    try:
-        for name in (f"{stem}b", *(f"{stem}{rank}" for rank in range(count))):
-            sh(f"ip netns add {name}")
-            made.append(name)
-        sh(f"ip -n {stem}b link add br0 type bridge")
-        sh(f"ip -n {stem}b link set br0 up")
-        for rank in range(count):
-            name, port = f"{stem}{rank}", f"p{rank}"
-            sh(f"ip -n {name} link add eth0 type veth peer name {port} netns {stem}b")
-            sh(f"ip -n {stem}b link set {port} master br0 up")
-            sh(f"ip -n {name} addr add 10.77.0.{rank + 1}/24 dev eth0")
-            sh(f"ip -n {name} link set eth0 up")
-            sh(f"ip -n {name} link set lo up")
-        yield [["ip", "netns", "exec", f"{stem}{rank}"] for rank in range(count)]
-    finally:
-        for name in made:
-            subprocess.run(["ip", "netns", "del", name], check=False)
+def named(heard: list[list[Row]]) -> list[Row]:
+    return [row for row in stragglers(heard) if not row["ended"]]
+
+
+def played(heard: list[list[Row]]) -> list[tuple[int, str]]:
+    """Return rank and cause of each act."""
+    return [(act["rank"], CAUSES.get(act["how"], act["how"])) for act in heard[0][-1]["acts"]]
+
+
+def lateness_ns(heard: list[list[Row]], row: Row) -> float:
+    """Return how much later than the other ranks the named one came to meet them, by the job's own clock.
+
+    Median over the steps in evidence.
+    """
+    arrivals = [rank[-1]["arrivals"] for rank in heard]
+    return median(
+        arrivals[row["late_rank"]][step]
+        - median(mine[step] for rank, mine in enumerate(arrivals) if rank != row["late_rank"])
+        for step in range(row["since_step"], row["step"] + 1)
+    )

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
 from pacecar.profiler.crew.diagnosis import WARMUP_RANGES, Diagnosis
 from pacecar.profiler.crew.sequence import THRESHOLD, Evidence
 from pacecar.profiler.crew.words import PHASES, RankRange, Surroundings
-
-sys.path.insert(0, str(Path(__file__).parent))
-from simulation import simulate
+from tests.profiler.crew.simulation import simulate
 
 MS = 1_000_000
 
@@ -223,11 +218,13 @@ def test_three_late_ranges_raise_and_three_quiet_ones_lower():
     assert THRESHOLD > 13.4
 
 
-@pytest.mark.slow
-def test_noise_alone_names_somebody_in_few_of_a_hundred_runs_of_five_hundred_steps():
-    """Bursts of up to eleven steps on single ranks included, which last nearly as long as the evidence asks for."""
-    runs = [simulate(seed, steps=500) for seed in range(300)]
-    assert sum(bool(run) for run in runs) <= 4
+@pytest.mark.parametrize(("runs", "named_max"), [(60, 2), pytest.param(300, 4, marks=pytest.mark.full)])
+def test_noise_alone_names_somebody_in_few_of_a_hundred_runs_of_five_hundred_steps(runs, named_max):
+    """Bursts of up to eleven steps on single ranks included, which last nearly as long as the evidence asks for.
+
+    If one run in a hundred names somebody, more than 2 of 60 do so in 2 % of all draws; if one in ten, in 95 %.
+    """
+    assert sum(bool(simulate(seed, steps=500)) for seed in range(runs)) <= named_max
 
 
 @pytest.mark.parametrize("phase", ["forward", "data_wait"])

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pacecar.clock import FakeClock
 from pacecar.config import HookConfig
 from pacecar.profiler.cadence import next_measured
+from pacecar.profiler.crew import crew as crew_module
 from pacecar.profiler.crew.collectives import describe_last
 from pacecar.profiler.crew.crew import Crew
 from pacecar.profiler.crew.exchange import Exchange
@@ -48,7 +49,8 @@ from pacecar.profiler.crew.words import (
 )
 from pacecar.profiler.loader import TimedLoader
 from pacecar.profiler.steptimer import TimedStep
-from pacecar.records import HangSuspicion, JobHello, JobLedger, Knobs
+from pacecar.records import HangSuspicion, JobLedger, Knobs
+from tests.kit.records import job_hello
 from tests.kit.waiting import until
 
 S = 1_000_000_000
@@ -500,6 +502,12 @@ def test_the_last_collective_is_the_jobs_and_not_our_own():
 # --- the crew's thread --------------------------------------------------------------------------
 
 
+@pytest.fixture
+def farewell_is_short(monkeypatch):
+    """Another rank may close a little before this one: nothing here does, so nothing is waited for."""
+    monkeypatch.setattr(crew_module, "FAREWELL_SECONDS", 0.05)
+
+
 class Training:
     def __init__(self):
         self.phase, self.evaluated_ns, self.step, self.is_alive = "outside", None, 0, True
@@ -554,10 +562,7 @@ class Echo:
 
 def make_crew(road, *, rank=0, world=2, config=None, clock=None):
     records = []
-    hello = JobHello(
-        job="j", rank=rank, local_rank=rank, world_size=world, pid=1, host="h", device="cpu", backend="gloo",
-        framework="torch", pacecar_version="0", started_wall_ns=0,
-    )  # fmt: skip
+    hello = job_hello(rank, world)
     crew = Crew(hello, config or HookConfig(), Training(), emit=records.append, road=road, clock=clock)
     return crew, records
 
@@ -595,7 +600,9 @@ def test_rank_zero_says_the_jobs_ledger_and_others_say_nothing():
 
 
 @pytest.mark.parametrize("fails", ["open", 1, 2, 3])
-def test_a_road_that_breaks_at_any_use_turns_the_crew_off_with_one_line_and_hangs_are_still_watched(caplog, fails):
+def test_a_road_that_breaks_at_any_use_turns_the_crew_off_with_one_line_and_hangs_are_still_watched(
+    caplog, fails, farewell_is_short
+):
     clock = FakeClock()
     crew, records = make_crew(Echo(2, fails=fails), config=HookConfig(hang_seconds=1.0), clock=clock)
     with caplog.at_level(logging.WARNING):
@@ -609,7 +616,8 @@ def test_a_road_that_breaks_at_any_use_turns_the_crew_off_with_one_line_and_hang
     assert sum("does not compare the ranks" in line for line in caplog.messages) == 1
 
 
-def test_a_rank_that_never_answers_turns_the_crew_off_and_the_queue_stays_bounded(caplog):
+@pytest.mark.usefixtures("farewell_is_short")
+def test_a_rank_that_never_answers_turns_the_crew_off_and_the_queue_stays_bounded():
     crew, _ = make_crew(Echo(2, answers=False))
     crew.start()
     feed(crew, 3000)
@@ -645,6 +653,7 @@ def test_a_hook_that_measures_every_sixteenth_step_keeps_its_crew_and_says_how_m
     assert abs(last.total_measured_steps / 2 - last.total_steps / 16) < 20
 
 
+@pytest.mark.usefixtures("farewell_is_short")
 def test_a_hook_that_turned_itself_off_says_goodbye_to_the_crew_and_is_not_taken_for_hung(caplog):
     clock = FakeClock()
     crew, records = make_crew(Echo(2), clock=clock, config=HookConfig(hang_seconds=1.0))

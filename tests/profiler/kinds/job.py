@@ -1,7 +1,8 @@
 """One rank of a gloo job that trains loops of several kinds, one after the other; started by test_kinds.py.
 
-Arguments: rank, world size, store, output folder, kinds.  Of each kind: a run without pacecar, one with it, and one
-with torch's own profiler, which says independently how often it communicates.
+Arguments: output folder, kinds.  Of each kind: a run with pacecar, as long as it takes until every rank has had its
+windows; one without it, of as many steps; and one with torch's own profiler, which says independently how often it
+communicates.
 """
 
 import json
@@ -16,32 +17,55 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 import pacecar
+from pacecar.profiler.measurement import WindowMeter
 from pacecar.profiler.window import WindowProfiler
 
 sys.path.insert(0, str(Path(__file__).parent))
 from loops import KINDS
 
 STEPS = 20
+MORE_STEPS = 10
+STEPS_MAX = 100
+WINDOWS_MIN = 3
 PROFILED = 6
 SEEN = []
 
 
 def watch_windows():
-    """Return a list that gets the gloo rows of each window as torch gave them: start, end, is_finished."""
-    seen = []
-    close = WindowProfiler.close
+    """Keep each window's gloo rows as torch gave them (start, end, is_finished), and when its step began and ended.
 
-    def watched(self):
-        found, names_threads = close(self)
-        rows = [row for row in found if row.name().startswith("gloo:")]
-        ended = [
-            (r.timestamp(), r.timestamp() + r.duration(), '"finished": false' not in r.metadata_json()) for r in rows
+    A record says when its step ended a little later, much later where the machine was busy with something else.
+    """
+    rows = []
+    close_profiler, close_window = WindowProfiler.close, WindowMeter.close
+
+    def profiler_closed(self):
+        found, names_threads = close_profiler(self)
+        rows[:] = [
+            (row.timestamp(), row.timestamp() + row.duration(), '"finished": false' not in row.metadata_json())
+            for row in found
+            if row.name().startswith("gloo:")
         ]
-        seen.append(ended)
         return found, names_threads
 
-    WindowProfiler.close = watched
-    return seen
+    def window_closed(self, step):
+        rows.clear()
+        measured = close_window(self, step)
+        if measured is not None:
+            offset = wall_offset_ns()
+            SEEN.append({"start": step.start_ns + offset, "end": step.end_ns + offset, "rows": list(rows)})
+        return measured
+
+    WindowProfiler.close, WindowMeter.close = profiler_closed, window_closed
+
+
+def wall_offset_ns():
+    """Return what the wall clock is ahead of the monotonic one, by the closest of some readings."""
+    readings = []
+    for _ in range(5):
+        before, wall, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
+        readings.append((after - before, wall - (before + after) // 2))
+    return min(readings)[1]
 
 
 def build(kind, rank):
@@ -50,9 +74,31 @@ def build(kind, rank):
     return KINDS[kind](rank)
 
 
-def losses_of(loop):
-    """Return each step's loss, to the bit, or None where this rank has none."""
-    losses = [loop.step(n) for n in range(STEPS)]
+class Quorum:
+    """Asks all ranks by the store: a collective would be one more in their windows."""
+
+    def __init__(self, kind, rank, world_size):
+        self.store, self.kind, self.rank, self.world_size = (
+            dist.distributed_c10d._get_default_store(),
+            kind,
+            rank,
+            world_size,
+        )
+
+    def all_say(self, question, answer):
+        self.store.set(f"{self.kind}/{question}/{self.rank}", "yes" if answer else "no")
+        answers = [self.store.get(f"{self.kind}/{question}/{rank}") for rank in range(self.world_size)]
+        return answers == [b"yes"] * self.world_size
+
+
+def losses_of(loop, steps, is_over=lambda done: True):
+    """Return each step's loss, to the bit, or None where this rank has none.
+
+    Runs `steps` steps, and some more as long as it is not over.
+    """
+    losses = [loop.step(n) for n in range(steps)]
+    while not is_over(len(losses)) and len(losses) < STEPS_MAX:
+        losses += [loop.step(n) for n in range(len(losses), len(losses) + MORE_STEPS)]
     parameters = b"".join(
         (p.detach().to_local() if hasattr(p, "to_local") else p.detach()).numpy().tobytes()
         for p in loop.model.parameters()
@@ -75,11 +121,8 @@ def collectives_of_a_step(loop):
     return sum(begun <= start <= ended for start in starts) / PROFILED
 
 
-def look_at(kind, rank, folder):
-    loop = build(kind, rank)
-    plain = losses_of(loop)
-    independent = collectives_of_a_step(loop)
-    del loop
+def look_at(kind, rank, world_size, folder):
+    quorum = Quorum(kind, rank, world_size)
     loop = build(kind, rank)
     SEEN.clear()
     pacer = pacecar.attach(
@@ -92,29 +135,37 @@ def look_at(kind, rank, folder):
         overhead_budget=1.0,
         window_interval_steps=4,
     )
-    hooked = losses_of(loop)
+    hooked = losses_of(loop, STEPS, lambda done: quorum.all_say(f"had windows by {done}", len(SEEN) >= WINDOWS_MIN))
     assert pacer.is_active, pacer.inert_because
     pacer.close()
-    updates = sum(1 if loop.updates is None else loop.updates(n) for n in range(STEPS))
+    windows = list(SEEN)
+    steps = len(hooked) - 1
+    updates = sum(1 if loop.updates is None else loop.updates(n) for n in range(steps))
+    del loop
+    loop = build(kind, rank)
+    plain = losses_of(loop, steps)
     return {
         "is_identical": hooked == plain,
-        "collectives": independent,
+        "collectives": collectives_of_a_step(loop),
+        "steps": steps,
         "updates": updates,
         "micro_batches": loop.micro_batches,
-        "windows": list(SEEN),
+        "windows": windows,
     }
 
 
-def main(rank, world_size, store, folder, kinds):
+def main(folder, kinds):
     torch.set_num_threads(1)
-    global SEEN
-    SEEN = watch_windows()
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+    watch_windows()
+    dist.init_process_group("gloo")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
     for kind in kinds:
+        begun = time.process_time()
         try:
-            result = look_at(kind, rank, folder)
+            result = look_at(kind, rank, world_size, folder)
         except Exception:  # noqa: BLE001  the other kinds are to be looked at too
             result = {"error": traceback.format_exc()}
+        result["cpu"] = time.process_time() - begun
         with open(f"{folder}/{kind}-{rank}.json", "w") as stream:
             json.dump(result, stream)
         dist.barrier()
@@ -122,4 +173,4 @@ def main(rank, world_size, store, folder, kinds):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], sys.argv[5:])
+    main(sys.argv[1], sys.argv[2:])

@@ -6,7 +6,7 @@ import pytest
 from pacecar.profiler.trace.reader import read_trace
 from pacecar.profiler.trace.table import NONE
 from tests.profiler.trace.plain_reader import plain_read
-from tests.profiler.trace.traces import manifest, names, trace_file
+from tests.profiler.trace.traces import each_kind, manifest, trace_file
 
 DEVICE = ("start_ns", "end_ns", "work", "device", "stream", "correlation", "launch_ns")
 HOST = ("start_ns", "end_ns", "kind", "correlation")
@@ -20,7 +20,7 @@ def table(trace, rows, columns, *texts):
     return sorted(zip(*listed, strict=True))
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", each_kind())
 def test_every_column_equals_the_plain_readers(name):
     path = trace_file(name)
     fast, plain = read_trace(path), plain_read(path)
@@ -55,7 +55,7 @@ def own_arguments_are_kept(fast, plain):
     assert found == len(said)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", each_kind())
 def test_communication_has_an_operation_and_nothing_else_has(name):
     trace = read_trace(trace_file(name))
     rows = trace.device

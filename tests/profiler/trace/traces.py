@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-__all__ = ["folder", "manifest", "names", "trace_file"]
+__all__ = ["each_kind", "folder", "manifest", "names", "trace_file"]
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -46,6 +46,19 @@ def manifest() -> dict[str, dict[str, Any]]:
 def names() -> list[str]:
     """Return every trace of the manifest, for `pytest.mark.parametrize`; a single missing one when there are none."""
     return sorted(manifest()) or ["no traces here"]
+
+
+OF_EACH_KIND = (
+    "hta_amd_mi250/", "hta_cpu_only/", "hta_event_sync/", "hta_nccl_data/", "hta_simple_add/",
+    "hta_trace_filter_128ranks/sampled_rank-0", "hta_triton/", "kineto_tb_nw4", "param_dlrm_8xV100/worker0",
+    "tl_b200", "tl_h100_gaunernst", "tl_inf_vllm", "tl_mi210", "tl_mi300",
+)  # fmt: skip
+"""The smallest trace of each maker's device, torch, writer and communication: others are another rank or job of one."""
+
+
+def each_kind() -> list[Any]:
+    """Return `names()` for `pytest.mark.parametrize`; those that are like another one are left to `full`."""
+    return [name if name.startswith(OF_EACH_KIND) else pytest.param(name, marks=pytest.mark.full) for name in names()]
 
 
 def trace_file(name: str) -> Path:
