@@ -4,29 +4,23 @@ import gzip
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.kit.forking_python import forking_python
+from tests.kit.net import free_port, scrape
 from tests.kit.tools import find_tool
+from tests.kit.waiting import until
 
 JOB = Path(__file__).parent / "jobs" / "small_ddp.py"
-WAIT_SECONDS = 60.0
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start_daemon(socket_path: Path, port: int) -> subprocess.Popen[bytes]:
@@ -35,14 +29,14 @@ def start_daemon(socket_path: Path, port: int) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    wait_for(lambda: scrape(port) is not None, "the daemon answers")
+    until(lambda: served_text(port) is not None, "the daemon does not answer")
     return daemon
 
 
 def start_job(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "2"),
+            *(forking_python(), "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "2"),
             *("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", str(JOB), *arguments),
         ],
         stdout=subprocess.PIPE,
@@ -61,19 +55,15 @@ def finish(job: subprocess.Popen[str]) -> dict[str, list[float]]:
 
 def served_text(port: int) -> str | None:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2) as answer:
-            return str(answer.read().decode())
+        return scrape(port)
     except OSError:
         return None
 
 
-def scrape(port: int) -> dict[str, dict[str, float]] | None:
-    """Return metric -> rank -> value of the job's series; None when nobody answers."""
-    text = served_text(port)
-    if text is None:
-        return None
+def series_of(port: int) -> dict[str, dict[str, float]]:
+    """Return metric -> rank -> value of the job's series; nothing when nobody answers."""
     found: dict[str, dict[str, float]] = {}
-    for family in text_string_to_metric_families(text):
+    for family in text_string_to_metric_families(served_text(port) or ""):
         for series in family.samples:
             if series.labels.get("training_job") == "loop":
                 found.setdefault(series.name, {})[series.labels.get("rank", "")] = series.value
@@ -81,14 +71,25 @@ def scrape(port: int) -> dict[str, dict[str, float]] | None:
 
 
 def steps_seen(port: int) -> dict[str, float]:
-    return (scrape(port) or {}).get("pacecar_job_steps_total", {})
+    return series_of(port).get("pacecar_job_steps_total", {})
 
 
-def wait_for(claim: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not claim():
-        assert time.monotonic() < deadline, f"waited {WAIT_SECONDS:g} s until {what}"
-        time.sleep(0.1)
+def seen_of_both(port: int) -> float:
+    """Return how many steps the daemon has seen of both ranks."""
+    seen = steps_seen(port)
+    return min(seen.values()) if len(seen) == 2 else 0
+
+
+def records_of(folder: Path, rank: int, kind: str) -> list[dict]:
+    """Return a rank's records of one type; the last line may be half written."""
+    path = folder / f"rank{rank}.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [record for record in map(json.loads, lines) if record["type"] == kind]
+
+
+def last_step(folder: Path, rank: int) -> int:
+    """Return the number of the last step that a rank wrote a record of."""
+    return max((record["step"] for record in records_of(folder, rank, "step")), default=-1)
 
 
 @pytest.fixture
@@ -107,33 +108,38 @@ def processes() -> Iterator[list[subprocess.Popen]]:
 def test_a_killed_daemon_changes_nothing_for_the_job_and_a_new_one_gets_records_again(
     tmp_path: Path, processes: list[subprocess.Popen]
 ) -> None:
-    path, port = tmp_path / "p.sock", free_port()
+    path, port, run, end = tmp_path / "p.sock", free_port(), tmp_path / "run", tmp_path / "end"
     daemon = start_daemon(path, port)
     processes.append(daemon)
-    job = start_job("--steps", "400", "--pause", "0.03", "--options", json.dumps({"socket": str(path)}))
+    job = start_job(
+        *("--steps", "20", "--pause", "0.005", "--until", str(end)),
+        *("--run-dir", str(run), "--options", json.dumps({"socket": str(path)})),
+    )
     processes.append(job)
-    wait_for(lambda: len(steps_seen(port)) == 2 and min(steps_seen(port).values()) > 20, "both ranks report")
+    until(lambda: seen_of_both(port) > 20, "not both ranks report")
 
     os.kill(daemon.pid, signal.SIGKILL)
     daemon.wait()
     killed_at = time.monotonic()
-    time.sleep(2.0)
+    trained = last_step(run, 1)
+    until(lambda: last_step(run, 1) > trained + 100, "without a daemon the job does not go on")
+    time.sleep(1.0)  # longer than any step
     assert job.poll() is None
+    port = free_port()
     daemon = start_daemon(path, port)
     processes.append(daemon)
     away_seconds = time.monotonic() - killed_at
-    wait_for(lambda: len(steps_seen(port)) == 2, "both ranks report to the new daemon")
-    first = steps_seen(port)
-    wait_for(lambda: all(steps_seen(port).get(rank, 0) > first[rank] + 10 for rank in first), "and go on reporting")
-    now = scrape(port)
-    assert now is not None
+    until(lambda: seen_of_both(port), "not both ranks report to the new daemon")
+    first = seen_of_both(port)
+    assert first > trained + 100, "totals hold the steps of its absence"
+    until(lambda: seen_of_both(port) > first + 10, "they do not go on reporting")
+    end.touch()
+    done = finish(job)
     # Totals travel in every record, so nothing that happened while no daemon ran is missing from the counters.
-    missed = away_seconds / 0.2
-    assert all(steps > 20 + missed for steps in now["pacecar_job_steps_total"].values())
-
-    paces = sorted(finish(job)["step_seconds"])
-    assert paces[-1] < away_seconds, "a send that waits for the daemon would show as one step as long as its absence"
-    assert len(paces) == 399
+    totals = {str(rank): last_step(run, rank) + 1.0 for rank in range(2)}  # a record is not of every step
+    assert first + 10 < min(totals.values()) <= max(totals.values()) <= len(done["losses"])
+    until(lambda: steps_seen(port) == totals, "the counters are not what the job trained")
+    assert max(done["step_seconds"]) < away_seconds, "a send that waits for the daemon would be a step of its absence"
 
 
 def test_losses_under_a_daemon_with_hook_and_windows_equal_those_without_pacecar_to_the_bit(
@@ -145,7 +151,7 @@ def test_losses_under_a_daemon_with_hook_and_windows_equal_those_without_pacecar
     hooked = start_job("--steps", "80", "--options", json.dumps(options))
     plain = start_job("--steps", "80", "--no-pacecar")
     processes += [hooked, plain]
-    wait_for(lambda: steps_seen(port), "a rank reports")
+    until(lambda: steps_seen(port), "no rank reports")
     bare, with_hook = finish(plain), finish(hooked)
     assert with_hook["losses"] == bare["losses"]
     assert with_hook["parameters"] == bare["parameters"]
@@ -156,25 +162,24 @@ def test_a_tuned_job_turns_its_knobs_on_both_ranks_at_the_same_steps_and_shows_i
 ) -> None:
     path, port = tmp_path / "p.sock", free_port()
     processes.append(start_daemon(path, port))
-    # A slow machine measures every second of these short steps otherwise.
-    options = {"socket": str(path), "exploration_budget": 1.0, "warmup_steps": 5, "overhead_budget": 0.2}
+    run, end = tmp_path / "run", tmp_path / "end"
+    options = {"socket": str(path), "exploration_budget": 1.0, "warmup_steps": 5, "overhead_budget": 1.0}
     tuned = start_job(
-        *("--steps", "600", "--width", "256", "--tune", "exact", "--micro-batch", "1"),
-        *("--run-dir", str(tmp_path / "run"), "--options", json.dumps(options)),
+        *("--steps", "20", "--until", str(end), "--width", "64", "--tune", "exact", "--micro-batch", "1"),
+        *("--run-dir", str(run), "--options", json.dumps(options)),
     )
     processes.append(tuned)
+    # Micro-batches of one sample leave something to win, so there are trials.
+    until(lambda: len(records_of(run, 1, "switch")) >= 2 or tuned.poll() is not None, "no trial began and ended")
+    end.touch()
     finish(tuned)
-    switches = []
-    for rank in range(2):
-        lines = (tmp_path / "run" / f"rank{rank}.jsonl").read_text().splitlines()
-        records = [json.loads(line) for line in lines]
-        switches.append(
-            [(r["decision"], r["epoch"], r["step"], r["knobs"]["values"]) for r in records if r["type"] == "switch"]
-        )
+    switches = [
+        [(r["decision"], r["epoch"], r["step"], r["knobs"]["values"]) for r in records_of(run, rank, "switch")]
+        for rank in range(2)
+    ]
     assert switches[0] == switches[1]
-    assert len(switches[0]) >= 2, "micro-batches of one sample leave something to win, so there are trials"
-    served = scrape(port)
-    assert served is not None
+    assert len(switches[0]) >= 2
+    served = series_of(port)
     assert served["pacecar_knob_epoch"] == {rank: float(len(switches[0])) for rank in ("0", "1")}
     assert sum(served["pacecar_tuner_decisions_total"].values()) >= 1
     assert set(served["pacecar_job_ledger_seconds_total"]) == {"0", "1"}
@@ -191,10 +196,11 @@ def test_a_trace_on_demand_holds_the_same_steps_of_both_ranks_and_the_losses_sta
 ) -> None:
     path, port = tmp_path / "p.sock", free_port()
     processes.append(start_daemon(path, port))
-    job = start_job("--steps", "150", "--pause", "0.03", "--options", json.dumps({"socket": str(path)}))
-    plain = start_job("--steps", "150", "--no-pacecar")
-    processes += [job, plain]
-    wait_for(lambda: len(steps_seen(port)) == 2 and min(steps_seen(port).values()) > 5, "both ranks report")
+    end = tmp_path / "end"
+    options = json.dumps({"socket": str(path)})
+    job = start_job("--steps", "20", "--pause", "0.01", "--until", str(end), "--options", options)
+    processes.append(job)
+    until(lambda: seen_of_both(port) > 5, "not both ranks report")
     asked = subprocess.run(
         [
             *(sys.executable, "-m", "pacecar", "trace", "loop", "--socket", str(path), "--steps", "4"),
@@ -204,6 +210,8 @@ def test_a_trace_on_demand_holds_the_same_steps_of_both_ranks_and_the_losses_sta
         text=True,
         timeout=60,
     )
+    end.touch()
+    traced = finish(job)
     assert asked.returncode == 0, asked.stderr
     files = [Path(line) for line in asked.stdout.splitlines()]
     marks = []
@@ -213,4 +221,7 @@ def test_a_trace_on_demand_holds_the_same_steps_of_both_ranks_and_the_losses_sta
     assert len(marks) == 2
     assert marks[0] == marks[1]
     assert len(marks[0]) == 4
-    assert finish(job)["losses"] == finish(plain)["losses"]
+    passes = len(traced["losses"]) // 20
+    plain = start_job("--steps", "20", "--passes", str(passes), "--no-pacecar")
+    processes.append(plain)
+    assert finish(plain)["losses"] == traced["losses"]

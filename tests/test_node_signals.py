@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,10 +21,14 @@ from pacecar.cli import cli
 from pacecar.config import DaemonConfig
 from pacecar.monitor.daemon import Daemon
 from pacecar.records import Decision, JobRecord, KnobSwitch, Ok, Outcome, Sample, TunerStatus, Verdict
+from tests.kit.forking_python import forking_python
+from tests.kit.net import free_port
+from tests.kit.waiting import until
 
 JOB = Path(__file__).parent / "jobs" / "small_ddp.py"
 WAIT_SECONDS = 120.0
 PERIOD_SECONDS = 0.3
+ENDLESS = ("--steps", "50", "--until", "/nonexistent/file")
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -72,9 +75,7 @@ class Nodes:
         """Start the job, and a daemon for each rank unless the `sockets` of others are given."""
         for daemon in self.daemons if sockets is None else []:
             daemon.start()
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         for rank in (0, 1):
             environment = {
                 "RANK": str(rank), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "WORLD_SIZE": "2",
@@ -82,7 +83,7 @@ class Nodes:
                 "PACECAR_JOB": "signalled",
             }  # fmt: skip
             given = options | {"socket": str(self.folder / f"{rank}.sock" if sockets is None else sockets[rank])}
-            command = [sys.executable, str(JOB), *arguments, "--options", json.dumps(given)]
+            command = [forking_python(), str(JOB), *arguments, "--options", json.dumps(given)]
             self.ranks.append(
                 subprocess.Popen(
                     [*command, "--run-dir", str(self.folder / "run")],
@@ -142,7 +143,7 @@ def is_frozen(report: dict[str, Any]) -> bool:
 def test_what_disturbs_either_node_takes_the_trial_back_on_all_ranks_and_tuning_goes_on(nodes: Nodes) -> None:
     """Micro-batches of 1 are slow wherever the tests run, so that there is always something to try."""
     nodes.start(
-        "--tune", "exact", "--micro-batch", "1", "--width", "32", "--steps", "20000",
+        "--tune", "exact", "--micro-batch", "1", "--width", "32", *ENDLESS,
         knobs=["micro_batch"], exploration_budget=0.5, windows=False, crew=False, warmup_steps=4, overhead_budget=1.0,
         false_accept_rate=1e-9,
     )  # fmt: skip
@@ -168,7 +169,7 @@ def test_what_disturbs_either_node_takes_the_trial_back_on_all_ranks_and_tuning_
     assert held["detail"].startswith("this node is short of memory: tasks waited for it ")
 
     nodes.daemons[0].close()
-    wait_until(lambda: not status(nodes).startswith("frozen"), "went on: a daemon that is gone holds nothing")
+    until(lambda: not status(nodes).startswith("frozen"), "a daemon that is gone holds the job", WAIT_SECONDS)
     check_logs(nodes)
 
 
@@ -219,17 +220,21 @@ def test_a_daemon_that_is_stopped_and_says_nothing_more_is_not_believed_and_hear
         [sys.executable, "-m", "pacecar", "daemon"], env=os.environ | environment, stderr=subprocess.PIPE, text=True
     )
     try:
-        wait_until(path.exists, "the daemon listens")
+        until(path.exists, "the daemon does not listen", WAIT_SECONDS)
         nodes.start(
-            "--tune", "exact", "--micro-batch", "1", "--width", "32", "--steps", "40000", "--pause", "0.005",
+            "--tune", "exact", "--micro-batch", "1", "--width", "32", *ENDLESS, "--pause", "0.005",
             sockets=[path, path],
             knobs=["micro_batch"], windows=False, crew=False, warmup_steps=4, overhead_budget=1.0,
         )  # fmt: skip
-        wait_until(lambda: status(nodes).startswith("frozen: this node is short of memory"), "held")
+        until(lambda: status(nodes).startswith("frozen: this node is short of memory"), "never held", WAIT_SECONDS)
         daemon.send_signal(signal.SIGSTOP)
-        wait_until(lambda: not status(nodes).startswith("frozen"), "went on without the daemon's word")
+        until(
+            lambda: not status(nodes).startswith("frozen"), "it does not go on without the daemon's word", WAIT_SECONDS
+        )
         daemon.send_signal(signal.SIGCONT)
-        wait_until(lambda: status(nodes).startswith("frozen: this node is short of memory"), "held again")
+        until(
+            lambda: status(nodes).startswith("frozen: this node is short of memory"), "never held again", WAIT_SECONDS
+        )
     finally:
         daemon.kill()
         daemon.communicate()
@@ -242,10 +247,3 @@ def status(nodes: Nodes) -> str:
         return ""
     said = [record for record in nodes.records(0) if isinstance(record, TunerStatus)]
     return f"{said[-1].state}: {said[-1].detail}" if said else ""
-
-
-def wait_until(claim: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not claim():
-        assert time.monotonic() < deadline, f"never {what}"
-        time.sleep(0.1)

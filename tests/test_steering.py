@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from pacecar.cli import cli
 from pacecar.config import DaemonConfig
 from pacecar.monitor.daemon import Daemon
 from pacecar.records import Decision, JobHello, JobRecord, KnobSwitch, TunerOrder, TunerStatus, Verdict
+from tests.kit.forking_python import forking_python
 
 JOB = Path(__file__).parent / "jobs" / "small_ddp.py"
 WAIT_SECONDS = 60.0
@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 
 def start_job(run_dir: Path, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-    launch = (sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "2")
+    launch = (forking_python(), "-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", "2")
     meet = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0")
     settings = ("--run-dir", str(run_dir), "--options", json.dumps(options))
     return subprocess.Popen(

@@ -38,6 +38,7 @@ def repeated(batches: list[tuple[torch.Tensor, torch.Tensor]], until: Path) -> I
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--passes", type=int, default=1, help="times that a job without pacecar repeats the steps")
     parser.add_argument("--until", type=Path, default=None, help="repeat the steps until this file is there")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--depth", type=int, default=4)
@@ -70,7 +71,7 @@ def main() -> None:
         time.sleep(args.pause)
 
     if args.no_pacecar:
-        for inputs, targets in batches:
+        for inputs, targets in batches * args.passes:
             loss = nn.functional.cross_entropy(model(inputs), targets)
             loss.backward()
             step(loss)

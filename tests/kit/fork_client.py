@@ -1,5 +1,8 @@
-# What forking_python() makes a program of, with SOCKET and PYTHON set above: asks the server at SOCKET to fork, and ends
-# as the child does.  Imports nothing that takes time; python's own start is most of what it costs.
+"""What forking_python() makes a program of, with SOCKET and PYTHON set above: asks the server there for a child.
+
+It ends as the child does.  Imports nothing that takes time; python's own start is most of what it costs.
+"""
+
 import _signal
 import _socket
 import marshal
@@ -9,7 +12,8 @@ import sys
 # Read by python or torch when they start, before a forked child could be told.
 AT_START = (
     "PYTHONWARNINGS", "PYTHONFAULTHANDLER", "PYTHONDEVMODE", "PYTHONPROFILEIMPORTTIME", "PYTHONHASHSEED",
-    "PYTHONTRACEMALLOC", "PYTHONNOUSERSITE", "PYTHONHOME", "PYTHONSAFEPATH", "LD_PRELOAD", "LD_LIBRARY_PATH",
+    "PYTHONTRACEMALLOC", "PYTHONNOUSERSITE", "PYTHONHOME", "PYTHONSAFEPATH", "PYTHONIOENCODING", "PYTHONUTF8",
+    "PYTHONOPTIMIZE", "PYTHONVERBOSE", "PYTHONINSPECT", "LD_PRELOAD", "LD_LIBRARY_PATH",
     "TORCH_LOGS", "TORCH_DISTRIBUTED_DEBUG", "TORCH_CPP_LOG_LEVEL", "TORCH_SHOW_CPP_STACKTRACES",
     "TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE",
 )  # fmt: skip
@@ -19,7 +23,8 @@ arguments = sys.argv[1:]
 is_unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
 while arguments and arguments[0] in ("-u", "-s", "-B"):
     is_unbuffered |= arguments.pop(0) == "-u"
-is_plain = bool(arguments) and (not arguments[0].startswith("-") or arguments[0] in ("-m", "-c"))
+is_plain = len(arguments) > 1 and arguments[0] in ("-m", "-c")
+is_plain |= bool(arguments) and not arguments[0].startswith("-") and os.path.isfile(arguments[0])
 if not is_plain or any(name in os.environ for name in AT_START):
     os.execv(PYTHON, [PYTHON, *sys.argv[1:]])
 
@@ -36,7 +41,8 @@ for name in os.listdir("/proc/self/fd"):
         files.append(number)
 signals = [n for n in range(1, 32) if n not in (9, 19) and _signal.getsignal(n) == _signal.SIG_IGN and n != 13]
 umask = os.umask(0o022)
-asked = marshal.dumps((arguments, dict(os.environ), os.getcwd(), umask, is_unbuffered, files, signals))
+is_leader = os.getsid(0) == os.getpid()
+asked = marshal.dumps((arguments, dict(os.environ), os.getcwd(), umask, is_unbuffered, files, signals, is_leader))
 numbers = b"".join(number.to_bytes(4, sys.byteorder) for number in files)
 sock.sendmsg([len(asked).to_bytes(4, "big")], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)])
 sock.sendall(asked)

@@ -1,4 +1,4 @@
-"""Fork a process for each that asks, from one that has the given modules loaded: `fork_server.py SOCKET PROGRAM MODULE...`.
+"""Fork a process for each that asks, from one that has modules loaded: `fork_server.py SOCKET PROGRAM MODULE...`.
 
 Says "ready" on stdout and serves until its stdin is closed; then it kills what still runs.  `forking_python` says what
 is asked and why.  Nothing here starts a thread, so what is forked is as good as new.
@@ -14,12 +14,14 @@ import contextlib
 import fcntl
 import gc
 import importlib
+import importlib.machinery
 import io
 import marshal
 import os
 import random
 import selectors
 import signal
+import site
 import socket
 import sys
 import threading
@@ -120,7 +122,11 @@ def forget(selector: selectors.BaseSelector, running: set[Asked], asked: Asked) 
 
 def become(request: Any, files: list[int], program: str) -> tuple[list[str], bool]:
     """Take over the asker's files, environment, folder and signals; returns the arguments."""
-    arguments, environ, folder, umask, is_unbuffered, numbers, ignored = request
+    arguments, environ, folder, umask, is_unbuffered, numbers, ignored, is_leader = request
+    if is_leader:
+        os.setsid()
+    else:
+        os.setpgid(0, 0)  # one that signals its whole group would end the server
     high = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, HIGH) for file in files]
     os.closerange(3, HIGH)
     for standard in range(3):
@@ -138,6 +144,8 @@ def become(request: Any, files: list[int], program: str) -> tuple[list[str], boo
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
     sys.executable = program
+    sys.orig_argv = [program, *arguments]
+    sys.dont_write_bytecode = bool(environ.get("PYTHONDONTWRITEBYTECODE"))
     multiprocessing = sys.modules.get("multiprocessing.spawn")
     if multiprocessing is not None:
         multiprocessing.set_executable(program)
@@ -186,11 +194,7 @@ def run(arguments: list[str], base: list[str]) -> int:
     try:
         if extra:
             sys.modules.pop("sitecustomize", None)
-            try:
-                importlib.import_module("sitecustomize")
-            except ModuleNotFoundError as missing:
-                if missing.name != "sitecustomize":
-                    raise
+            site.execsitecustomize()
         if arguments[0] == "-c":
             sys.argv = ["-c", *arguments[2:]]
             sys.path.insert(0, "")
@@ -201,11 +205,12 @@ def run(arguments: list[str], base: list[str]) -> int:
             sys.modules.pop(arguments[1], None)  # else runpy warns that it is there already
             importlib.import_module("runpy")._run_module_as_main(arguments[1])
         else:
-            script = arguments[0]
+            script = os.path.join(os.getcwd(), arguments[0])
             sys.argv = list(arguments)
             sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
             main.__file__ = script
             main.__cached__ = None  # type: ignore[attr-defined]
+            main.__loader__ = importlib.machinery.SourceFileLoader("__main__", script)
             with open(script, "rb") as file:
                 code = compile(file.read(), script, "exec", dont_inherit=True)
             exec(code, main.__dict__)
@@ -213,7 +218,7 @@ def run(arguments: list[str], base: list[str]) -> int:
         if isinstance(ended.code, int):
             return ended.code & 0xFF
         if ended.code is not None:
-            print(ended.code, file=sys.stderr)
+            sys.stderr.write(f"{ended.code}\n")
             return 1
         return 0
     except BaseException as error:  # noqa: BLE001  as the interpreter does
@@ -229,15 +234,31 @@ def end(code: int) -> NoReturn:
     """End as python does, but for freeing what the modules hold: that is 0.3 s of CPU with torch, and this 0.03."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
-        atexit._run_exitfuncs()
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()
-        if code == -signal.SIGINT:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGINT)
-        os._exit(code)
+    except BaseException:  # noqa: BLE001  as the interpreter does
+        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    atexit._run_exitfuncs()
+    if not flushed():
+        code = 120
+    if code == -signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(code)
+
+
+def flushed() -> bool:
+    """Write what stdout and stderr still hold; returns whether it could be written, as Py_FinalizeEx judges that."""
+    is_written = True
+    for stream in (sys.stdout, sys.stderr):
+        if stream is None or getattr(stream, "closed", False):
+            continue
+        try:
+            stream.flush()
+        except BaseException as error:  # noqa: BLE001  as the interpreter does
+            if stream is sys.stdout:
+                with contextlib.suppress(Exception):
+                    sys.stderr.write(f"Exception ignored in: {stream!r}\n{type(error).__name__}: {error}\n")
+            is_written = False
+    return is_written
 
 
 if __name__ == "__main__":
@@ -249,7 +270,8 @@ if __name__ == "__main__":
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(64)
-    print("ready", flush=True)
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
     gc.collect()
     gc.disable()
     gc.freeze()  # a child's collector would touch, and so copy, every page

@@ -1,4 +1,4 @@
-"""Run python programs in processes forked from one that has torch loaded: `import torch` takes 2.6 s of CPU, a fork 0.02.
+"""Run python programs in forks of a process that has torch loaded: `import torch` takes 2.6 s of CPU, a fork 0.02.
 
 `forking_python()` returns the path of a program to be used in place of `sys.executable`.  It asks a server, which it
 starts when it is first needed, to fork; the child runs the script, `-m MODULE` or `-c CODE` as python would, with the
@@ -7,8 +7,10 @@ Signals that the asker gets are passed on, and it ends with the child's exit cod
 child is the same program, so the ranks of torchrun and of multiprocessing's spawn are forked, too.
 
 What differs from a fresh python: modules that the server loaded are there (a script's `import torch` finds them), the
-process id is not that of the asker, SIGSTOP reaches the asker alone, namespaces, limits and user are the server's, and
-modules are not freed at the end unless FORKED_FINALIZES is set.
+process id is not that of the asker, the parent is the server, the process group is the child's own (what is sent to the
+asker's group reaches the child by the asker, and what the child has started by other means not at all), SIGSTOP reaches
+the asker alone, namespaces, limits and user are the server's, and modules are not freed at the end unless
+FORKED_FINALIZES is set.  `tests/kit/test_forking_python.py` compares the two.
 Where one of these is what a test is about, it starts `sys.executable`.  Options and variables that python or torch read
 at their own start make the asker start the real python.
 """
@@ -61,6 +63,9 @@ def forking_python(python: str = sys.executable, modules: tuple[str, ...] = TORC
     said = server.stdout.readline()
     if said != b"ready\n":
         server.kill()
+        server.stdin.close()
+        server.stdout.close()
+        shutil.rmtree(folder, ignore_errors=True)
         raise RuntimeError(f"the fork server did not start: {said!r}, exit code {server.wait()}")
 
     def end(owner: int = os.getpid()) -> None:

@@ -1,11 +1,16 @@
-"""How do tests start scripts that know nothing of pacecar, bare and under `pacecar run`, and compare what they say?"""
+"""Start scripts that know nothing of pacecar, bare and under `pacecar run`, and compare what they say and how they end.
+
+All pythons of a run are forked from one that has torch loaded, also the launcher's ranks: a run costs tenths of a
+second of CPU instead of ten.  There the start-up of `pacecar run` finds torch loaded and listens at once.  What it does
+in a fresh python, before and while torch is imported, `test_startup.py` asks, and of whole jobs, torchrun and signals
+the tests that say FRESH.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -14,9 +19,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.kit.forking_python import forking_python
+from tests.kit.net import free_port
+
 JOBS = Path(__file__).resolve().parents[1] / "jobs"
 NANOGPT, RESNET, TRAINER = JOBS / "nanogpt_like.py", JOBS / "resnet_like.py", JOBS / "trainer_like.py"
 PLAIN = {name: value for name, value in os.environ.items() if not name.startswith("PACECAR_") and name != "PYTHONPATH"}
+FRESH = sys.executable
+"""A python that imports torch itself: what a user starts."""
+
 TIMEOUT_SECONDS = 300
 # DeepSpeed, which accelerate imports where it is installed, would say with a time stamp that it found no GPU.
 SAME = {"OMP_NUM_THREADS": "1", "PACECAR_TUNE_REMEMBER": "false", "DS_ACCELERATOR": "cpu"}
@@ -42,24 +53,19 @@ class Done:
         return self.code, self.out, self.errors
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def command(
     script: Path,
     *arguments: str,
     ranks: int,
     watched: tuple[str, ...] | None,
-    python: str = sys.executable,
+    python: str | None = None,
     is_torchrun: bool = True,
 ) -> list[str]:
     """Return the command line; `watched` holds the options of `pacecar run`, None is the bare script.
 
-    Where not `is_torchrun`, a shell starts the ranks: it need not import torch for that.
+    Where not `is_torchrun`, a shell starts the ranks.  `python` is a forked one, unless said.
     """
+    python = python or forking_python()
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(free_port())]
     start = [python, *(launcher if ranks > 1 else []), str(script), *arguments]
     if ranks > 1 and not is_torchrun:
@@ -75,7 +81,7 @@ def run(
     *arguments: str,
     ranks: int = 2,
     watched: tuple[str, ...] | None = None,
-    python: str = sys.executable,
+    python: str | None = None,
     is_torchrun: bool = True,
     **environ: str,
 ) -> Done:
@@ -107,7 +113,8 @@ def bare_run(script: Path, *arguments: str, ranks: int = 2) -> Done:
 
 
 def run_both(script: Path, *arguments: str, watched: tuple[str, ...], **options: Any) -> tuple[Done, Done]:
-    """Run a script bare and watched, side by side: most of such a run is one process that imports torch."""
+    """Run a script bare and watched, side by side."""
+    options["python"] = options.get("python") or forking_python()  # not by both threads
     with ThreadPoolExecutor(2) as both:
         bare = both.submit(run, script, *arguments, **options)
         seen = both.submit(run, script, *arguments, watched=watched, **options)
