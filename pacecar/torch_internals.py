@@ -114,6 +114,7 @@ _DISPATCH = "torch.utils._python_dispatch."
 _PROFILE = "torch.autograd.profiler.profile."
 _FRAMES = "torch._C._dynamo.eval_frame."
 
+_ATTENTION = "torch.ops.aten._scaled_dot_product_"
 _HELPER = "DDP's own helper builds the buckets; the first step after a switch does not overlap"
 
 _OTHER_RECORDER = "the other flight recorder, where there is one"
@@ -144,6 +145,10 @@ INTERNALS: tuple[Internal, ...] = (
     Internal(_DISPATCH + "_push_mode", ("flops",), EVER),
     Internal(_DISPATCH + "is_traceable_wrapper_subclass", ("flops",), EVER),
     Internal("torch.utils.flop_counter.flop_registry", ("flops",), EVER),
+    Internal(_ATTENTION + "flash_attention", ("flops",), EVER),
+    Internal(_ATTENTION + "efficient_attention", (), EVER, "there is no such attention to count"),
+    Internal(_ATTENTION + "cudnn_attention", (), EVER, "there is no such attention to count"),
+    Internal(_ATTENTION + "flash_attention_for_cpu", (), EVER, "there is no such attention to count"),
     Internal("torch._C._len_torch_dispatch_stack", ("flops",), EVER),
     Internal("torch._ops.OpOverload", ("flops",), EVER),
     Internal("torch._ops.OpOverload._overloadpacket", ("flops",), EVER, owner="operator"),

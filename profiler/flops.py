@@ -38,7 +38,7 @@ from typing import Any
 
 import torch
 
-from pacecar.torch_internals import lacking, need
+from pacecar.torch_internals import find, lacking, need
 
 __all__ = ["Arithmetic", "ForwardCount", "ForwardCounter", "leave", "modes_on", "uncountable"]
 
@@ -69,16 +69,10 @@ _SHAPE_QUESTIONS = frozenset({
 _MATRICES = {_aten.mm: (0, 1), _aten.bmm: (0, 1), _aten.addmm: (1, 2), _aten.baddbmm: (1, 2)}
 """Where the two factors stand: the gradient of each is one product with as many FLOPs as the forward's."""
 
-_ATTENTION = {
-    getattr(_aten, name)
-    for name in (
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-    )
-    if hasattr(_aten, name)
-}
+_ATTENTION = tuple(
+    f"torch.ops.aten._scaled_dot_product_{kind}_attention{where}"
+    for kind, where in (("flash", ""), ("efficient", ""), ("cudnn", ""), ("flash", "_for_cpu"))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +192,7 @@ class ForwardCounter:
             return 0
         if packet in _MATRICES:
             return flops * sum(bool(args[place].requires_grad) for place in _MATRICES[packet])
-        if packet in _ATTENTION:
+        if packet in _attention():
             # The gradients of q, k, v and of the scores: four products of the forward's two sizes.  torch counts a
             # fifth, the scores again, which the fused kernel computes for want of memory: no work of the model's.
             return 2 * flops if any(part.requires_grad for part in args[:3]) else 0
@@ -247,10 +241,16 @@ def leave(counter: ForwardCounter) -> None:
 
 
 def _formula(packet: Any) -> Callable[..., int] | None:  # noqa: ANN401  an OpOverloadPacket
-    if packet in _ATTENTION:  # the one of CPUs is the same mathematics, and not in torch's list
-        packet = _aten._scaled_dot_product_flash_attention
+    if packet in _attention():  # the one of CPUs is the same mathematics, and not in torch's list
+        packet = need(_ATTENTION[0])
     formula: Callable[..., int] | None = need("torch.utils.flop_counter.flop_registry").get(packet)
     return formula
+
+
+@functools.cache
+def _attention() -> frozenset[Any]:
+    """Return torch's fused attentions."""
+    return frozenset(found for found in map(find, _ATTENTION) if found is not None)
 
 
 def _is_inside_function() -> bool:

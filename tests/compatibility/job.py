@@ -6,17 +6,19 @@ of JSON when it is over, so that one that ends the process does not take the oth
 
 from __future__ import annotations
 
+import gc
 import importlib
 import itertools
 import json
 import logging
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -196,6 +198,8 @@ def ddp(
         losses.append(loss.detach())
     if pacer is None:
         return {"losses": hexes(losses)}
+    from pacecar.profiler.crew.collectives import sequence
+
     tuner = pacer._tuner
     crew = pacer._crew
     answer = {
@@ -205,6 +209,7 @@ def ddp(
         "refused": {} if tuner is None else tuner.refused,
         "status": None if tuner is None or tuner.status is None else f"{tuner.status.state}: {tuner.status.detail}",
         "crew": None if crew is None else crew.off_because,
+        "sequence": sequence(),
         "lines": lines,
     }
     pacer.close()
@@ -372,19 +377,92 @@ def run(jobs: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
             yield {"raised": f"{type(error).__name__}: {error}"}
 
 
+def unwatched(*, steps: int, missing: Sequence[str] = (), several: bool = False) -> dict[str, Any]:
+    """One process that knows nothing of pacecar, as `pacecar run` would have it; its loader is torch's."""
+    lines = lines_of()
+    take_away(missing, {})
+    from pacecar.zerocode import ear, saying
+
+    saying.say = lines.append  # type: ignore[assignment]  # one line on stderr otherwise
+    ear.listen(None)
+    model = DistributedDataParallel(net()) if several else net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for x in DataLoader(Numbers(steps * 8), batch_size=8):
+        loss = (model(x) - x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return {"losses": hexes(losses), "lines": lines}
+
+
 JOBS: dict[str, Callable[..., dict[str, Any]]] = {
-    "plain": plain, "ddp": ddp, "tokens": tokens, "fsdp2": fsdp2, "internals": internals,
+    "plain": plain, "ddp": ddp, "tokens": tokens, "fsdp2": fsdp2, "internals": internals, "unwatched": unwatched,
 }  # fmt: skip
 
 
+# --- many jobs from one import of torch ----------------------------------------------------------------------------
+
+
+def fork_each(cases: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Run each case, {"world": 2, "jobs": [[name, options]]}, in processes of its own; yield rank 0's last answer."""
+    importlib.import_module("torch._dynamo")  # the first step of any optimizer loads it
+    importlib.import_module("torch.distributed.fsdp")
+    gc.collect()
+    gc.freeze()
+    for case in cases:
+        with tempfile.TemporaryDirectory() as place:
+            pids = []
+            for rank in range(case["world"]):
+                pid = os.fork()
+                if pid == 0:
+                    be_rank(rank, case, place)
+                pids.append(pid)
+            codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+            said = (Path(place) / "out0").read_text()
+            answers = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+            if any(codes) or len(answers) != len(case["jobs"]):
+                errors = "".join((Path(place) / f"err{rank}").read_text()[-2000:] for rank in range(case["world"]))
+                yield {"raised": f"exit codes {codes}: {errors}"}
+            else:
+                yield answers[-1]
+
+
+def be_rank(rank: int, case: dict[str, Any], place: str) -> NoReturn:
+    global RANK, WORLD
+    RANK, WORLD = rank, case["world"]
+    os.environ.update({"RANK": str(rank), "WORLD_SIZE": str(WORLD), "STORE": f"{place}/store", "TMPDIR": place})
+    tempfile.tempdir = place
+    for stream, name in ((1, f"out{rank}"), (2, f"err{rank}")):
+        os.dup2(os.open(f"{place}/{name}", os.O_WRONLY | os.O_CREAT, 0o600), stream)
+    signal.alarm(SECONDS_MAX)
+    try:
+        be_ranks(case["jobs"])
+    finally:
+        os._exit(1)  # be_ranks ends the process itself when all went well
+
+
+SECONDS_MAX = 120
+
+
 def main() -> None:
+    asked = json.loads(sys.argv[1])
+    if isinstance(asked, dict):
+        for answer in fork_each(asked["cases"]):
+            print(json.dumps(answer), flush=True)  # noqa: T201  this is what the caller reads
+    else:
+        be_ranks(asked)
+
+
+def be_ranks(jobs: Sequence[tuple[str, dict[str, Any]]]) -> NoReturn:
     torch.set_num_threads(1)
     if WORLD > 1:
         dist.init_process_group(
             "gloo", init_method="file://" + os.environ["STORE"], rank=RANK, world_size=WORLD,
             timeout=timedelta(seconds=120),
         )  # fmt: skip
-    for answer in run(json.loads(sys.argv[1])):
+    for answer in run(jobs):
         print(json.dumps(answer), flush=True)  # noqa: T201  this is what the caller reads
     if WORLD > 1:
         dist.barrier()
