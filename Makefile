@@ -2,6 +2,7 @@
 #   make run DEMO_FLAGS="--seconds 60"       other length, other knobs: see `pacecar demo --help`
 #   make run PYTHON=python3.12               another interpreter
 #   make run PIP_FLAGS="--index-url ..."     another index, for example one with CPU-only builds of torch
+#   make compatibility TORCH="2.15.0"        one torch version instead of all
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -15,6 +16,7 @@ BENCH_FLAGS ?=
 PYTEST_FLAGS ?=
 SEEN_FLAGS ?=
 MUTATION_FLAGS ?=
+TORCH ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -155,9 +157,11 @@ $(ADAPTERS)/.installed: requirements/adapters.txt constraints.txt $(RUN_STAMP)
 
 adapters: $(ADAPTERS)/.installed ## Install the libraries that the adapters are for, for their tests
 
-compatibility: $(DEV_STAMP) $(ADAPTERS)/.installed ## Run the adapters' tests and write docs/compatibility.md of what they ran
-	@RECORD_COMPATIBILITY=1 $(BIN)/python -m pytest tests/adapters -k table
-	@$(BIN)/python tests/adapters/compatibility.py
+# With TORCH the adapters' tests are left out: they run on the torch that is installed here.
+compatibility: $(DEV_STAMP) $(if $(TORCH),,$(ADAPTERS)/.installed) ## Run adapters and torch versions, and write docs/compatibility.md (TORCH="2.15.0": that version only)
+	@$(if $(TORCH),:,RECORD_COMPATIBILITY=1 $(BIN)/python -m pytest tests/adapters -k table)
+	@PIP_FLAGS="$(PIP_FLAGS)" $(BIN)/python tests/compatibility/run.py --torch "$(TORCH)"; ran=$$?; \
+	$(BIN)/python tests/adapters/compatibility.py && exit $$ran
 
 dashboards: $(RUN_STAMP) ## Generate the dashboards, the rules, docs/metrics.md and docs/doctor.md
 	$(BIN)/python -m pacecar.dashboards

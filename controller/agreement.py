@@ -19,12 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch.distributed as dist
-
 from pacecar.controller.channels import MEET_SECONDS, MainRoad, MeetingError, SideRoad, meet
 from pacecar.controller.observation import KnobSpace
 from pacecar.controller.offers import Offer, live_knobs
 from pacecar.controller.protocol import CALM_PERIOD, LEISURE_PERIOD, PERIOD, VERSION, JobPace, Kind, Member, Proposal
+from pacecar.torch_internals import lacking, need
 
 __all__ = ["Agreement", "Heard", "LocalAgreement", "MeetingError", "RankAgreement"]
 
@@ -289,7 +288,10 @@ class RankAgreement:
         Once the ranks have met, this rank is bound to vote: a side group that fails freezes, it does not raise.
         """
         member, name = self._member, str(next(_meetings))
-        store = dist.distributed_c10d._get_default_store()
+        reason = lacking("agreement")
+        if reason is not None:
+            raise MeetingError(reason)
+        store: Any = need("torch.distributed.distributed_c10d._get_default_store")()
         self._main.open()
         claim = f"protocol {VERSION}, period {LEISURE_PERIOD}, {PERIOD} or {CALM_PERIOD}, {claim}"
         meet(store, member.rank, member.world_size, claim, name=name, seconds=self._meet_seconds)

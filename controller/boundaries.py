@@ -97,7 +97,7 @@ class ForwardBoundaries:
     def _after_forward(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
         if is_tracing() or self._ddp is None or not (module.training and torch.is_grad_enabled()):
             return
-        if not self._ddp.require_backward_grad_sync:
+        if not getattr(self._ddp, "require_backward_grad_sync", True):
             return
         for count, tensor in enumerate(with_gradient(output), start=1):
             tensor.register_hook(self._on_gradient)  # type: ignore[no-untyped-call]

@@ -30,6 +30,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
+from pacecar.controller.foreach import add_each
+
 __all__ = ["SAMPLE_MAX", "Choice", "Compressor", "sent_by_gather", "sent_by_reduce", "topk_count"]
 
 Choice = Literal["bf16", "fp16", "powersgd", "topk"]
@@ -154,7 +156,7 @@ def _topk(state: Compressor, bucket: Bucket) -> Future[Tensor]:
     gradients, parameters = bucket.gradients(), bucket.parameters()
     kept = [(g, state.residuals[p]) for g, p in zip(gradients, parameters, strict=True) if p in state.residuals]
     if kept:
-        torch._foreach_add_([g for g, _ in kept], [r for _, r in kept])
+        add_each([g for g, _ in kept], [r for _, r in kept])
     count = topk_count(numel, state.topk_ratio)
     places = _largest(flat, count)
     values = flat[places]

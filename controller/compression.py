@@ -26,6 +26,7 @@ from pacecar.controller.actuator import ActuatorError
 from pacecar.controller.comm_hook import Choice, Compressor, sent_by_gather, sent_by_reduce, topk_count
 from pacecar.controller.ddp_reducer import DdpReducer
 from pacecar.knobs import by_name
+from pacecar.torch_internals import lacking
 
 __all__ = ["CHOICES", "CompressionActuator", "choice_of", "sent_ratio"]
 
@@ -97,7 +98,7 @@ class CompressionActuator:
 
     def refusal(self) -> str | None:
         """Return why nothing can be compressed here, or None."""
-        reason = self._reducer.refusal()
+        reason = self._reducer.refusal() or lacking("compression")
         if reason is not None:
             return reason
         ddp = self._reducer.ddp

@@ -1,8 +1,9 @@
-"""How is a Reducer taken out of DDP, and another one put in?  All that pacecar knows of torch's private parts.
+"""Takes the Reducer out of DDP and puts another one in.
 
 A Reducer is built from parameters, a bucket for each, and limits.  Everything that is used here is probed on a
 throw-away Reducer, never assumed from a version (ddp_reducer.py decides by that, see
-docs/decisions/0004-buckets-in-place.md).  Functions on a DDP object; they keep nothing.
+docs/decisions/0004-buckets-in-place.md).  Functions on a DDP object; they keep nothing.  The private names are those of
+the table in `pacecar.torch_internals`, which says what is off without them.
 
 Left out: when and why (ddp_reducer), and which sizes (ddp_buckets).
 """
@@ -17,14 +18,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pacecar.controller.actuator import ActuatorError
+from pacecar.torch_internals import find, need
 
 __all__ = [
-    "ATTRIBUTES",
     "CAP_ATTRIBUTES",
     "Parts",
     "PrivateDdp",
@@ -42,31 +42,19 @@ __all__ = [
     "signature_of",
 ]
 
-ATTRIBUTES = (
-    "reducer",
-    "logger",
-    "process_group",
-    "module",
-    "find_unused_parameters",
-    "gradient_as_bucket_view",
-    "bucket_bytes_cap",
-    "static_graph",
-    "_comm_hooks",
-    "_ddp_init_helper",
-    "_build_params_for_reducer",
-    "_build_debug_param_to_name_mapping",
-    "_get_ddp_logging_data",
-)
-"""What is used of DistributedDataParallel; present in torch 2.4 to 2.13."""
-
 CAP_ATTRIBUTES = ("_bucket_config", "bucket_bytes_cap", "bucket_bytes_cap_list", "bucket_bytes_cap_default")
 """Where DDP keeps its bucket sizes: the first since torch 2.12, the others before (and, unused, after)."""
 
+_REDUCER = "torch.distributed.Reducer"
+_LOGGER = "torch.distributed.Logger"
+_ASSIGNMENT = "torch.distributed._compute_bucket_assignment_by_size"
+_SYNC_BATCH_NORM = "torch.nn.parallel.DistributedDataParallel._passing_sync_batchnorm_handle"
+
+MIB = 1 << 20
+"""The size of DDP's first bucket by default, in all torch versions so far."""
+
 PrivateDdp = Any
 """A DistributedDataParallel with the private parts that torch does not type."""
-
-_c10d: Any = dist
-"""torch.distributed with the private names that it does not export."""
 
 
 def find_ddp(model: nn.Module) -> DistributedDataParallel | None:
@@ -108,7 +96,7 @@ def initial_first_bytes(ddp: PrivateDdp) -> int:
     if config is not None:
         return int(config.first_bucket_bytes_cap)
     is_default = getattr(ddp, "bucket_bytes_cap_default", False)
-    return int(_c10d._DEFAULT_FIRST_BUCKET_BYTES if is_default else ddp.bucket_bytes_cap)
+    return int(find("torch.distributed._DEFAULT_FIRST_BUCKET_BYTES") or MIB if is_default else ddp.bucket_bytes_cap)
 
 
 def set_caps(ddp: PrivateDdp, cap: int, first: int) -> None:
@@ -158,10 +146,10 @@ def build_ordered(ddp: PrivateDdp, parts: Parts, order: tuple[int, ...], cap: in
     parameters: list[Tensor] = list(parts.parameters)
     ordered = [parameters[i] for i in order]
     sparse = [parts.expect_sparse[i] for i in order]
-    indices, limits = _c10d._compute_bucket_assignment_by_size(ordered, [first, cap], sparse, list(order))
+    indices, limits = need(_ASSIGNMENT)(ordered, [first, cap], sparse, list(order))
     options = _reducer_options(ddp, parts, cap, first)
-    ddp.reducer = _c10d.Reducer(parameters, indices, limits, ddp.process_group, **options)
-    ddp.logger = _c10d.Logger(ddp.reducer)
+    ddp.reducer = need(_REDUCER)(parameters, indices, limits, ddp.process_group, **options)
+    ddp.logger = need(_LOGGER)(ddp.reducer)
     ddp.reducer.set_logger(ddp.logger)
     has_sync_bn = any(isinstance(m, nn.SyncBatchNorm) for m in ddp.module.modules())
     ddp.logger.set_construction_data_and_log(
@@ -194,7 +182,7 @@ def _begin(ddp: PrivateDdp) -> None:
 def register_hook(ddp: PrivateDdp, state: object, hook: Any) -> None:  # noqa: ANN401  any callable that DDP takes
     """Give the new Reducer its communication hook; it takes one, once."""
     ddp.logger._set_comm_hook_name(hook.__qualname__)
-    _c10d._register_comm_hook(ddp.reducer, state, hook)
+    need("torch.distributed._register_comm_hook")(ddp.reducer, state, hook)
 
 
 def _reducer_options(ddp: PrivateDdp, parts: Parts, cap: int, first: int) -> dict[str, Any]:
@@ -215,7 +203,7 @@ def _reducer_options(ddp: PrivateDdp, parts: Parts, cap: int, first: int) -> dic
         "bucket_bytes_cap_list": [],
         "batched_grad_copy": getattr(ddp, "batched_grad_copy", False),
     }
-    text = _c10d.Reducer.__init__.__doc__ or ""
+    text = need(_REDUCER).__init__.__doc__ or ""
     taken = re.findall(r"[(,] *(\w+): ", text.partition("process_group")[2])
     unknown = set(taken) - set(known)
     lacking = {"bucket_bytes_cap", "first_bucket_bytes_cap", "gradient_as_bucket_view"} - set(taken)
@@ -229,11 +217,12 @@ def probe_reducer(ddp: PrivateDdp) -> str | None:
     try:
         parameter = nn.Parameter(torch.zeros(1, device=ddp.device))
         parts = Parts([parameter], [False], {0: "probe"})
-        indices, limits = _c10d._compute_bucket_assignment_by_size([parameter], [1024, 1024], [False], [0])
+        indices, limits = need(_ASSIGNMENT)([parameter], [1024, 1024], [False], [0])
         options = _reducer_options(ddp, parts, 1024, 1024)
-        reducer = _c10d.Reducer([parameter], indices, limits, ddp.process_group, **options)
-        reducer.set_logger(_c10d.Logger(reducer))
+        reducer = need(_REDUCER)([parameter], indices, limits, ddp.process_group, **options)
+        reducer.set_logger(need(_LOGGER)(reducer))
         reducer._remove_autograd_hooks()
+        need(_SYNC_BATCH_NORM)
     except Exception as error:  # noqa: BLE001  whatever private API raises means: not this way
         return f"{type(error).__name__}: {error}"
     return None

@@ -28,13 +28,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
 from pacecar.controller import ddp_private as private
 from pacecar.controller.actuator import ActuatorError
 from pacecar.controller.advice import engine_advice
+from pacecar.torch_internals import lacking
 
 __all__ = ["CommHook", "DdpReducer", "Plan"]
 
@@ -77,8 +77,11 @@ class DdpReducer:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self.ddp: private.PrivateDdp | None = private.find_ddp(model)
-        ddp = self.ddp
+        ddp: private.PrivateDdp | None = private.find_ddp(model)
+        self._lacks = None if ddp is None else lacking("ddp_buckets", {"DDP": ddp})
+        if self._lacks is not None:
+            ddp = None  # this torch's DDP is not understood: as good as none
+        self.ddp = ddp
         self._initial = {} if ddp is None else {n: getattr(ddp, n) for n in private.CAP_ATTRIBUTES if hasattr(ddp, n)}
         self._initial_first = None if ddp is None else private.initial_first_bytes(ddp)
         self._plan = None if ddp is None else Plan(ddp.bucket_bytes_cap)
@@ -102,9 +105,13 @@ class DdpReducer:
     @property
     def not_ddp(self) -> str:
         """Why nothing can be done without DDP."""
-        return engine_advice(type(self._model).__name__) or (
-            f"model is {type(self._model).__name__}, not DistributedDataParallel: bucket size is not tuned; wrap it in"
-            " torch.nn.parallel.DistributedDataParallel and pass that to attach()"
+        return (
+            self._lacks
+            or engine_advice(type(self._model).__name__)
+            or (
+                f"model is {type(self._model).__name__}, not DistributedDataParallel: bucket size is not tuned; wrap it"
+                " in torch.nn.parallel.DistributedDataParallel and pass that to attach()"
+            )
         )
 
     @property
@@ -144,9 +151,6 @@ class DdpReducer:
         ddp = self.ddp
         if ddp is None:
             return self.not_ddp
-        missing = [name for name in private.ATTRIBUTES if not hasattr(ddp, name)]
-        if missing:
-            return f"torch {torch.__version__} has another DistributedDataParallel inside: no {', '.join(missing)}"
         return _unsupported(ddp)
 
     def prepare(self) -> str | None:
@@ -290,6 +294,9 @@ def _unsupported(ddp: private.PrivateDdp) -> str | None:
         return "the loop runs inside DDP's join(): a rank may leave at any step"
     if getattr(ddp, "bucket_bytes_cap_list", None):
         return "DDP has bucket_cap_mb_list: every bucket has its own size already"
+    lacks = lacking("compression") if ddp._comm_hooks else None
+    if lacks is not None:
+        return f"the script's communication hook could not be carried over: {lacks}"
     for hook, state in ddp._comm_hooks:
         if state is not None and not isinstance(state, dist.ProcessGroup):
             name = getattr(hook, "__qualname__", str(hook))

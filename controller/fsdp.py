@@ -28,6 +28,7 @@ from torch import nn
 from pacecar.config import TuneConfig
 from pacecar.controller.actuator import Actuator, ActuatorError
 from pacecar.knobs import by_name
+from pacecar.torch_internals import Feature, lacking
 
 __all__ = ["PrefetchActuator", "ReshardActuator", "fsdp_knobs"]
 
@@ -78,6 +79,22 @@ class _Shards:
         for setter in ("set_modules_to_forward_prefetch", "set_modules_to_backward_prefetch"):
             if self.modules and not hasattr(self.modules[0], setter):
                 return f"torch {torch.__version__}: FSDP2 has no {setter}"
+        return None
+
+    def lacks(self, feature: Feature) -> str | None:
+        """Return what this torch's FSDP2 has not and `feature` needs, or None."""
+        for module in self.modules:
+            owners: dict[str, object] = {"FSDPModule": module}
+            reason = lacking(feature, owners)
+            if reason is not None:
+                return reason
+            owners["FSDPState"] = module._get_fsdp_state()
+            groups = _groups(module)
+            if groups:
+                owners["FSDPParamGroup"] = groups[0]
+            reason = lacking(feature, owners)
+            if reason is not None:
+                return reason
         return None
 
     def layout(self) -> str:
@@ -131,7 +148,7 @@ class PrefetchActuator:
 
     def refusal(self) -> str | None:
         """Return why it must stay as it is, or None."""
-        reason = self._shards.refusal()
+        reason = self._shards.refusal() or self._shards.lacks("fsdp_prefetch")
         if reason is None and any(_prefetches(module) for module in self._shards.modules):
             return "the script sets its own modules to prefetch"
         if reason is None and len(self.domain()) == 1:
@@ -194,7 +211,7 @@ class ReshardActuator:
 
     def refusal(self) -> str | None:
         """Return why it must stay as it is, or None."""
-        reason = self._shards.refusal()
+        reason = self._shards.refusal() or self._shards.lacks("fsdp_reshard")
         if reason is not None:
             return reason
         if not hasattr(self._shards.modules[0], "set_reshard_after_forward"):
@@ -252,7 +269,7 @@ def _groups(module: Any) -> list[Any]:  # noqa: ANN401  an FSDPModule
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is None:
-        groups = [state._fsdp_param_group]
+        groups = [getattr(state, "_fsdp_param_group", None)]
     return [group for group in groups if group is not None]
 
 

@@ -35,6 +35,7 @@ from pacecar.controller.microbatch import MicroBatcher
 from pacecar.controller.noise_meter import NoiseMeter
 from pacecar.controller.noise_scale import learning_rate_factor
 from pacecar.knobs import allows
+from pacecar.torch_internals import lacking
 
 __all__ = ["BatchGrouper", "GlobalBatchActuator", "LearningRate", "open_global_batch", "put_together"]
 
@@ -232,6 +233,10 @@ class GlobalBatchActuator:
             return "the noise scale needs DistributedDataParallel on at least two ranks"
         if ddp.static_graph:
             return "DDP has static_graph=True, which breaks when gradients are accumulated (pytorch#143580)"
+        if not self._config.scheduler_by_samples:
+            lacks = lacking("batch_samples", {"scheduled step": _scheduled_step()})
+            if lacks is not None:
+                return lacks
         if getattr(self._optimizer.step, "_wrapped_by_lr_sched", False) and not self._config.scheduler_by_samples:
             return (
                 "a learning rate scheduler counts this optimizer's steps, of which there would be fewer; "
@@ -277,3 +282,10 @@ def open_global_batch(
         return None if batcher.meter is None else batcher.meter.noise_scale
 
     return GlobalBatchActuator(optimizer, BatchGrouper(batcher), batcher, config, world_size, noise_scale)
+
+
+def _scheduled_step() -> object:
+    """Return the `step` of an optimizer that a scheduler counts: what would bear the mark if torch still made it."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    torch.optim.lr_scheduler.ConstantLR(optimizer)
+    return optimizer.step

@@ -25,6 +25,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from pacecar.controller.foreach import norms_of
+
 __all__ = ["CHECKS", "GradientCheck"]
 
 logger = logging.getLogger(__name__)
@@ -100,7 +102,7 @@ class GradientCheck:
         with torch.no_grad():
             there = [(i, p.grad) for i, p in enumerate(self._parameters) if p.grad is not None and not p.grad.is_sparse]
             if there:
-                found = torch._foreach_norm([_head(gradient) for _, gradient in there])
+                found = norms_of([_head(gradient) for _, gradient in there])
                 places = torch.tensor([i for i, _ in there], device=norms.device)
                 norms[places] = torch.stack([n.to(norms.device, torch.float64) for n in found])
         return norms.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)

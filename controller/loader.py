@@ -35,6 +35,7 @@ from pacecar.controller.actuator import ActuatorError
 from pacecar.controller.loader_feed import Feed
 from pacecar.controller.loader_watch import Draws, SamplerWatch
 from pacecar.controller.loader_workers import Setting, Workers, Workforce, sampler_of
+from pacecar.torch_internals import lacking
 
 __all__ = ["SwitchableLoader", "unfit"]
 
@@ -62,7 +63,7 @@ def unfit(loader: object) -> str | None:
         return "in_order=False: the order of batches is up to the workers"
     if get_worker_info() is not None:
         return "the loader runs in a worker process"
-    return None
+    return lacking("loader", {"loader": loader})
 
 
 class SwitchableLoader:

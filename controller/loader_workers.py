@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 
 from pacecar.controller.loader_feed import Feed, Tap
 from pacecar.controller.loader_watch import Draws, WatchedCollate, WatchedInit
+from pacecar.torch_internals import find
 
 __all__ = ["Setting", "Workers", "Workforce", "sampler_of"]
 
@@ -148,8 +149,7 @@ def _unwatch(iterator: object) -> None:
     torch raises from a signal handler when a process that it watches dies.  One of ours must not: `next` then finds the
     worker gone within 5 s, and the epoch falls back.
     """
-    signals = getattr(torch.utils.data._utils, "signal_handling", None)
-    remove = getattr(signals, "_remove_worker_pids", None)
+    remove = find("torch.utils.data._utils.signal_handling._remove_worker_pids")
     if remove is not None and getattr(iterator, "_worker_pids_set", False):
         remove(id(iterator))
         iterator._worker_pids_set = False  # type: ignore[attr-defined]  # else the end removes them again, and raises

@@ -124,6 +124,8 @@ class MicroBatcher:
         self.is_last = True
         self.refused: str | None = None
         self.ddp = ddp
+        # Where torch has no such switch, every micro-batch synchronizes: slower, and the same gradients.
+        self._gated = ddp if hasattr(ddp, "require_backward_grad_sync") else None
         self._scaler = scaler
         self._sync_before: bool | None = None
         self._present_samples = 0
@@ -190,7 +192,7 @@ class MicroBatcher:
         if len(cuts) == 1 and cuts[0].high - cuts[0].low == samples and cuts[0].keep in (None, width):
             yield batch  # an empty batch too: it is the script's to handle
             return
-        ddp = self.ddp
+        ddp = self._gated
         if ddp is not None:
             self._sync_before = ddp.require_backward_grad_sync
         try:
@@ -206,8 +208,8 @@ class MicroBatcher:
             self._restore()
 
     def _restore(self) -> None:
-        if self.ddp is not None and self._sync_before is not None:
-            self.ddp.require_backward_grad_sync = self._sync_before
+        if self._gated is not None and self._sync_before is not None:
+            self._gated.require_backward_grad_sync = self._sync_before
         self._sync_before = None
 
     def backward(self, loss: Tensor, *, weight: float | None = None, **kwargs: Any) -> None:  # noqa: ANN401

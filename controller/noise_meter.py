@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from pacecar.controller.foreach import norms_of
 from pacecar.controller.noise_scale import MEASUREMENTS_MIN, NoiseScale
 
 __all__ = ["EVERY_STEPS", "NoiseMeter"]
@@ -53,7 +54,7 @@ class NoiseMeter:
 
     def begin(self, samples: int) -> None:
         """A backward that synchronizes is about to begin; this rank's batch has `samples`."""
-        if not self._ddp.require_backward_grad_sync:
+        if not getattr(self._ddp, "require_backward_grad_sync", True):
             return
         self._backwards += 1
         if self._sent >= MEASUREMENTS_MIN and self._backwards % self._every:
@@ -74,7 +75,7 @@ class NoiseMeter:
         self._let_go()
         with torch.no_grad():
             reduced = [p.grad for p in self._parameters if p.grad is not None]
-            whole = torch.stack(torch._foreach_norm(reduced)).float().square().sum() if reduced else None
+            whole = torch.stack(norms_of(reduced)).float().square().sum() if reduced else None
             device = self._parameters[0].device
             zero = torch.zeros((), device=device)
             own = torch.stack(self._squares).sum() if self._squares else zero

@@ -138,7 +138,8 @@ class Rescue:
     def _undone(self) -> Iterator[None]:
         """Leave no trace of what runs inside, and let no rank wait for another."""
         ddp = self.batcher.ddp
-        flags = None if ddp is None else (ddp.require_backward_grad_sync, ddp.require_forward_param_sync)
+        is_gated = hasattr(ddp, "require_backward_grad_sync") and hasattr(ddp, "require_forward_param_sync")
+        flags = (ddp.require_backward_grad_sync, ddp.require_forward_param_sync) if ddp and is_gated else None
         gradients = [(p, p.grad) for p in self._model.parameters() if p.requires_grad]
         buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
         devices = [self._device] if self._device.type == "cuda" else []
@@ -164,7 +165,7 @@ class Rescue:
         if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
             return failed
         # The job's own group, as for the votes: these are the ranks that turned, also where DDP has a part of them.
-        group = dist.distributed_c10d._get_default_group()
+        group = dist.group.WORLD
         kinds = {torch.device(d).type for d in getattr(group, "_device_types", ())}
         device = torch.device("cpu") if "cpu" in kinds or dist.get_backend(group) != "nccl" else self._device
         worst = torch.tensor([int(failed)], device=device)

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pacecar.controller.divergence import Signals
+from pacecar.controller.foreach import norms_of
 
 __all__ = ["PENDING_MAX", "Vigil"]
 
@@ -139,7 +140,7 @@ class Vigil:
             seen = [g.view(-1)[:count] for p, count in self._slices if (g := p.grad) is not None and _is_plain(g)]
             if not seen:
                 return None
-            norms: Sequence[Tensor] = torch._foreach_norm(seen)
+            norms = norms_of(seen)
             whole: Tensor = torch.linalg.vector_norm(torch.stack([norm.float() for norm in norms]))
             return whole
 

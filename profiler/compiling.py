@@ -27,6 +27,8 @@ from typing import Any
 
 import torch
 
+from pacecar import torch_internals
+
 __all__ = ["is_tracing", "keep_out", "step_out_of_graph", "tell_while_tracing"]
 
 _log = logging.getLogger(__name__)
@@ -47,9 +49,8 @@ def tell_while_tracing(what: str) -> bool:
 
 def _may_break_while_tracing() -> bool:
     try:
-        from torch._dynamo.symbolic_convert import InstructionTranslator
-
-        tracer: Any = InstructionTranslator.current_tx()
+        torch_internals.need("torch._dynamo.graph_break")
+        tracer: Any = torch_internals.need("torch._dynamo.symbolic_convert.InstructionTranslator.current_tx")()
         return not (tracer.one_graph or tracer.error_on_graph_break)
     except Exception:  # noqa: BLE001  private ground, in the user's compilation: what cannot be told is no
         return False
@@ -64,7 +65,7 @@ for _function in _constants:
 def step_out_of_graph() -> None:
     """Break the graph that dynamo traces, so that the caller is run as it is; where that may not be, say so."""
     if _may_break_while_tracing():
-        torch._dynamo.graph_break()
+        torch._dynamo.graph_break()  # by its own name, which is what dynamo knows it by while it traces this line
     else:
         tell_while_tracing("the optimizer is compiled with fullgraph=True, so steps are not seen and not measured")
 
@@ -74,11 +75,14 @@ def keep_out(*functions: Callable[..., object]) -> None:
 
     As torch.compiler.disable does, at no cost per call; a torch without these inner parts compiles them.
     """
-    eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+    if torch_internals.lacking("compile") is not None:
+        return
     try:
-        skip = eval_frame._FrameAction.SKIP
+        skip: Any = torch_internals.need("torch._C._dynamo.eval_frame._FrameAction.SKIP")
+        strategy: Any = torch_internals.need("torch._C._dynamo.eval_frame._FrameExecStrategy")
+        set_strategy: Any = torch_internals.need("torch._C._dynamo.eval_frame.set_code_exec_strategy")
         for function in functions:
             code: CodeType = function.__code__
-            eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, skip))
+            set_strategy(code, strategy(skip, skip))
     except (AttributeError, TypeError):
         _log.debug("torch %s cannot keep torch.compile out of hooks", torch.__version__, exc_info=True)

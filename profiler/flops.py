@@ -27,23 +27,20 @@ count as if somebody did; kernels that bypass the dispatcher (a raw Triton or CU
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode_stack,
-    _pop_mode,
-    _push_mode,
-    is_traceable_wrapper_subclass,
-)
-from torch.utils.flop_counter import flop_registry
 
-__all__ = ["Arithmetic", "ForwardCount", "ForwardCounter", "leave", "modes_on"]
+from pacecar.torch_internals import find, lacking, need
+
+__all__ = ["Arithmetic", "ForwardCount", "ForwardCounter", "leave", "modes_on", "uncountable"]
 
 FRAMES_MAX = 1000
 """Python's own recursion limit: no stack that is searched is deeper."""
@@ -72,16 +69,10 @@ _SHAPE_QUESTIONS = frozenset({
 _MATRICES = {_aten.mm: (0, 1), _aten.bmm: (0, 1), _aten.addmm: (1, 2), _aten.baddbmm: (1, 2)}
 """Where the two factors stand: the gradient of each is one product with as many FLOPs as the forward's."""
 
-_ATTENTION = {
-    getattr(_aten, name)
-    for name in (
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-    )
-    if hasattr(_aten, name)
-}
+_ATTENTION = tuple(
+    f"torch.ops.aten._scaled_dot_product_{kind}_attention{where}"
+    for kind, where in (("flash", ""), ("efficient", ""), ("cudnn", ""), ("flash", "_for_cpu"))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +97,23 @@ class ForwardCount:
         return self.forward + self.backward
 
 
-class ForwardCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
-    """Looks on while one forward runs on this thread; enter it, run, and `leave` it."""
+class ForwardCounter:
+    """Looks on while one forward runs on this thread; enter it, run, and `leave` it.
+
+    Each is a TorchDispatchMode too, a class that is looked up when the first is made.
+
+    Raises:
+        InternalMissingError: this torch has no such modes; see `uncountable`.
+    """
 
     supports_higher_order_operators = True
 
+    def __new__(cls) -> ForwardCounter:
+        """Make one that is a mode."""
+        return object.__new__(_mode())
+
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.doubt: str | None = None
         """Why there is no count."""
         self._forward = 0
@@ -133,6 +134,14 @@ class ForwardCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # unt
         arithmetic, _ = self._by_arithmetic.most_common(1)[0]
         return ForwardCount(self._forward, self._backward, arithmetic)
 
+    def __enter__(self) -> ForwardCounter:
+        enter: Callable[[], ForwardCounter] = super().__enter__  # type: ignore[misc]  # the mode's
+        return enter()
+
+    def __exit__(self, *error: object) -> None:
+        leave_mode: Callable[..., None] = super().__exit__  # type: ignore[misc]  # the mode's
+        leave_mode(*error)
+
     def __torch_dispatch__(
         self,
         func: Any,  # noqa: ANN401  an operator of any kind
@@ -152,7 +161,7 @@ class ForwardCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # unt
         return out
 
     def _see(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: object) -> None:  # noqa: ANN401
-        if not isinstance(func, torch._ops.OpOverload):
+        if not isinstance(func, need("torch._ops.OpOverload")):
             self.doubt = f"the higher-order operator {func} has no formula here"
             return
         packet: Any = func._overloadpacket
@@ -162,7 +171,8 @@ class ForwardCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # unt
             if func.namespace not in TRANSPARENT or name in MATRIX_WORK:
                 self.doubt = f"the operator {func.namespace}::{name} has no formula"
             return
-        if any(is_traceable_wrapper_subclass(part) for part in args):
+        is_subclass: Callable[[object], bool] = need("torch.utils._python_dispatch.is_traceable_wrapper_subclass")
+        if any(is_subclass(part) for part in args):
             self.doubt = f"{packet} ran on a tensor subclass, whose work on this rank its shape does not tell"
             return
         flops = formula(*args, **kwargs, out_val=out)
@@ -182,7 +192,7 @@ class ForwardCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # unt
             return 0
         if packet in _MATRICES:
             return flops * sum(bool(args[place].requires_grad) for place in _MATRICES[packet])
-        if packet in _ATTENTION:
+        if packet in _attention():
             # The gradients of q, k, v and of the scores: four products of the forward's two sizes.  torch counts a
             # fifth, the scores again, which the fused kernel computes for want of memory: no work of the model's.
             return 2 * flops if any(part.requires_grad for part in args[:3]) else 0
@@ -192,7 +202,7 @@ class ForwardCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # unt
         if packet is _aten.convolution:
             shapes = tuple(part if is_wanted else None for part, is_wanted in zip(args[:2], wanted, strict=False))
             mask = [*wanted[:2], False]
-            formula: Callable[..., int] = flop_registry[_aten.convolution_backward]
+            formula: Callable[..., int] = need("torch.utils.flop_counter.flop_registry")[_aten.convolution_backward]
             return formula(out, *args[:2], None, *args[3:9], mask, out_val=(*shapes, None))
         self.doubt = f"the backward of {packet} has no formula here"
         return 0
@@ -200,33 +210,58 @@ class ForwardCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # unt
 
 def modes_on() -> int:
     """Return how many dispatch modes are on in this thread."""
-    return int(torch._C._len_torch_dispatch_stack())
+    return int(need("torch._C._len_torch_dispatch_stack")())
+
+
+def uncountable() -> str | None:
+    """Return what this torch has not and counting needs, or None."""
+    operator = _aten.mm.default
+    return lacking("flops", {"operator": operator})
+
+
+@functools.cache
+def _mode() -> type[ForwardCounter]:
+    """Return ForwardCounter as a TorchDispatchMode; torch looks at the methods of a class when that is made."""
+    mode: type = need("torch.utils._python_dispatch.TorchDispatchMode")
+    own = {"__torch_dispatch__": ForwardCounter.__torch_dispatch__, "__module__": __name__}
+    return type("ForwardCounter", (ForwardCounter, mode), own)
 
 
 def leave(counter: ForwardCounter) -> None:
     """Take `counter` off this thread's stack of modes, and nothing else, wherever in it forward left it."""
+    stack: Callable[[], list[Any]] = need("torch.utils._python_dispatch._get_current_dispatch_mode_stack")
     above = []
-    while counter in _get_current_dispatch_mode_stack():
-        if _get_current_dispatch_mode_stack()[-1] is counter:
-            counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    while counter in stack():
+        if stack()[-1] is counter:
+            counter.__exit__(None, None, None)
         else:
-            above.append(_pop_mode())
+            above.append(need("torch.utils._python_dispatch._pop_mode")())
     for mode in reversed(above):
-        _push_mode(mode)
+        need("torch.utils._python_dispatch._push_mode")(mode)
 
 
 def _formula(packet: Any) -> Callable[..., int] | None:  # noqa: ANN401  an OpOverloadPacket
-    if packet in _ATTENTION:  # the one of CPUs is the same mathematics, and not in torch's list
-        packet = _aten._scaled_dot_product_flash_attention
-    formula: Callable[..., int] | None = flop_registry.get(packet)
+    if packet in _attention():  # the one of CPUs is the same mathematics, and not in torch's list
+        packet = need(_ATTENTION[0])
+    formula: Callable[..., int] | None = need("torch.utils.flop_counter.flop_registry").get(packet)
     return formula
 
 
+@functools.cache
+def _attention() -> frozenset[Any]:
+    """Return torch's fused attentions."""
+    return frozenset(found for found in map(find, _ATTENTION) if found is not None)
+
+
 def _is_inside_function() -> bool:
-    """Return whether a torch.autograd.Function's own forward is running in this thread."""
+    """Return whether a torch.autograd.Function's own forward is running in this thread.
+
+    Its caller `apply` is no python function any more since torch 2.14, so the forwards themselves are looked for.
+    """
+    forwards = _forwards_of_functions(len(torch.autograd.Function.__subclasses__()))
     frame = sys._getframe(1)
     for _ in range(FRAMES_MAX):
-        if frame.f_code is _APPLY:
+        if frame.f_code in forwards:
             return True
         if frame.f_back is None:
             return False
@@ -234,4 +269,16 @@ def _is_inside_function() -> bool:
     return True
 
 
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+@functools.lru_cache(maxsize=1)
+def _forwards_of_functions(direct: int) -> frozenset[CodeType]:
+    """Return the code of the forward of each torch.autograd.Function; read anew when there are more of them."""
+    waiting: list[Any] = [torch.autograd.Function]
+    codes = set()
+    while waiting:
+        function = waiting.pop()
+        waiting += function.__subclasses__()
+        forward = inspect.unwrap(function.forward) if callable(function.forward) else None
+        code = getattr(forward, "__code__", None)
+        if code is not None:
+            codes.add(code)
+    return frozenset(codes)

@@ -37,6 +37,7 @@ from pacecar.profiler.guard import Guard
 from pacecar.profiler.identity import model_device
 from pacecar.profiler.loader import guess_samples
 from pacecar.profiler.steptimer import EVENTS_MAX, StepTimer
+from pacecar.torch_internals import find, lacking, own_has
 
 __all__ = ["OUTPUTS_MAX", "PhaseHooks", "with_gradient"]
 
@@ -100,8 +101,11 @@ class PhaseHooks:
         """When the optimizer's step under way began."""
         self._is_ddp = hasattr(model, "require_backward_grad_sync")
         self._has_tail = True
-        self._is_direct = _can_watch_directly()
-        self._watch = _watch_directly if self._is_direct else _watch_by_register
+        # Without the engine's queue nothing tells when backward ends, so nobody need know when it begins.
+        sees_backward = lacking("backward") is None
+        self._queue_callback: Callable[[Callable[[], None]], None] = find(_QUEUE)
+        self._is_direct = sees_backward and _can_watch_directly()
+        self._watch = _watch_directly if self._is_direct else _watch_by_register if sees_backward else _watch_nothing
         self._gradient_seen = self._on_gradient
         self._compute_ended = self._on_compute_end
         self._backward_ended = self._on_backward_end
@@ -262,7 +266,7 @@ class PhaseHooks:
         if self._device is not None:
             self._device.enter("backward")
         try:
-            _queue_callback(self._compute_ended)
+            self._queue_callback(self._compute_ended)
         except Exception:  # noqa: BLE001  as in the guard, without its second frame
             self._guard.failed(self._on_gradient)
         self.own_ns += self._now_ns() - now
@@ -278,7 +282,7 @@ class PhaseHooks:
                 self._device.enter("backward_tail" if self._has_tail else self._around)
             if self._has_tail:
                 self._compute_end_ns = now
-                _queue_callback(self._backward_ended)
+                self._queue_callback(self._backward_ended)
             else:
                 self._backward_start_ns = None
         except Exception:  # noqa: BLE001  as in the guard, without its second frame
@@ -324,8 +328,13 @@ def _nothing() -> None:
 
 
 _is_grad_enabled = torch.is_grad_enabled
-_queue_callback: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
+_QUEUE = "torch.autograd.Variable._execution_engine.queue_callback"
+_NODE_HOOKS = "torch.autograd.graph.Node._register_hook_dict"
 _WATCH_KEY = "pacecar"
+
+
+def _watch_nothing(tensor: torch.Tensor, node: object, seen: Callable[[torch.Tensor], None]) -> None:
+    """Leave backward alone."""
 
 
 def _watch_by_register(tensor: torch.Tensor, node: object, seen: Callable[[torch.Tensor], None]) -> None:
@@ -347,6 +356,8 @@ def _can_watch_directly() -> bool:
     try:
         with torch.enable_grad():
             tensor = torch.ones(1, requires_grad=True) * 1
+            if not (find("torch.Tensor._backward_hooks") and own_has(tensor.grad_fn, _NODE_HOOKS)):
+                return False
             _watch_directly(tensor, tensor.grad_fn, lambda gradient: heard.append("direct"))
             tensor.register_hook(lambda gradient: heard.append("registered"))  # type: ignore[no-untyped-call]
             tensor.backward()  # type: ignore[no-untyped-call]

@@ -24,7 +24,6 @@ import copy
 import dataclasses
 import functools
 import logging
-import sys
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
@@ -33,7 +32,8 @@ import torch
 from torch import nn
 
 from pacecar.profiler.compiling import is_tracing
-from pacecar.profiler.flops import Arithmetic, ForwardCount, ForwardCounter, leave, modes_on
+from pacecar.profiler.flops import Arithmetic, ForwardCount, ForwardCounter, leave, modes_on, uncountable
+from pacecar.torch_internals import find
 
 __all__ = ["ATTEMPTS_MAX", "SIGNATURES_MAX", "StepFlops", "signature"]
 
@@ -141,7 +141,7 @@ class StepFlops:
         """Let the forwards of `step`, which begins, be counted where their shapes are new."""
         if step < WARMUP_STEPS or not self.wants_count or self._replacement is not None:
             return
-        reason = _not_countable(self._model)
+        reason = uncountable() or _not_countable(self._model)
         if reason is not None:
             self._give_up(reason)
             return
@@ -177,7 +177,7 @@ class StepFlops:
             return forward(*args, **kwargs)
         counter = ForwardCounter()
         frames = _compiled_frames()
-        counter.__enter__()  # type: ignore[no-untyped-call]
+        counter.__enter__()
         try:
             out = forward(*args, **kwargs)
         finally:
@@ -258,11 +258,10 @@ def signature(value: object, depth: int = DEPTH_MAX) -> Hashable:
 
 def _compiled_frames() -> int:
     """Return how many frames and graphs torch.compile has made in this process, without importing it."""
-    dynamo: Any = sys.modules.get("torch._dynamo.utils")
-    if dynamo is None:
-        return 0
     # With fullgraph=True torch 2.13 counts no frames, but graphs.
-    counters: Mapping[str, Mapping[str, int]] = dynamo.counters
+    counters: Mapping[str, Mapping[str, int]] | None = find("torch._dynamo.utils.counters")
+    if counters is None:
+        return 0
     return sum(counters["frames"].values()) + counters["stats"].get("unique_graphs", 0)
 
 

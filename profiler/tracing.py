@@ -24,11 +24,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from pacecar.profiler.orders import NotYet, Refusal
 from pacecar.records import Command
+from pacecar.torch_internals import lacking, need
 
 __all__ = ["STEPS_MAX", "Tracing", "Windows"]
 
@@ -119,7 +119,10 @@ class Tracing:
             raise NotYet
         if self._writer is not None and self._writer.is_alive():
             raise Refusal("the trace before is being compressed")
-        if torch._C._autograd._profiler_enabled():
+        reason = lacking("traces")
+        if reason is not None:
+            raise Refusal(reason)
+        if need("torch._C._autograd._profiler_enabled")():
             raise Refusal("the job is being profiled by its own script")
         if self._windows.outlived_by is not None:
             raise Refusal(

@@ -30,12 +30,12 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
 import torch.autograd.profiler as torch_profiler
 from torch.profiler import ProfilerActivity
 
 from pacecar.profiler.forking import keep_exit_short
 from pacecar.profiler.reading import Activity
+from pacecar.torch_internals import lacking, need
 
 __all__ = ["WindowProfiler", "WindowUnavailable"]
 
@@ -68,7 +68,7 @@ class WindowProfiler:
         self.outlived_by: str | None = None
         """The record that was open when a window was closed; no further one is opened since."""
         self._patched: list[tuple[str, Any, Any]] = []
-        self._is_trace_only = "trace_only" in (torch._C._profiler._ExperimentalConfig.__init__.__doc__ or "")
+        self._is_trace_only = False
 
     @property
     def is_open(self) -> bool:
@@ -86,11 +86,16 @@ class WindowProfiler:
         Raises:
             WindowUnavailable: this torch's profiler has other inner parts, so a window could harm the user's.
         """
-        needed = [name for name in ("_prepare_trace", "_start_trace", "__exit__") if not _has(name)]
-        calls = ("_prepare_profiler", "_enable_profiler", "_disable_profiler", "_profiler_enabled")
-        needed += [name for name in calls if not hasattr(torch._C._autograd, name)]
-        if needed:
-            raise WindowUnavailable(f"torch {torch.__version__} has no {', '.join(needed)}: no exact windows here")
+        reason = lacking("windows")
+        if reason is not None:
+            raise WindowUnavailable(reason)
+        experimental: Any = need("torch._C._profiler._ExperimentalConfig")
+        self._is_trace_only = "trace_only" in (experimental.__init__.__doc__ or "")
+        # Looked up once: these run at step boundaries.
+        self._prepare: Callable[..., None] = need("torch._C._autograd._prepare_profiler")
+        self._enable: Callable[..., None] = need("torch._C._autograd._enable_profiler")
+        self._disable: Callable[[], Any] = need("torch._C._autograd._disable_profiler")
+        self._is_enabled: Callable[[], bool] = need("torch._C._autograd._profiler_enabled")
         keep_exit_short()
         self._patch("_prepare_trace", before=self._yield_to_foreign)
         self._patch("_start_trace", before=self._yield_to_foreign)
@@ -108,7 +113,7 @@ class WindowProfiler:
     def may_open(self) -> bool:
         """Return whether no profiler runs or is being prepared, and no open record could outlive two sessions."""
         is_ours_to_take = not (self._open or self._is_foreign or self._is_barred or self._rest_steps)
-        return is_ours_to_take and not torch._C._autograd._profiler_enabled()
+        return is_ours_to_take and not self._is_enabled()
 
     def step_passed(self) -> None:
         """Note the end of a boundary."""
@@ -122,11 +127,11 @@ class WindowProfiler:
         if restore:
             os.environ[KINETO_LOG_VARIABLE] = KINETO_LOG_QUIET
         try:
-            torch._C._autograd._prepare_profiler(config, self._activities)
+            self._prepare(config, self._activities)
         finally:
             if restore:
                 os.environ.pop(KINETO_LOG_VARIABLE, None)
-        torch._C._autograd._enable_profiler(config, self._activities)
+        self._enable(config, self._activities)
         self._open = True
         self._thread = threading.get_ident()
 
@@ -144,7 +149,7 @@ class WindowProfiler:
         if self._thread != threading.get_ident():
             self._is_barred = True
             raise WindowUnavailable("the window was opened on another thread: the training loop changed threads")
-        results: Any = torch._C._autograd._disable_profiler()  # its stubs lag behind
+        results: Any = self._disable()
         return _rows_of(results), hasattr(results, "trace_activities")
 
     def discard(self) -> None:
@@ -167,15 +172,11 @@ class WindowProfiler:
                 _log.info("pacecar takes no more windows: the record %r outlives them", self.outlived_by)
                 return
 
-    def _config(self) -> torch._C._profiler.ProfilerConfig:
-        experimental = (
-            torch._C._profiler._ExperimentalConfig(trace_only=True)
-            if self._is_trace_only
-            else torch._C._profiler._ExperimentalConfig()
-        )
+    def _config(self) -> Any:  # noqa: ANN401  torch's ProfilerConfig, which it keeps to itself
+        options = {"trace_only": True} if self._is_trace_only else {}
+        experimental = need("torch._C._profiler._ExperimentalConfig")(**options)
         profile = torch_profiler.profile(use_cpu=True, use_kineto=True, experimental_config=experimental)
-        config: torch._C._profiler.ProfilerConfig = profile.config()  # type: ignore[no-untyped-call]
-        return config
+        return profile.config()  # type: ignore[no-untyped-call]
 
     def _patch(
         self, name: str, *, before: Callable[[], None] | None = None, after: Callable[[object], None] | None = None
@@ -236,7 +237,7 @@ class _KinetoEventRow:
 
     def type(self) -> str:
         name = self.name()
-        if self._event.device_type() != torch._C._autograd.DeviceType.CPU:
+        if self._event.device_type() != need("torch._C._autograd.DeviceType").CPU:
             if getattr(self._event, "is_user_annotation", bool)():
                 return "gpu_user_annotation"
             return (
@@ -268,7 +269,3 @@ def _rows_of(results: Any) -> Sequence[Activity]:  # noqa: ANN401  as above
         rows: Sequence[Activity] = results.trace_activities()
         return rows
     return [_KinetoEventRow(event) for event in results.events()]
-
-
-def _has(name: str) -> bool:
-    return hasattr(torch_profiler.profile, name)

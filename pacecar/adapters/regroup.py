@@ -157,7 +157,7 @@ def _unsynchronized(ddp: DistributedDataParallel | None) -> Iterator[None]:
     if ddp is None:
         yield
         return
-    before = ddp.require_backward_grad_sync
+    before = getattr(ddp, "require_backward_grad_sync", True)
     ddp.require_backward_grad_sync = False
     try:
         yield

@@ -23,6 +23,7 @@ from pacecar.config import Config, load_config
 from pacecar.controller.ddp_private import find_ddp
 from pacecar.pacer import Pacer, attach
 from pacecar.profiler.identity import make_hello
+from pacecar.torch_internals import lacking, need
 from pacecar.zerocode.gathering import Gathering
 from pacecar.zerocode.saying import keep_quiet
 from pacecar.zerocode.waits import time_waits
@@ -66,7 +67,7 @@ def wish(model: nn.Module, optimizer: Optimizer, *, several: bool) -> Wish:
     reason = refusal(model, mode, several=several)
     if reason is not None:
         return wished.alone(reason)
-    store = dist.distributed_c10d._get_default_store()
+    store: Any = need("torch.distributed.distributed_c10d._get_default_store")()
     return replace(wished, gathering=Gathering(store, dist.get_rank(), dist.get_world_size(), f"mode-{mode}"))
 
 
@@ -76,6 +77,9 @@ def refusal(model: nn.Module, mode: str, *, several: bool) -> str | None:
         return f'mode "{mode}" needs to be told the loss, by pacecar.attach in the script'
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return "one rank has nothing to tune here"
+    lacks = lacking("run_gathering")
+    if lacks is not None:
+        return lacks
     ddp = find_ddp(model)
     if ddp is None:
         return f"{type(model).__name__} is not under DistributedDataParallel"

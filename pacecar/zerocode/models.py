@@ -12,7 +12,6 @@ probed in the next.  Inside a compiled module nothing is probed: another hook th
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from pacecar.profiler.compiling import is_tracing, keep_out
+from pacecar.torch_internals import find
 
 __all__ = ["PROBES_MAX", "Probes", "children_of", "compiled_functions", "parameters_of", "roots_of"]
 
@@ -59,8 +59,7 @@ def compiled_functions(model: nn.Module) -> bool:
     Then it was used on functions, perhaps on the one that calls the model.  A hook on a module that was compiled as a
     part of a function makes it compile again, which may take minutes.
     """
-    utils: Any = sys.modules.get("torch._dynamo.utils")
-    frames = getattr(utils, "counters", {}).get("frames", {}) if utils is not None else {}
+    frames = (find("torch._dynamo.utils.counters") or {}).get("frames", {})
     return bool(frames.get("total")) and not any(_is_compiled(module) for module in model.modules())
 
 

@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils.data import dataloader
-
 from pacecar.profiler.hook import Hook
+from pacecar.torch_internals import lacking, need
 
 __all__ = ["forget_waits", "time_waits"]
+
+_ITERATORS = "torch.utils.data.dataloader._BaseDataLoaderIter"
 
 _original: Callable[[Any], Any] | None = None
 
@@ -25,8 +26,10 @@ _original: Callable[[Any], Any] | None = None
 def time_waits(hook: Hook) -> None:
     """Tell `hook` of every wait of this thread from now on."""
     global _original
-    iterators: Any = dataloader._BaseDataLoaderIter
-    if _original is not None or "__next__" not in vars(iterators):
+    if _original is not None or lacking("run_waits") is not None:
+        return
+    iterators: Any = need(_ITERATORS)
+    if "__next__" not in vars(iterators):
         return
     original = _original = vars(iterators)["__next__"]
     thread, loop, is_waiting = threading.get_ident(), hook.loop, [False]
@@ -50,5 +53,5 @@ def forget_waits() -> None:
     """Put torch's own back."""
     global _original
     if _original is not None:
-        iterators: Any = dataloader._BaseDataLoaderIter
+        iterators: Any = need(_ITERATORS)
         iterators.__next__, _original = _original, None

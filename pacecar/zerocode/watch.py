@@ -33,6 +33,7 @@ from torch.utils.data import get_worker_info
 from pacecar.pacer import Pacer
 from pacecar.profiler import slot
 from pacecar.profiler.identity import WORLD_SIZE
+from pacecar.torch_internals import lacking
 from pacecar.zerocode.joining import Wish, join, wish
 from pacecar.zerocode.models import Probes, children_of, compiled_functions, parameters_of, roots_of
 from pacecar.zerocode.saying import say
@@ -101,6 +102,10 @@ class Watch:
         reason = why_no_rank(self._helper_of, is_fork=self._is_fork)
         if reason is not None or slot.attached:
             self._end(reason or "")
+            return
+        lacks = lacking("run_models", {"module": nn.Identity()})
+        if lacks is not None:
+            self._end(f"does not attach: {lacks}")
             return
         roots = roots_of(parameters_of(optimizer))
         self._strangers += not roots

@@ -16,10 +16,9 @@ import contextlib
 from typing import Any
 
 import msgspec
-import torch
-import torch.distributed as dist
 
 from pacecar.profiler.crew.words import MESSAGE_WORDS
+from pacecar.torch_internals import find, lacking, need
 
 __all__ = ["describe_last", "last_collective", "sequence"]
 
@@ -28,8 +27,10 @@ TEXT_MAX = 200
 
 def sequence() -> int | None:
     """Return how many collectives the default group has been given; None where it does not count."""
+    if lacking("last_collective") is not None:
+        return None
     with contextlib.suppress(Exception):  # private ground: whatever is different there, we do without
-        group: Any = dist.distributed_c10d._get_default_group()
+        group: Any = need("torch.distributed.distributed_c10d._get_default_group")()
         return int(group._get_sequence_number_for_group())
     return None
 
@@ -37,7 +38,7 @@ def sequence() -> int | None:
 def last_collective() -> str | None:
     """Return the latest collective of this process in words; None where no recorder is on."""
     for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
-        dump: Any = getattr(torch._C._distributed_c10d, name, None)
+        dump: Any = find(f"torch._C._distributed_c10d.{name}")
         if dump is None:
             continue
         with contextlib.suppress(Exception):  # as above

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from pacecar.profiler.crew.words import MESSAGE_WORDS
 from pacecar.profiler.meeting import MEET_SECONDS, keep_for_ever, life, meet
+from pacecar.torch_internals import lacking, need
 
 __all__ = ["CLOSE_SECONDS", "GlooRoad", "Road"]
 
@@ -86,7 +87,10 @@ class GlooRoad:
 
     def open(self, claim: str, name: str, rest: Callable[[float], object]) -> None:
         """Meet the others and make the group."""
-        store = dist.distributed_c10d._get_default_store()
+        reason = lacking("ranks")
+        if reason is not None:
+            raise RuntimeError(reason)
+        store: Any = need("torch.distributed.distributed_c10d._get_default_store")()
         if hasattr(store, "clone"):  # torch before 2.7 has none: short questions on the job's connection must do
             store = store.clone()
         meet(store, self._rank, self._world_size, claim, name=name, seconds=self._meet_seconds, rest=rest)

@@ -1,4 +1,4 @@
-"""What did the adapters' tests really run?  `docs/compatibility.md`, made of what they saw and of nothing else.
+"""Writes `docs/compatibility.md` of what the adapters' tests saw, and of what other torch versions did (`table`).
 
 Each adapter's test ends in `ran`: it holds what happened there against the row that is committed in `ran/`, and fails
 where they differ.  `make compatibility` runs the tests so that they write their rows instead, and then this script.
@@ -8,9 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "compatibility"))
+
+import table
 
 FOLDER = Path(__file__).with_name("ran")
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "compatibility.md"
@@ -62,7 +67,7 @@ def page(folder: Path = FOLDER) -> str:
         measured = ", ".join(row["measured"]).replace("_", " ")
         live = ", ".join(f"`{knob}`" for knob in row["live"]) or "-"
         lines.append(f"| {row['library']} | {row['version']} | {row['job']} | {measured} | {live} | {refused} |\n")
-    return HEAD + "".join(lines)
+    return HEAD + "".join(lines) + table.section()
 
 
 if __name__ == "__main__":

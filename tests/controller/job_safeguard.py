@@ -22,7 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import pacecar
-from pacecar import pacer as attaching
+from pacecar import handle as attaching
 from pacecar.controller import comm_hook, desk
 from pacecar.controller.compression import CHOICES
 from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn

@@ -1,0 +1,337 @@
+"""Runs pacecar on other torch versions, one at a time, and keeps what was seen in `ran/`.
+
+    python tests/compatibility/run.py                      the versions of MINORS, and the newest on the index
+    python tests/compatibility/run.py --torch "2.15.0"     these
+
+A version gets an environment of its own in the folder for temporary files: torch, and pacecar installed from a copy of
+the working tree as a user installs it.  Builds for CUDA take 5 GB and more, so the environment is deleted before the
+next one is made, and none is made where less than DISK_BYTES_MIN are free.  pip's own configuration is left out: it may
+cap the version of torch.  Another index is given by PIP_FLAGS.  Never part of `make test`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+sys.path.insert(0, str(HERE))
+
+import table  # noqa: E402  it is beside this script
+
+MINORS = ("2.4", "2.6", "2.9", "2.11", "2.13", "2.14", "2.15")
+"""The oldest that pacecar supports, some between, and the latest."""
+
+DISK_BYTES_MIN = 15 * 10**9
+"""A build for CUDA, unpacked beside its wheels."""
+
+INSTALL_SECONDS, JOB_SECONDS = 3600.0, 300.0
+
+STEPS = 60
+
+TURNED = ("bucket_bytes", "first_bucket_bytes", "compression", "micro_batch", "loader_workers", "loader_prefetch")
+
+
+def pip_environment() -> dict[str, str]:
+    return {**os.environ, "PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+
+def on_the_index(seconds: float = 60.0) -> list[str]:
+    """Return the released versions of torch that the index has for this python, oldest first.
+
+    Raises:
+        RuntimeError: the index cannot be asked.
+    """
+    flags = os.environ.get("PIP_FLAGS", "").split()
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-m", "pip", "index", "versions", "torch", *flags],
+            env=pip_environment(), capture_output=True, text=True, timeout=seconds, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RuntimeError(f"the index cannot be asked: {error}") from error
+    found = re.search(r"Available versions: (.*)", asked.stdout)
+    if asked.returncode or found is None:
+        last = (asked.stderr.strip().splitlines() or ["no answer"])[-1]
+        raise RuntimeError(f"the index cannot be asked: {last}")
+    plain = {version.strip().partition("+")[0] for version in found[1].split(",")}
+    return sorted((v for v in plain if re.fullmatch(r"\d+(\.\d+)+", v)), key=table.order)
+
+
+def chosen(available: Sequence[str]) -> list[str]:
+    """Return the newest patch of each of MINORS, and the newest of all."""
+    wanted = {table.minor(minor) for minor in MINORS} | {table.minor(available[-1])}
+    newest = {table.minor(version): version for version in available}
+    return [newest[minor] for minor in sorted(wanted) if minor in newest]
+
+
+# --- one version ---------------------------------------------------------------------------------------------------
+
+
+def install(folder: Path, version: str) -> Path:
+    """Make the environment; return its python.
+
+    Raises:
+        RuntimeError: it cannot be made; the message is pip's last line.
+    """
+    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True, capture_output=True)
+    python = folder / "venv" / "bin" / "python"
+    copy = folder / "pacecar"
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        if (ROOT / name).exists():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)
+    numpy = "numpy<2" if table.minor(version) <= (2, 4) else "numpy"
+    flags = os.environ.get("PIP_FLAGS", "").split()
+    for what in ([f"torch=={version}", numpy], [str(copy)]):
+        ran = subprocess.run(
+            [str(python), "-m", "pip", "install", "--quiet", "--no-cache-dir", *flags, *what],
+            env=pip_environment(), cwd=folder, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False,
+        )  # fmt: skip
+        if ran.returncode:
+            lines = [line for line in ran.stderr.splitlines() if line.startswith("ERROR")] or ["no reason given"]
+            raise RuntimeError(f"cannot be installed: {lines[-1].removeprefix('ERROR: ')}")
+    return python
+
+
+def bare() -> dict[str, str]:
+    """Return the environment of a job: none of pacecar's variables, and one thread a rank."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PACECAR_", "PYTHON"))}
+    return {**kept, "OMP_NUM_THREADS": "1"}
+
+
+def ranks(python: Path, folder: Path, jobs: Sequence[tuple[str, dict[str, Any]]], *, world: int) -> dict[str, Any]:
+    """Run `jobs` one after the other on `world` processes; return rank 0's last answer, or how it ended."""
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        started = [
+            subprocess.Popen(
+                [str(python), str(HERE / "job.py"), json.dumps(jobs)], cwd=place, text=True,
+                env=bare() | {"RANK": str(rank), "WORLD_SIZE": str(world), "STORE": f"{place}/store", "TMPDIR": place},
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )
+            for rank in range(world)
+        ]  # fmt: skip
+        outs = []
+        try:
+            for process in started:
+                out, err = process.communicate(timeout=JOB_SECONDS)
+                outs += [(out, err, process.returncode)]
+        except subprocess.TimeoutExpired:
+            return {"raised": f"it did not end within {JOB_SECONDS:.0f} s"}
+        finally:
+            for process in started:
+                if process.poll() is None:
+                    process.kill()
+                    process.communicate()
+    out, err, code = outs[0]
+    answers = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    if len(answers) < len(jobs):
+        return {"raised": f"exit code {code}: {(err.strip().splitlines() or ['nothing was said'])[-1]}"}
+    last: dict[str, Any] = answers[-1]
+    if len(answers) > 1:
+        last["others"] = answers[:-1]
+    return last
+
+
+def failed(answer: dict[str, Any]) -> str | None:
+    """Return the cell of a job that did not come through, or None."""
+    reason = answer.get("raised") or answer.get("inert")
+    return None if reason is None else f"failed: {tidy(str(reason))}"
+
+
+def tidy(text: str) -> str:
+    """Return one line of bounded length that a table can hold, without paths of this machine."""
+    return re.sub(r"(/[\w.+-]+){2,}", "...", " ".join(text.split())).replace("|", "/")[:200]
+
+
+def knob_cell(answer: dict[str, Any], knob: str) -> str:
+    """Return the cell of one knob."""
+    ended = failed(answer)
+    if ended is not None:
+        return ended
+    if knob in answer["turned"]:
+        return "ok"
+    if knob in answer["refused"]:
+        return f"refused: {tidy(answer['refused'][knob])}"
+    return f"failed: it was not turned ({tidy(str(answer.get('status')))})"
+
+
+def measured(python: Path, folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the cells of one process."""
+    jobs = [("plain", {"steps": STEPS, "pace": pace, "trace": pace}) for pace in (False, True)]
+    answer = ranks(python, folder, jobs, world=1)
+    ended = failed(answer)
+    if ended is not None:
+        yield from ((feature, ended) for feature in ("attach", "exact window", "FLOPs", "trace"))
+        return
+    same = answer["losses"] == answer["others"][0]["losses"]
+    whole = answer["active"] and answer["phases"] == ["backward_ns", "forward_ns", "optimizer_ns"]
+    yield "attach", "ok" if same and whole else f"failed: losses the same: {same}, phases {answer['phases']}"
+    said = next((tidy(line) for line in answer["lines"] if "windows" in line or "estimates" in line), "none was taken")
+    yield "exact window", "ok" if answer["windows"] else f"refused: {said}"
+    said = next((tidy(line) for line in answer["lines"] if "FLOPs" in line), "none were counted")
+    yield "FLOPs", "ok" if answer["flops"] else f"refused: {said}"
+    yield "trace", "ok" if answer["trace"].startswith("done") else tidy(answer["trace"])
+
+
+def turned(python: Path, folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the cells of the knobs and of what ranks say of each other."""
+    crew = ranks(python, folder, [("ddp", {"steps": STEPS, "knobs": [], "mode": "off", "crew": True})], world=2)
+    off = failed(crew) or (None if crew["crew"] is None else f"refused: {tidy(crew['crew'])}")
+    yield "ranks compared", off or "ok"
+    answer = ranks(python, folder, [("ddp", {"steps": STEPS, "knobs": TURNED, "mode": "lossy"})], world=2)
+    yield from ((knob, knob_cell(answer, knob)) for knob in TURNED)
+    answer = ranks(python, folder, [("tokens", {"steps": STEPS})], world=2)
+    yield "micro_tokens", knob_cell(answer, "micro_tokens")
+    sharded = [("fsdp2", {"steps": STEPS, "pace": pace}) for pace in (False, True)]
+    answer = ranks(python, folder, sharded, world=2)
+    without = answer.get("others", [{}])[0]
+    for knob in ("fsdp_prefetch", "fsdp_reshard"):
+        if "raised" in without:
+            yield (
+                knob,
+                f"not run: FSDP2 of this torch does not train on CPUs, without pacecar: {tidy(without['raised'])}",
+            )
+        elif "losses" in answer and answer["losses"] != without["losses"]:
+            yield knob, "failed: the losses are others than without pacecar"
+        else:
+            yield knob, knob_cell(answer, knob)
+    adaptive = {"steps": 3 * STEPS, "knobs": ["batch_samples"], "mode": "adaptive", "batch_samples_max": 64}
+    yield "batch_samples", knob_cell(ranks(python, folder, [("ddp", adaptive)], world=2), "batch_samples")
+
+
+def scripts() -> dict[str, str]:
+    """Return the README's training script, long enough to be tuned, and the same without pacecar."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    script = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)[0].replace("range(100)", "range(600)")
+    plain = script
+    for ours, theirs in (
+        ("import pacecar\n", ""), ("pacer.data(loader)", "loader"), ("pacer.microbatches(batch)", "[batch]"),
+        ("pacer.backward(loss)", "loss.backward()"),
+    ):  # fmt: skip
+        assert ours in plain, f"the README's script has no {ours!r} any more"
+        plain = plain.replace(ours, theirs)
+    plain = re.sub(r"with pacecar\.attach\(.*\) as pacer:", "if True:", plain)
+    assert "pace" not in plain, plain
+    end = "dist.destroy_process_group()"
+    # The barrier: gloo may abort a process that ends while it lets go of the last work (pytorch issue 190489).
+    return {
+        "README script": script.replace(end, f"assert pacer.inert_because is None\ndist.barrier()\n{end}"),
+        "other script under pacecar run": plain.replace(end, f"dist.barrier()\n{end}"),
+    }
+
+
+def launched(python: Path, folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the cells of scripts that torchrun starts, by itself and under `pacecar run`."""
+    script = scripts()
+    torchrun = [str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    watched = [str(python), "-m", "pacecar", "run", "--tune", "exact", "--", *torchrun]
+    for feature, text, command in (
+        ("README script", script["README script"], torchrun),
+        ("README script under pacecar run", script["README script"], watched),
+        ("other script under pacecar run", script["other script under pacecar run"], watched),
+    ):
+        yield feature, launch(folder, text, command)
+
+
+def launch(folder: Path, text: str, command: Sequence[str]) -> str:
+    """Run a script; return its cell: both ranks were measured, and a bucket was switched."""
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        (Path(place) / "train.py").write_text(text, encoding="utf-8")
+        tuning = {
+            # This policy always tries the next size, where ours would say that so little is not worth it.
+            "PACECAR_TUNE_POLICY": "throughput-doubling", "PACECAR_TUNE_KNOBS": "bucket_bytes",
+            "PACECAR_TUNE_BUCKET_BYTES_MIN": "4096", "PACECAR_TUNE_WARMUP_STEPS": "2",
+            "PACECAR_TUNE_EXPLORATION_BUDGET": "1.0", "PACECAR_TUNE_REMEMBER": "false",
+            "PACECAR_HOOK_OVERHEAD_BUDGET": "1.0", "PACECAR_HOOK_SOCKET": f"{place}/nobody",
+            "PACECAR_HOOK_RUN_DIR": f"{place}/run",
+        }  # fmt: skip
+        try:
+            ran = subprocess.run(
+                command,
+                cwd=place,
+                env=bare() | tuning,
+                capture_output=True,
+                text=True,
+                timeout=JOB_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"failed: it did not end within {JOB_SECONDS:.0f} s"
+        if ran.returncode:
+            said = [line for line in ran.stderr.splitlines() if "Error" in line or line.startswith("pacecar")]
+            return f"failed: exit code {ran.returncode}: {tidy((said or ['nothing was said'])[0])}"
+        for rank in range(2):
+            log = Path(place) / "run" / f"rank{rank}.jsonl"
+            kinds = [json.loads(line)["type"] for line in log.read_text().splitlines()] if log.exists() else []
+            if "step" not in kinds:
+                said = [line for line in ran.stderr.splitlines() if line.startswith("pacecar")]
+                return f"failed: rank {rank} was not measured: {tidy((said or ['nothing was said'])[0])}"
+            if "switch" not in kinds:
+                return f"failed: no bucket was switched on rank {rank}"
+    return "ok"
+
+
+def run_version(version: str) -> dict[str, Any]:
+    """Return the row of one version."""
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    row: dict[str, Any] = {"version": version, "date": date, "cells": {}, "missing": []}
+    with tempfile.TemporaryDirectory(prefix="pacecar-torch-") as place:
+        folder = Path(place)
+        free = shutil.disk_usage(folder).free
+        if free < DISK_BYTES_MIN:
+            raise SystemExit(
+                f"torch {version}: {free / 1e9:.1f} GB are free where temporary files go, and"
+                f" {DISK_BYTES_MIN / 1e9:.0f} GB are needed; free some, or name another folder by TMPDIR"
+            )
+        try:
+            python = install(folder, version)
+        except (RuntimeError, subprocess.SubprocessError) as error:
+            row["cells"] = dict.fromkeys(table.FEATURES, f"not run: {tidy(str(error))}")
+            return row
+        for part in (measured, turned, launched):
+            for feature, cell in part(python, folder):
+                print(f"torch {version}: {feature}: {cell}", flush=True)  # noqa: T201  it takes minutes
+                row["cells"][feature] = cell
+        told = ranks(python, folder, [("internals", {})], world=2)
+        row["missing"] = told.get("missing", [])
+    return row
+
+
+def check_oldest() -> None:
+    """Raise AssertionError unless the oldest of MINORS is the oldest that pyproject.toml allows."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"torch>={MINORS[0]}" in project["optional-dependencies"]["torch"], "MINORS begins with the oldest torch"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--torch", default="", help="versions, separated by blanks; default: those of MINORS and the newest"
+    )
+    options = parser.parse_args()
+    check_oldest()
+    versions = options.torch.split() or chosen(on_the_index())
+    table.FOLDER.mkdir(exist_ok=True)
+    for version in versions:
+        row = run_version(version)
+        (table.FOLDER / f"{version}.json").write_text(json.dumps(row, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main()
