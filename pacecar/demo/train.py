@@ -1,8 +1,8 @@
 """How does a training script look with pacecar attached?  This one is meant to be copied.
 
 A byte-level language model, data-parallel, written as one would write it without pacecar, plus five lines: `attach`,
-`data`, `microbatches`, `backward` and `count`.  The micro-batch of 2 is a left-over of the kind that every script has:
-right for some small GPU long ago, and never looked at again.
+`data`, `microbatches`, `backward` and `count`.  The micro-batch of 1 is a left-over of the kind that every script has:
+accumulated because it once had to fit into some small GPU, and never looked at again.
 
     torchrun --nproc-per-node 2 -m pacecar.demo.train --seconds 60 --tune exact
 
@@ -40,14 +40,14 @@ __all__ = ["main"]
 logger = logging.getLogger("pacecar.demo.train")
 
 WARMUP_STEPS = 20
-SCHEDULE_STEPS = 1000
+SCHEDULE_STEPS = 4000
 """The cosine ends here however long the run is: a schedule that followed the clock would not repeat."""
 
 STOP_CHECK_STEPS = 20
 """How often the ranks agree whether the time is up: rare enough to cost nothing, often enough to keep the budget."""
 
 VALIDATION_WINDOWS = 32
-"""Held-out windows for each rank: a third of a step."""
+"""Held-out windows for each rank: as many samples as in four steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Settings:
 
 
 SETTINGS = {
-    "cpu": Settings(GPTConfig(), learning_rate=1e-3, batch=16, micro_batch=2),
+    "cpu": Settings(GPTConfig(), learning_rate=2e-3, batch=8, micro_batch=1),
     "cuda": Settings(
         GPTConfig(context=512, width=768, layers=12, heads=12), learning_rate=3e-4, batch=64, micro_batch=4
     ),
@@ -91,7 +91,7 @@ def main() -> None:
     report.begin(model, corpus.files, len(windows), batch)
     report.validation(0, _bits_per_byte(model, held_out, device))
 
-    stop = _Stop(args.steps, args.seconds, device)
+    stop = _Stop(args.steps, args.seconds, args.stop_file, device)
     step = 0
     micro_batch = args.micro_batch or settings.micro_batch
     with pacecar.attach(ddp, optimizer, tune=args.tune, micro_batch=micro_batch) as pacer:
@@ -125,13 +125,14 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--steps", type=int, help="stop after so many steps")
-    length.add_argument("--seconds", type=float, default=200.0, help="stop when so much time is over (default 200)")
+    length.add_argument("--seconds", type=float, default=150.0, help="stop when so much time is over (default 150)")
+    parser.add_argument("--stop-file", type=Path, help="stop as soon as this file exists")
     parser.add_argument("--tune", choices=("off", "advise", "exact"), default="exact")
     parser.add_argument("--batch", type=int, help="sequences in a step, on each rank")
     parser.add_argument("--micro-batch", type=int, help="sequences in a forward and backward, on each rank")
     parser.add_argument("--metrics", type=Path, help="write losses to this file, one JSON object a line")
     parser.add_argument("--log-every", type=int, default=20)
-    parser.add_argument("--validate-every", type=int, default=200)
+    parser.add_argument("--validate-every", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
 
@@ -181,9 +182,10 @@ def _bits_per_byte(model: nn.Module, held_out: Windows, device: torch.device) ->
 class _Stop:
     """Is it time?  Every rank gets the same answer at the same step, or one would wait for another for ever."""
 
-    def __init__(self, steps: int | None, seconds: float, device: torch.device) -> None:
+    def __init__(self, steps: int | None, seconds: float, file: Path | None, device: torch.device) -> None:
         self._steps = steps
         self._deadline = time.monotonic() + seconds
+        self._file = file
         self._device = device
 
     def is_due(self, step: int) -> bool:
@@ -191,9 +193,10 @@ class _Stop:
             return step >= self._steps
         if step % STOP_CHECK_STEPS != 0:
             return False
-        is_over = torch.tensor(float(time.monotonic() >= self._deadline), device=self._device)
-        dist.all_reduce(is_over, op=dist.ReduceOp.MAX)
-        return bool(is_over.item())
+        is_over = time.monotonic() >= self._deadline or (self._file is not None and self._file.exists())
+        anywhere = torch.tensor(float(is_over), device=self._device)
+        dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)
+        return bool(anywhere.item())
 
 
 class _Report:
