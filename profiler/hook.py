@@ -153,10 +153,10 @@ class Hook:
         """Let other threads write the records that wait; write them now, on the training thread; add a cost."""
         self.begun, self.charge_records = self._pulse.begun, self._books.charge
         self.is_strained = self._budget.is_strained
-        self.preemption = self._preemption = Preemption()
-        """A listener that is about to take long says `begin`; what others had of the processor is then not ours."""
+        self.preemption = preemption = self._preemption = Preemption()
+        """A listener that is about to take long says `begin`."""
         self._opening = Opening(
-            self._meter, self._budget, self._books, self._timer, self._now_ns, self._preemption, on_device=is_cuda
+            self._meter, self._budget, self._books, self._timer, self._now_ns, preemption, on_device=is_cuda
         )
         self._listener_ns = self._told_ns = 0
         self._pulse.care_step = self._budget.next_look(0)
@@ -235,8 +235,8 @@ class Hook:
             self._guard.wrap(self._books.learn_prices)()
         if self._config.windows:
             self._guard.wrap(self._meter.install)()
-        self._budget.charge_start(max(0, self._now_ns() - begun - self._preemption.end()))
-        self._preemption.spared_ns = 0
+        self._preemption.end()
+        self._budget.charge_start(self._preemption.own_ns(self._now_ns() - begun))
         self._timer.overhead_ns = 0  # no part of the first step
 
     def close(self, reason: str = "detached") -> None:
@@ -251,7 +251,7 @@ class Hook:
         if not self._in_boundary:  # else the next forward retires what is inert by then
             self._retire()
         self._books.settle()
-        self._last_words()
+        self._books.report_last_vitals()
         goodbye = Goodbye(job=self._hello.job, rank=self._hello.rank, reason=reason, wall_ns=self._clock.wall_ns())
         for sink in self._sinks:
             sink.put(goodbye)
@@ -355,8 +355,7 @@ class Hook:
         finished = FinishedStep(self._books, pulse.step, raw, now, pulse.knobs, samples, tokens, pulse.usual.flops)
         if was_counted or opening.has_aftermath or self.is_traced:
             finished.was_counted, finished.disturbed = was_counted, True
-            if was_counted:
-                finished.thread_time = opening.thread_time()
+            finished.thread_time = opening.thread_time()
             opening.has_aftermath = self.is_traced
         finished.listener_ns, self._listener_ns = self._listener_ns, 0
         finished.told_ns, self._told_ns = self._told_ns, 0
@@ -400,14 +399,16 @@ class Hook:
             is_wanted = self.is_traced or (self._on_boundary is not None and self.wants_boundary())
             self._pulse.rests_until = 0 if is_wanted else min(measured, self._pulse.care_step)
             if self._phases.is_resting:
-                passed.cost_ns += self._own_ns(now_ns, self._now_ns())
+                passed.cost_ns += self._preemption.own_ns(self._now_ns() - now_ns)
             else:  # to begin to rest is paid once, so it is the next measured step's
                 self._phases.rest()
-                self._timer.overhead_ns += self._own_ns(now_ns, self._now_ns())
+                self._timer.overhead_ns += self._preemption.own_ns(self._now_ns() - now_ns)
             return
         if self._phases.is_resting:
             self._phases.resume()
         is_watched = opening.may_be_open or opening.has_aftermath or step == 1  # `install` has taken one too
+        if step == 1:
+            opening.mark(step)
         if step >= self._pulse.care_step:
             self._pulse.care_step = self._budget.next_look(step + 1) if self._config.windows else sys.maxsize
             if self._config.windows:
@@ -424,39 +425,18 @@ class Hook:
             self._books.settle()
             vitals.prepare(self._pulse.step, self._may_count)
             self._phases.tells_inputs = vitals.tells_inputs
-            if vitals.is_counted:
+            if self._phases.tells_inputs:
                 opening.slows(step)
         elif self._phases.tells_inputs:
             self._phases.tells_inputs = vitals.tells_inputs
         ended = self._now_ns()
         self._timer.events.append(("overhead", now_ns, ended))
-        self._timer.overhead_ns += self._own_ns(now_ns, ended)
+        self._timer.overhead_ns += self._preemption.own_ns(ended - now_ns)
         if is_watched:
             self._meter.observed_from(ended)
-            if step == 1:
-                opening.mark(step)
-
-    def _own_ns(self, begun_ns: int, ended_ns: int) -> int:
-        """Return what a boundary took of the job, less what others had of the processor in it."""
-        spared_ns = self._preemption.spared_ns
-        if not spared_ns:
-            return ended_ns - begun_ns
-        self._preemption.spared_ns = 0
-        return max(0, ended_ns - begun_ns - spared_ns)
 
     def _may_count(self, price_ns: int) -> bool:
         return self._budget.can_afford(price_ns, on_credit=not self._vitals.was_ever_counted)
-
-    def _last_words(self) -> None:
-        """Put what the last steps and a checkpoint after them have to say into the sinks; never raises."""
-        try:
-            vitals = self._vitals.finish()
-        except Exception:  # noqa: BLE001  as in the guard, which is inert by now
-            self._guard.failed(self._last_words)
-            return
-        if vitals is not None:
-            for sink in self._sinks:
-                sink.put(vitals)
 
     def _retire(self) -> None:
         """Leave torch as it was; not from inside an optimizer hook."""

@@ -96,7 +96,7 @@ class Opening:
     def end(self, finished: FinishedStep) -> None:
         """Read the window of the step that is over; ending and reading it falls into the next step."""
         begun = self._now_ns()
-        finished.thread_time = self.thread_time()
+        finished.thread_time = finished.thread_time or self.thread_time()
         self._preemption.begin()
         finished.was_profiled = finished.disturbed = self.has_aftermath = True
         finished.timed = time_step(finished.raw)

@@ -47,8 +47,7 @@ class Preemption:
         self._begun_ns: int | None = None
         self.is_begun = False
         """Somebody said `begin` since the last `end`."""
-        self.spared_ns = 0
-        """What `end` found since somebody set this to 0."""
+        self._spared_ns = 0
 
     def begin(self) -> None:
         """Look from here on."""
@@ -61,8 +60,15 @@ class Preemption:
             return 0
         now_ns = self._read()
         spared_ns = 0 if now_ns is None else max(0, now_ns - begun_ns)
-        self.spared_ns += spared_ns
+        self._spared_ns += spared_ns
         return spared_ns
+
+    def own_ns(self, duration_ns: int) -> int:
+        """Return what of a stretch of ours was ours: without all that `end` found since this was asked last."""
+        if not self._spared_ns:
+            return duration_ns
+        spared_ns, self._spared_ns = self._spared_ns, 0
+        return max(0, duration_ns - spared_ns)
 
     def close(self) -> None:
         """Let go of the file."""

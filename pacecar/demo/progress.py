@@ -157,7 +157,7 @@ def screen(progress: Progress, around: Surroundings, elapsed_seconds: float, con
     where = f"{progress.world_size} ranks, {progress.place}" if progress.world_size is not None else ""
     rows = [
         _row("pacecar", f"demo {around.run}   {where}", style="bold"),
-        _row("time", f"{_clock(elapsed_seconds)} of {around.limit}   (Ctrl-C stops cleanly)"),
+        _row("time", f"{_clock(elapsed_seconds)} of {around.limit}"),
     ]
     ledger = progress.ledger()
     if last is None or ledger is None:
@@ -170,7 +170,10 @@ def screen(progress: Progress, around: Surroundings, elapsed_seconds: float, con
             _row("knobs", f"{knobs_text(last.knobs.values)}   (epoch {last.knobs.epoch})"),
         ]
     if progress.status is not None:
-        rows += _folded("tuner", _tuner(progress.status), width + 1)
+        status = progress.status
+        is_trial = status.state == "trial"
+        said = status.detail if is_trial else f"{status.state}: {status.detail}"
+        rows += _folded("trial" if is_trial else "tuner", said, width + 1)
     rows += [
         _row("verdict", _verdict(*entry), style="green" if entry[1].outcome == "kept" else "yellow")
         for entry in progress.verdicts
@@ -180,7 +183,7 @@ def screen(progress: Progress, around: Surroundings, elapsed_seconds: float, con
         rows.append(
             _row("overhead", f"{_percent2(ratio)} of the time so far, {percent(around.overhead_budget)} allowed")
         )
-    rows += [Text(), _row("metrics", around.metrics_url), _row("folder", around.folder)]
+    rows += [_row("metrics", around.metrics_url), _row("folder", around.folder), _row("", "Ctrl-C stops cleanly")]
     return Group(*rows)
 
 
@@ -216,7 +219,7 @@ def _speedup(progress: Progress) -> str:
     now, before = progress.samples_per_second(), progress.rate_before
     if now is None or not before or not progress.kept:
         return ""
-    return f"   {now / before:.2f} x that before the first trial"
+    return f"   {now / before:.2f} x the start"
 
 
 def _change(decision: Decision) -> str:
@@ -232,10 +235,6 @@ def _verdict(decision: Decision | None, verdict: Verdict) -> str:
         bounds = f" ({verdict.gain_low * 100:.1f} .. {verdict.gain_high * 100:.1f} %)"
     measured = f"step time saved {percent(verdict.measured_gain_ratio, signed=True)}"
     return f"{verdict.outcome.replace('_', ' ')}: {change}, {measured}{bounds}"
-
-
-def _tuner(status: TunerStatus) -> str:
-    return status.detail if status.state == "trial" else f"{status.state}: {status.detail}"
 
 
 def _row(label: str, text: str, style: str = "") -> Text:

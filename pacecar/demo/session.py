@@ -103,12 +103,10 @@ def _follow(
     """
     options = children.options
     limit = f"{options.steps} steps" if options.steps is not None else f"{options.seconds:.0f} s of training"
-    limit += ", less if the tuner rests before" if rest is not None else ""
+    limit = limit if rest is None else f"at most {limit}: it ends when the tuner rests"
     around = Surroundings(children.job, children.metrics_url, str(children.folder), limit, budget)
     console.print(
-        f"pacecar demo {children.job}: {children.world_size} ranks, tune {options.tune}, {limit}",
-        soft_wrap=True,
-        highlight=False,
+        f"pacecar demo {children.job}: {children.world_size} ranks, tune {options.tune},\n{limit}", highlight=False
     )
     console.print(f"metrics {children.metrics_url}", soft_wrap=True)
     console.print(f"folder {children.folder}", soft_wrap=True)

@@ -35,7 +35,7 @@ import pacecar
 from pacecar.demo.corpus import Windows, load_corpus
 from pacecar.demo.model import GPT, GPTConfig
 
-__all__ = ["main"]
+__all__ = ["batch_loss", "main"]
 
 logger = logging.getLogger("pacecar.demo.train")
 
@@ -98,7 +98,7 @@ def main() -> None:
         for batch_of_text in pacer.data(_epochs(loader, sampler)):
             loss = torch.zeros((), device=device)
             for text in pacer.microbatches(batch_of_text):
-                micro_loss = _loss(ddp, text.to(device))
+                micro_loss = batch_loss(ddp, text.to(device))
                 pacer.backward(micro_loss)
                 loss += micro_loss.detach() * (len(text) / len(batch_of_text))
             nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
@@ -156,7 +156,8 @@ def _epochs(loader: DataLoader[Tensor], sampler: DistributedSampler[Tensor]) -> 
         epoch += 1
 
 
-def _loss(model: nn.Module, text: Tensor) -> Tensor:
+def batch_loss(model: nn.Module, text: Tensor) -> Tensor:
+    """Return the mean loss of predicting each byte of `text` (batch, context + 1) from those before it."""
     text = text.long()
     logits = model(text[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
@@ -174,7 +175,7 @@ def _bits_per_byte(model: nn.Module, held_out: Windows, device: torch.device) ->
     """Return the mean over all ranks, each on its own held-out windows; every rank must call this."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     mine = [index % len(held_out) for index in range(rank, VALIDATION_WINDOWS * world_size, world_size)]
-    nats = _loss(model, held_out.batch(mine).to(device))
+    nats = batch_loss(model, held_out.batch(mine).to(device))
     dist.all_reduce(nats)
     return nats.item() / world_size / math.log(2.0)
 
