@@ -225,14 +225,12 @@ def _overhead(result: Result) -> str:
         return f"{said}{indent}within its budget of {percent(budget)}"
     paid = overhead.paid_by_seconds(budget)
     if paid is not None:
-        when = (
-            f"start and trials are paid back by {paid:.0f} s of training{indent}({overhead.wall_seconds:.0f} s so far)"
-        )
+        when = f"start and trials are paid back by {paid:.0f} s of training ({overhead.wall_seconds:.0f} s are over)"
     elif overhead.late_ratio is not None:
-        when = f"no end of that is in sight:{indent}it was {overhead.late_ratio * 100:.2f} % of late"
+        when = f"it goes on like that, with {overhead.late_ratio * 100:.2f} % of late"
     else:
-        when = "too early to say by when that is paid back"
-    return f"{said}{indent}over its budget of {percent(budget)}; {when}"
+        when = "it is too early to say by when that is paid back"
+    return f"{said}{indent}over its budget of {percent(budget)}:{indent}{when}"
 
 
 def _proven(result: Result) -> str:

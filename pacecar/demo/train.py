@@ -190,11 +190,12 @@ class _Stop:
         self._device = device
 
     def is_due(self, step: int) -> bool:
-        if self._steps is not None:
+        if self._steps is not None and (step >= self._steps or self._file is None):
             return step >= self._steps
         if step % STOP_CHECK_STEPS != 0:
             return False
-        is_over = time.monotonic() >= self._deadline or (self._file is not None and self._file.exists())
+        is_late = self._steps is None and time.monotonic() >= self._deadline
+        is_over = is_late or (self._file is not None and self._file.exists())
         anywhere = torch.tensor(float(is_over), device=self._device)
         dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)
         return bool(anywhere.item())

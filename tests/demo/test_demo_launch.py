@@ -117,6 +117,8 @@ def test_a_run_ends_with_a_result_that_adds_up(finished: tuple[Path, str]) -> No
     assert {rank["steps"] for rank in result["ranks"]} == {result["steps"]}
     assert "Before and after" in output
     assert str(folder / "result.json") in output
+    assert survivors(folder.name) == []
+    assert not (folder / "daemon.sock").exists()
 
 
 @pytest.mark.slow
@@ -198,6 +200,7 @@ def test_the_last_metrics_are_kept_and_promtool_has_no_complaint(finished: tuple
 
 def test_a_larger_micro_batch_learns_the_same_but_for_rounding() -> None:
     """The demo's own model and loss: what turning its knob does to training, without the run around it."""
+    torch.set_num_threads(1)
     found = []
     for micro_batch in (1, 8):
         torch.manual_seed(1)
@@ -205,7 +208,7 @@ def test_a_larger_micro_batch_learns_the_same_but_for_rounding() -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
         text = torch.randint(0, 256, (8, GPTConfig().context + 1), generator=torch.Generator().manual_seed(2))
         batcher = MicroBatcher(None, micro_batch)
-        for _ in range(6):
+        for _ in range(4):
             loss = torch.zeros(())
             for part in batcher.split(text):
                 micro_loss = batch_loss(model, part)
@@ -261,7 +264,6 @@ def test_a_run_without_its_daemon_goes_on_and_an_interrupted_one_leaves_a_result
     assert survivors(folder.name) == []
     result = json.loads((folder / "result.json").read_text())
     assert (result["status"], result["steps"] > 0) == ("interrupted", True)
-    assert not (folder / "daemon.sock").exists()
 
 
 @pytest.mark.slow
