@@ -6,6 +6,9 @@ the norms of every parameter's gradient are compared over the ranks in the CHECK
 buckets are new, and the second, in which DDP rebuilds them.  A bucket that two ranks laid out differently, or that was
 not reduced on one of them, shows in the norms of its parameters.
 
+A switch of the micro-batch alone is not followed by a look: it leaves the Reducer and its buckets as they are, and each
+look makes all ranks wait for the last one.
+
 A job whose gradients differ between ranks by design (local SGD, a hook of its own) is not judged: a look before the
 first switch, while nothing was changed yet, has to find them equal.
 
@@ -19,6 +22,7 @@ Left out: gradients that are wrong in the same way on all ranks.  The arithmetic
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -27,7 +31,7 @@ from torch import Tensor, nn
 
 from pacecar.controller.foreach import norms_of
 
-__all__ = ["CHECKS", "GradientCheck"]
+__all__ = ["CHECKS", "GradientCheck", "concerns_gradients"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +40,16 @@ CHECKS = 2
 HEAD_NUMEL = 8192
 """A bucket goes wrong as a whole, and to read 100 M gradients takes a CPU core 80 ms, their heads 7 ms."""
 
+_WITHOUT_BUCKETS = frozenset({"micro_batch", "micro_tokens"})
+"""Knobs that say how often backward runs before the one all-reduce, and nothing of how it is done."""
+
 TOLERANCE = 1e-4
 """Ranks hold the same bits, but other devices may add up a norm, and clip by it, in another order."""
+
+
+def concerns_gradients(knobs: Iterable[str]) -> bool:
+    """Return whether a switch of `knobs` can make the ranks mean different things by a bucket."""
+    return not _WITHOUT_BUCKETS.issuperset(knobs)
 
 
 class GradientCheck:

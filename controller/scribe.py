@@ -44,10 +44,8 @@ class OpenTrial:
     @property
     def detail(self) -> str:
         """Where it stands, for people."""
-        evidence = self.trial.evidence
-        gain = None if evidence is None else evidence.gain_ratio
-        trial, candidate = self.trial, self.candidate
-        return wording.progress(candidate.knob, self.old_value, candidate.value, trial.pairs, trial.pairs_max, gain)
+        trial, knob, value = self.trial, self.candidate.knob, self.candidate.value
+        return wording.progress(knob, self.old_value, value, trial.pairs, trial.pairs_max, trial.evidence)
 
 
 class Scribe:

@@ -24,7 +24,7 @@ from pacecar.clock import Clock
 from pacecar.config import TuneConfig
 from pacecar.controller.actuator import Actuator
 from pacecar.controller.agreement import Agreement, LocalAgreement, MeetingError, RankAgreement
-from pacecar.controller.gradient_check import GradientCheck
+from pacecar.controller.gradient_check import GradientCheck, concerns_gradients
 from pacecar.controller.measured import Backlog, Hearing, Measured
 from pacecar.controller.node import Node
 from pacecar.controller.observation import Facts, KnobSpace, Policy, Turn
@@ -68,8 +68,10 @@ class Tuner:
         node: Node | None = None,
         was_paused: Callable[[Measured | CountedStep], bool] = lambda step: False,
         hearing: Hearing | None = None,
+        begin_business: Callable[[], None] = lambda: None,
     ) -> None:
         self._hearing = hearing or Hearing()
+        self._begin_business = begin_business  # told at boundaries that take longer than most
         self._node = node
         self._was_paused = was_paused  # it holds a checkpoint or an evaluation
         self._parting = parting  # why this rank must leave now, for good and without a word
@@ -164,6 +166,7 @@ class Tuner:
             self._guarded(self._make_offer)
         if not self._agreement.has_business:  # most boundaries: nothing can have come in, nothing is to be voted for
             return
+        self._begin_business()
         self._guarded(self._look)
         self._guarded(self._listen)
         if self._agreement.frozen is None:
@@ -370,8 +373,11 @@ class Tuner:
             self._proven = before
         if switch.turned:
             self._before = before
-            if self._gradients is not None:
-                self._gradients.arm(is_on=proposal.serial > 0)  # not where tuning ends: there is nothing to go back to
+            # Not where tuning ends: there is nothing to go back to.
+            if self._gradients is not None and proposal.serial > 0 and concerns_gradients(switch.turned):
+                self._gradients.arm()
+            elif self._gradients is not None and proposal.serial == 0:
+                self._gradients.arm(is_on=False)
             self._switched(proposal, switch.duration_ns)
         elif proposal.kind is Kind.KEEP:
             self._request_window()  # it was in force already; what comes next is chosen by what windows of it say

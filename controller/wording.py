@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pacecar.controller.evidence import Evidence
 from pacecar.controller.forecast import Forecast
 from pacecar.controller.trial import Cause, TrialEnd
 from pacecar.knobs import setting
@@ -45,9 +46,9 @@ def trial_reason(knob: str, old: int, new: int, forecast: Forecast | None) -> st
     return f"{change(knob, old, new)}: {idea}; {expectation(forecast)}"
 
 
-def progress(knob: str, old: int, new: int, pairs: int, pairs_max: int, gain: float | None) -> str:
+def progress(knob: str, old: int, new: int, pairs: int, pairs_max: int, evidence: Evidence | None) -> str:
     """Return where a trial stands."""
-    so_far = "" if gain is None else f", {saving(gain)} so far"
+    so_far = "" if evidence is None else f", {saving(evidence.gain_ratio)} so far{_bounds(evidence)}"
     return f"{change(knob, old, new)}: trial, pair {min(pairs + 1, pairs_max)} of at most {pairs_max}{so_far}"
 
 
@@ -56,9 +57,12 @@ def verdict_reason(knob: str, old: int, new: int, end: TrialEnd, forecast: Forec
     if end.cause in (Cause.NEVER_CAME, Cause.ENDLESS, Cause.CUT_SHORT, Cause.TAKEN_BACK):
         return f"{change(knob, old, new)}: {end.detail}"
     measured = "" if end.gain_ratio is None else f" {saving(end.gain_ratio)}"
-    bounds = ""
-    evidence = end.evidence
-    if evidence is not None and evidence.gain_low is not None and evidence.gain_high is not None:
-        bounds = f" ({evidence.gain_low * 100:.1f} .. {evidence.gain_high * 100:.1f} %)"
     expected = "" if forecast is None else f"; expected {forecast.gain_ratio * 100:.1f} %"
-    return f"{change(knob, old, new)}:{measured}{bounds}, {end.detail}{expected}"
+    return f"{change(knob, old, new)}:{measured}{_bounds(end.evidence)}, {end.detail}{expected}"
+
+
+def _bounds(evidence: Evidence | None) -> str:
+    """Return the bounds, where there are any."""
+    if evidence is None or evidence.gain_low is None or evidence.gain_high is None:
+        return ""
+    return f" ({evidence.gain_low * 100:.1f} .. {evidence.gain_high * 100:.1f} %)"

@@ -101,7 +101,11 @@ def sample(config_file: Path | None, as_json: bool, **flags: Any) -> None:  # no
 
 
 @cli.command()
-@click.option("--seconds", type=click.FloatRange(min=1.0), help="How long to train.  [default: 200]")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1.0),
+    help="How long to train.  [default: until the tuner rests, at most 150]",
+)
 @click.option("--steps", type=click.IntRange(min=1), help="Train so many steps instead.")
 @click.option("--world-size", type=click.IntRange(min=1, max=64), help="Ranks.  [default: 2, or the GPUs there are]")
 @click.option("--tune", type=click.Choice(["off", "advise", "exact"]), default="exact", show_default=True)

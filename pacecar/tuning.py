@@ -124,6 +124,8 @@ def make_tuner(
         node=holds.node,
         was_paused=was_paused,
         hearing=Hearing(round(HEARING_NS / hook.overhead_budget) if hook.overhead_budget > 0 else 0),
+        # At a forward it is not the hook's boundary that is charged with it.
+        begin_business=_nothing if config.at_forward else hook.preemption.begin,
     )
     if holds.node is not None:
         rescue.room = holds.node.room_bytes
@@ -132,3 +134,7 @@ def make_tuner(
         desk.knobs, desk.refused = lambda: tuner.knobs, lambda: tuner.refused
         desk.node = tuple if holds.node is None else holds.node.describe
     return tuner
+
+
+def _nothing() -> None:
+    """Tell nobody."""

@@ -23,7 +23,7 @@ from typing import Literal
 
 import msgspec
 
-from pacecar.profiler.budget import Budget
+from pacecar.profiler.budget import Budget, ThreadTime
 from pacecar.profiler.cadence import Cadence
 from pacecar.profiler.callprice import CallPrice, call_price
 from pacecar.profiler.checking import Checker
@@ -61,7 +61,8 @@ class FinishedStep(msgspec.Struct, eq=False):
 
     `listener_ns` is what the listener took at the boundaries since the last measured step, part of pacecar's own time;
     `told_ns` what it took at the last of them, which lies in this step.
-    `price_ns` is what opening and reading a window cost beside the step itself, None when no window ended with it.
+    `price_ns` is what opening and reading a window cost beside the step itself, None when no window ended with it;
+    `thread_time` what the training thread took of the processor in a profiled step, None where that says nothing.
     A Struct, because its constructor is no python frame: one is made on the step path, by position.
     """
 
@@ -82,6 +83,7 @@ class FinishedStep(msgspec.Struct, eq=False):
     timed: TimedStep | None = None
     measurement: Measurement | None = None
     price_ns: int | None = None
+    thread_time: ThreadTime | None = None
     record: StepRecord | None = None
     check: EstimateCheck | None = None
     collectives: CollectiveWindow | None = None
@@ -231,6 +233,17 @@ class Books:
         for sink in self._sinks:
             sink.put(record)
 
+    def report_last_vitals(self) -> None:
+        """Put what the last steps and a checkpoint after them have to say into the sinks; never raises."""
+        try:
+            vitals = self._vitals.finish()
+        except Exception:  # noqa: BLE001  as in the guard, which is inert by now
+            self._guard.failed(self.report_last_vitals)
+            return
+        if vitals is not None:
+            for sink in self._sinks:
+                sink.put(vitals)
+
     def _waits_for_device(self) -> bool:
         """Return whether the next step may still learn how long the device took; bounded in steps and in time."""
         try:
@@ -268,7 +281,14 @@ class Books:
         if not step.disturbed:
             self._take_cadence(step, own_ns)
             self._checker.undisturbed(timed, step.knobs)
-        overhead_ns = self._budget.step(step.wall_ns, own_ns, profiled=step.was_profiled or step.was_counted)
+        is_slowed = step.was_profiled or step.was_counted
+        overhead_ns = self._budget.step(
+            step.wall_ns,
+            own_ns,
+            profiled=is_slowed,
+            thread_time=step.thread_time,
+            micro_batches=timed.micro_batches,
+        )
         if step.was_counted:
             self._vitals.count_cost(overhead_ns - own_ns)
         if step.was_profiled:

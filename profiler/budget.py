@@ -2,13 +2,21 @@
 
 "Profiling is cheap" is a belief; the budget is a measurement.  Everything that pacecar costs the job is added up: its
 own code on the step path, a window's start, stop and reading, how much slower the profiled step itself was than the
-recent steps that were not profiled (never counted as a gain: a step that was fast by luck pays nothing back), and on a
-device the `aftermath`.  A window
+recent steps that were not profiled (never counted as a gain: a step that was fast by luck pays nothing back), what the
+attach took, pacecar's own threads, and on a device the `aftermath`.  A window
 opens only while all that, with the predicted price of the next window, stays within the ratio that the user gave.
+That price is the dearest of the last ones, by the micro-batch: a step of one micro-batch leaves an eighth of the rows
+of a step of eight, and a tuner that has just merged them wants to see what it did.
+
+Whose time is it?  The step path is taken from the wall clock, waits of ours included (for python's lock, for another
+rank at a switch), as the job waits by that.  What the kernel gave to other programs meanwhile is left out where much is
+done at once (windows, the tuner's meetings: `preemption`), and how slow a profiled step was is asked of the processor
+(`opening`).  Threads of ours are charged with what they took of the processor, the attach as the step path.
 
 Credit.  Before the first calibration a ledger is mostly `unknown`, so the first window is taken right after the
 warm-up, before the budget has earned it, if FIRST_CREDIT_STEPS earn back what a window usually costs; so is the first
-of a setting that was never calibrated, if CREDIT_STEPS do.  Both are charged in full and everything waits until the
+of a setting that was never calibrated, if CREDIT_STEPS do with what all the rest leaves of the budget.  Both are
+charged in full and everything waits until the
 running ratio is below the limit.  The consequence: a run shorter than (price of a window / ratio) ends above the
 budget: 20 ms at 0.002 take ten seconds.  Where steps are so short that they would not earn it back, the first window
 waits as well.
@@ -28,11 +36,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from statistics import median
+from typing import NamedTuple
 
 from pacecar.profiler.aftermath import Aftermath
 from pacecar.profiler.turns import turn_of
 
-__all__ = ["PRICE_MARGIN", "Budget"]
+__all__ = ["PRICE_MARGIN", "Budget", "ThreadTime"]
 
 RECENT_STEPS = 32
 """Steps whose median is "as usual": long enough to be steady, short enough to follow the job."""
@@ -46,6 +55,9 @@ PRICES_MAX = 4
 PRICE_MARGIN = 1.5
 """Prices of windows differ by that, and a run may end right after one."""
 
+FIXED_SHARE = 0.1
+"""Of a window's price: opening it, and what does not grow with the rows that forward and backward leave."""
+
 FIRST_CREDIT_STEPS = 1000
 """The first window may be bought before it is earned if so many steps earn back what it should cost."""
 
@@ -57,6 +69,13 @@ DEBT_NS = 15_000_000_000
 
 ALWAYS_ON_SHARE = 0.8
 """Of the budget; the rest is for windows."""
+
+
+class ThreadTime(NamedTuple):
+    """What the training thread took of the processor in a profiled step, and on average in the steps before it."""
+
+    spent_ns: int
+    usual_ns: int
 
 
 class Budget:
@@ -83,8 +102,9 @@ class Budget:
         self._charged_ns = 0
         self._charging = threading.Lock()
         self._recent: deque[int] = deque(maxlen=RECENT_STEPS)
-        self._window_ns: deque[int] = deque(maxlen=PRICES_MAX)
-        self._windows_ns = 0
+        self._prices: deque[tuple[int, int]] = deque(maxlen=PRICES_MAX)
+        self._micro_batches = 0
+        self._windows_ns = self._start_ns = 0
         self._requested = False
         self._on_credit = True
         self._last_window: int | None = None
@@ -111,13 +131,34 @@ class Budget:
         with self._charging:
             self._charged_ns += cost_ns
 
-    def step(self, wall_ns: int, overhead_ns: int, *, profiled: bool) -> int:
-        """Take a finished step and pacecar's own time in it; return that with a profiled step's slow-down added."""
+    def charge_start(self, cost_ns: int) -> None:
+        """Add what attaching cost, once."""
+        self._start_ns += cost_ns
+        self.charge(cost_ns)
+
+    def step(
+        self,
+        wall_ns: int,
+        overhead_ns: int,
+        *,
+        profiled: bool,
+        thread_time: ThreadTime | None = None,
+        micro_batches: int = 0,
+    ) -> int:
+        """Take a finished step and pacecar's own time in it; return that with a profiled step's slow-down added.
+
+        Where its `thread_time` is known that says how slow it was: on a busy machine its wall time does not.
+        `micro_batches` of 0 are not known.
+        """
         self._wall_ns += wall_ns
+        self._micro_batches = micro_batches
         if profiled:
             own = wall_ns - overhead_ns
             usual = int(median(self._recent)) if self._recent else own
-            overhead_ns = min(wall_ns, overhead_ns + max(0, own - usual))
+            slowed = own - usual
+            if thread_time is not None:  # no step takes more of the processor than it takes time
+                slowed = thread_time.spent_ns - min(thread_time.usual_ns, usual)
+            overhead_ns = min(wall_ns, overhead_ns + max(0, slowed))
         else:
             own = max(0, wall_ns - overhead_ns)
             self._recent.append(own)
@@ -134,8 +175,8 @@ class Budget:
         self._cost_ns += cost_ns
 
     def window_taken(self, step: int, price_ns: int) -> None:
-        """Remember what the window of `step` cost in all, to predict the next."""
-        self._window_ns.append(price_ns)
+        """Remember what the window of `step`, the last that was taken, cost in all, to predict the next."""
+        self._prices.append((price_ns, self._micro_batches))
         self._windows_ns += price_ns
         if self._aftermath is not None:
             self._aftermath.window(int(median(self._recent)) if self._recent else None)
@@ -174,9 +215,9 @@ class Budget:
         """Return in how many steps at least, up to an interval, the next window can be paid for."""
         if not self._recent or self._can_pay() or not 0.0 < self._ratio < 1.0:
             return 0
-        credit_steps = CREDIT_STEPS if self._on_credit else 0
+        credit_steps = CREDIT_STEPS * self._spare_ratio() / self._ratio if self._on_credit else 0
         missing_ns = self.cost_ns + self._predicted_ns() - self._ratio * self._wall_ns
-        steps = int(missing_ns / (self._ratio * max(1, median(self._recent)))) - credit_steps
+        steps = int(missing_ns / (self._ratio * max(1, median(self._recent))) - credit_steps)
         return min(max(0, steps), self._interval_steps)
 
     def _can_pay(self) -> bool:
@@ -184,11 +225,24 @@ class Budget:
             return self._ratio >= 1.0
         earned = self._ratio * self._wall_ns
         if self._on_credit and self._recent:
-            step_ns = self._ratio * median(self._recent)
-            if not self.windows and self._predicted_ns() <= FIRST_CREDIT_STEPS * step_ns:
+            step_ns = median(self._recent)
+            if not self.windows and self._predicted_ns() <= FIRST_CREDIT_STEPS * self._ratio * step_ns:
                 return True  # whatever the attach itself has cost
-            earned += CREDIT_STEPS * step_ns
+            earned += CREDIT_STEPS * self._spare_ratio() * step_ns
         return self.cost_ns + self._predicted_ns() <= earned
 
+    def _spare_ratio(self) -> float:
+        """Return what is left of the ratio when all goes on but for windows: only that pays a credit back."""
+        going_on_ns = self.cost_ns - self._windows_ns - self._start_ns
+        return max(0.0, self._ratio - going_on_ns / self._wall_ns) if self._wall_ns else self._ratio
+
     def _predicted_ns(self) -> int:
-        return int(PRICE_MARGIN * max(self._window_ns)) if self._window_ns else FIRST_WINDOW_NS
+        if not self._prices:
+            return FIRST_WINDOW_NS
+        return int(PRICE_MARGIN * max(price_ns * self._growth(count) for price_ns, count in self._prices))
+
+    def _growth(self, micro_batches: int) -> float:
+        """Return what a window costs now over what it cost when a step had `micro_batches`: it is paid by the row."""
+        if not micro_batches or not self._micro_batches:
+            return 1.0
+        return FIXED_SHARE + (1.0 - FIXED_SHARE) * self._micro_batches / micro_batches

@@ -44,6 +44,7 @@ from pacecar.profiler.measurement import WindowMeter
 from pacecar.profiler.memory import cuda_stats
 from pacecar.profiler.opening import Opening
 from pacecar.profiler.phases import PhaseHooks
+from pacecar.profiler.preemption import Preemption
 from pacecar.profiler.pulse import UNUSUAL, CountedStep, Passed, Pulse, take_inputs
 from pacecar.profiler.sink import RecordSink
 from pacecar.profiler.slot import AlreadyAttachedError
@@ -152,7 +153,11 @@ class Hook:
         """Let other threads write the records that wait; write them now, on the training thread; add a cost."""
         self.begun, self.charge_records = self._pulse.begun, self._books.charge
         self.is_strained = self._budget.is_strained
-        self._opening = Opening(self._meter, self._budget, self._books, self._timer, self._now_ns)
+        self.preemption = preemption = self._preemption = Preemption()
+        """A listener that is about to take long says `begin`."""
+        self._opening = Opening(
+            self._meter, self._budget, self._books, self._timer, self._now_ns, preemption, on_device=is_cuda
+        )
         self._listener_ns = self._told_ns = 0
         self._pulse.care_step = self._budget.next_look(0)
         self._beat_handle: RemovableHandle | None = None
@@ -179,6 +184,7 @@ class Hook:
     @knobs.setter
     def knobs(self, knobs: Knobs) -> None:
         self._pulse.knobs = knobs
+        self._opening.mark(self._pulse.step)
 
     @property
     def overhead_budget(self) -> float:
@@ -224,11 +230,13 @@ class Hook:
         keep_out(Pulse.beat)
         self._beat_handle = self._optimizer.register_step_post_hook(self._pulse.beat)
         begun = self._now_ns()
+        self._preemption.begin()
         if self._now_ns is time.monotonic_ns:  # prices are of the real time
             self._guard.wrap(self._books.learn_prices)()
         if self._config.windows:
             self._guard.wrap(self._meter.install)()
-        self._budget.charge(self._now_ns() - begun)
+        self._preemption.end()
+        self._budget.charge_start(self._preemption.own_ns(self._now_ns() - begun))
         self._timer.overhead_ns = 0  # no part of the first step
 
     def close(self, reason: str = "detached") -> None:
@@ -243,10 +251,11 @@ class Hook:
         if not self._in_boundary:  # else the next forward retires what is inert by then
             self._retire()
         self._books.settle()
-        self._last_words()
+        self._books.report_last_vitals()
         goodbye = Goodbye(job=self._hello.job, rank=self._hello.rank, reason=reason, wall_ns=self._clock.wall_ns())
         for sink in self._sinks:
             sink.put(goodbye)
+        self._preemption.close()
         slot.free(self)
 
     def wake(self) -> None:
@@ -284,11 +293,14 @@ class Hook:
                 begun = self._now_ns()
                 self._tell(self._on_boundary, finished)
                 self._told_ns = self._now_ns() - begun
+                if self._preemption.is_begun:
+                    self._told_ns = max(0, self._told_ns - self._preemption.end())
                 self._listener_ns += self._told_ns
             if self._guard.is_alive:
                 try:
                     self._prepare(now_ns)
                 except Exception:  # noqa: BLE001  as above
+                    self._preemption.end()
                     self._guard.failed(self._prepare)
         finally:
             self._in_boundary = False
@@ -343,6 +355,7 @@ class Hook:
         finished = FinishedStep(self._books, pulse.step, raw, now, pulse.knobs, samples, tokens, pulse.usual.flops)
         if was_counted or opening.has_aftermath or self.is_traced:
             finished.was_counted, finished.disturbed = was_counted, True
+            finished.thread_time = opening.thread_time()
             opening.has_aftermath = self.is_traced
         finished.listener_ns, self._listener_ns = self._listener_ns, 0
         finished.told_ns, self._told_ns = self._told_ns, 0
@@ -386,14 +399,16 @@ class Hook:
             is_wanted = self.is_traced or (self._on_boundary is not None and self.wants_boundary())
             self._pulse.rests_until = 0 if is_wanted else min(measured, self._pulse.care_step)
             if self._phases.is_resting:
-                passed.cost_ns += self._now_ns() - now_ns
+                passed.cost_ns += self._preemption.own_ns(self._now_ns() - now_ns)
             else:  # to begin to rest is paid once, so it is the next measured step's
                 self._phases.rest()
-                self._timer.overhead_ns += self._now_ns() - now_ns
+                self._timer.overhead_ns += self._preemption.own_ns(self._now_ns() - now_ns)
             return
         if self._phases.is_resting:
             self._phases.resume()
         is_watched = opening.may_be_open or opening.has_aftermath or step == 1  # `install` has taken one too
+        if step == 1:
+            opening.mark(step)
         if step >= self._pulse.care_step:
             self._pulse.care_step = self._budget.next_look(step + 1) if self._config.windows else sys.maxsize
             if self._config.windows:
@@ -410,27 +425,18 @@ class Hook:
             self._books.settle()
             vitals.prepare(self._pulse.step, self._may_count)
             self._phases.tells_inputs = vitals.tells_inputs
+            if self._phases.tells_inputs:
+                opening.slows(step)
         elif self._phases.tells_inputs:
             self._phases.tells_inputs = vitals.tells_inputs
         ended = self._now_ns()
         self._timer.events.append(("overhead", now_ns, ended))
-        self._timer.overhead_ns += ended - now_ns
+        self._timer.overhead_ns += self._preemption.own_ns(ended - now_ns)
         if is_watched:
             self._meter.observed_from(ended)
 
     def _may_count(self, price_ns: int) -> bool:
         return self._budget.can_afford(price_ns, on_credit=not self._vitals.was_ever_counted)
-
-    def _last_words(self) -> None:
-        """Put what the last steps and a checkpoint after them have to say into the sinks; never raises."""
-        try:
-            vitals = self._vitals.finish()
-        except Exception:  # noqa: BLE001  as in the guard, which is inert by now
-            self._guard.failed(self._last_words)
-            return
-        if vitals is not None:
-            for sink in self._sinks:
-                sink.put(vitals)
 
     def _retire(self) -> None:
         """Leave torch as it was; not from inside an optimizer hook."""

@@ -186,7 +186,7 @@ def _facts(result: Result) -> list[RenderableType]:
     lost = sum(count.dropped_records or 0 for count in result.ranks)
     lines = [
         *([("proven", _proven(result))] if result.kept else []),
-        ("overhead", f"{percent(result.overhead_ratio)} of the run's wall time was pacecar's own, on all ranks"),
+        ("overhead", _overhead(result)),
         ("trials", "-" if result.exploration_ns is None else f"cost {result.exploration_ns / 1e9:.1f} s"),
         ("loss", f"{_number(losses.first)} -> {_number(losses.last)} nats"),
         ("held out", f"{_number(losses.validation_first)} -> {_number(losses.validation_last)} bits per byte"),
@@ -210,6 +210,27 @@ def _estimate(result: Result) -> str:
         return said
     own = f"median {percent(error.own_setting_median_ratio)}" if error.own_setting else "none"
     return f"{said}\n{' ' * 10}of settings that had a window before ({error.own_setting}): {own}"
+
+
+def _overhead(result: Result) -> str:
+    """Return what pacecar cost; where that is more than it may, by when it is paid for."""
+    overhead, budget = result.overhead, result.overhead_budget
+    if overhead is None:
+        return "-"
+    said = f"{overhead.ratio * 100:.2f} % of the run's wall time was pacecar's own, on all ranks"
+    if budget is None:
+        return said
+    indent = f"\n{' ' * 10}"
+    if overhead.ratio <= budget:
+        return f"{said}{indent}within its budget of {percent(budget)}"
+    paid = overhead.paid_by_seconds(budget)
+    if paid is not None:
+        when = f"start and trials are paid back by {paid:.0f} s of training ({overhead.wall_seconds:.0f} s are over)"
+    elif overhead.late_ratio is not None:
+        when = f"it goes on like that, with {overhead.late_ratio * 100:.2f} % of late"
+    else:
+        when = "it is too early to say by when that is paid back"
+    return f"{said}{indent}over its budget of {percent(budget)}:{indent}{when}"
 
 
 def _proven(result: Result) -> str:

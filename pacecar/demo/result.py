@@ -22,6 +22,7 @@ __all__ = [
     "DecisionOutcome",
     "LedgerSum",
     "Losses",
+    "Overhead",
     "RankCount",
     "Result",
     "Throughput",
@@ -88,6 +89,30 @@ class RankCount:
 
 
 @dataclass(frozen=True, slots=True)
+class Overhead:
+    """What pacecar cost, over the wall time, on all ranks together.
+
+    `late_ratio` is that of the last stretch in which nothing was turned, None where it was too short to tell.
+    """
+
+    ratio: float
+    wall_seconds: float
+    late_ratio: float | None = None
+
+    def paid_by_seconds(self, budget: float) -> float | None:
+        """Return after how many seconds of training all is within `budget`, if it goes on as it did last.
+
+        None: it does not get there, or nobody can tell.  What is within it already was paid for by now.
+        """
+        if self.ratio <= budget:
+            return self.wall_seconds
+        if self.late_ratio is None or self.late_ratio >= budget:
+            return None
+        debt_seconds = (self.ratio - budget) * self.wall_seconds
+        return self.wall_seconds + debt_seconds / (budget - self.late_ratio)
+
+
+@dataclass(frozen=True, slots=True)
 class Losses:
     """First and last of what the training script reported; None where it did not get that far."""
 
@@ -113,7 +138,7 @@ class Result:
     throughput_after: Throughput | None
     decisions: tuple[DecisionOutcome, ...]
     switches: int
-    overhead_ratio: float | None
+    overhead: Overhead | None
     exploration_ns: int | None
     tuner: str | None
     losses: Losses
@@ -122,12 +147,25 @@ class Result:
     steps_after: tuple[int, int] | None = None
     estimate_error: EstimateError | None = None
     what_if: WhatIf | None = None
+    overhead_budget: float | None = None
     hellos: tuple[JobHello, ...] = field(default=())
 
     @property
     def kept(self) -> tuple[DecisionOutcome, ...]:
         """The decisions that were kept."""
         return tuple(outcome for outcome in self.decisions if outcome.verdict == "kept")
+
+    @property
+    def overhead_ratio(self) -> float | None:
+        """What pacecar cost over the wall time (0..1)."""
+        return None if self.overhead is None else self.overhead.ratio
+
+    @property
+    def overhead_paid_by_seconds(self) -> float | None:
+        """After how many seconds of training that is within the budget; None: nobody can tell, or never."""
+        if self.overhead is None or self.overhead_budget is None:
+            return None
+        return self.overhead.paid_by_seconds(self.overhead_budget)
 
     @property
     def proven(self) -> Proven:
@@ -185,6 +223,9 @@ def as_document(result: Result) -> dict[str, Any]:
         ],
         "switches": result.switches,
         "overhead_ratio": result.overhead_ratio,
+        "overhead_late_ratio": None if result.overhead is None else result.overhead.late_ratio,
+        "overhead_budget": result.overhead_budget,
+        "overhead_paid_by_seconds": result.overhead_paid_by_seconds,
         "exploration_ns": result.exploration_ns,
         "estimate_error": None if result.estimate_error is None else msgspec.to_builtins(result.estimate_error),
         "what_if": None if result.what_if is None else msgspec.to_builtins(result.what_if),

@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from importlib import metadata, resources
 from pathlib import Path
@@ -25,9 +25,11 @@ from rich.console import Console
 from rich.live import Live
 
 from pacecar.clock import SystemClock
+from pacecar.config import ConfigError, load_config
 from pacecar.demo.closing import closing
 from pacecar.demo.launch import Children, DemoOptions, LaunchError
-from pacecar.demo.progress import Progress, Surroundings, plain_line, screen
+from pacecar.demo.progress import Progress, Surroundings, event_line, plain_line, screen
+from pacecar.demo.rest import Rest
 from pacecar.demo.result import as_document
 from pacecar.demo.runfolder import RecordTail, make_run_folder, point_latest, read_losses, write_json
 from pacecar.demo.summary import summarize
@@ -35,15 +37,16 @@ from pacecar.demo.summary import summarize
 __all__ = ["run_demo"]
 
 REFRESH_SECONDS = 0.5
-"""How often the screen follows: two steps or so."""
+"""How often the screen follows."""
 
-PLAIN_LINE_SECONDS = 5.0
-"""How often a log that is no terminal gets a line."""
+PLAIN_LINE_SECONDS = 10.0
+"""How often a log that is no terminal gets a line, when nothing happens."""
 
 OVERTIME_SECONDS_MAX = 120.0
 """What a job may take beyond its training time, to start and to end; then it hangs and is ended."""
 
-SECONDS_DEFAULT = 200.0
+SECONDS_MAX = 150.0
+"""Of training, where nobody says how long: the tuner of a quiet machine rests after half of it."""
 
 Ending = Literal["finished", "failed", "interrupted"]
 
@@ -51,8 +54,13 @@ Ending = Literal["finished", "failed", "interrupted"]
 def run_demo(options: DemoOptions, console: Console | None = None) -> int:
     """Run the demo; return 0, 1 when it failed, or 128 + the signal that interrupted it."""
     console = console or Console(soft_wrap=False)
+    try:
+        budget = load_config().hook.overhead_budget
+    except ConfigError as error:
+        return _complain(str(error))
+    rest = None
     if options.steps is None and options.seconds is None:
-        options = replace(options, seconds=SECONDS_DEFAULT)
+        options, rest = replace(options, seconds=SECONDS_MAX), Rest(budget)
     started = time.monotonic()
     try:
         folder = make_run_folder(options.run_dir, SystemClock())
@@ -68,7 +76,7 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> int:
                 console.print(f"port {options.port} is taken (another daemon?): serving on {children.port} instead")
             children.start_job()
             point_latest(folder)
-            ending, message = _follow(children, console, started, caught)
+            ending, message = _follow(children, console, started, caught, budget=budget, rest=rest)
         except KeyboardInterrupt:
             ending = "interrupted"
             code = 128 + (caught[0] if caught else signal.SIGINT)
@@ -81,20 +89,25 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> int:
         children.stop_job()
         _keep_last_metrics(children)
         children.keep_recording()
-        _conclude(children, console, ending, time.monotonic() - started)
+        _conclude(children, console, ending, time.monotonic() - started, budget)
     return code if message is None else _complain(message)
 
 
-def _follow(children: Children, console: Console, started: float, caught: Sequence[int]) -> tuple[Ending, str | None]:
-    """Show the job until it ends; return how, and what to tell the user if it failed.
+def _follow(
+    children: Children, console: Console, started: float, caught: Sequence[int], *, budget: float, rest: Rest | None
+) -> tuple[Ending, str | None]:
+    """Show the job until it ends; return how, and what to tell the user if it failed.  `rest` says when it may end.
 
     Raises KeyboardInterrupt when a signal is in `caught`: one that came where nothing can be raised (in a callback of
     the garbage collector) is seen here.
     """
     options = children.options
     limit = f"{options.steps} steps" if options.steps is not None else f"{options.seconds:.0f} s of training"
-    around = Surroundings(children.job, children.metrics_url, str(children.folder), limit)
-    console.print(f"pacecar demo {children.job}: {children.world_size} ranks, {limit}, tune {options.tune}")
+    limit = limit if rest is None else f"at most {limit}: it ends when the tuner rests"
+    around = Surroundings(children.job, children.metrics_url, str(children.folder), limit, budget)
+    console.print(
+        f"pacecar demo {children.job}: {children.world_size} ranks, tune {options.tune},\n{limit}", highlight=False
+    )
     console.print(f"metrics {children.metrics_url}", soft_wrap=True)
     console.print(f"folder {children.folder}", soft_wrap=True)
     progress = Progress()
@@ -106,6 +119,8 @@ def _follow(children: Children, console: Console, started: float, caught: Sequen
             raise KeyboardInterrupt
         for tail in tails:
             progress.take(tail.read())
+        if rest is not None and rest.is_over(progress, elapsed):
+            children.finish_job()
         daemon_code = children.daemon_exit_code()
         if daemon_code is not None and not is_daemon_missed:
             is_daemon_missed = True
@@ -130,31 +145,35 @@ def _follow(children: Children, console: Console, started: float, caught: Sequen
 
 
 def _display(progress: Progress, around: Surroundings, console: Console, started: float) -> Iterator[float]:
-    """Yield the elapsed seconds, again and again, and show `progress` in between."""
-    if not console.is_terminal:
-        next_line = time.monotonic() + PLAIN_LINE_SECONDS
+    """Yield the elapsed seconds, again and again, and show `progress` and the time of training in between."""
+    began = started
+    next_line = started + PLAIN_LINE_SECONDS
+    live = Live(console=console, transient=True, auto_refresh=False) if console.is_terminal else None
+    with live if live is not None else nullcontext():
         while True:
             yield time.monotonic() - started
-            if time.monotonic() >= next_line:
-                next_line += PLAIN_LINE_SECONDS
-                console.print(
-                    plain_line(progress, time.monotonic() - started), soft_wrap=True, highlight=False, markup=False
-                )
-            time.sleep(REFRESH_SECONDS)
-    with Live(console=console, transient=True, auto_refresh=False) as live:
-        while True:
-            elapsed = time.monotonic() - started
-            yield elapsed
-            live.update(screen(progress, around, elapsed, console), refresh=True)
+            now = time.monotonic()
+            if progress.last is None:
+                began = now
+            shown = now - (began if progress.last is not None else started)
+            if live is not None:
+                live.update(screen(progress, around, shown, console), refresh=True)
+            else:
+                lines = [event_line(progress.events.popleft(), shown) for _ in range(len(progress.events))]
+                if lines or now >= next_line:
+                    next_line = now + PLAIN_LINE_SECONDS
+                    lines = lines or [plain_line(progress, shown)]
+                for line in lines:
+                    console.print(line, soft_wrap=True, highlight=False, markup=False)
             time.sleep(REFRESH_SECONDS)
 
 
-def _conclude(children: Children, console: Console, ending: Ending, seconds: float) -> None:
+def _conclude(children: Children, console: Console, ending: Ending, seconds: float, budget: float) -> None:
     """Write result.json from the records on disk and print the closing tables."""
     folder = children.folder
     tails = [RecordTail(path) for path in sorted(folder.glob("rank*.jsonl"))]
     records = [record for tail in tails for record in tail.read()]
-    result = summarize(records, read_losses(folder / "losses.jsonl"))
+    result = summarize(records, read_losses(folder / "losses.jsonl"), overhead_budget=budget)
     document: dict[str, Any] = {
         "run": children.job,
         "status": ending,

@@ -23,6 +23,7 @@ from pacecar.demo.result import (
     DecisionOutcome,
     LedgerSum,
     Losses,
+    Overhead,
     RankCount,
     Result,
     Throughput,
@@ -60,7 +61,13 @@ class _Run:
     ladders: list[WhatIf]
 
 
-def summarize(records: Iterable[JobRecord], losses: Losses | None = None) -> Result:
+LATE_NS_MIN = 3_000_000_000
+"""A shorter stretch says more of one window than of how it goes on."""
+
+
+def summarize(
+    records: Iterable[JobRecord], losses: Losses | None = None, *, overhead_budget: float | None = None
+) -> Result:
     """Return what `records` of all ranks, in any order, show.  No record is needed: what is missing is None."""
     run = _sort_out(records)
     lead = min(run.steps, default=None)
@@ -72,7 +79,6 @@ def summarize(records: Iterable[JobRecord], losses: Losses | None = None) -> Res
     settled = _settled(knobs_before, run)
     after = _after(run, judged, switch_steps, settled, lead) if switch_steps else before
     last = {rank: steps[max(steps)] for rank, steps in run.steps.items()}
-    wall_ns = sum(record.totals.wall_ns for record in last.values())
     status = max(run.statuses, key=lambda s: (s.step, s.wall_ns), default=None)
     return Result(
         world_size=world_size,
@@ -87,7 +93,8 @@ def summarize(records: Iterable[JobRecord], losses: Losses | None = None) -> Res
         throughput_after=_throughput(run, after),
         decisions=_outcomes(run),
         switches=len({switch.epoch for switch in run.switches}),
-        overhead_ratio=sum(r.total_overhead_ns for r in last.values()) / wall_ns if wall_ns > 0 else None,
+        overhead=_overhead(run, switch_steps),
+        overhead_budget=overhead_budget,
         exploration_ns=status.exploration_ns if status is not None else None,
         tuner=f"{status.state}: {status.detail}" if status is not None else None,
         losses=losses or Losses(),
@@ -221,6 +228,36 @@ def _windows(steps: Sequence[int]) -> list[Sequence[int]]:
     """Cut `steps` into windows of WINDOW_STEPS neighbours in time; a shorter rest counts when there is no other."""
     whole = [steps[i : i + WINDOW_STEPS] for i in range(0, len(steps) - WINDOW_STEPS + 1, WINDOW_STEPS)]
     return whole or ([steps] if steps else [])
+
+
+def _overhead(run: _Run, switch_steps: Sequence[int]) -> Overhead | None:
+    """Return what pacecar cost, and of late: in the last stretch of LATE_NS_MIN between two switches."""
+    last = [steps[max(steps)] for steps in run.steps.values()]
+    wall_ns = sum(record.totals.wall_ns for record in last)
+    if wall_ns <= 0:
+        return None
+    late = None
+    edges = [*switch_steps, max(record.step for record in last)]
+    for begin, end in zip(reversed(edges[:-1]), reversed(edges[1:]), strict=True):
+        stretches = [_stretch(steps, begin + SETTLE_STEPS, end) for steps in run.steps.values()]
+        stretch_wall_ns = sum(wall for wall, _ in stretches)
+        if stretch_wall_ns >= LATE_NS_MIN * len(stretches):
+            late = sum(cost for _, cost in stretches) / stretch_wall_ns
+            break
+    return Overhead(
+        ratio=sum(record.total_overhead_ns for record in last) / wall_ns,
+        wall_seconds=max(record.totals.wall_ns for record in last) / 1e9,
+        late_ratio=late,
+    )
+
+
+def _stretch(steps: Mapping[int, StepRecord], begin: int, end: int) -> tuple[int, int]:
+    """Return the wall time of one rank from `begin` to `end`, and what pacecar cost in it."""
+    inside = [record for step, record in steps.items() if begin <= step <= end]
+    if len(inside) < 2:
+        return 0, 0
+    first, last = min(inside, key=lambda r: r.step), max(inside, key=lambda r: r.step)
+    return last.totals.wall_ns - first.totals.wall_ns, last.total_overhead_ns - first.total_overhead_ns
 
 
 def _percentile(values: Sequence[float], share: float) -> float:

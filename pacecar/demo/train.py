@@ -1,8 +1,8 @@
 """How does a training script look with pacecar attached?  This one is meant to be copied.
 
 A byte-level language model, data-parallel, written as one would write it without pacecar, plus five lines: `attach`,
-`data`, `microbatches`, `backward` and `count`.  The micro-batch of 2 is a left-over of the kind that every script has:
-right for some small GPU long ago, and never looked at again.
+`data`, `microbatches`, `backward` and `count`.  The micro-batch of 1 is a left-over of the kind that every script has:
+accumulated because it once had to fit into some small GPU, and never looked at again.
 
     torchrun --nproc-per-node 2 -m pacecar.demo.train --seconds 60 --tune exact
 
@@ -35,19 +35,19 @@ import pacecar
 from pacecar.demo.corpus import Windows, load_corpus
 from pacecar.demo.model import GPT, GPTConfig
 
-__all__ = ["main"]
+__all__ = ["batch_loss", "main"]
 
 logger = logging.getLogger("pacecar.demo.train")
 
 WARMUP_STEPS = 20
-SCHEDULE_STEPS = 1000
+SCHEDULE_STEPS = 4000
 """The cosine ends here however long the run is: a schedule that followed the clock would not repeat."""
 
 STOP_CHECK_STEPS = 20
 """How often the ranks agree whether the time is up: rare enough to cost nothing, often enough to keep the budget."""
 
 VALIDATION_WINDOWS = 32
-"""Held-out windows for each rank: a third of a step."""
+"""Held-out windows for each rank: as many samples as in four steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Settings:
 
 
 SETTINGS = {
-    "cpu": Settings(GPTConfig(), learning_rate=1e-3, batch=16, micro_batch=2),
+    "cpu": Settings(GPTConfig(), learning_rate=2e-3, batch=8, micro_batch=1),
     "cuda": Settings(
         GPTConfig(context=512, width=768, layers=12, heads=12), learning_rate=3e-4, batch=64, micro_batch=4
     ),
@@ -91,14 +91,14 @@ def main() -> None:
     report.begin(model, corpus.files, len(windows), batch)
     report.validation(0, _bits_per_byte(model, held_out, device))
 
-    stop = _Stop(args.steps, args.seconds, device)
+    stop = _Stop(args.steps, args.seconds, args.stop_file, device)
     step = 0
     micro_batch = args.micro_batch or settings.micro_batch
     with pacecar.attach(ddp, optimizer, tune=args.tune, micro_batch=micro_batch) as pacer:
         for batch_of_text in pacer.data(_epochs(loader, sampler)):
             loss = torch.zeros((), device=device)
             for text in pacer.microbatches(batch_of_text):
-                micro_loss = _loss(ddp, text.to(device))
+                micro_loss = batch_loss(ddp, text.to(device))
                 pacer.backward(micro_loss)
                 loss += micro_loss.detach() * (len(text) / len(batch_of_text))
             nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
@@ -125,13 +125,14 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--steps", type=int, help="stop after so many steps")
-    length.add_argument("--seconds", type=float, default=200.0, help="stop when so much time is over (default 200)")
+    length.add_argument("--seconds", type=float, default=150.0, help="stop when so much time is over (default 150)")
+    parser.add_argument("--stop-file", type=Path, help="stop as soon as this file exists")
     parser.add_argument("--tune", choices=("off", "advise", "exact"), default="exact")
     parser.add_argument("--batch", type=int, help="sequences in a step, on each rank")
     parser.add_argument("--micro-batch", type=int, help="sequences in a forward and backward, on each rank")
     parser.add_argument("--metrics", type=Path, help="write losses to this file, one JSON object a line")
     parser.add_argument("--log-every", type=int, default=20)
-    parser.add_argument("--validate-every", type=int, default=200)
+    parser.add_argument("--validate-every", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
 
@@ -155,7 +156,8 @@ def _epochs(loader: DataLoader[Tensor], sampler: DistributedSampler[Tensor]) -> 
         epoch += 1
 
 
-def _loss(model: nn.Module, text: Tensor) -> Tensor:
+def batch_loss(model: nn.Module, text: Tensor) -> Tensor:
+    """Return the mean loss of predicting each byte of `text` (batch, context + 1) from those before it."""
     text = text.long()
     logits = model(text[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
@@ -173,7 +175,7 @@ def _bits_per_byte(model: nn.Module, held_out: Windows, device: torch.device) ->
     """Return the mean over all ranks, each on its own held-out windows; every rank must call this."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     mine = [index % len(held_out) for index in range(rank, VALIDATION_WINDOWS * world_size, world_size)]
-    nats = _loss(model, held_out.batch(mine).to(device))
+    nats = batch_loss(model, held_out.batch(mine).to(device))
     dist.all_reduce(nats)
     return nats.item() / world_size / math.log(2.0)
 
@@ -181,19 +183,22 @@ def _bits_per_byte(model: nn.Module, held_out: Windows, device: torch.device) ->
 class _Stop:
     """Is it time?  Every rank gets the same answer at the same step, or one would wait for another for ever."""
 
-    def __init__(self, steps: int | None, seconds: float, device: torch.device) -> None:
+    def __init__(self, steps: int | None, seconds: float, file: Path | None, device: torch.device) -> None:
         self._steps = steps
         self._deadline = time.monotonic() + seconds
+        self._file = file
         self._device = device
 
     def is_due(self, step: int) -> bool:
-        if self._steps is not None:
+        if self._steps is not None and (step >= self._steps or self._file is None):
             return step >= self._steps
         if step % STOP_CHECK_STEPS != 0:
             return False
-        is_over = torch.tensor(float(time.monotonic() >= self._deadline), device=self._device)
-        dist.all_reduce(is_over, op=dist.ReduceOp.MAX)
-        return bool(is_over.item())
+        is_late = self._steps is None and time.monotonic() >= self._deadline
+        is_over = is_late or (self._file is not None and self._file.exists())
+        anywhere = torch.tensor(float(is_over), device=self._device)
+        dist.all_reduce(anywhere, op=dist.ReduceOp.MAX)
+        return bool(anywhere.item())
 
 
 class _Report:

@@ -14,6 +14,7 @@ from pacecar.clock import FakeClock
 from pacecar.config import TuneConfig
 from pacecar.controller.actuator import ActuatorError
 from pacecar.controller.channels import MeetingError, meet
+from pacecar.controller.gradient_check import concerns_gradients
 from pacecar.controller.observation import Facts, Observation, Policy, Turn
 from pacecar.controller.protocol import LONG_STEP_NS
 from pacecar.controller.tuner import OFFER_BOUNDARY, Tuner
@@ -92,8 +93,10 @@ class Finished:
 class Bench:
     """A tuner and everything around it."""
 
-    def __init__(self, mode: str = "exact") -> None:
+    def __init__(self, mode: str = "exact", *, knob: str = "micro_batch", gradients: object = None) -> None:
         self.dial, self.policy = Dial(), Wisher()
+        self.dial.knob = knob
+        self.businesses = 0
         self.emitted: list[JobRecord] = []
         self.in_force = Knobs()
         self.windows = 0
@@ -113,6 +116,8 @@ class Bench:
             set_knobs=lambda knobs: setattr(self, "in_force", knobs),
             request_window=lambda: setattr(self, "windows", self.windows + 1),
             clock=FakeClock(),
+            gradients=gradients,  # type: ignore[arg-type]
+            begin_business=lambda: setattr(self, "businesses", self.businesses + 1),
         )
 
     def run(self, steps: int) -> None:
@@ -231,6 +236,46 @@ def test_the_policy_begins_with_the_exact_step_that_came_before_it(bench: Bench)
     assert (first.step, first.exact, first.profiled, first.values) == (2, True, True, {"micro_batch": 4})
     steps = [o.step for o in bench.policy.seen]
     assert steps == sorted(set(steps))
+
+
+class Gradients:
+    """Notes what a GradientCheck is asked for."""
+
+    def __init__(self) -> None:
+        self.is_armed = False
+        self.armed: list[bool] = []
+
+    def prepare(self) -> None:
+        self.armed.append(False)
+
+    def arm(self, *, is_on: bool = True) -> None:
+        self.armed.append(is_on)
+
+
+@pytest.mark.parametrize(("knob", "looks"), [("micro_batch", 0), ("bucket_bytes", 2)])
+def test_gradients_are_looked_at_after_a_switch_that_can_mix_buckets_up(knob: str, looks: int) -> None:
+    gradients = Gradients()
+    b = Bench(knob=knob, gradients=gradients)
+    b.tuner.start()
+    b.run(OFFER_BOUNDARY + 2)
+    assert gradients.armed == [False], "while nothing was changed yet"
+    for value in (8, 4):
+        b.policy.turn = Turn(1, {knob: value}, is_trial=True)
+        b.run(4)
+    assert b.dial.turned == [4, 8, 4]
+    assert gradients.armed == [False, *[True] * looks]
+
+
+def test_a_switch_of_several_knobs_concerns_gradients_if_any_of_them_does() -> None:
+    assert not concerns_gradients(["micro_batch", "micro_tokens"])
+    assert concerns_gradients(["micro_batch", "bucket_bytes"])
+    assert concerns_gradients(["compression"])
+
+
+def test_who_measures_hears_of_a_boundary_that_takes_longer(bench: Bench) -> None:
+    bench.tuner.start()
+    bench.run(3)
+    assert bench.businesses == 3, "alone there is business at each"
 
 
 def test_off_and_advise_turn_nothing() -> None:

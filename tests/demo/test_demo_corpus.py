@@ -79,7 +79,7 @@ def test_the_model_sees_no_byte_of_the_future() -> None:
     assert not torch.allclose(before[0, 5:], after[0, 5:])
 
 
-def test_the_default_model_is_two_to_four_million_parameters_without_what_forbids_exact_tuning() -> None:
+def test_the_default_model_is_small_and_without_what_forbids_exact_tuning() -> None:
     model = GPT(GPTConfig())
-    assert 2e6 < sum(parameter.numel() for parameter in model.parameters()) < 4e6
+    assert 3e5 < sum(parameter.numel() for parameter in model.parameters()) < 6e5
     assert not any(isinstance(m, torch.nn.Dropout | torch.nn.modules.batchnorm._BatchNorm) for m in model.modules())

@@ -5,13 +5,25 @@ from __future__ import annotations
 import dataclasses
 import io
 from dataclasses import replace
+from typing import Literal
 
 import pytest
+from msgspec import structs
 from rich.console import Console, RenderableType
 
 from pacecar.demo.closing import closing
-from pacecar.demo.progress import RECENT_STEPS, Progress, Surroundings, plain_line, screen
-from pacecar.demo.result import DecisionOutcome, LedgerSum, Losses, RankCount, Result, Throughput
+from pacecar.demo.progress import (
+    EVENTS_MAX,
+    PLAIN_CELLS_MAX,
+    RECENT_STEPS,
+    Progress,
+    Surroundings,
+    event_line,
+    plain_line,
+    screen,
+)
+from pacecar.demo.rest import REST_SECONDS, Rest
+from pacecar.demo.result import DecisionOutcome, LedgerSum, Losses, Overhead, RankCount, Result, Throughput
 from pacecar.demo.wording import knob_text
 from pacecar.ledgerbar import ledger_bar
 from pacecar.records import (
@@ -29,7 +41,13 @@ from pacecar.records import (
 )
 from pacecar.wording import percent
 
-AROUND = Surroundings("20261121T000000Z-abcd", "http://127.0.0.1:9850/metrics", "runs/20261121T000000Z-abcd", "200 s")
+AROUND = Surroundings(
+    "20261121T000000Z-abcd",
+    "http://127.0.0.1:9850/metrics",
+    "runs/20261121T000000Z-abcd",
+    "200 s",
+    overhead_budget=0.01,
+)
 LEDGER = Ledger(
     wall_ns=100_000_000, compute_ns=60_000_000, exposed_communication_ns=20_000_000, exposed_copy_ns=1_000_000,
     data_wait_ns=5_000_000, host_bound_ns=6_000_000, optimizer_host_ns=4_000_000, checkpoint_ns=2_000_000,
@@ -98,7 +116,7 @@ def test_the_busiest_screen_fits_80_by_24(colour: bool) -> None:
     plain = shown(screen(busy(), AROUND, 83.0, console()), console())
     assert len(text.splitlines()) <= 24
     assert all(len(line) <= 80 for line in plain.splitlines())
-    for part in ("199", "320.0 samples/s", "100.0 ms/step", "exposed communication 20.0 %", "micro_batch 4", "trial:"):
+    for part in ("199", "320.0 samples/s", "100.0 ms/step", "exposed communication 20.0 %", "micro_batch 4", "trial  "):
         assert part in plain
     assert "http://127.0.0.1:9850/metrics" in plain
 
@@ -161,7 +179,7 @@ def a_result(*decisions: DecisionOutcome, early: bool = False) -> Result:
     return Result(
         world_size=2, steps=600, ledger_before=ledger, ledger_after=ledger, exact_before=None, exact_after=None,
         knobs_before={"micro_batch": 2}, knobs_after={"micro_batch": 4}, throughput_before=rate, throughput_after=rate,
-        decisions=decisions, switches=3, overhead_ratio=0.0042, exploration_ns=0, tuner=None,
+        decisions=decisions, switches=3, overhead=Overhead(0.0042, 120.0), exploration_ns=0, tuner=None,
         losses=Losses(first=5.5, last=2.0), ranks=(RankCount(0, 600, 610, 0, None),),
     )  # fmt: skip
 
@@ -177,7 +195,7 @@ def test_the_closing_fits_80_columns_and_has_every_number() -> None:
     for part in (
         "Kept: micro_batch 2 -> 4", "compute", "60.0 %", "unknown", "120.0", "110.0 .. 130.0", "18.0 %",
         "8.0 .. 27.0",
-        "a reason for people", "0.4 %", "5.500 -> 2.000", "runs/x/result.json",
+        "a reason for people", "0.42 %", "5.500 -> 2.000", "runs/x/result.json",
     ):  # fmt: skip
         assert part in text
 
@@ -223,6 +241,124 @@ def test_a_trial_without_a_verdict_is_open_and_its_gain_a_dash() -> None:
     text = closed(a_result(outcome(None)))
     assert "still open" in text
     assert "Kept" not in text
+
+
+@pytest.mark.parametrize(
+    ("overhead", "said"),
+    [
+        (Overhead(0.0099, 90.0), "0.99 % of the run's wall time was pacecar's own, on all ranks"),
+        (Overhead(0.0099, 90.0), "within its budget of 1.0 %"),
+        (Overhead(0.013, 100.0, 0.007), "over its budget of 1.0 %"),
+        (Overhead(0.013, 100.0, 0.007), "paid back by 200 s of training (100 s are over)"),
+        (Overhead(0.013, 100.0, 0.012), "it goes on like that, with 1.20 % of late"),
+        (Overhead(0.013, 100.0), "too early to say"),
+    ],
+)
+def test_what_pacecar_cost_stands_beside_its_budget_and_with_the_time_by_which_it_is_paid(
+    overhead: Overhead, said: str
+) -> None:
+    text = closed(replace(a_result(outcome("kept")), overhead=overhead, overhead_budget=0.01))
+    assert said in text
+    assert ("over its budget" in text) is (overhead.ratio > 0.01)
+    assert all(len(line.rstrip()) <= 80 for line in text.splitlines())
+    assert "budget" not in closed(replace(a_result(), overhead=overhead))
+
+
+def a_trial(number: int) -> Decision:
+    return Decision(
+        job="j", decision=number, kind="trial", knob="micro_batch", from_value=1, to_value=2, step=1, wall_ns=0,
+        reason="", expected_gain_ratio=None,
+    )  # fmt: skip
+
+
+def a_verdict(number: int, outcome: Literal["kept", "rolled_back"] = "kept") -> Verdict:
+    return Verdict(
+        job="j", decision=number, knob="micro_batch", outcome=outcome, step=2, wall_ns=0, measured_gain_ratio=0.3,
+        gain_low=0.1, gain_high=0.5, evidence=None, trial_steps=0, exploration_ns=0, reason="",
+    )  # fmt: skip
+
+
+def a_status(state: Literal["watching", "trial", "screening"], detail: str = "so") -> TunerStatus:
+    return TunerStatus(job="j", rank=0, state=state, detail=detail, step=250, wall_ns=0, exploration_ns=0, trials=1)
+
+
+def test_the_trial_under_way_is_on_the_screen_with_its_bounds_and_then_its_verdict() -> None:
+    progress, on = Progress(), console()
+    progress.take(a_step(0, number) for number in range(1, 40))
+    detail = "micro_batch 1 -> 2: trial, pair 3 of at most 48, saves 30.0 % so far (10.0 .. 50.0 %)"
+    progress.take([a_trial(1), a_status("trial", detail)])
+    text = shown(screen(progress, AROUND, 5.0, on), on)
+    assert "trial     micro_batch 1 -> 2: trial, pair 3 of at most 48, saves 30.0 %" in text
+    assert "(10.0 .. 50.0 %)" in text
+    assert plain_line(progress, 5.0) == f"0:05  step 250  {detail}"
+    progress.take([a_verdict(1), a_status("watching")])
+    assert progress.trial is None
+    text = shown(screen(progress, AROUND, 5.0, on), on)
+    assert "kept: micro_batch 1 -> 2, step time saved +30.0 % (10.0 .. 50.0 %)" in text
+    assert "1.00 x the start" in text
+    assert "overhead  0.00 % of the time so far, 1.0 % allowed" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_screen_may_be_wide_and_what_the_tuner_says_too_long(width: int) -> None:
+    progress = busy()
+    progress.take([a_status("watching", "nothing near it is better; " * 40)])
+    wide = Console(file=io.StringIO(), width=width, height=24, color_system=None)
+    lines = shown(screen(progress, AROUND, 5.0, wide), wide).splitlines()
+    assert len(lines) <= 24
+    assert max(len(line) for line in lines) <= width
+
+
+def test_lines_of_a_log_are_short_and_events_are_bounded() -> None:
+    progress = busy()
+    progress.take([a_status("trial", "x" * 300), a_trial(99)])
+    assert len(plain_line(progress, 3599.0)) <= PLAIN_CELLS_MAX
+    progress.take([a_verdict(99)])
+    assert len(plain_line(progress, 3599.0)) <= PLAIN_CELLS_MAX
+    assert list(progress.events)[-2:] == [
+        "trial: micro_batch 1 -> 2",
+        "kept: micro_batch 1 -> 2, step time saved +30.0 % (10.0 .. 50.0 %)",
+    ]
+    assert event_line(progress.events[-1], 61.0).startswith("1:01  kept: micro_batch 1 -> 2")
+    progress.take(a_trial(number) for number in range(1000))
+    assert len(progress.events) == EVENTS_MAX
+
+
+def resting(*, cost_ns: int = 0) -> Progress:
+    progress = Progress()
+    progress.take([structs.replace(a_step(rank, 1), total_overhead_ns=cost_ns) for rank in (0, 1)])
+    progress.take([a_trial(1), a_verdict(1), a_status("watching")])
+    return progress
+
+
+def test_the_demo_ends_when_something_was_kept_and_nothing_is_tried_for_a_while() -> None:
+    rest, progress = Rest(0.01), resting()
+    assert not rest.is_over(progress, 100.0)
+    assert not rest.is_over(progress, 99.0 + REST_SECONDS)
+    assert rest.is_over(progress, 100.0 + REST_SECONDS)
+
+
+def test_another_trial_and_another_look_begin_the_rest_anew() -> None:
+    rest, progress = Rest(0.01), resting()
+    assert not rest.is_over(progress, 0.0)
+    progress.take([a_trial(2), a_status("trial")])
+    assert not rest.is_over(progress, REST_SECONDS)
+    progress.take([a_verdict(2, "rolled_back"), a_status("screening")])
+    assert not rest.is_over(progress, 2 * REST_SECONDS)
+    progress.take([a_status("watching")])
+    assert not rest.is_over(progress, 3 * REST_SECONDS)
+    assert rest.is_over(progress, 4 * REST_SECONDS)
+
+
+def test_who_found_nothing_does_not_rest_and_who_owes_neither() -> None:
+    nothing = Progress()
+    nothing.take([a_step(0, 1), a_trial(1), a_verdict(1, "rolled_back"), a_status("watching")])
+    owing = resting(cost_ns=LEDGER.wall_ns // 50)
+    for progress in (nothing, owing):
+        rest = Rest(0.01)
+        assert not rest.is_over(progress, 0.0)
+        assert not rest.is_over(progress, 100 * REST_SECONDS)
+    assert rest.is_over(resting(cost_ns=LEDGER.wall_ns // 200), 101 * REST_SECONDS), "paid meanwhile"
 
 
 MS = 1_000_000

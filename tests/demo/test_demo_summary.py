@@ -9,6 +9,7 @@ from typing import Literal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from pacecar.comparing import WARMUP_STEPS
 from pacecar.demo.result import Losses, as_document
@@ -320,3 +321,46 @@ def test_the_ladder_that_closes_is_the_jobs_last_or_that_of_the_first_rank() -> 
     assert result.what_if == ladder(None, 20)
     assert as_document(result)["what_if"]["step"] == 20
     assert summarize([]).what_if is None
+
+
+def costly(costs_ns: dict[int, int], switches: tuple[int, ...] = ()) -> list[JobRecord]:
+    """Two ranks of 100 steps of 100 ms; `costs_ns` are what a step costs from that one on."""
+    records: list[JobRecord] = []
+    total_ns = cost_ns = 0
+    for number in range(1, 101):
+        cost_ns = costs_ns.get(number, cost_ns)
+        total_ns += cost_ns
+        records += [structs.replace(step(rank, number), total_overhead_ns=total_ns) for rank in (0, 1)]
+    return records + [switch(rank, number, 1, number) for number in switches for rank in (0, 1)]
+
+
+def test_what_was_spent_at_the_start_is_paid_by_what_is_saved_since() -> None:
+    """1.5 % over 10 s and of late 0.5 %: the 50 ms that are too much take ten seconds more."""
+    result = summarize(costly({1: 105 * MS // 10, 11: MS // 2}, (12,)), overhead_budget=0.01)
+    overhead = result.overhead
+    assert overhead is not None
+    assert overhead.wall_seconds == 10.0
+    assert overhead.late_ratio == pytest.approx(0.005)
+    assert overhead.ratio == pytest.approx(0.015)
+    assert result.overhead_paid_by_seconds == pytest.approx(20.0)
+    document = as_document(result)
+    assert document["overhead_ratio"] == overhead.ratio
+    assert document["overhead_paid_by_seconds"] == result.overhead_paid_by_seconds
+
+
+def test_the_last_long_stretch_without_a_switch_says_how_it_goes_on_and_too_short_a_one_nothing() -> None:
+    dear = costly({1: 2 * MS, 40: MS // 10, 90: 5 * MS}, (40, 89, 95))
+    late = summarize(dear, overhead_budget=0.01).overhead
+    assert late is not None
+    assert late.late_ratio == pytest.approx(0.001)
+    short = summarize(costly({1: 2 * MS}, tuple(range(5, 101, 5))), overhead_budget=0.01)
+    assert short.overhead is not None
+    assert short.overhead.late_ratio is None
+    assert short.overhead_paid_by_seconds is None
+
+
+def test_what_is_within_the_budget_is_paid_and_what_goes_on_above_it_never_will_be() -> None:
+    cheap = summarize(costly({1: MS // 2}), overhead_budget=0.01)
+    assert cheap.overhead_paid_by_seconds == 10.0
+    assert summarize(costly({1: 2 * MS}, (3,)), overhead_budget=0.01).overhead_paid_by_seconds is None
+    assert summarize(costly({1: MS // 2})).overhead_paid_by_seconds is None, "nobody said what is allowed"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacecar.profiler.budget import CREDIT_STEPS, FIRST_WINDOW_NS, PRICE_MARGIN, Budget
+from pacecar.profiler.budget import CREDIT_STEPS, FIRST_WINDOW_NS, FIXED_SHARE, PRICE_MARGIN, Budget, ThreadTime
 from pacecar.profiler.turns import turn_of
 
 MS = 1_000_000
@@ -198,3 +198,60 @@ def test_what_windows_leave_behind_on_a_device_is_theirs_and_strains_nobody():
             budget.window_taken(step, MS)
         assert not budget.is_strained()
     assert budget.ratio > 0.01, "what they leave behind is charged all the same"
+
+
+def test_how_slow_a_profiled_step_was_is_asked_of_the_processor_where_it_knows():
+    budget = Budget(0.5, warmup_steps=1, interval_steps=10)
+    for _ in range(9):
+        budget.step(100, 2, profiled=False)
+    busy = ThreadTime(spent_ns=60, usual_ns=50)
+    assert budget.step(400, 2, profiled=True, thread_time=busy) == 2 + 10, "others made it so long"
+    assert budget.step(60, 2, profiled=True, thread_time=busy) == 2 + 10, "it was no shorter by our doing"
+    assert budget.step(400, 2, profiled=True, thread_time=ThreadTime(50, 60)) == 2
+    odd = ThreadTime(spent_ns=110, usual_ns=5000)  # an evaluation lay in what is taken for usual
+    assert budget.step(400, 2, profiled=True, thread_time=odd) == 2 + 110 - 98
+
+
+def test_a_window_is_predicted_by_the_micro_batch():
+    """One of eight micro-batches was dear; with one of one it pays, with one of eight not yet."""
+
+    def first_after(micro_batches):
+        budget = Budget(0.01, warmup_steps=1, interval_steps=10)
+        for step in range(1, 10_000):
+            budget.step(
+                10 * MS, 80 * MS if step == 1 else 0, profiled=False, micro_batches=8 if step == 1 else micro_batches
+            )
+            if step == 1:
+                budget.window_taken(1, 80 * MS)
+            elif budget.wants_window(step + 1):
+                return step + 1
+        return None
+
+    whole = first_after(8)
+    assert whole == pytest.approx((1 + PRICE_MARGIN) * 80 * MS / (0.01 * 10 * MS), rel=0.05)
+    share = FIXED_SHARE + (1 - FIXED_SHARE) / 8
+    assert first_after(1) == pytest.approx((1 + share * PRICE_MARGIN) * 80 * MS / (0.01 * 10 * MS), rel=0.05)
+    assert first_after(0) == whole, "where nobody counts them it is taken to cost as much"
+
+
+@pytest.mark.parametrize(("own", "is_lent"), [(0, True), (450_000, False)])
+def test_nothing_is_lent_to_who_spends_all_of_the_budget_anyway(own, is_lent):
+    """Of 0.01 of 50 ms the always-on part leaves all or a tenth: a hundred steps pay 50 ms back, or 5 ms."""
+    budget = Budget(0.01, warmup_steps=3, interval_steps=10)
+    for step in range(2000):
+        budget.step(50 * MS, own, profiled=False)
+        if step == 0:
+            budget.window_taken(0, 4 * MS)
+    owed = round(budget._ratio * 2001 * 50 * MS) - budget.cost_ns
+    budget.charge_start(max(0, owed))  # nothing is earned that is not spent
+    budget.request(on_credit=True)
+    assert any(budget.wants_window(step) for step in range(2001, 2021)) is is_lent
+
+
+def test_the_attach_is_charged_and_is_nothing_that_goes_on():
+    budget = Budget(0.01, warmup_steps=1, interval_steps=10)
+    budget.charge_start(30 * MS)
+    for _ in range(100):
+        budget.step(50 * MS, 0, profiled=False)
+    assert budget.cost_ns == 30 * MS
+    assert budget._spare_ratio() == 0.01
