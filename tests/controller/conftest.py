@@ -21,7 +21,7 @@ Ranks = Callable[[str, int, list[str], Mapping[str, str]], list[str]]
 
 @pytest.fixture(scope="session")
 def fork_ranks() -> Ranks:
-    """Return run(script, world_size, arguments, environment): the stdout of each rank; fails where one does not exit 0."""
+    """Return run(script, world_size, arguments, environment): each rank's stdout; fails where one does not exit 0."""
 
     def run(script: str, world_size: int, arguments: list[str], environment: Mapping[str, str]) -> list[str]:
         return ranks.run_ranks([HERE / script, *arguments], world_size, environ={**SETTINGS, **environment})

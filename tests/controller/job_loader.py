@@ -2,6 +2,9 @@
 
 Run by test_loader_ranks.py:  RANK, WORLD_SIZE and STORE in the environment, a JSON list of jobs' options as argument.
 How long a job runs is said in run_on.py.
+
+With `counted` nobody sleeps: a sample costs the loop `seconds`, shared by the workers, when its index is drawn, which
+is where the loop waits.  What pacecar sees of the job's pace is then the same on every machine.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,42 +26,67 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import pacecar
+from pacecar.records import Verdict
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tests are no package
 from loaders import Numbers  # type: ignore[import-not-found]
-from run_on import Ear, RunOn  # type: ignore[import-not-found]
+from run_on import Ear, RunOn, counted_clock  # type: ignore[import-not-found]
 
 COMPUTE_SECONDS = 0.005
 
 _run_on = RunOn()
 
 
+class Paid(DistributedSampler[Any]):
+    """Calls `pay` for each index that is drawn."""
+
+    pay: Callable[[], None] = staticmethod(lambda: None)
+
+    def __iter__(self) -> Iterator[int]:
+        for index in super().__iter__():
+            self.pay()
+            yield index
+
+
 def main(options: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(1)
     model = DistributedDataParallel(nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-    data = Numbers(options["epoch"] * 8, options["seconds"])
-    sampler: DistributedSampler[Any] = DistributedSampler(data, shuffle=True)
+    clock = counted_clock(is_counted=options.get("counted", False))
+    data = Numbers(options["epoch"] * 8, 0.0 if clock else options["seconds"])
+    sampler = Paid(data, shuffle=True)
     loader = DataLoader(data, 4, sampler=sampler, num_workers=options["workers"])
     walls: list[float] = []
     seen = hashlib.blake2b()
     os.environ["PACECAR_TUNE_KNOBS"] = "loader_workers,loader_prefetch"
-    with pacecar.attach(model, optimizer, tune=options["tune"], remember=False, crew=False) as pacer:
+    settings = {"windows": False} if clock else {}
+    now = time.perf_counter_ns if clock is None else clock.monotonic_ns
+
+    def wait() -> None:
+        workers = pacer.knobs.values.get("loader_workers", options["workers"])
+        clock.advance(round(options["seconds"] * 1e9 / max(1, workers)))  # type: ignore[union-attr]
+
+    with pacecar.attach(model, optimizer, tune=options["tune"], remember=False, crew=False, **settings) as pacer:
         ear = Ear(pacer)
+        if clock is not None:
+            sampler.pay = wait
         epoch = 0
         is_over = False
         while not is_over:
             sampler.set_epoch(epoch)
             epoch += 1
-            begin = time.perf_counter()
+            begin = now()
             for batch in pacer.data(loader):
                 seen.update(batch.numpy().tobytes())
-                time.sleep(COMPUTE_SECONDS)
+                if clock is None:
+                    time.sleep(COMPUTE_SECONDS)
+                else:
+                    clock.advance(round(COMPUTE_SECONDS * 1e9))
                 model(batch[:, None].float()).mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-                walls.append(time.perf_counter() - begin)
-                begin = time.perf_counter()
+                walls.append((now() - begin) / 1e9)
+                begin = now()
                 is_over = _run_on.is_over(options, len(walls), ear)
                 if is_over:
                     break
@@ -71,6 +100,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         "knobs": knobs,
         "detail": detail,
         "refused": refused,
+        "verdicts": [[r.knob, r.outcome, r.reason] for r in ear.records if isinstance(r, Verdict)],
         "weights": [p.item() for p in model.parameters()],
     }
 

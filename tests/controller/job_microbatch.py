@@ -7,14 +7,18 @@ runs out of it there: forward or backward.
 How long a job runs is said in run_on.py; one with `as_long` says its weights where each one before it ended, so that it
 can be compared with all.
 
-`work_ns` is what each step costs this rank itself: the processor's time it used, and what its forwards slept.  What
-others take of the machine is in `step_ns` only.
+With `counted` a forward costs what the job says, `sleep_ms` and a little for each sample, and nobody sleeps: what
+pacecar sees of the job's pace is then the same on every machine.  Without, a forward sleeps for `sleep_ms`.
+
+`work_ns` is what each step costs this rank itself: what it counted; or else the processor's time it used, and what its
+forwards slept.  What others take of the machine is in `step_ns` only.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 import time
 from datetime import timedelta
@@ -28,13 +32,18 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import pacecar
+from pacecar.clock import FakeClock
 from pacecar.records import KnobSwitch, TunerStatus, Verdict
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tests are no package
-from run_on import Ear, RunOn  # type: ignore[import-not-found]
+from run_on import Ear, RunOn, counted_clock  # type: ignore[import-not-found]
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 VOCABULARY, WIDTH, POSITIONS = 64, 64, 32
+
+SAMPLE_NS = 100_000
+NOISE_RATIO = 0.02
+"""Where time is counted: what a sample costs beside what its forward does, and how far a forward is off."""
 
 _run_on = RunOn()
 
@@ -76,6 +85,8 @@ class Gpt(nn.Module):
         self.where = "forward"
         self.tries: list[int] = []
         self.sleep_seconds = self.slept_seconds = 0.0
+        self.clock: FakeClock | None = None
+        self.noise = random.Random(RANK)
 
     def forward(self, ids: Tensor) -> Tensor:
         is_over = self.cap is not None and len(ids) > self.cap
@@ -83,8 +94,12 @@ class Gpt(nn.Module):
             self.tries.append(len(ids))
         if is_over and self.where == "forward":
             raise torch.OutOfMemoryError("planted: no memory for a micro-batch of this size")
-        time.sleep(self.sleep_seconds)  # what a forward costs however small it is
-        self.slept_seconds += self.sleep_seconds
+        if self.clock is not None:
+            off = 1 + self.noise.uniform(-NOISE_RATIO, NOISE_RATIO)
+            self.clock.advance(round((self.sleep_seconds * 1e9 + len(ids) * SAMPLE_NS) * off))
+        else:
+            time.sleep(self.sleep_seconds)  # what a forward costs however small it is
+            self.slept_seconds += self.sleep_seconds
         x = self.tokens(ids) + self.places.weight
         for block in self.blocks:
             x = block(x, self.mask)
@@ -112,6 +127,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(0)
     net = Gpt(options.get("layers", 2))
     net.sleep_seconds = options.get("sleep_ms", 0) / 1000
+    net.clock = counted_clock(is_counted=options.get("counted", False))
     model = DistributedDataParallel(net)
     if RANK == WORLD - 1:
         net.cap, net.where = options.get("cap"), options.get("where", "forward")
@@ -120,6 +136,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     pacer = pacecar.attach(
         model, optimizer, tune=options["tune"], micro_batch=options["micro_batch"], knobs=("micro_batch",),
         remember=False, socket="/nonexistent/pacecar.sock", exploration_budget=options.get("budget", 0.01),
+        **({"crew": False, "windows": False} if options.get("counted") else {}),  # these see what things really take
     )  # fmt: skip
     ear = Ear(pacer)
     generator = torch.Generator().manual_seed(RANK)
@@ -127,7 +144,8 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     losses: list[float] = []
     weights_after: dict[int, list[float]] = {}
     ends = [time.perf_counter_ns()]
-    works = [time.process_time_ns()]
+    works = [0]
+    begun = time.process_time_ns()
     while not _run_on.is_over(options, len(losses), ear):
         text = torch.randint(0, VOCABULARY, (batch, POSITIONS + 1), generator=generator)
         text[:, 1::2] = text[:, :-1:2]  # something to learn
@@ -143,10 +161,14 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
             losses.append(pacer.train_batch(pair, loss_of).item())
         optimizer.step()
         ends.append(time.perf_counter_ns())
-        works.append(time.process_time_ns() + round(net.slept_seconds * 1e9))
+        if net.clock is not None:
+            works.append(net.clock.monotonic_ns())
+        else:
+            works.append(time.process_time_ns() - begun + round(net.slept_seconds * 1e9))
         if options.get("as_long") and len(losses) in _run_on.lengths:
             weights_after[len(losses)] = some_of(model)[1]
-    knobs = pacer.knobs.values
+    knobs, tuner = pacer.knobs.values, pacer._tuner
+    frozen = None if tuner is None else tuner._agreement.frozen
     pacer.close()
     weights, some = some_of(model)
     gathered = [torch.empty_like(weights) for _ in range(WORLD)]
@@ -156,6 +178,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         "step_ns": [b - a for a, b in pairwise(ends)],
         "work_ns": [b - a for a, b in pairwise(works)],
         "knobs": knobs,
+        "frozen": frozen,
         "tries": net.tries,
         "switches": [[r.step, r.epoch, r.knobs.values] for r in ear.records if isinstance(r, KnobSwitch)],
         "status": [[r.step, r.state, r.detail] for r in ear.records if isinstance(r, TunerStatus)],

@@ -108,7 +108,7 @@ def pooled(gradients: Sequence[int], taken: dict[int, list[float]]) -> dict[int,
 
 def fit(gradients: Sequence[int], levels: dict[int, float]) -> Fit:
     """Return the constants that come nearest to `levels` (bucket bytes, 0 for the default -> ns)."""
-    made = {size: buckets_of(gradients, size) for size in levels}
+    made = {size: tuple(buckets_of(gradients, size)) for size in levels}
     least = min(levels.values())
 
     def constants(logs: Sequence[float]) -> Fit:
@@ -116,7 +116,8 @@ def fit(gradients: Sequence[int], levels: dict[int, float]) -> Fit:
 
     def distance(logs: Sequence[float]) -> float:
         fitted = constants(logs)
-        return fmean(math.log(fitted.point(made[size]).step_ns / level) ** 2 for size, level in levels.items())
+        played = {buckets: fitted.point(buckets).step_ns for buckets in set(made.values())}  # most sizes make the same
+        return fmean(math.log(played[made[size]] / level) ** 2 for size, level in levels.items())
 
     starts = [
         (0.2 * least, 0.4 * least, alpha_ms * 1e6, spread * least / sum(gradients), 0.05)

@@ -1,4 +1,7 @@
-"""How long does a job run that waits for what the tuner says?  On a disturbed machine proof takes its time.
+"""How long a job runs that waits for what the tuner says, and whose clock it is judged by.
+
+On a disturbed machine proof takes its time.  A job with a counted clock says itself what each thing that it does costs,
+so it is the same on every machine: pacecar is given this clock in place of the system's.
 
 A job runs `steps` steps, and on until rank 0 has heard a verdict of each kind in `until` and RESTED more were made, but
 no more than STEPS_MAX.  One with `as_long` runs as many as the longest before it in this process.
@@ -11,11 +14,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pacecar import assembly, tuning
+from pacecar.clock import FakeClock, SystemClock
 from pacecar.records import Verdict
 
-__all__ = ["Ear", "RunOn"]
+__all__ = ["Ear", "RunOn", "counted_clock"]
 
 RESTED, STEPS_MAX, ASK_STEPS = 60, 900, 10
+
+
+def counted_clock(*, is_counted: bool = True) -> FakeClock | None:
+    """Let what is attached from now on tell the time by the returned clock, which stands still unless it is moved."""
+    clock = FakeClock() if is_counted else None
+    for module in (assembly, tuning):
+        module.SystemClock = SystemClock if clock is None else lambda: clock  # type: ignore[attr-defined, assignment]
+    return clock
 
 
 class Ear:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.kit.forking_python import forking_python
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -15,13 +16,14 @@ JOB = Path(__file__).parent / "job_exit.py"
 
 
 def start(rank: int, store: Path) -> subprocess.Popen[str]:
+    environ = {"RANK": str(rank), "STORE": str(store), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     return subprocess.Popen(
-        [sys.executable, str(JOB)],
+        [forking_python(), str(JOB)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=os.environ | {"RANK": str(rank), "STORE": str(store), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        env=os.environ | environ | {"FORKED_FINALIZES": "1"},  # python's whole end is what the test is about
     )
 
 

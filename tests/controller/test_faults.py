@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.kit.forking_python import forking_python
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -18,7 +19,7 @@ FAULTS = Path(__file__).with_name("faults.py")
 def run(points: int, seed: int, mode: str = "tuned", *, seconds: float = 120) -> dict[str, Any]:
     """Return the figures; the harness ends its own processes."""
     ended = subprocess.run(
-        [sys.executable, str(FAULTS), "--points", str(points), "--seed", str(seed), "--mode", mode],
+        [forking_python(), str(FAULTS), "--points", str(points), "--seed", str(seed), "--mode", mode],
         capture_output=True, text=True, timeout=seconds, check=False,
     )  # fmt: skip
     assert ended.stdout, ended.stderr[-3000:]

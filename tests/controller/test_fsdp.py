@@ -27,7 +27,7 @@ JOBS: dict[str, dict[str, Any]] = {
 def test_gradients_and_weights_are_equal_to_the_last_bit_whatever_is_turned_and_everything_can_be_undone(
     run_ranks: Any,
 ) -> None:
-    *turned, tuned = run_ranks("job_fsdp.py", 2, [*JOBS.values(), {"tuned": 80}])
+    *turned, tuned = run_ranks("job_fsdp.py", 2, [*JOBS.values(), {"tuned": 200}])
     jobs = dict(zip(JOBS, turned, strict=True))
     assert [name for name, ranks in jobs.items() if not all(rank["is_equal"] for rank in ranks)] == []
     assert [name for name, ranks in jobs.items() if not all(rank["is_undone"] for rank in ranks)] == []
@@ -39,7 +39,7 @@ def test_gradients_and_weights_are_equal_to_the_last_bit_whatever_is_turned_and_
     assert [rank["refused"] for rank in tuned] == [{}, {}]
     assert all(rank["is_equal"] for rank in tuned)
     assert tuned[0]["values"] == tuned[1]["values"]
-    assert len({str(values) for values in tuned[0]["values"]}) > 1, "the tuner has tried one"
+    assert len({str(values) for values in tuned[0]["values"] if values}) > 1, "the tuner has tried one"
 
 
 class FSDPModule:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +21,7 @@ from pacecar.controller.headroom import Headroom, predict
 from pacecar.controller.microbatch import MicroBatcher
 from pacecar.controller.microbatch_knobs import MicroBatchActuator, MicroTokensActuator
 from pacecar.controller.rescue import Rescue, is_out_of_memory
+from tests.kit.forking_python import forking_python
 
 BATCH = 12
 GIB = 2**30
@@ -350,7 +350,7 @@ print(json.dumps({"values": values, "losses": losses, "reasons": reasons}))
 @pytest.mark.slow
 def test_a_real_memory_cap_is_survived_and_the_size_is_named() -> None:
     """The kernel refuses the allocator: 4096 samples take 268 MB in the first layer alone, 200 MB are left."""
-    run = subprocess.run([sys.executable, "-c", CAPPED], capture_output=True, text=True, timeout=120, check=False)
+    run = subprocess.run([forking_python(), "-c", CAPPED], capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
     said = json.loads(run.stdout)
     assert said["values"] == [64, 64]

@@ -12,17 +12,21 @@ from typing import Any
 
 import pytest
 
+from tests.kit.forking_python import forking_python
+
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 JOB = Path(__file__).with_name("job_restart.py")
 
 
-def run(folder: Path, what: str, tune: str, *more: str, restarts: int = 1) -> dict[str, Any]:
+def run(
+    folder: Path, what: str, tune: str, *more: str, restarts: int = 1, python: str = sys.executable
+) -> dict[str, Any]:
     """Return what each life of each rank told, how torchrun ended, and seconds from the fault to the end."""
     folder.mkdir()
     ended = subprocess.run(
         [
-            sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone",
+            python, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone",
             "--max-restarts", str(restarts), "--monitor-interval", "0.1", str(JOB), str(folder), what, tune, *more,
         ],
         env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=150, check=False,
@@ -37,7 +41,7 @@ def losses(ended: dict[str, Any]) -> list[Any]:
 
 
 def test_all_ranks_of_a_killed_one_are_started_anew_and_tuned_again(tmp_path: Path, fork_ranks: Any) -> None:
-    tuned = run(tmp_path / "exact", "kill", "exact")
+    tuned = run(tmp_path / "exact", "kill", "exact", python=forking_python())
     assert tuned["code"] == 0, tuned["err"][-3000:]
     assert list(tuned["told"]) == ["life1-rank0", "life1-rank1"]
     alone = tmp_path / "alone"
