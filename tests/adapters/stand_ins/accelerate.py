@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -79,6 +80,8 @@ class _Loader:
 
 class Accelerator:
     def __init__(self, *, cpu: bool, gradient_accumulation_steps: int = 1) -> None:
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
         self.device, self.num_processes = torch.device("cpu"), dist.get_world_size()
         self.distributed_type, self.parallelism_config = SimpleNamespace(value="MULTI_CPU"), None
         self.gradient_accumulation_steps, self.step = gradient_accumulation_steps, 0
@@ -117,6 +120,13 @@ class Accelerator:
         gathered = [torch.empty_like(value) for _ in range(self.num_processes)]
         dist.all_gather(gathered, value)
         return torch.stack(gathered)
+
+    def print(self, text: str) -> None:
+        if dist.get_rank() == 0:
+            sys.stdout.write(f"{text}\n")
+
+    def end_training(self) -> None:
+        dist.destroy_process_group()
 
     def wait_for_everyone(self) -> None:
         dist.barrier()

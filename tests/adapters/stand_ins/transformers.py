@@ -51,7 +51,10 @@ class LlamaForCausalLM(nn.Module):
 
 class TrainingArguments:
     def __init__(self, **given: Any) -> None:
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
         self.device, self.n_gpu, self.max_grad_norm = torch.device("cpu"), 0, 1.0
+        self.seed, self.logging_steps = 42, 500
         self.__dict__.update(given)
 
 
@@ -98,6 +101,9 @@ class Trainer:
         self.control = SimpleNamespace()
         self.callback_handler = CallbackHandler(self, callbacks)
 
+    def is_world_process_zero(self) -> bool:
+        return self.rank == 0
+
     def train(self, resume_from_checkpoint: str | None = None) -> Any:
         return self._inner_training_loop(resume_from_checkpoint)
 
@@ -112,12 +118,8 @@ class Trainer:
             torch_s.load_state_dict(saved["optimizer"])
             self.scheduler.load_state_dict(saved["scheduler"])
             self.state.global_step = saved["step"]
-        self._loss, self._logged, self._total, begun = (
-            torch.zeros(()),
-            self.state.global_step,
-            0.0,
-            self.state.global_step,
-        )
+        begun = self._logged = self.state.global_step
+        self._loss, self._total = torch.zeros(()), 0.0
         self.callback_handler.call_event("on_train_begin")
         batches = len(self._batches(0))
         updates = -(-batches // self.args.gradient_accumulation_steps)

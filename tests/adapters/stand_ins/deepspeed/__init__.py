@@ -16,5 +16,11 @@ __version__ = "stand-in"
 ops = SimpleNamespace(__compatible_ops__={})
 
 
-def initialize(*, model: torch.nn.Module, optimizer: Any, config: dict[str, Any]) -> tuple[Any, ...]:
-    return DeepSpeedEngine(model, optimizer, config), None, None, None
+def initialize(
+    *, model: torch.nn.Module, optimizer: Any, config: dict[str, Any], training_data: Any = None
+) -> tuple[Any, ...]:
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("gloo")
+    size = config["train_micro_batch_size_per_gpu"]
+    loader = None if training_data is None else torch.utils.data.DataLoader(training_data, batch_size=size)
+    return DeepSpeedEngine(model, optimizer, config), None, loader, None

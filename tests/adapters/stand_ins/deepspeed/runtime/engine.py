@@ -53,7 +53,8 @@ class DeepSpeedEngine(nn.Module):
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, config: dict[str, Any]) -> None:
         super().__init__()
         self.module, self.micro_steps = module, 0
-        self.accumulation, self.clip = config["gradient_accumulation_steps"], config["gradient_clipping"]
+        self.device, self.global_rank = torch.device("cpu"), dist.get_rank()
+        self.accumulation, self.clip = config["gradient_accumulation_steps"], config.get("gradient_clipping")
         self.optimizer = DeepSpeedZeroOptimizer(optimizer, config["zero_optimization"]["reduce_bucket_size"])
 
     def forward(self, *inputs: Any) -> Any:
@@ -73,7 +74,8 @@ class DeepSpeedEngine(nn.Module):
         self.micro_steps += 1
 
     def _take_model_step(self, lr_kwargs: Any) -> None:
-        nn.utils.clip_grad_norm_(self.module.parameters(), self.clip)
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(self.module.parameters(), self.clip)
         self.optimizer.step()
 
     def destroy(self) -> None:

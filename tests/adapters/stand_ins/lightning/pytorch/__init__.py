@@ -1,4 +1,4 @@
-"""Trainer, module and callbacks, after Lightning 2.6: what job_lightning uses of them, optimized by the loop or by hand.
+"""Trainer, module and callbacks, after Lightning 2.6: what job_lightning uses, optimized by the loop or by hand.
 
 A batch is one closure, which the loop calls while it accumulates and else hands to the optimizer's step.
 """
@@ -119,14 +119,20 @@ class Trainer:
         for callback in self.callbacks:
             getattr(callback, hook)(self, self.module, *args)
 
-    def fit(self, module: LightningModule, loader: torch.utils.data.DataLoader[Any], ckpt_path: str | None) -> None:
+    @property
+    def is_global_zero(self) -> bool:
+        return dist.get_rank() == 0
+
+    def fit(
+        self, module: LightningModule, loader: torch.utils.data.DataLoader[Any], ckpt_path: str | None = None
+    ) -> None:
         self.module, module.trainer = module, self
         self.strategy.setup(module)
         configured = module.configure_optimizers()  # type: ignore[operator]
         if isinstance(configured, dict):
             self.optimizers, self.schedulers = [configured["optimizer"]], [configured["lr_scheduler"]["scheduler"]]
         else:
-            self.optimizers = configured
+            self.optimizers = configured if isinstance(configured, list) else [configured]
         skip = self._restore(ckpt_path)
         self.call("on_train_start")
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -13,12 +14,17 @@ class SingleDeviceStrategy:
 
 
 class DDPStrategy:
-    def __init__(self, *, process_group_backend: str) -> None:
+    def __init__(self, *, process_group_backend: str = "gloo") -> None:
+        if not dist.is_initialized():
+            dist.init_process_group(process_group_backend)
         self.root_device = torch.device("cpu")
         self.model: Any = None
 
     def setup(self, module: Any) -> None:
         self.model = DistributedDataParallel(module)
+
+    def barrier(self) -> None:
+        dist.barrier()
 
     def training_step(self, *args: Any) -> Any:
         output = self.model(*args)
