@@ -1,8 +1,8 @@
 """No panel without data: a real Prometheus answers every question that Grafana would ask it for every dashboard.
 
 On the planted node every question must find something, with no exception.  On this machine, with a real job, every one
-but for those about what a machine like this may lack (`MAY_BE_MISSING`) or nobody wants to see (`GOOD_NEWS`): a minute of
-a demo at full speed, which `make test-all` has.
+but for those about what a machine like this may lack (`MAY_BE_MISSING`) or nobody wants to see (`GOOD_NEWS`): a minute
+of a demo at full speed, which `make test-all` has.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pacecar.dashboards.queries import metrics_in
 from tests.dashboards.questions import RANGE_SECONDS, Question, panels_of, questions, resolve
 from tests.dashboards.scene import Here, Planted
 from tests.dashboards.store import Prometheus, RefusedError
+from tests.kit.waiting import until
 from tests.monitor.nvml_standin.standin import compiler
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
@@ -147,7 +148,9 @@ def test_every_question_has_an_answer_on_this_machine_or_says_what_is_missing(tm
 
 
 def test_every_question_has_an_answer_where_gpus_are_and_all_goes_wrong(stage: Stage) -> None:
-    stage.planted.plant()
+    before = 'count_over_time(pacecar_gpu_ecc_errors_total[1m]) > 2 and on () count(pacecar_job_energy_per_step_joules)'
+    until(lambda: stage.store.instant(before), "no scrape shows the time before", PATIENCE_SECONDS)
+    stage.planted.plant()  # a counter that is first seen after it grew has not grown
     asked = asked_of(stage.store, stage.planted.job, stage.planted.address)
     at_the_end = [question for question in asked if any(name in question.expression for name in AT_THE_END)]
     silent = unanswered(stage.store, [q for q in asked if q not in at_the_end], PATIENCE_SECONDS)
