@@ -17,7 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer, seed_everythin
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
-from turning import OPTIONS, Ear, main
+from turning import OPTIONS, Ear, broken, main
 
 from pacecar.adapters.lightning import PacecarCallback
 
@@ -117,8 +117,10 @@ def train(
     remainder: int = 0,
     untested: bool = False,
     save_at: int | None = None,
+    breaks: bool = False,
 ) -> dict[str, Any]:
-    import pacecar.adapters.versions as versions
+    from pacecar.adapters import lightning as ours_module
+    from pacecar.adapters import versions
 
     seed_everything(0, verbose=False)
     data = Numbers(2 * batch * (accumulation * steps // 3 + remainder))
@@ -143,11 +145,14 @@ def train(
     before = versions.TESTED["lightning"]
     if untested:
         versions.TESTED["lightning"] = ((1, 1), (1, 2))
+    attach_for = ours_module.attach_for
+    if breaks:
+        ours_module.attach_for = broken
     with tempfile.TemporaryDirectory() as folder:
         folders = [folder]
         torch.distributed.broadcast_object_list(folders)
         net, listener, trainer = fit(None, folders[0])
-        versions.TESTED["lightning"] = before
+        versions.TESTED["lightning"], ours_module.attach_for = before, attach_for
         loop = trainer.fit_loop.epoch_loop
         owners = {"save_checkpoint": trainer, "_make_closure": loop.automatic_optimization, "_on_before_fetch": loop}
         answer = ear.answer(net) | {

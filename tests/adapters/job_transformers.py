@@ -13,7 +13,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
-from turning import OPTIONS, Ear, main
+from turning import OPTIONS, Ear, broken, main
 
 from pacecar.adapters.transformers import PacecarCallback
 
@@ -130,8 +130,10 @@ def train(
     save_at: int | None = None,
     untested: bool = False,
     epochs: bool = False,
+    breaks: bool = False,
 ) -> dict[str, Any]:
-    import pacecar.adapters.versions as versions
+    from pacecar.adapters import transformers as ours_module
+    from pacecar.adapters import versions
 
     net, ear = model_of(model), Ear()
     ours = None if tune is None else PacecarCallback(tune=tune, micro_batch=micro_batch, **OPTIONS)
@@ -159,9 +161,12 @@ def train(
         before = versions.TESTED["transformers"]
         if untested:
             versions.TESTED["transformers"] = ((4, 1), (4, 2))
+        attach_for = ours_module.attach_for
+        if breaks:
+            ours_module.attach_for = broken
         made = make(net, ours)
         result = made.train()
-        versions.TESTED["transformers"] = before
+        versions.TESTED["transformers"], ours_module.attach_for = before, attach_for
         answer = ear.answer(net)
         if save_at is not None:
             net = model_of(model)

@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import compatibility
+from world import LIBRARIES, REAL
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -30,14 +31,14 @@ OTHER: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def jobs(run_job: Callable[..., list[list[Rank]]]) -> dict[str, list[Rank]]:
+@pytest.fixture(scope="module", params=LIBRARIES)
+def jobs(run_job: Callable[..., list[list[Rank]]], request: pytest.FixtureRequest) -> dict[str, list[Rank]]:
     """All jobs, one after the other in the same two processes."""
     wanted = {("untuned", name): {"tune": None} | options for name, options in PLAIN.items()}
     wanted |= {("tuned", name): {"tune": "exact"} | options for name, options in PLAIN.items()}
     wanted |= {("other", name): {"tune": "exact"} | options for name, options in OTHER.items()}
     calls = [("train", options) for options in wanted.values()]
-    *answers, mistakes = run_job("job_accelerate.py", [*calls, ("mistakes", {})])
+    *answers, mistakes = run_job("accelerate", "job_accelerate.py", [*calls, ("mistakes", {})], request.param)
     return {" ".join(key): ranks for key, ranks in zip(wanted, answers, strict=True)} | {"mistakes": mistakes}
 
 
@@ -62,6 +63,7 @@ def test_bucket_and_accumulation_turn_while_it_trains_to_the_untuned_run_s_losse
     assert_alike(ranks, jobs[f"untuned {name}"])
 
 
+@pytest.mark.parametrize("jobs", [REAL], indirect=True)
 def test_the_table_says_what_ran(jobs: dict[str, list[Rank]]) -> None:
     answer = jobs["tuned whole updates"][0]
     compatibility.ran("accelerate", "accelerate", answer["version"], "loop with `train_batch`, DDP", answer)
@@ -97,3 +99,7 @@ def test_what_was_typed_wrongly_is_an_error_that_names_it(jobs: dict[str, list[R
     assert "accelerator.prepare(model)" in said["not prepared"]
     assert said["no such option"].startswith("TypeError: attach() has no option 'bucket_size'")
     assert said["no such mode"].startswith("ConfigError")
+
+
+def test_at_the_end_nothing_is_measured_any_more(jobs: dict[str, list[Rank]]) -> None:
+    assert {name for name, ranks in jobs.items() for rank in ranks if not rank.get("is_over", True)} == set()

@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import compatibility
+from world import LIBRARIES, REAL
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -26,20 +27,23 @@ OTHER: dict[str, dict[str, Any]] = {
     "no word": {"micro_batch": False},
     "untested": {"untested": True},
     "off": {"tune": "off"},
+    "broken": {"breaks": True},
     "resumed": {"save_at": 20},
     "manual": {"module": "Manual"},
     "two optimizers": {"module": "Twice"},
 }
 
 
-@pytest.fixture(scope="module")
-def jobs(run_job: Callable[..., list[list[Rank]]]) -> dict[str, list[Rank]]:
+@pytest.fixture(scope="module", params=LIBRARIES)
+def jobs(run_job: Callable[..., list[list[Rank]]], request: pytest.FixtureRequest) -> dict[str, list[Rank]]:
     """All jobs, one after the other in the same two processes."""
     wanted = {("untuned", name): {"tune": None} | options for name, options in PLAIN.items()}
     wanted |= {("tuned", name): {"tune": "exact"} | options for name, options in PLAIN.items()}
     wanted |= {("other", name): {"tune": "exact"} | options for name, options in OTHER.items()}
     wanted[("untuned", "resumed")] = {"tune": None, "save_at": 20}
-    answers = run_job("job_lightning.py", [("train", options) for options in wanted.values()])
+    answers = run_job(
+        "lightning", "job_lightning.py", [("train", options) for options in wanted.values()], request.param
+    )
     return {" ".join(key): ranks for key, ranks in zip(wanted, answers, strict=True)}
 
 
@@ -63,6 +67,7 @@ def test_bucket_and_accumulation_turn_while_it_trains_to_the_untuned_run_s_losse
     assert_alike(ranks, jobs[f"untuned {name}"])
 
 
+@pytest.mark.parametrize("jobs", [REAL], indirect=True)
 def test_the_table_says_what_ran(jobs: dict[str, list[Rank]]) -> None:
     answer = jobs["tuned whole updates"][0]
     compatibility.ran("lightning", "lightning", answer["version"], "`Trainer`, `DDPStrategy`", answer)
@@ -111,3 +116,14 @@ def test_where_nothing_is_tuned_losses_are_equal_to_the_last_bit(jobs: dict[str,
 
 def test_the_trainer_has_its_own_methods_again_afterwards(jobs: dict[str, list[Rank]]) -> None:
     assert {name for name, ranks in jobs.items() for rank in ranks if rank["left_behind"]} == set()
+
+
+def test_what_fails_in_ours_is_one_message_and_the_trainer_trains_on(jobs: dict[str, list[Rank]]) -> None:
+    ranks, untuned = jobs["other broken"], jobs["untuned whole updates"]
+    assert [rank["lines"] for rank in ranks] == [["pacecar does not measure this training"]] * 2
+    assert [rank["weights"] for rank in ranks] == [rank["weights"] for rank in untuned]
+    assert [rank["history"] for rank in ranks] == [rank["history"] for rank in untuned]
+
+
+def test_at_the_end_nothing_is_measured_any_more(jobs: dict[str, list[Rank]]) -> None:
+    assert {name for name, ranks in jobs.items() for rank in ranks if not rank.get("is_over", True)} == set()

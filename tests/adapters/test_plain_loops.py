@@ -28,7 +28,7 @@ KINDS = {
 def jobs(run_job: Callable[..., list[list[Rank]]]) -> dict[str, list[Rank]]:
     """All jobs, one after the other in the same two processes."""
     wanted = [(kind, tune) for kind in KINDS for tune in (None, "exact")]
-    answers = run_job("job_plain.py", [("train", {"kind": kind, "tune": tune}) for kind, tune in wanted])
+    answers = run_job("torch", "job_plain.py", [("train", {"kind": kind, "tune": tune}) for kind, tune in wanted])
     return {f"{kind} {tune}": ranks for (kind, tune), ranks in zip(wanted, answers, strict=True)}
 
 

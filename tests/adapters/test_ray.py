@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import compatibility
 from world import adapters_python, environment
 
-pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.full]
 
 RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled", "RAY_TRAIN_ENABLE_STATE_TRACKING": "0"}
 

@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import compatibility
+from world import LIBRARIES, REAL
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -27,6 +28,14 @@ PLAIN: dict[str, dict[str, Any]] = {
 }
 """Each trains once without a callback and once tuned."""
 
+REAL_ONLY = {"epochs that end in an update", "a mean, epochs that end in an update"}
+"""With the stand-in, accelerate's and lightning's tests end epochs so, by the same Regrouper."""
+
+PLAIN_JOBS = [
+    *(("stand-in", name) for name in PLAIN if name not in REAL_ONLY),
+    *(pytest.param("real", name, marks=pytest.mark.full) for name in PLAIN),
+]
+
 OTHER: dict[str, dict[str, Any]] = {
     "resumed": {"save_at": 28},
     "own step": {"trainer": "OwnStep"},
@@ -35,18 +44,21 @@ OTHER: dict[str, dict[str, Any]] = {
     "ruled out": {"micro_batch": False},
     "untested": {"untested": True},
     "off": {"tune": "off"},
+    "broken": {"breaks": True},
     "ignorant": {"model": "ignorant"},
     "contrast": {"model": "contrast"},
 }
 
 
-@pytest.fixture(scope="module")
-def jobs(run_job: Callable[..., list[list[Rank]]]) -> dict[str, list[Rank]]:
+@pytest.fixture(scope="module", params=LIBRARIES)
+def jobs(run_job: Callable[..., list[list[Rank]]], request: pytest.FixtureRequest) -> dict[str, list[Rank]]:
     """All jobs, one after the other in the same two processes: importing transformers takes longer than they do."""
     wanted = {("untuned", name): {"tune": None} | options for name, options in PLAIN.items()}
     wanted |= {("tuned", name): {"tune": "exact"} | options for name, options in PLAIN.items()}
     wanted |= {("other", name): {"tune": "exact"} | options for name, options in OTHER.items()}
-    answers = run_job("job_transformers.py", [("train", options) for options in wanted.values()])
+    answers = run_job(
+        "transformers", "job_transformers.py", [("train", options) for options in wanted.values()], request.param
+    )
     return {" ".join(key): ranks for key, ranks in zip(wanted, answers, strict=True)}
 
 
@@ -58,7 +70,7 @@ def assert_alike(ranks: list[Rank], untuned: list[Rank]) -> None:
         assert rank["weights"] == pytest.approx(plain["weights"], rel=1e-3, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize(("jobs", "name"), PLAIN_JOBS, indirect=["jobs"])
 def test_bucket_and_accumulation_turn_while_it_trains_to_the_untuned_run_s_losses_and_weights(
     jobs: dict[str, list[Rank]], name: str
 ) -> None:
@@ -69,6 +81,7 @@ def test_bucket_and_accumulation_turn_while_it_trains_to_the_untuned_run_s_losse
     assert_alike(ranks, untuned)
 
 
+@pytest.mark.parametrize("jobs", [REAL], indirect=True)
 def test_the_table_says_what_ran(jobs: dict[str, list[Rank]]) -> None:
     answer = jobs["tuned language model"][0]
     compatibility.ran("transformers", "transformers", answer["version"], "`Trainer`, DDP", answer)
@@ -149,3 +162,14 @@ def test_where_nothing_is_tuned_losses_are_equal_to_the_last_bit(jobs: dict[str,
 def test_micro_batch_false_is_respected(jobs: dict[str, list[Rank]]) -> None:
     assert jobs["other ruled out"][0]["refused"]["micro_batch"] == "micro_batch=False"
     assert set(jobs["other ruled out"][0]["micro_batches"]) == {4}
+
+
+def test_what_fails_in_ours_is_one_message_and_the_trainer_trains_on(jobs: dict[str, list[Rank]]) -> None:
+    ranks, untuned = jobs["other broken"], jobs["untuned language model"]
+    assert [rank["lines"] for rank in ranks] == [["pacecar does not measure this training"]] * 2
+    assert [rank["weights"] for rank in ranks] == [rank["weights"] for rank in untuned]
+    assert [rank["history"] for rank in ranks] == [rank["history"] for rank in untuned]
+
+
+def test_at_the_end_nothing_is_measured_any_more(jobs: dict[str, list[Rank]]) -> None:
+    assert {name for name, ranks in jobs.items() for rank in ranks if not rank.get("is_over", True)} == set()

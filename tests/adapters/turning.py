@@ -28,6 +28,11 @@ OPTIONS: dict[str, Any] = {
 """Models of some ten thousand parameters have buckets of some thousand bytes; every step is measured."""
 
 
+def broken(*_: Any, **__: Any) -> Any:
+    """Stand in for what fails in ours."""
+    raise RuntimeError("planted: pacecar is broken")
+
+
 class Turning(Policy):
     """Wishes for the next values whenever the last ones are seen in force."""
 
@@ -85,6 +90,7 @@ class Ear:
             "refused": {} if tuner is None else tuner.refused,
             "state": None if tuner is None else tuner.state,
             "inert": None if self.pacer is None else self.pacer.inert_because,
+            "is_over": self.pacer is None or not self.pacer.is_active,
             "steps": len(steps),
             "measured": sorted(
                 name.removesuffix("_ns")

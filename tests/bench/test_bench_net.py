@@ -4,26 +4,52 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
-import sys
-import time
+from collections.abc import Sequence
+from typing import IO
 
 import pytest
 
-from tests.kit.ranks import ROOT, finish
+from tests.kit.forking_python import forking_python
+from tests.kit.ranks import ROOT, Rank, finish, start_ranks
 from tests.kit.shaping import Link, shaped, why_not
+from tests.kit.waiting import until
 
 pytest.importorskip("torch", reason="the extra `torch` is not installed")
 
 NET = ("-m", "pacecar", "bench", "net")
 SMALL = ("-b", "4K", "-e", "64K", "-f", "4", "-n", "3", "-w", "1", "--seconds-per-size", "1")
+MANY_SIZES = ("-b", "4K", "-e", "16M", "-f", "1.25", "-n", "10000", "--seconds-per-size", "0.5", "--op", "all_reduce")
+"""Twenty seconds of sizes: time enough to end a rank after the first row, however late this process sees it."""
+
+
+def start(
+    ranks: int, *arguments: str, program: Sequence[str] = NET, present: Sequence[int] | None = None
+) -> list[Rank]:
+    return start_ranks([*program, *arguments], ranks, environ={"GLOO_SOCKET_IFNAME": "lo"}, present=present)
+
+
+def said(stream: IO[str]) -> list[str]:
+    """Return the whole lines in a file to which another writes; its place in the file stays where it is."""
+    text = os.pread(stream.fileno(), 1 << 20, 0).decode()
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
+def rows(lines: Sequence[str]) -> list[list[str]]:
+    return [line.split() for line in lines if not line.startswith("#")]
+
+
+def pid_of(rank: int, lines: Sequence[str]) -> int:
+    (pid,) = (int(line.split()[4]) for line in lines if re.match(rf"#  Rank +{rank} ", line))
+    return pid
 
 
 def alone(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     plain = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     return subprocess.run(
-        [sys.executable, "-m", "pacecar", "bench", "net", *arguments],
+        [forking_python(), *NET, *arguments],
         env={**plain, **environ}, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
@@ -63,14 +89,14 @@ def test_every_operation_is_right_and_its_bus_bandwidth_is_nccl_tests(ranks):
 @pytest.mark.slow
 def test_torchrun_prints_the_table_once_in_nccl_tests_layout():
     ran = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         "-m", "pacecar", "bench", "net", *SMALL, "--op", "all_reduce", "--rated-gigabits", "100"],
+        [forking_python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         *NET, *SMALL, "--op", "all_reduce", "--rated-gigabits", "100"],
         cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    rows = [line.split() for line in ran.stdout.splitlines() if not line.startswith("#")]
-    assert [row[:3] for row in rows] == [[str(4 * n), str(n), "float"] for n in (1024, 4096, 16384)]
-    assert all(len(row) == 11 and row[8] == "0" for row in rows)
+    table = rows(ran.stdout.splitlines())
+    assert [row[:3] for row in table] == [[str(4 * n), str(n), "float"] for n in (1024, 4096, 16384)]
+    assert all(len(row) == 11 and row[8] == "0" for row in table)
     assert ran.stdout.count("Out of bounds values : 0 OK") == 1
     assert "100 Gbit/s = 12.50 GB/s one way: as given by --rated-gigabits" in ran.stdout
     assert "% of rated" in ran.stdout
@@ -110,7 +136,7 @@ def test_one_wrong_element_is_found_and_the_exit_code_says_so():
     arguments = ("bench", "net", *SMALL, "--op", "all_reduce")
     code, out, _ = finish(start(2, *arguments, program=("-c", SHORT_OF_ONE)))[0]
     assert code == 1
-    assert [line.split()[8] for line in out.splitlines() if not line.startswith("#")] == ["2", "2", "2"]
+    assert [row[8] for row in rows(out.splitlines())] == ["2", "2", "2"]
     assert "Out of bounds values : 6 FAILED" in out
 
 
@@ -118,53 +144,44 @@ def test_one_wrong_element_is_found_and_the_exit_code_says_so():
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_dies_or_hangs_is_named_and_what_was_measured_is_shown(how):
-    started = start(3, "-b", "4K", "-e", "16K", "-f", "2", "-n", "10000", "--seconds-per-size", "3",
-                    "--op", "all_reduce", "--timeout-seconds", "8")  # fmt: skip
-    victim = started[2]
+    started = start(3, *MANY_SIZES, "--timeout-seconds", "8")
     try:
-        lines = []
-        while not lines or lines[-1].startswith("#"):
-            lines.append(started[0].stdout.readline())
-            assert lines[-1], started[0].stderr.read()
-        victim.send_signal(how)
-        begun = time.monotonic()
-        code, out, err = finish(started[:1], 60)[0]
-        assert code == 1
-        assert time.monotonic() - begun < 45
-        assert "Ended early: no word from rank 2" in out, out + err
-        assert "Traceback" not in err
-        assert lines[-1].split()[:2] == ["4096", "1024"]
-        assert finish(started[1:2], 60)[0][:2] == (1, "")
+        first = started[0]
+        until(lambda: rows(said(first.out)) or first.process.poll() is not None, "no row")
+        lines = said(first.out)
+        assert rows(lines)[0][:2] == ["4096", "1024"]
+        os.kill(pid_of(2, lines), how)
+        (code, out, err), (other, silence, _) = finish(started[:2], 60)
     finally:
-        for process in started:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
+        for rank in started:
+            if rank.process.poll() is None:
+                rank.process.kill()
+        finish(started[2:])
+    assert code == 1
+    assert "Ended early: no word from rank 2" in out, out + err
+    assert out.splitlines()[: len(lines)] == lines
+    assert "Traceback" not in err
+    assert (other, silence) == (1, "")
 
 
 @pytest.mark.distributed
 @pytest.mark.slow
-def test_under_torchrun_too_the_lost_rank_is_named_before_all_are_ended():
-    torchrun = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         "-m", "pacecar", "bench", "net", "-b", "4K", "-e", "16K", "-n", "10000", "--seconds-per-size", "5",
-         "--op", "all_reduce"],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        lines = []
-        while not lines or lines[-1].startswith("#"):
-            lines.append(torchrun.stdout.readline())
-            assert lines[-1], torchrun.stderr.read()
-        (victim,) = [int(line.split()[4]) for line in lines if line.startswith("#  Rank   1")]
-        os.kill(victim, signal.SIGKILL)
-        out, _ = torchrun.communicate(timeout=90)
-        assert torchrun.returncode != 0
-        assert "Ended early: no word from rank 1" in out
-    finally:
-        if torchrun.poll() is None:
-            torchrun.terminate()
-            torchrun.communicate()
+def test_under_torchrun_too_the_lost_rank_is_named_before_all_are_ended(tmp_path):
+    with (tmp_path / "out").open("w+") as out, (tmp_path / "err").open("w+") as err:
+        torchrun = subprocess.Popen(
+            [forking_python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+             *NET, *MANY_SIZES],
+            cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=out, stderr=err, text=True,
+        )  # fmt: skip
+        try:
+            until(lambda: rows(said(out)) or torchrun.poll() is not None, "no row")
+            os.kill(pid_of(1, said(out)), signal.SIGKILL)
+            assert torchrun.wait(90) != 0
+            assert "Ended early: no word from rank 1" in "\n".join(said(out))
+        finally:
+            if torchrun.poll() is None:
+                torchrun.terminate()
+                torchrun.wait()
 
 
 @pytest.mark.distributed
@@ -222,9 +239,9 @@ def _can_shape() -> None:
 def measured(link: str, *arguments: str) -> dict:
     """Bench two ranks on `link` and return the all-reduce."""
     with shaped(2, Link.parse(link)) as net:
-        started = start(
-            2, *arguments, "--op", "all_reduce", "--json",
-            address=net.address, prefixes=net.prefixes, device=net.device,
+        started = start_ranks(
+            [*NET, *arguments, "-w", "1", "--seconds-per-size", "1", "--op", "all_reduce", "--json"], 2,
+            address=net.address, prefixes=net.prefixes, environ={"GLOO_SOCKET_IFNAME": net.device},
         )  # fmt: skip
         code, out, err = finish(started)[0]
     assert code == 0, err
@@ -238,17 +255,35 @@ def measured(link: str, *arguments: str) -> dict:
 @pytest.mark.distributed
 @pytest.mark.slow
 @pytest.mark.usefixtures("_can_shape")
+def test_no_figure_is_better_than_the_link():
+    """A ring of two is two messages of 5 ms one after the other; 200 Mbit/s are 25 MB/s.  A busy host only adds."""
+    found = measured("200/5", "-b", "4K", "-e", "2M", "-f", "8", "-n", "3")
+    sizes = {row["bytes"]: row for row in found["rows"]}
+    assert list(sizes) == [4096 * 8**n for n in range(4)]
+    assert all(row["low_ns"] >= 10e6 for row in sizes.values()), found
+    assert sizes[2 << 20]["bus_bytes_per_second"] <= 27e6, found
+    assert found["fit"]["alpha_ns"] >= 5e6, found
+    assert found["fit"]["bus_bytes_per_second"] <= 60e6, found
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.alone
+@pytest.mark.usefixtures("_can_shape")
 def test_beta_is_the_rate_of_a_shaped_link():
     """200 Mbit/s are 25 MB/s; TCP through a token bucket that drops gets between 60 and 100 % of it."""
-    found = measured("200", "-b", "1M", "-e", "4M", "-f", "2", "-n", "3", "-w", "1", "--seconds-per-size", "1")
+    found = measured("200", "-b", "1M", "-e", "4M", "-f", "2", "-n", "3")
     assert 12e6 <= found["fit"]["bus_bytes_per_second"] <= 27e6, found
 
 
 @pytest.mark.distributed
 @pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.alone
 @pytest.mark.usefixtures("_can_shape")
 def test_alpha_is_the_delay_of_a_shaped_link():
     """A ring of two is two messages one after the other, and gloo announces each: two to four times 5 ms, and more."""
-    found = measured("1000/5", "-b", "1K", "-e", "64K", "-f", "4", "-n", "5", "-w", "1", "--seconds-per-size", "1")
+    found = measured("1000/5", "-b", "1K", "-e", "64K", "-f", "4", "-n", "5")
     assert 10e6 <= found["fit"]["alpha_ns"] <= 40e6, found
     assert found["fit"]["residual_ratio"] < 0.5

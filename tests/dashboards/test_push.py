@@ -8,7 +8,6 @@ import shutil
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 import time
 from base64 import b64encode
@@ -21,6 +20,7 @@ import pytest
 
 from pacecar.dashboards import committed
 from pacecar.dashboards.push import ANSWER_BYTES_MAX, WORDS_MAX, Grafana, Refused, Unreachable
+from tests.kit.forking_python import COMMAND, forking_python
 
 TOKEN = "glsa_a-token-nobody-may-see"
 PASSWORD = "a password: nobody may see"
@@ -101,7 +101,7 @@ def push(url: str, *options: str, **variables: str) -> subprocess.CompletedProce
     given = variables or {"GRAFANA_TOKEN": TOKEN}
     environment = {key: value for key, value in os.environ.items() if not key.startswith("GRAFANA_")} | given
     ran = subprocess.run(
-        [sys.executable, "-m", "pacecar", "dashboards", "push", "--url", url, *options],
+        [forking_python(modules=COMMAND), "-m", "pacecar", "dashboards", "push", "--url", url, *options],
         capture_output=True, text=True, check=False, env=environment, stdin=subprocess.DEVNULL, timeout=60,
     )  # fmt: skip
     for secret in (TOKEN, PASSWORD, b64encode(f"admin:{PASSWORD}".encode()).decode()):

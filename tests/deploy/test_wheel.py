@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 ROOMS = tuple(PROJECT["tool"]["setuptools"]["package-dir"].values())
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("PACECAR_", "PYTHON"))}

@@ -31,7 +31,10 @@ UNITS = ROOT / "deploy/systemd"
 
 @dataclass(frozen=True)
 class Run:
-    """Run it.  `needs` names what of the World must be there, `exits` the codes that are right."""
+    """Run it.  `needs` names what of the World must be there, `exits` the codes that are right.
+
+    What `is_long` is run by `make test-all` only, and read by the command's own parser in each test run, as all are.
+    """
 
     pattern: str
     needs: tuple[str, ...] = ()
@@ -40,6 +43,7 @@ class Run:
     exits: tuple[int, ...] = (0,)
     says: str = ""
     fill: Mapping[str, Callable[[World], str]] = field(default_factory=dict)
+    is_long: bool = False
 
 
 @dataclass(frozen=True)
@@ -236,7 +240,8 @@ ONCE = (r"$", " --once")
 RECIPES: tuple[Run | Cannot, ...] = (
     # pacecar itself, of which everything runs.
     Run(r"(\w+=\S+ )?pacecar daemon( &| --.*)?"),  # served and ended: see test_commands
-    Run(r"pacecar demo( .*)?", exchange=((r"$", " --steps 12 --port 0 --run-dir tmp/demo"),), says="Before and after"),
+    Run(r"pacecar demo( .*)?", exchange=((r"$", " --steps 12 --port 0 --run-dir tmp/demo"),), says="Before and after",
+        is_long=True),  # tests/demo runs it in its own sizes
     Run(r"pacecar version", says=PROJECT["project"]["version"]),
     Run(r"pacecar sample.*"),
     Run(r"pacecar top( --once)?( node-a:9850| 127.0.0.1:9850)?", ("job",), (ONCE,), says=JOB),

@@ -19,7 +19,8 @@ from pacecar.catalog import CATALOG
 from pacecar.config import load_config
 from tests.docs.pages import PAGES, ROOT, SHELLS, Command, Example, commands, examples
 from tests.docs.recipes import RECIPES, Cannot, Run, click_accepts, recipe_for, written
-from tests.docs.world import World, free_port
+from tests.docs.world import World
+from tests.kit.net import free_port
 from tests.kit.tools import find_tool
 
 EXAMPLES = [
@@ -133,9 +134,46 @@ def world() -> Iterator[World]:
     made.close()
 
 
+def ours(command: str) -> Iterator[list[str]]:
+    """Yield the words that each `pacecar` in it gets: from a launcher, from a variable before it, before a pipe."""
+    read = shlex.shlex(command, posix=True, punctuation_chars=True)
+    read.whitespace_split = True
+    words: list[str] = []
+    for word in (*read, "|"):
+        if not set(word) <= set("|&;<>"):
+            words.append(word)
+            continue
+        if "pacecar" in words:
+            yield words[words.index("pacecar") + 1 :]
+        words = []
+
+
+def test_every_command_of_ours_is_one_that_our_parser_accepts() -> None:
+    """Also those that are run, so that a slip is found before anything is started."""
+    refused, count = [], 0
+    for command in RUN:
+        for words in ours(command.text):
+            count += 1
+            try:
+                click_accepts(words)
+            except AssertionError as error:
+                refused.append(f"{command.place}: `{command.text}`: {error}")
+    assert refused == []
+    assert count > 60
+    with pytest.raises(AssertionError, match="--twice"):
+        click_accepts(next(ours("PACECAR_JOB=x sudo pacecar top --twice | head")))
+
+
+RUN_TO_THEIR_END = [
+    pytest.param(command, marks=[pytest.mark.full] if recipe_for(command.text).is_long else [], id=place(command))
+    for command in RUN
+    if command not in SERVERS
+]
+
+
 @pytest.mark.slow
 @pytest.mark.distributed
-@pytest.mark.parametrize("command", [command for command in RUN if command not in SERVERS], ids=place)
+@pytest.mark.parametrize("command", RUN_TO_THEIR_END)
 def test_a_command_does_what_it_says(command: Command, world: World) -> None:
     recipe = recipe_for(command.text)
     assert isinstance(recipe, Run)

@@ -6,7 +6,6 @@ import ast
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -17,6 +16,7 @@ from pacecar.config import Config, TuneConfig, load_config
 from pacecar.controller.channels import VOTE_WORDS
 from pacecar.controller.protocol import CALM_PERIOD, LEISURE_PERIOD, PERIOD
 from pacecar.records import LEDGER_HEADINGS
+from tests.kit.forking_python import forking_python
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
@@ -262,7 +262,7 @@ def test_the_readmes_script_trains_on_two_ranks_with_the_hook_active(tmp_path):
     )
     (tmp_path / "train.py").write_text(script, encoding="utf-8")
     ran = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"],
+        [forking_python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"],
         cwd=tmp_path,
         env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "OMP_NUM_THREADS": "1",
              "PACECAR_HOOK_SOCKET": str(tmp_path / "nobody.sock"), "PACECAR_HOOK_RUN_DIR": str(tmp_path / "run")},

@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,8 @@ from pathlib import Path
 
 from tests.dashboards.test_push import Standin
 from tests.docs.pages import ROOT
+from tests.kit.forking_python import TORCH, forking_python
+from tests.kit.net import free_port
 from tests.kit.waiting import until
 from tests.profiler.analysis.tracefiles import write_trace
 from tests.report.runs import steady, tuned, untuned
@@ -56,11 +57,11 @@ SCRIPTS = {
     "python3": "",
 }
 
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+LOADED = (
+    *TORCH, "pacecar.cli", "pacecar.monitor.service", "pacecar.monitor.inventory", "pacecar.monitor.listing",
+    "pacecar.demo.session", "pacecar.profiler.analysis.command", "pacecar.asking", "rich.console", "rich.table",
+)  # fmt: skip
+"""For pacecar and torchrun, which are forked: what nearly every command would load anew."""
 
 
 class World:
@@ -83,7 +84,8 @@ class World:
             (here / name).symlink_to(ROOT / name)
         for name, arguments in SCRIPTS.items():
             script = here / "bin" / name
-            script.write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
+            python = forking_python(modules=LOADED) if arguments else sys.executable
+            script.write_text(f'#!/bin/sh\nexec {python} {arguments} "$@"\n')
             script.chmod(0o755)
         (here / "train.py").write_text(TRAIN)
         (here / "nccl.log").write_text("node-a:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM\n")

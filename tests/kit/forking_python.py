@@ -27,7 +27,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-__all__ = ["forking_python"]
+__all__ = ["COMMAND", "TORCH", "forking_python"]
 
 SERVER = Path(__file__).with_name("fork_server.py")
 CLIENT = Path(__file__).with_name("fork_client.py")
@@ -37,6 +37,12 @@ TORCH = (
     "torch.nn.parallel.distributed", "torch.utils.data", "pacecar.pacer", "pacecar.tuning",
 )  # fmt: skip
 """What a training script with pacecar attached has loaded after its first step."""
+
+COMMAND = (
+    "pacecar.cli", "pacecar.report.run", "pacecar.dashboards.push",
+    "click", "msgspec", "http.client", "http.server", "urllib.request", "ssl", "subprocess", "importlib.resources",
+)  # fmt: skip
+"""What `pacecar report`, `pacecar dashboards` and the like load: no torch."""
 
 
 @cache

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacecar.comparing import WINDOW_STEPS
+from pacecar.report import figures
 from pacecar.report.figures import (
     LogHistogram,
     Moments,
@@ -142,7 +143,24 @@ def test_of_equal_runs_few_intervals_leave_zero_out_even_where_neighbours_are_al
     assert drawn_claims(25, 1.0, alike=0.8, seed=6) <= 5
 
 
+def test_an_interval_of_few_blocks_is_wider_by_students_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same draws, once taken as estimated: what keeps a short stretch from claiming too often."""
+    generator = random.Random(16)
+    before, after = (neighbours(windows, generator, alike=0.7) for windows in (16, 200))
+    blocks = min(len(side) // block_length(side) for side in (before, after))
+    given = ratio_interval(before, after)
+    monkeypatch.setattr(figures, "student_over_normal", lambda _: 1.0)
+    estimated = ratio_interval(before, after)
+    assert given is not None
+    assert estimated is not None
+    for end in ("low", "high"):
+        wide, narrow = (math.log1p(getattr(one, end)) - math.log1p(one.change_ratio) for one in (given, estimated))
+        assert wide / narrow == pytest.approx(student_over_normal(blocks - 1))
+        assert wide / narrow > 1.1
+
+
 @pytest.mark.slow
+@pytest.mark.full
 def test_a_short_stretch_against_a_long_one_claims_as_seldom() -> None:
     """As in a demo: few windows before.  Taken as estimated, 12 of these pairs differ."""
     assert drawn_claims(150, 1.0, alike=0.7, seed=16, windows=(16, 200)) <= 8
