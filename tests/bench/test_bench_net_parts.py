@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,8 +13,8 @@ from pacecar.bench.fit import fit_line
 from pacecar.bench.rated import Site, interface_speed, look, rate
 from pacecar.bench.sizes import SIZES_MAX, SizeError, parse_size, steps
 from pacecar.bench.text import operation_lines, row_line, summary_lines
+from tests.kit.machines import machine
 
-MACHINE = Path(__file__).resolve().parents[1] / "monitor" / "machine" / "sys"
 SIZES = [4**n for n in range(5, 14)]
 
 
@@ -106,12 +105,13 @@ def test_the_rated_speed_is_that_of_the_slowest_end_of_the_road_in_use(backend, 
     assert words in found.basis
 
 
-def test_a_real_interface_says_its_speed_and_a_virtual_one_is_not_believed():
-    speed = interface_speed("eth0", MACHINE)
-    assert speed == int((MACHINE / "class/net/eth0/speed").read_text()) * 1_000_000 // 8
-    assert (MACHINE / "class/net/veth1/speed").exists()
-    assert interface_speed("veth1", MACHINE) is None
-    assert interface_speed("none", MACHINE) is None
+def test_a_real_interface_says_its_speed_and_a_virtual_one_is_not_believed(tmp_path):
+    system = machine("training_host", tmp_path) / "sys"
+    speed = interface_speed("eth0", system)
+    assert speed == int((system / "class/net/eth0/speed").read_text()) * 1_000_000 // 8
+    assert (system / "class/net/veth1/speed").exists()
+    assert interface_speed("veth1", system) is None
+    assert interface_speed("none", system) is None
 
 
 def test_a_rank_looks_where_its_packets_leave():

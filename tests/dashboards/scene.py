@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -37,13 +36,13 @@ from pacecar.records import (
     Verdict,
     Vitals,
 )
+from tests.kit.machines import machine as recorded
 from tests.monitor.nvml_standin.standin import GPUS, Control, build
 from tests.monitor.showcase import MS, ShowJob
 from tests.monitor.testimony import everything
 
 __all__ = ["Here", "Planted", "PlantedJob"]
 
-MACHINE = Path(__file__).resolve().parents[1] / "monitor" / "machine"
 PATIENCE_SECONDS = 60.0
 STEP_SECONDS = 0.25
 GPU_IS_LOST = 15
@@ -192,7 +191,7 @@ class Planted:
 
     def __enter__(self) -> Self:
         with ExitStack() as until:
-            machine = self._machine = Path(shutil.copytree(MACHINE, self._folder / "machine"))
+            machine = self._machine = recorded("training_host", self._folder / "machine")
             (machine / "proc" / str(os.getpid())).symlink_to("4242")  # who speaks for the ranks, in a pod with limits
             self._control = Control(build(self._folder) / "control")
             self._control.page.mig = 1
