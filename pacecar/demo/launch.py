@@ -56,8 +56,9 @@ DUMP_SECONDS_MAX = 10.0
 """Writing some megabytes takes a second; a run must end all the same."""
 
 JOB_DEFAULTS = {
-    # A run of minutes may spend more of itself on trials than a run of days (default 0.01).
-    "PACECAR_TUNE_EXPLORATION_BUDGET": "0.05",
+    # A run of two minutes may spend more of itself on trials than one of days, and busy neighbours make them dear
+    # (default 0.01).
+    "PACECAR_TUNE_EXPLORATION_BUDGET": "0.1",
     # Long enough that the stretch before the first trial has a spread (default 10).
     "PACECAR_TUNE_WARMUP_STEPS": "50",
     # The gradients of so small a model fill one bucket: what its size is worth is less than a laptop's noise, and each
