@@ -152,9 +152,9 @@ INTERNALS: tuple[Internal, ...] = (
     Internal("torch._ops.OpOverload", ("flops",), EVER),
     Internal("torch._ops.OpOverload._overloadpacket", ("flops",), EVER, owner="operator"),
     # --- torch.compile ------------------------------------------------------------------------------------------
-    Internal(_FRAMES + "_FrameAction.SKIP", ("compile",), ("2.6", "2.15")),
-    Internal(_FRAMES + "_FrameExecStrategy", ("compile",), ("2.6", "2.15")),
-    Internal(_FRAMES + "set_code_exec_strategy", ("compile",), ("2.6", "2.15")),
+    Internal(_FRAMES + "_FrameAction.SKIP", ("compile",), ("2.9", "2.15")),
+    Internal(_FRAMES + "_FrameExecStrategy", ("compile",), ("2.9", "2.15")),
+    Internal(_FRAMES + "set_code_exec_strategy", ("compile",), ("2.9", "2.15")),
     Internal(
         "torch._dynamo.symbolic_convert.InstructionTranslator.current_tx",
         (),
@@ -181,7 +181,7 @@ INTERNALS: tuple[Internal, ...] = (
     Internal("torch.distributed.ProcessGroupGloo", ("ranks",), EVER),
     Internal("torch.distributed.distributed_c10d._get_default_group", ("last_collective",), EVER),
     Internal("torch.distributed.ProcessGroup._get_sequence_number_for_group", ("last_collective",), EVER),
-    Internal("torch._C._distributed_c10d._dump_nccl_trace_json", (), ("2.5", "2.12"), _OTHER_RECORDER),
+    Internal("torch._C._distributed_c10d._dump_nccl_trace_json", (), ("2.6", "2.15"), _OTHER_RECORDER),
     Internal("torch._C._distributed_c10d._dump_fr_trace_json", (), ("2.9", "2.15"), _OTHER_RECORDER),
     Internal("torch.distributed.ProcessGroup._device_types", (), EVER, "torch.distributed.get_backend"),
     Internal("torch.distributed.ProcessGroup._get_backend", (), EVER, "torch.distributed.get_backend"),

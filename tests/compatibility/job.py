@@ -347,6 +347,11 @@ def deleted(name: str, owners: dict[str, Any]) -> bool:
 
 TORCH_NEEDS = frozenset({
     # Read or called by torch in every step of these jobs, so that no job could train without.
+    "torch._dynamo.graph_break",
+    "torch.autograd.profiler.profile._prepare_trace",  # these three by torch.profiler, which takes traces
+    "torch.autograd.profiler.profile._start_trace",
+    "torch.autograd.profiler.profile.config",
+    "torch.ops.aten._scaled_dot_product_flash_attention",  # made anew whenever it is asked for
     "torch.Tensor._backward_hooks",
     "torch.autograd.Variable._execution_engine.queue_callback",
     "torch.nn.Module._modules",
