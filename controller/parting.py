@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pacecar.controller.ddp_private import find_ddp
+from pacecar.torch_internals import lacking
 
 __all__ = ["Parting"]
 
@@ -32,6 +33,8 @@ class Parting:
 
     def __init__(self, model: nn.Module) -> None:
         self._ddp = find_ddp(model)
+        if self._ddp is not None:
+            lacking("agreement", {"DDP": self._ddp})  # without its mark Join is not seen, and ranks agree on nothing
         self._world = _world()
 
     def reason(self) -> str | None:

@@ -115,7 +115,6 @@ _PROFILE = "torch.autograd.profiler.profile."
 _FRAMES = "torch._C._dynamo.eval_frame."
 
 _ATTENTION = "torch.ops.aten._scaled_dot_product_"
-_HELPER = "DDP's own helper builds the buckets; the first step after a switch does not overlap"
 
 _OTHER_RECORDER = "the other flight recorder, where there is one"
 
@@ -153,9 +152,9 @@ INTERNALS: tuple[Internal, ...] = (
     Internal("torch._ops.OpOverload", ("flops",), EVER),
     Internal("torch._ops.OpOverload._overloadpacket", ("flops",), EVER, owner="operator"),
     # --- torch.compile ------------------------------------------------------------------------------------------
-    Internal(_FRAMES + "_FrameAction.SKIP", ("compile",), EVER),
-    Internal(_FRAMES + "_FrameExecStrategy", ("compile",), EVER),
-    Internal(_FRAMES + "set_code_exec_strategy", ("compile",), EVER),
+    Internal(_FRAMES + "_FrameAction.SKIP", ("compile",), ("2.9", "2.15")),
+    Internal(_FRAMES + "_FrameExecStrategy", ("compile",), ("2.9", "2.15")),
+    Internal(_FRAMES + "set_code_exec_strategy", ("compile",), ("2.9", "2.15")),
     Internal(
         "torch._dynamo.symbolic_convert.InstructionTranslator.current_tx",
         (),
@@ -182,7 +181,7 @@ INTERNALS: tuple[Internal, ...] = (
     Internal("torch.distributed.ProcessGroupGloo", ("ranks",), EVER),
     Internal("torch.distributed.distributed_c10d._get_default_group", ("last_collective",), EVER),
     Internal("torch.distributed.ProcessGroup._get_sequence_number_for_group", ("last_collective",), EVER),
-    Internal("torch._C._distributed_c10d._dump_nccl_trace_json", (), ("2.5", "2.12"), _OTHER_RECORDER),
+    Internal("torch._C._distributed_c10d._dump_nccl_trace_json", (), ("2.6", "2.15"), _OTHER_RECORDER),
     Internal("torch._C._distributed_c10d._dump_fr_trace_json", (), ("2.9", "2.15"), _OTHER_RECORDER),
     Internal("torch.distributed.ProcessGroup._device_types", (), EVER, "torch.distributed.get_backend"),
     Internal("torch.distributed.ProcessGroup._get_backend", (), EVER, "torch.distributed.get_backend"),
@@ -208,10 +207,10 @@ INTERNALS: tuple[Internal, ...] = (
     Internal("torch.distributed.Reducer._remove_autograd_hooks", ("ddp_buckets",), EVER),
     Internal("torch.distributed.Reducer._set_static_graph", ("ddp_buckets",), EVER),
     Internal("torch.distributed.Logger._set_static_graph", ("ddp_buckets",), EVER),
-    Internal("torch.distributed.Reducer", (), EVER, _HELPER),
-    Internal("torch.distributed.Logger", (), EVER, _HELPER),
-    Internal("torch.distributed._compute_bucket_assignment_by_size", (), EVER, _HELPER),
-    Internal(_DDP + "_passing_sync_batchnorm_handle", (), EVER, _HELPER),
+    Internal("torch.distributed.Reducer", ("ddp_buckets",), EVER),
+    Internal("torch.distributed.Logger", ("ddp_buckets",), EVER),
+    Internal("torch.distributed._compute_bucket_assignment_by_size", ("ddp_buckets",), EVER),
+    Internal(_DDP + "_passing_sync_batchnorm_handle", ("ddp_buckets",), EVER),
     Internal("torch.distributed._register_comm_hook", ("compression",), EVER),
     Internal("torch.distributed.Logger._set_comm_hook_name", ("compression",), EVER),
     # Where DDP keeps its sizes: the first since torch 2.12, the second before, with the default of the first bucket.
@@ -301,6 +300,8 @@ def lacking(feature: Feature, owners: dict[str, object] | None = None) -> str | 
             _lacking[feature] = reason
     if reason is None and owners:
         reason = _missing(feature, [i for i in INTERNALS if i.owner in owners], owners)
+        if reason is not None:
+            _lacking[feature] = reason  # the next object of its kind is of the same torch
     if reason is not None and reason not in _told:
         _told.add(reason)
         # Few jobs compile, so the others need not hear of it; under `pacecar run` nobody has set up logging yet.

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -39,6 +40,10 @@ TUNING: dict[str, Any] = {
     "windows": False, "crew": False,
 }  # fmt: skip
 """Models of some ten thousand parameters have buckets of some thousand bytes."""
+
+
+STEP_SECONDS = 0.005
+"""A step of real jobs takes time too, in which the ranks' messages arrive."""
 
 
 class Turning(Policy):
@@ -112,7 +117,7 @@ def lines_of(logger: str = "pacecar") -> list[str]:
 # --- the jobs -----------------------------------------------------------------------------------------------------
 
 
-def plain(*, steps: int, pace: bool, missing: Sequence[str] = (), trace: bool = False) -> dict[str, Any]:
+def plain(*, steps: int, pace: bool = True, missing: Sequence[str] = (), trace: bool = False) -> dict[str, Any]:
     """One process that measures: phases, exact windows, FLOPs; `pace` False is the same without pacecar."""
     lines, folder = lines_of(), tempfile.mkdtemp()
     model = net()
@@ -193,6 +198,7 @@ def ddp(
             loss.backward()
         else:
             loss = pacer.train_batch(batch, lambda x: (model(x) - x).square().mean())
+            time.sleep(STEP_SECONDS)
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.detach())
@@ -341,6 +347,11 @@ def deleted(name: str, owners: dict[str, Any]) -> bool:
 
 TORCH_NEEDS = frozenset({
     # Read or called by torch in every step of these jobs, so that no job could train without.
+    "torch._dynamo.graph_break",
+    "torch.autograd.profiler.profile._prepare_trace",  # these three by torch.profiler, which takes traces
+    "torch.autograd.profiler.profile._start_trace",
+    "torch.autograd.profiler.profile.config",
+    "torch.ops.aten._scaled_dot_product_flash_attention",  # made anew whenever it is asked for
     "torch.Tensor._backward_hooks",
     "torch.autograd.Variable._execution_engine.queue_callback",
     "torch.nn.Module._modules",

@@ -6,10 +6,13 @@ A row is written by `run.py`.  A version that is not run again keeps its row and
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).with_name("ran")
+
+REASON_LETTERS = 160
 
 FEATURES = (
     "attach", "exact window", "FLOPs", "trace", "ranks compared", "bucket_bytes", "first_bucket_bytes", "compression",
@@ -57,6 +60,7 @@ def section(folder: Path = FOLDER) -> str:
         cells = []
         for feature in FEATURES:
             word, _, reason = row["cells"].get(feature, "not run").partition(": ")
+            reason = textwrap.shorten(reason, REASON_LETTERS, placeholder=" ...")
             if reason:
                 if reason not in reasons:
                     reasons.append(reason)

@@ -340,5 +340,3 @@ def test_without_a_name_the_job_trains_to_the_same_bits_and_lacks_that_feature_a
         assert shown, answer["lines"]
     for knob in off & set(answer.get("refused", {})):
         assert internal.name in answer["refused"][knob]
-    if kind == "ddp" and not off & DDP_KNOBS:
-        assert {"bucket_bytes", "first_bucket_bytes"} <= set(answer["turned"])
