@@ -268,7 +268,7 @@ def _spoil(fault: Fault, tuner: Any, folder: Path) -> None:
 def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher: Any) -> tuple[Any, Any]:
     """Return a started tuner with faults built in, and the actuator of the bucket size."""
     sys.path.insert(0, str(Path(__file__).parent))
-    from job_tuner import Finished, Script, step_record
+    from job_tuner import Finished, Script, job_hello, step_record
 
     from pacecar.clock import SystemClock
     from pacecar.config import TuneConfig
@@ -278,7 +278,7 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher:
     from pacecar.controller.microbatch_knobs import MicroBatchActuator
     from pacecar.controller.observation import Facts
     from pacecar.controller.tuner import Tuner
-    from pacecar.records import JobHello, Knobs
+    from pacecar.records import Knobs
 
     class Buckets(BucketActuator):
         def apply(self, value: int) -> None:
@@ -319,12 +319,8 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher:
     agreement._side, agreement._main = Side(world), Votes()
     buckets = Buckets(ddp, config)
     in_force = [Knobs()]
-    hello = JobHello(
-        job="job", rank=rank, local_rank=rank, world_size=world, pid=os.getpid(), host="h", device="cpu",
-        framework="torch", pacecar_version="0", started_wall_ns=0,
-    )  # fmt: skip
     tuner: Any = Tuner(
-        hello=hello, config=config, policy=Policy(is_trial=point.is_trial) if rank == 0 else None,
+        hello=job_hello(rank, world), config=config, policy=Policy(is_trial=point.is_trial) if rank == 0 else None,
         actuators=[buckets, MicroBatches(ddp, batcher, config)],
         facts=lambda: Facts("job", world, buckets.gradient_bytes(), batcher.batch_samples),
         emit=lambda record: fault("emit"), set_knobs=in_force.append, request_window=lambda: None, clock=SystemClock(),
@@ -332,7 +328,7 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher:
     )  # fmt: skip
     if point.mode == "broken":
         agreement.settle = _keeps_what_it_has.__get__(agreement)  # type: ignore[method-assign]
-    tuner.boundary = lambda step, ns: tuner.on_boundary(Finished(step_record(step, ns, in_force[-1], 8)))
+    tuner.boundary = lambda step, ns: tuner.on_boundary(Finished(step_record(rank, step, ns, knobs=in_force[-1])))
     tuner.start()
     return tuner, buckets
 

@@ -118,8 +118,8 @@ def growth(live: Any, sizes: list[int], switches: int, micro: int) -> dict[str, 
         resident.append(resident_bytes())
     return {
         "reducers": sum(r() is not None for r in reducers),
-        "resident_early": max(resident[20:40]),
-        "resident_late": min(resident[-20:]),
+        "resident_early": max(resident[15:30]),
+        "resident_late": min(resident[-15:]),
     }
 
 

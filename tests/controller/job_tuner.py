@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -29,7 +30,10 @@ from pacecar.controller.microbatch import MicroBatcher
 from pacecar.controller.microbatch_knobs import MicroBatchActuator
 from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
 from pacecar.controller.tuner import Tuner
-from pacecar.records import JobHello, JobRecord, Knobs, KnobSwitch, Ledger, StepRecord, TunerStatus
+from pacecar.records import JobRecord, Knobs, KnobSwitch, StepRecord, TunerStatus
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # run as a script, it finds its own folder only
+from tests.kit.records import job_hello, step_record
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
@@ -89,17 +93,6 @@ class Finished:
         return self.record
 
 
-def step_record(step: int, wall_ns: int, knobs: Knobs, samples: int) -> StepRecord:
-    ledger = Ledger(wall_ns=wall_ns, unknown_ns=wall_ns)
-    return StepRecord(
-        job="job", rank=RANK, step=step, ended_wall_ns=time.time_ns(), wall_ns=wall_ns, data_wait_ns=None,
-        forward_ns=None, backward_ns=None, optimizer_ns=None, micro_batches=None, samples=samples, tokens=None,
-        ledger=ledger, source="estimate", calibration_age_steps=None, totals=ledger, total_steps=step,
-        total_samples=None, total_tokens=None, overhead_ns=0, total_overhead_ns=0, total_windows=0, dropped_records=0,
-        knobs=knobs,
-    )  # fmt: skip
-
-
 def main(options: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(0)
     net = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(12)])
@@ -118,12 +111,8 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     if options.get("meet_seconds"):
         agreement_given = RankAgreement(RANK, WORLD, votes=True, meet_seconds=options["meet_seconds"])
     if options.get("absent") != RANK:
-        hello = JobHello(
-            job="job", rank=RANK, local_rank=RANK, world_size=WORLD, pid=os.getpid(), host="h", device="cpu",
-            framework="torch", pacecar_version="0", started_wall_ns=0,
-        )  # fmt: skip
         tuner = Tuner(
-            hello=hello, config=config, policy=policy, actuators=actuators,
+            hello=job_hello(RANK, WORLD), config=config, policy=policy, actuators=actuators,
             facts=lambda: Facts("job", WORLD, buckets.gradient_bytes(), batcher.batch_samples),
             emit=emitted.append, set_knobs=in_force.append, request_window=lambda: None, clock=SystemClock(),
             agreement=agreement_given,
@@ -142,7 +131,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         if options.get("sleep_us"):
             time.sleep(options["sleep_us"] / 1e6)
         now = time.perf_counter_ns()
-        record = step_record(step, now - last, in_force[-1], 16)
+        record = step_record(RANK, step, now - last, knobs=in_force[-1])
         walls.append(now - last)
         last = now
         if options.get("break_side") == step and RANK == WORLD - 1:

@@ -30,9 +30,13 @@ FLAVOURS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.distributed
 @pytest.mark.slow
-def test_live_switches_give_the_gradients_of_a_fresh_ddp_to_the_last_bit_and_grow_nothing(run_ranks: Run) -> None:
-    """64 switches in a row compared gradient by gradient, 60 more watched for growth, then every flavour of DDP."""
-    jobs = [{"switches": 64, "growth": 60, "held": True}, *({"switches": 8, **options} for options, _ in FLAVOURS)]
+@pytest.mark.parametrize(("switches", "growth"), [(28, 45), pytest.param(64, 150, marks=pytest.mark.full)])
+def test_live_switches_give_the_gradients_of_a_fresh_ddp_to_the_last_bit_and_grow_nothing(
+    run_ranks: Run, switches: int, growth: int
+) -> None:
+    """Switches in a row compared gradient by gradient, more watched for growth, then every flavour of DDP."""
+    alone = {"switches": switches, "growth": growth, "held": True}
+    jobs = [alone, *({"switches": 8, **options} for options, _ in FLAVOURS)]
     first, *flavours = run_ranks("job_buckets.py", 2, jobs)
     for rank in first:
         assert (rank["refusal"], rank["recipe"], rank["unequal"]) == (None, "ordered", 0)

@@ -20,7 +20,6 @@ from pacecar.records import (
     Answer,
     Command,
     Decision,
-    JobHello,
     JobRecord,
     Knobs,
     Ledger,
@@ -32,12 +31,10 @@ from pacecar.records import (
 from pacecar.steering import REPORTED_CHANGES_MAX
 from pacecar.tune_text import WIDTH_MIN, lines
 from pacecar.wire import FRAME_BYTES_MAX, encode_frame
+from tests.kit.records import job_hello
 
 MIB = 2**20
-HELLO = JobHello(
-    job="job", rank=0, local_rank=0, world_size=2, pid=1, host="h", device="cpu", backend="gloo", framework="torch",
-    pacecar_version="0", started_wall_ns=0,
-)  # fmt: skip
+HELLO = job_hello(job="job")
 
 
 class Office:

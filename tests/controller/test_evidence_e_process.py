@@ -15,12 +15,15 @@ from pacecar.controller.watch import QUIET_SPREAD
 
 RATE = 0.05
 DEAD_BAND = 0.01
-JOBS = 400
 STEPS = 1300
 
+# At most 5 % of N jobs may accept a gain that is none.  The jobs are the same each time; N says which rates are seen.
+# A rule that accepts 10 % passes by chance with 120 jobs in 4 cases of 100, with 400 in 2 of 10 000; and there are ten.
+each_depth = pytest.mark.parametrize("jobs", [120, pytest.param(400, marks=pytest.mark.full)])
 
-def _noise(kind: str, draw: np.random.Generator) -> np.ndarray:
-    shape = (JOBS, STEPS)
+
+def _noise(kind: str, draw: np.random.Generator, jobs: int) -> np.ndarray:
+    shape = (jobs, STEPS)
     if kind == "gaussian":
         return draw.normal(0, 0.05, shape)
     if kind == "t3":
@@ -30,7 +33,7 @@ def _noise(kind: str, draw: np.random.Generator) -> np.ndarray:
     steps = draw.normal(0, 0.05 * math.sqrt(1 - 0.9**2), shape)
     if kind == "ar1":
         out = np.zeros(shape)
-        out[:, 0] = draw.normal(0, 0.05, JOBS)
+        out[:, 0] = draw.normal(0, 0.05, jobs)
         for t in range(1, STEPS):
             out[:, t] = 0.9 * out[:, t - 1] + steps[:, t]
         return out
@@ -38,9 +41,9 @@ def _noise(kind: str, draw: np.random.Generator) -> np.ndarray:
     return draw.normal(0, 0.05, shape) + np.cumsum(draw.normal(0, 0.005, shape), axis=1)
 
 
-def _quiet_noise(kind: str, draw: np.random.Generator) -> np.ndarray:
+def _quiet_noise(kind: str, draw: np.random.Generator, jobs: int) -> np.ndarray:
     """Return jobs whose first window's steps lie so near each other that their windows are short."""
-    noise = 0.4 * _noise(kind, draw)
+    noise = 0.4 * _noise(kind, draw, jobs)
     return noise[np.ptp(noise[:, :WINDOW_STEPS], axis=1) <= QUIET_SPREAD]
 
 
@@ -69,32 +72,35 @@ def _accepted(
     return accepted
 
 
+@each_depth
 @pytest.mark.parametrize("kind", ["gaussian", "t3", "spikes", "ar1", "drift"])
 @pytest.mark.parametrize("gain", [0.0, DEAD_BAND])
-def test_looking_after_every_pair_accepts_no_gain_at_most_at_the_stated_rate(kind: str, gain: float) -> None:
-    noise = _noise(kind, np.random.default_rng(7))
-    share = sum(pairs is not None for pairs in _accepted(noise, gain, dead_band=gain)) / JOBS
+def test_looking_after_every_pair_accepts_no_gain_at_most_at_the_stated_rate(kind: str, gain: float, jobs: int) -> None:
+    noise = _noise(kind, np.random.default_rng(7), jobs)
+    share = sum(pairs is not None for pairs in _accepted(noise, gain, dead_band=gain)) / jobs
     assert share <= RATE, f"{kind}: {share:.1%} false accepts"
 
 
+@each_depth
 @pytest.mark.parametrize("kind", ["gaussian", "t3", "spikes", "ar1", "drift"])
 @pytest.mark.parametrize("gain", [0.0, DEAD_BAND])
-def test_short_windows_of_jobs_that_began_quietly_keep_the_rate(kind: str, gain: float) -> None:
+def test_short_windows_of_jobs_that_began_quietly_keep_the_rate(kind: str, gain: float, jobs: int) -> None:
     """Also where the first steps were quiet by chance: what their windows are worth is measured."""
-    noise = np.concatenate([_quiet_noise(kind, np.random.default_rng(seed)) for seed in range(4)])
+    noise = np.concatenate([_quiet_noise(kind, np.random.default_rng(seed), jobs) for seed in range(4)])
     accepted = _accepted(noise, gain, dead_band=gain, window_steps=QUIET_WINDOW_STEPS)
-    assert len(accepted) >= JOBS
+    assert len(accepted) >= jobs
     share = sum(pairs is not None for pairs in accepted) / len(accepted)
     assert share <= RATE, f"{kind}: {share:.1%} false accepts"
 
 
+@each_depth
 @pytest.mark.parametrize(("gain", "pairs_median", "share_min"), [(0.05, 6, 0.75), (0.10, 3, 0.98), (0.20, 2, 0.99)])
 def test_real_gains_at_five_percent_step_noise_are_accepted_within_few_pairs(
-    gain: float, pairs_median: int, share_min: float
+    gain: float, pairs_median: int, share_min: float, jobs: int
 ) -> None:
-    noise = _noise("gaussian", np.random.default_rng(11))
+    noise = _noise("gaussian", np.random.default_rng(11), jobs)
     accepted = [pairs for pairs in _accepted(noise, gain) if pairs is not None]
-    assert len(accepted) / JOBS >= share_min
+    assert len(accepted) / jobs >= share_min
     assert np.median(accepted) <= pairs_median
 
 

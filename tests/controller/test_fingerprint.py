@@ -10,14 +10,7 @@ from torch import nn
 
 from pacecar.controller.fingerprint import fingerprint, link
 from pacecar.controller.memory import Fingerprint
-from pacecar.records import JobHello
-
-
-def hello(job: str = "a", world_size: int = 4) -> JobHello:
-    return JobHello(
-        job=job, rank=0, local_rank=0, world_size=world_size, pid=1, host="h", device="cpu", backend="gloo",
-        framework="torch", pacecar_version="0", started_wall_ns=0,
-    )  # fmt: skip
+from tests.kit.records import job_hello
 
 
 @pytest.fixture
@@ -86,7 +79,7 @@ def test_a_machine_that_says_nothing_has_an_unnamed_link_and_one_rank_none(tmp_p
 
 
 def take(model: nn.Module, **changes: object) -> Fingerprint:
-    return fingerprint(model, hello(**changes), environ={"LOCAL_WORLD_SIZE": "4"})  # type: ignore[arg-type]
+    return fingerprint(model, job_hello(**{"world_size": 4, **changes}), environ={"LOCAL_WORLD_SIZE": "4"})  # type: ignore[arg-type]
 
 
 def test_values_names_and_the_job_do_not_matter_but_shapes_types_ranks_and_what_is_trained_do() -> None:

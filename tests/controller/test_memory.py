@@ -32,7 +32,7 @@ from pacecar.controller.memory import (
     stale,
     used,
 )
-from pacecar.records import JobHello
+from tests.kit.records import job_hello
 
 KIND = Fingerprint(
     parameters="f00d", elements=42_000_000, world_size=4, device="cpu", backend="gloo", link="ethernet 10 Gb/s",
@@ -232,11 +232,7 @@ def test_the_place_is_the_users_state_folder_and_none_for_a_user_without_home(tm
 
 
 def job_memory(keeper: Keeper, clock: FakeClock) -> JobMemory:
-    hello = JobHello(
-        job="gpt", rank=0, local_rank=0, world_size=4, pid=1, host="h", device="cpu", framework="torch",
-        pacecar_version="0.1.0", started_wall_ns=0,
-    )  # fmt: skip
-    return JobMemory(keeper, msgspec.structs.replace(KIND, began={}), hello, clock)
+    return JobMemory(keeper, msgspec.structs.replace(KIND, began={}), job_hello(job="gpt", world_size=4), clock)
 
 
 def settled(keeper: Keeper) -> None:

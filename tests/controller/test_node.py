@@ -17,28 +17,20 @@ from pacecar.controller.offers import KnobOffer, Offer
 from pacecar.controller.protocol import DISTURBANCE_MAX, Member
 from pacecar.controller.screen import Screen
 from pacecar.controller.sway import FULL_LINK_RATIO, ROOM_RATIO_MIN, STALLED_CPU_RATIO
-from pacecar.records import JobHello
 from pacecar.signals import HostSignals
 from tests.controller.held import HeldRun
+from tests.kit.records import job_hello
 
 S = NS_PER_SECOND
 GIB = 2**30
 LINK = 125_000_000
 
 
-def hello(rank: int = 0, world_size: int = 4, **changes: Any) -> JobHello:
-    told: dict[str, Any] = {
-        "job": "j", "rank": rank, "local_rank": 0, "world_size": world_size, "pid": 1, "host": "h", "device": "cpu",
-        "framework": "torch", "pacecar_version": "0", "started_wall_ns": 0,
-    }  # fmt: skip
-    return JobHello(**(told | changes))
-
-
 class Bench:
     def __init__(self, **changes: Any) -> None:
         self.clock = FakeClock(monotonic_ns=1000 * S)
         options = {"gradient_bytes": 10_000_000, "environ": {"LOCAL_WORLD_SIZE": "1"}} | changes
-        self.node = Node(options.pop("hello", hello()), self.clock, **options)
+        self.node = Node(options.pop("hello", job_hello(world_size=4)), self.clock, **options)
 
     def say(self, **changes: Any) -> Disturbance | None:
         self.clock.advance(3 * S)
@@ -135,7 +127,7 @@ def test_the_launcher_says_how_many_ranks_a_node_has(environ: dict[str, str], ra
 def test_room_is_the_device_s_with_what_this_process_holds_unused_or_a_share_of_the_host_s() -> None:
     memory = {"host_available_bytes": 6 * GIB, "host_total_bytes": 16 * GIB}
     device = {"device_free_bytes": 2 * GIB, "device_total_bytes": 80 * GIB}
-    gpu = Bench(hello=hello(device="cuda:1", device_uuid="GPU-1"), spare_bytes=lambda: GIB)
+    gpu = Bench(hello=job_hello(world_size=4, device="cuda:1", device_uuid="GPU-1"), spare_bytes=lambda: GIB)
     gpu.say(**memory, **device)
     assert gpu.node.room_bytes() == 3 * GIB
     assert gpu.node.view.headroom_ratio == pytest.approx(3 / 80)

@@ -22,7 +22,9 @@ from tests.controller.plant import (
     spiky,
 )
 
-SEEDS = 30
+each_depth = pytest.mark.parametrize("seeds", [12, pytest.param(30, marks=pytest.mark.full)])
+"""How many jobs: the same ones on every machine, so this says how small a change of the policy is seen."""
+
 NOISES = {
     "gaussian 1.5 %": gaussian(0.015),  # windows of four steps
     "gaussian 5 %": gaussian(0.05),
@@ -50,9 +52,9 @@ def _oracle(curve: Curve, spaces: list[KnobSpace], step: int) -> float:
     )
 
 
-def _runs(curve: Curve, spaces: list[KnobSpace], noise: Noise, steps: int, budget: float) -> list[Plant]:
+def _runs(curve: Curve, spaces: list[KnobSpace], noise: Noise, steps: int, budget: float, seeds: int) -> list[Plant]:
     config = TuneConfig(exploration_budget=budget)
-    return [Plant(curve, noise, spaces, seed, config).run(steps) for seed in range(SEEDS)]
+    return [Plant(curve, noise, spaces, seed, config).run(steps) for seed in range(seeds)]
 
 
 def _off(plant: Plant, steps: int) -> float:
@@ -67,37 +69,46 @@ def _against_never_tuning(plant: Plant) -> float:
     return plant.total_seconds / alone - 1
 
 
+@each_depth
 @pytest.mark.parametrize("noise", NOISES)
-def test_a_better_bucket_size_is_found_and_kept(noise: str) -> None:
-    runs = _runs(link_curve(SMALL_IS_BETTER), _buckets(), NOISES[noise], 2000, 0.02)
+def test_a_better_bucket_size_is_found_and_kept(noise: str, seeds: int) -> None:
+    runs = _runs(link_curve(SMALL_IS_BETTER), _buckets(), NOISES[noise], 2000, 0.02, seeds)
     near = fmean(_off(plant, 2000) <= 0.03 for plant in runs)
     assert near >= 0.75, f"{near:.0%} of the jobs end within 3 % of the best"
     assert median(_against_never_tuning(plant) for plant in runs) < -0.05
 
 
+@each_depth
 @pytest.mark.parametrize("noise", NOISES)
-def test_two_knobs_are_tuned_within_a_short_run(noise: str) -> None:
+def test_two_knobs_are_tuned_within_a_short_run(noise: str, seeds: int) -> None:
     """700 steps, as long as the demo: default 0.198 s a step, best 0.110 s."""
-    runs = _runs(both_curve, _both(), NOISES[noise], 700, 0.05)
+    runs = _runs(both_curve, _both(), NOISES[noise], 700, 0.05, seeds)
     assert median(_off(plant, 700) for plant in runs) <= 0.05
     assert median(_against_never_tuning(plant) for plant in runs) < -0.25
     assert all(plant.values["micro_batch"] >= 8 for plant in runs)
 
 
+@each_depth
 @pytest.mark.parametrize("noise", NOISES)
-def test_tuning_a_job_whose_default_is_best_costs_under_one_percent(noise: str) -> None:
-    runs = _runs(link_curve(DEFAULT_IS_BEST), _buckets(), NOISES[noise], 2000, 0.01)
+def test_tuning_a_job_whose_default_is_best_costs_under_one_percent(noise: str, seeds: int) -> None:
+    runs = _runs(link_curve(DEFAULT_IS_BEST), _buckets(), NOISES[noise], 2000, 0.01, seeds)
     assert median(_against_never_tuning(plant) for plant in runs) < 0.01
     assert fmean(_off(plant, 2000) <= 0.005 for plant in runs) >= 0.9  # each trial may be wrong at the stated rate
     assert fmean(any("searching again" in status.detail for status in plant.statuses) for plant in runs) <= 0.1
 
 
+@each_depth
 @pytest.mark.parametrize("noise", NOISES)
-def test_the_job_recovers_when_the_link_changes(noise: str) -> None:
+def test_the_job_recovers_when_the_link_changes(noise: str, seeds: int) -> None:
     """A default that was best is no longer: the watch notices, and the new best is found."""
     before, after = link_curve(DEFAULT_IS_BEST), link_curve({**SMALL_IS_BETTER, 32 * MIB: 320, 64 * MIB: 360})
     runs = _runs(
-        lambda values, step: (before if step < 800 else after)(values, step), _buckets(), NOISES[noise], 2000, 0.02
+        lambda values, step: (before if step < 800 else after)(values, step),
+        _buckets(),
+        NOISES[noise],
+        2000,
+        0.02,
+        seeds,
     )
     # At 10 % noise the last 4 % between 16 and 8 MiB are beyond what ten pairs can show.
     near = 0.05 if noise == "gaussian 10 %" else 0.03
@@ -126,21 +137,23 @@ def test_a_link_that_changes_in_the_middle_of_a_trial_ends_it_soon(
     assert all(verdict.step <= changed + within for verdict in moved), [verdict.step for verdict in moved]
 
 
+@each_depth
 @pytest.mark.parametrize("noise", NOISES)
-def test_no_trial_is_abandoned_while_the_ranks_obey(noise: str) -> None:
-    runs = _runs(both_curve, _both(), NOISES[noise], 500, 0.05)
+def test_no_trial_is_abandoned_while_the_ranks_obey(noise: str, seeds: int) -> None:
+    runs = _runs(both_curve, _both(), NOISES[noise], 500, 0.05, seeds)
     reasons = [v.reason for plant in runs for v in plant.verdicts if v.outcome in ("abandoned", "barred")]
     assert all("the job ended" in reason for reason in reasons), reasons
 
 
+@each_depth
 @pytest.mark.parametrize("budget", [0.0, 0.01, 0.05])
-def test_the_time_lost_stays_near_the_budget(budget: float) -> None:
+def test_the_time_lost_stays_near_the_budget(budget: float, seeds: int) -> None:
     """Every change is bad here.  A trial that is under way may overdraw, by what one bad candidate costs."""
 
     def bad(values: dict[str, int], step: int) -> float:
         return 0.2 if values["bucket_bytes"] == 32 * MIB else 0.5
 
-    for plant in _runs(bad, _buckets(), NOISES["gaussian 5 %"], 1500, budget):
+    for plant in _runs(bad, _buckets(), NOISES["gaussian 5 %"], 1500, budget, seeds):
         lost = sum(
             pace / 1e9 - 0.2
             for pace, values in zip(plant.paces, plant.history, strict=True)

@@ -19,7 +19,8 @@ from pacecar.controller.observation import Facts, Observation, Policy, Turn
 from pacecar.controller.protocol import LONG_STEP_NS
 from pacecar.controller.tuner import OFFER_BOUNDARY, Tuner
 from pacecar.profiler.pulse import CountedStep
-from pacecar.records import JobHello, JobRecord, Knobs, KnobSwitch, Ledger, StepRecord, TunerStatus
+from pacecar.records import JobRecord, Knobs, KnobSwitch, StepRecord, TunerStatus
+from tests.kit.records import job_hello, step_record
 
 
 class Dial:
@@ -102,12 +103,8 @@ class Bench:
         self.windows = 0
         self.exact_step = 9
         self.step = 0
-        hello = JobHello(
-            job="j", rank=0, local_rank=0, world_size=1, pid=1, host="h", device="cpu", framework="torch",
-            pacecar_version="0", started_wall_ns=0,
-        )  # fmt: skip
         self.tuner = Tuner(
-            hello=hello,
+            hello=job_hello(world_size=1),
             config=TuneConfig(mode=mode),  # type: ignore[arg-type]
             policy=self.policy,
             actuators=[self.dial],
@@ -126,32 +123,11 @@ class Bench:
             self.tuner.on_boundary(Finished(self.record()))
 
     def record(self) -> StepRecord:
-        ledger = Ledger(wall_ns=self.step, unknown_ns=self.step)
-        return StepRecord(
-            job="j",
-            rank=0,
+        return step_record(
             step=self.step,
-            ended_wall_ns=1,
             wall_ns=self.step,
-            data_wait_ns=None,
-            forward_ns=None,
-            backward_ns=None,
-            optimizer_ns=None,
-            micro_batches=None,
-            samples=None,
-            tokens=None,
-            ledger=ledger,
             source="exact" if self.step == self.exact_step else "estimate",
             disturbed=self.step in (9, 10),
-            calibration_age_steps=None,
-            totals=ledger,
-            total_steps=self.step,
-            total_samples=None,
-            total_tokens=None,
-            overhead_ns=0,
-            total_overhead_ns=0,
-            total_windows=0,
-            dropped_records=0,
             knobs=self.in_force,
         )
 

@@ -9,8 +9,8 @@ from pacecar.controller.node import Node
 from pacecar.controller.observation import Turn
 from pacecar.controller.tuner import OFFER_BOUNDARY
 from pacecar.signals import HostSignals
-from tests.controller.test_node import hello
 from tests.controller.test_tuner import Bench
+from tests.kit.records import job_hello
 
 SHORT = HostSignals(period_ns=10**9, taken_ns=1, memory_stalled_ratio=0.9)
 WELL = HostSignals(period_ns=10**9, taken_ns=1, memory_stalled_ratio=0.0)
@@ -19,7 +19,7 @@ WELL = HostSignals(period_ns=10**9, taken_ns=1, memory_stalled_ratio=0.0)
 @pytest.fixture
 def bench() -> Bench:
     bench = Bench()
-    bench.tuner._node = Node(hello(world_size=1), FakeClock(monotonic_ns=1))
+    bench.tuner._node = Node(job_hello(world_size=1), FakeClock(monotonic_ns=1))
     bench.tuner.start()
     bench.run(OFFER_BOUNDARY + 2)
     return bench
