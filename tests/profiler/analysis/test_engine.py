@@ -165,6 +165,15 @@ def test_processes_end_when_nobody_wants_their_answers_any_more() -> None:
 # --- dask ---------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def _environment_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put back what dask leaves behind: with a PYTHONHASHSEED no later test of this process can fork a python."""
+    for name in ("PYTHONHASHSEED", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS",
+                 "MALLOC_TRIM_THRESHOLD_", "__DASK_PARENT_PID"):  # fmt: skip
+        monkeypatch.setenv(name, "")  # so that it is put back, or taken away, at the end
+        monkeypatch.delenv(name)
+
+
 def test_dask_without_an_address_or_a_scheduler_is_one_clear_error_soon(
     ranks: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,6 +195,7 @@ def test_dask_without_an_address_or_a_scheduler_is_one_clear_error_soon(
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("_environment_stays")
 def test_a_dask_cluster_gives_the_same_document_to_the_byte(ranks: list[Path], tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")
     bad = tmp_path / "bad.json"
@@ -200,6 +210,7 @@ def test_a_dask_cluster_gives_the_same_document_to_the_byte(ranks: list[Path], t
 @pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("_environment_stays")
 def test_a_dask_scheduler_without_workers_is_an_error_and_not_a_wait_for_ever(
     ranks: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
