@@ -26,10 +26,10 @@ while arguments and arguments[0] in ("-u", "-s", "-B"):
 is_plain = len(arguments) > 1 and arguments[0] in ("-m", "-c")
 is_plain |= bool(arguments) and not arguments[0].startswith("-") and os.path.isfile(arguments[0])
 if not is_plain or any(name in os.environ for name in AT_START):
-    os.execv(PYTHON, [PYTHON, *sys.argv[1:]])  # noqa: F821
+    os.execv(PYTHON, [PYTHON, *sys.argv[1:]])
 
 sock = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-sock.connect(SOCKET)  # noqa: F821
+sock.connect(SOCKET)
 files = []
 for name in os.listdir("/proc/self/fd"):
     number = int(name)
