@@ -8,15 +8,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.kit import waiting
 from tests.kit.forking_python import forking_python
 from tests.kit.net import free_port, scrape
 from tests.kit.tools import find_tool
-from tests.kit.waiting import until
+
+until = partial(waiting.until, seconds=120.0, look_seconds=0.1)  # a page is read and parsed at each look
 
 JOB = Path(__file__).parent / "jobs" / "small_ddp.py"
 

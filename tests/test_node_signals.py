@@ -169,7 +169,7 @@ def test_what_disturbs_either_node_takes_the_trial_back_on_all_ranks_and_tuning_
     assert held["detail"].startswith("this node is short of memory: tasks waited for it ")
 
     nodes.daemons[0].close()
-    until(lambda: not status(nodes).startswith("frozen"), "a daemon that is gone holds the job", WAIT_SECONDS)
+    until(lambda: not status(nodes).startswith("frozen"), "a daemon that is gone holds the job", WAIT_SECONDS, 0.1)
     check_logs(nodes)
 
 
@@ -220,13 +220,13 @@ def test_a_daemon_that_is_stopped_and_says_nothing_more_is_not_believed_and_hear
         [sys.executable, "-m", "pacecar", "daemon"], env=os.environ | environment, stderr=subprocess.PIPE, text=True
     )
     try:
-        until(path.exists, "the daemon does not listen", WAIT_SECONDS)
+        until(path.exists, "the daemon does not listen", WAIT_SECONDS, 0.1)
         nodes.start(
             "--tune", "exact", "--micro-batch", "1", "--width", "32", *ENDLESS, "--pause", "0.005",
             sockets=[path, path],
             knobs=["micro_batch"], windows=False, crew=False, warmup_steps=4, overhead_budget=1.0,
         )  # fmt: skip
-        until(lambda: status(nodes).startswith("frozen: this node is short of memory"), "never held", WAIT_SECONDS)
+        until(lambda: status(nodes).startswith("frozen: this node is short of memory"), "never held", WAIT_SECONDS, 0.1)
         daemon.send_signal(signal.SIGSTOP)
         until(
             lambda: not status(nodes).startswith("frozen"), "it does not go on without the daemon's word", WAIT_SECONDS

@@ -20,9 +20,11 @@ from pacecar.config import DaemonConfig
 from pacecar.monitor.daemon import Daemon
 from pacecar.records import Decision, JobHello, JobRecord, KnobSwitch, TunerOrder, TunerStatus, Verdict
 from tests.kit.forking_python import forking_python
+from tests.kit.waiting import until
 
 JOB = Path(__file__).parent / "jobs" / "small_ddp.py"
 WAIT_SECONDS = 60.0
+KEPT_SECONDS_MAX = 240.0
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -50,7 +52,9 @@ def finish(job: subprocess.Popen[str]) -> dict[str, Any]:
 
 def records(folder: Path, rank: int) -> list[JobRecord]:
     decoder = msgspec.json.Decoder(JobRecord)
-    return [decoder.decode(line) for line in (folder / f"rank{rank}.jsonl").read_bytes().splitlines()]
+    path = folder / f"rank{rank}.jsonl"
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # the last may be half written
+    return [decoder.decode(line) for line in lines]
 
 
 @pytest.fixture
@@ -145,23 +149,43 @@ def check_log(folder: Path) -> None:
     assert orders[0].values == {"bucket_bytes": 256 * 1024}
 
 
+def run_until_kept(folder: Path, options: dict[str, Any]) -> None:
+    """Train until a trial is kept that is worth it."""
+    end = folder.with_suffix(".end")
+    arguments = ("--tune", "exact", "--micro-batch", "1", "--width", "32", "--steps", "10", "--until", str(end))
+    job = start_job(folder, *arguments, **options)
+
+    def is_kept() -> bool:
+        return job.poll() is not None or any(
+            isinstance(record, Verdict) and record.outcome == "kept" and (record.measured_gain_ratio or 0) > 0.1
+            for record in records(folder, 0)
+        )
+
+    try:
+        until(is_kept, "no trial was kept", KEPT_SECONDS_MAX, 0.1)
+        end.touch()
+        finish(job)
+    finally:
+        end.touch()
+        with job:
+            job.kill()
+
+
 def test_a_run_remembers_and_the_next_one_tries_that_first(tmp_path: Path) -> None:
     """Micro-batches of 1 are slow wherever the tests run; the second run has the better ones after one trial."""
     knobs_file = tmp_path / "state" / "knobs.json"
     options = {
         "knobs_file": str(knobs_file), "remember": True, "knobs": ["micro_batch"], "exploration_budget": 0.5,
         "windows": False, "crew": False, "socket": str(tmp_path / "none"), "warmup_steps": 4, "false_accept_rate": 0.3,
-        "overhead_budget": 1.0,  # all of these short steps are measured: the run has only 400
+        "overhead_budget": 1.0,  # all of these short steps are measured
     }  # fmt: skip
-    arguments = ("--tune", "exact", "--micro-batch", "1", "--width", "32")
-    first = start_job(tmp_path / "first", *arguments, "--steps", "400", **options)
-    finish(first)
+    run_until_kept(tmp_path / "first", options)
     said = CliRunner().invoke(cli, ["knobs", "list", "--json", "--file", str(knobs_file)])
     (entry,) = json.loads(said.stdout)
     assert entry["knobs"]["micro_batch"] > 1
     assert entry["gain_ratio"] > 0.1
     assert entry["fingerprint"]["began"] == {"micro_batch": 1}
-    finish(start_job(tmp_path / "second", *arguments, "--steps", "250", **options))
+    run_until_kept(tmp_path / "second", options)
     log = records(tmp_path / "second", 0)
     decision = next(r for r in log if isinstance(r, Decision))
     assert decision.to_value == entry["knobs"]["micro_batch"]

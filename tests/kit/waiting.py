@@ -10,9 +10,14 @@ __all__ = ["until"]
 LOOK_SECONDS = 0.005
 
 
-def until(claim: Callable[[], object], what: str = "it never happened", seconds: float = 60.0) -> None:
-    """Wait until `claim()` holds; fails with `what` after `seconds`."""
+def until(
+    claim: Callable[[], object],
+    what: str = "it never happened",
+    seconds: float = 60.0,
+    look_seconds: float = LOOK_SECONDS,
+) -> None:
+    """Wait until `claim()` holds; fails with `what` after `seconds`.  Where looking is dear, look less often."""
     limit = time.monotonic() + seconds
     while not claim():
         assert time.monotonic() < limit, what
-        time.sleep(LOOK_SECONDS)
+        time.sleep(look_seconds)
