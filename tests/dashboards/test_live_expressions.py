@@ -148,7 +148,7 @@ def test_every_question_has_an_answer_on_this_machine_or_says_what_is_missing(tm
 
 
 def test_every_question_has_an_answer_where_gpus_are_and_all_goes_wrong(stage: Stage) -> None:
-    before = 'count_over_time(pacecar_gpu_ecc_errors_total[1m]) > 2 and on () count(pacecar_job_energy_per_step_joules)'
+    before = "count_over_time(pacecar_gpu_ecc_errors_total[1m]) > 2 and on () count(pacecar_job_energy_per_step_joules)"
     until(lambda: stage.store.instant(before), "no scrape shows the time before", PATIENCE_SECONDS)
     stage.planted.plant()  # a counter that is first seen after it grew has not grown
     asked = asked_of(stage.store, stage.planted.job, stage.planted.address)
