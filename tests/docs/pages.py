@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 PAGES = sorted(
     page
-    for pattern in ("README.md", "CONTRIBUTING.md", "deploy/README.md", "docs/**/*.md")
+    for pattern in ("README.md", "CONTRIBUTING.md", "bench/README.md", "deploy/README.md", "docs/**/*.md")
     for page in ROOT.glob(pattern)
 )
 

@@ -20,7 +20,10 @@ from tests.kit.forking_python import forking_python
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
-    page for pattern in ("*.md", "docs/**/*.md", "deploy/*.md") for page in ROOT.glob(pattern) if page.is_file()
+    page
+    for pattern in ("*.md", "docs/**/*.md", "deploy/*.md", "bench/*.md")
+    for page in ROOT.glob(pattern)
+    if page.is_file()
 )
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 CONFIGURATION = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")

@@ -18,6 +18,9 @@ class ModelCheckpoint(Callback):
     def __init__(self, folder: str, *, every_n_train_steps: int, save_top_k: int, filename: str) -> None:
         self.folder, self.every, self._last = Path(folder), every_n_train_steps, 0
 
+    def on_train_start(self, trainer: Any, *args: Any) -> None:
+        self._last = trainer.global_step  # of a resumed run: it is on disk, and others may still read it
+
     def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
         step = trainer.global_step
         if step != self._last and step % self.every == 0:
