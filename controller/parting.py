@@ -33,12 +33,14 @@ class Parting:
 
     def __init__(self, model: nn.Module) -> None:
         self._ddp = find_ddp(model)
-        if self._ddp is not None:
-            lacking("agreement", {"DDP": self._ddp})  # without its mark Join is not seen, and ranks agree on nothing
+        # Without its mark Join is not seen; every rank has the same torch, so all leave at the first boundary.
+        self._lacks = None if self._ddp is None else lacking("agreement", {"DDP": self._ddp})
         self._world = _world()
 
     def reason(self) -> str | None:
         """Return why this rank must leave now, or None.  Costs two microseconds."""
+        if self._lacks is not None:
+            return self._lacks
         join: Any = getattr(self._ddp, "_join_config", None)  # set by Join on all that takes part, since torch 1.10
         if getattr(join, "enable", False):
             return "uneven inputs (Join): a rank that runs out of batches cannot vote; knobs stay as they are"

@@ -300,8 +300,6 @@ def lacking(feature: Feature, owners: dict[str, object] | None = None) -> str | 
             _lacking[feature] = reason
     if reason is None and owners:
         reason = _missing(feature, [i for i in INTERNALS if i.owner in owners], owners)
-        if reason is not None:
-            _lacking[feature] = reason  # the next object of its kind is of the same torch
     if reason is not None and reason not in _told:
         _told.add(reason)
         # Few jobs compile, so the others need not hear of it; under `pacecar run` nobody has set up logging yet.
