@@ -34,7 +34,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 def ran(*command: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [str(word) for word in command],
-        capture_output=True, text=True, timeout=240, check=False, env=ENVIRONMENT, **options,
+        capture_output=True, text=True, timeout=900, check=False, env=ENVIRONMENT, **options,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done
