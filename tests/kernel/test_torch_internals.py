@@ -281,6 +281,16 @@ def kinds_of(internal: Internal) -> list[str]:
 CASES = [(internal, kind) for internal in INTERNALS for kind in kinds_of(internal)]
 
 
+def _parameters() -> Iterator[Any]:
+    """Yield the cases: the first of each feature decides about the feature's guard, the other names go the same way."""
+    seen: set[str] = set()
+    for internal, kind in CASES:
+        new = {feature for feature in internal.features if feature not in seen}
+        seen |= new
+        marks = () if new else (pytest.mark.full,)
+        yield pytest.param(internal, kind, id=f"{internal.name}-{kind}", marks=marks)
+
+
 def alive(kind: str, answer: dict[str, Any]) -> set[str]:
     """Return what a job had: features of the hook, and knobs that could be turned."""
     if kind == "plain":
@@ -296,18 +306,27 @@ def alive(kind: str, answer: dict[str, Any]) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def answers() -> dict[tuple[str, str], dict[str, Any]]:
-    """Return what each job answered, by the name that was taken away ("" for none) and the kind of the job."""
+def answers(request: pytest.FixtureRequest) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return what each job answered, by the name that was taken away ("" for none) and the kind of the job.
+
+    Those that are asked about in this session are run, no others.
+    """
     pytest.importorskip("torch", reason="the extra `torch` is not installed")
+    chosen = [
+        (item.callspec.params["internal"], item.callspec.params["kind"])
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and "answers" in item.fixturenames
+    ]
     keys: list[tuple[str, str]] = []
     cases = []
-    for kind, (world, job, options) in KINDS.items():
+    for kind in sorted({kind for _, kind in chosen}):
+        world, job, options = KINDS[kind]
         if kind != "unwatched":
             keys.append(("without pacecar", kind))
             cases.append({"world": world, "jobs": [[job, {**options, "pace": False}]]})
         keys.append(("", kind))
         cases.append({"world": world, "jobs": [[job, options]]})
-    for internal, kind in CASES:
+    for internal, kind in chosen:
         world, job, options = KINDS[kind]
         keys.append((internal.name, kind))
         cases.append({"world": world, "jobs": [[job, {**options, "missing": [internal.name]}]]})
@@ -324,7 +343,7 @@ def answers() -> dict[tuple[str, str], dict[str, Any]]:
 
 @pytest.mark.distributed
 @pytest.mark.slow
-@pytest.mark.parametrize(("internal", "kind"), CASES, ids=[f"{internal.name}-{kind}" for internal, kind in CASES])
+@pytest.mark.parametrize(("internal", "kind"), list(_parameters()))
 def test_without_a_name_the_job_trains_to_the_same_bits_and_lacks_that_feature_alone(
     internal: Internal, kind: str, answers: dict[tuple[str, str], dict[str, Any]]
 ) -> None:
