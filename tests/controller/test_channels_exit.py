@@ -35,7 +35,7 @@ def test_an_abandoned_gather_neither_blocks_the_close_nor_aborts_the_end(tmp_pat
         assert absent.stdout.readline() == "ready\n"
         line = abandoned.stdout.readline()  # its interpreter ends now, slowly
         assert line.startswith("closed in "), line
-        assert float(line.split()[2]) < 5.0
+        assert float(line.split()[2]) < 30.0, "who waits for the gather waits for a minute, or half an hour"
         absent.communicate("go\n", timeout=60)
         output, _ = abandoned.communicate(timeout=60)
         assert (abandoned.returncode, output) == (0, "")

@@ -43,7 +43,7 @@ def test_under_join_every_rank_leaves_and_says_why(jobs: Any, name: str) -> None
     for rank in jobs[name, "exact"]:
         assert rank["states"] == ["frozen"]
         assert "uneven inputs (Join)" in rank["frozen"][0]
-        assert rank["close_seconds"] < 5.0
+        assert rank["close_seconds"] < 20.0, "who waits for the others waits for 30 s"
 
 
 def test_a_group_made_anew_is_met_by_a_tuner_made_anew(jobs: Any) -> None:

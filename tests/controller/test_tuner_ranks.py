@@ -52,7 +52,7 @@ def check_turns(ranks: list[Rank]) -> None:
         assert pace_ns > 0
     assert not {step for step, _, _ in ranks[0]["observed"]} & {50, 100}, "steps that were not measured are missing"
     assert ranks[0]["finished"] == 1
-    assert all(rank["close_ms"] < 2000 for rank in ranks), "nothing was left out to wait for"
+    assert all(rank["close_ms"] < 20_000 for rank in ranks), "nothing was left out to wait for: that takes a minute"
 
 
 def test_both_knobs_turn_again_and_again_at_the_same_step_on_two_ranks(two_ranks: dict[str, list[Rank]]) -> None:
