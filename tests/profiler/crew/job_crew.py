@@ -2,8 +2,9 @@
 
 An act is {"rank": r, "how": "compute" | "data" | "link" | "hang"} with "from" and "until" steps.  Where an act has no
 "until" it lasts until rank 0 has named its rank; one without "from" begins when the one before is over; and a job
-without "steps" ends after its last act, or when a file `end` appears.  Rank 0 decides and writes down what all do some
-steps later.  So a machine that is busy with something else makes the job longer and changes nothing else.
+without "steps" ends after its last act, when a file `end` appears, or when rank 0 has told of "told_steps".  Rank 0
+decides and writes down what all do some steps later.  So a machine that is busy with something else makes the job
+longer and changes nothing else.
 
 Prints a JSON line a record, and at the end what the crew cost, what was played, and when this rank came to meet the
 others in each step.
@@ -44,7 +45,7 @@ AHEAD = 3
 QUIET = 24
 """Steps between an act that is over for everybody and the next one: six ranges."""
 
-STEPS_MAX = 1500
+STEPS_MAX = 4000
 """Of a job that waits for something."""
 
 SLOW_SECONDS = {"compute": 0.05, "data": 0.05, "hang": 3.0}
@@ -183,8 +184,17 @@ def main() -> None:
             sys.stdout.flush()
         if isinstance(record, Straggler):
             director.heard(record, part.step)
+        if isinstance(record, JobLedger) and director.end is None and is_enough(record):
+            director.end = part.step + AHEAD
+            director.write()
         for outbox in outboxes:
             outbox.put(record)
+
+    def is_enough(ledger: JobLedger) -> bool:
+        """Return whether so many steps are told of as the job is for, of which less than half were measured."""
+        wanted = settings.get("told_steps")
+        measured = ledger.total_measured_steps
+        return wanted is not None and ledger.step >= wanted and measured is not None and measured < ledger.total_steps
 
     director = Play(play.path, [], None)
     director.acts, director.end, director.at = play.acts, play.end, play.at

@@ -94,11 +94,11 @@ def test_where_ranks_meet_in_their_forward_late_data_is_named_and_for_slow_compu
 
 
 def test_ranks_that_measure_every_so_many_steps_are_compared_all_the_same(tmp_path):
-    heard = run_job(tmp_path, world=2, steps=800, pause=0.0, overhead_budget=0.01, windows=False)
+    heard = run_job(tmp_path, world=2, told_steps=500, pause=0.0, overhead_budget=0.01, windows=False)
     assert [(rank[-1]["off"], rank[-1]["is_alive"]) for rank in heard] == [(None, True)] * 2
     ledger = [row for row in heard[0] if row["type"] == "job_ledger"][-1]
     assert ledger["total_measured_steps"] < ledger["total_steps"], "of two ranks"
-    assert ledger["step"] > 500
+    assert ledger["step"] >= 500
     check_names(heard)
 
 
