@@ -315,7 +315,7 @@ def answers(request: pytest.FixtureRequest) -> dict[tuple[str, str], dict[str, A
     chosen = [
         (item.callspec.params["internal"], item.callspec.params["kind"])
         for item in request.session.items
-        if isinstance(item, pytest.Function) and "answers" in item.fixturenames
+        if isinstance(item, pytest.Function) and item.path == request.path and "answers" in item.fixturenames
     ]
     keys: list[tuple[str, str]] = []
     cases = []
