@@ -86,7 +86,7 @@ def test_a_resumed_run_ends_where_the_untuned_resumed_one_does(jobs: dict[str, l
         assert rank["checkpoint_ns"] > 0
         assert rank["resumed"]["weights"] == pytest.approx(plain["resumed"]["weights"], rel=1e-3, abs=1e-5)
         assert rank["resumed"]["steps"] == 60 - 20
-        assert len(rank["resumed"]["switches"]) >= 2
+        assert rank["resumed"]["switches"], "it turned after it was resumed, too"
 
 
 def test_manual_optimization_is_measured_and_has_its_buckets_tuned(jobs: dict[str, list[Rank]]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -16,10 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pacecar.controller.channels import SideRoad
 from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
 from pacecar.pacer import Pacer
 from pacecar.records import KnobSwitch, StepRecord
+from tests.kit.patient_gathers import wait_for_gathers
 
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -28,9 +27,6 @@ OPTIONS: dict[str, Any] = {
     "windows": False, "crew": False,
 }  # fmt: skip
 """Models of some ten thousand parameters have buckets of some thousand bytes; every step is measured."""
-
-
-MOMENT_SECONDS = 0.2
 
 
 def broken(*_: Any, **__: Any) -> Any:
@@ -111,26 +107,10 @@ class Ear:
         }
 
 
-def patient(take: Callable[[SideRoad], Any]) -> Callable[[SideRoad], Any]:
-    """Return `take` that gives a gather which is out a moment first.
-
-    These steps take some milliseconds: on a busy machine a dozen are over before gloo's thread gets its turn, and in
-    sixty steps there would be too few switches.  At most a moment, since the other rank may be waiting for this one.
-    """
-
-    def taken(road: SideRoad) -> Any:
-        limit = time.monotonic() + MOMENT_SECONDS
-        while road._work is not None and not road._work.is_completed() and time.monotonic() < limit:
-            time.sleep(0.0002)
-        return take(road)
-
-    return taken
-
-
 def main(jobs: dict[str, Callable[..., dict[str, Any]]], argument: str) -> None:
     """Run the jobs that `argument` names, a JSON list of [name, options], and print what they answer."""
     torch.set_num_threads(1)
-    SideRoad.take = patient(SideRoad.take)  # type: ignore[method-assign]
+    wait_for_gathers()
     dist.init_process_group(
         "gloo", init_method="file://" + os.environ["STORE"], rank=RANK, world_size=WORLD, timeout=timedelta(seconds=120)
     )

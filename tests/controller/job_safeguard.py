@@ -26,6 +26,7 @@ from pacecar import handle as attaching
 from pacecar.controller import comm_hook, desk
 from pacecar.controller.compression import CHOICES
 from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
+from tests.kit.patient_gathers import wait_for_gathers
 
 attaching.CLOSE_SECONDS_MAX = 0.2  # no daemon is there to take anything
 
@@ -132,6 +133,7 @@ def main(options: dict[str, Any], folder: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    wait_for_gathers()
     dist.init_process_group(
         "gloo", init_method="file://" + os.environ["STORE"], rank=RANK, world_size=WORLD, timeout=timedelta(seconds=60)
     )
