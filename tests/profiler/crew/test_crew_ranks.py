@@ -46,7 +46,8 @@ def check_findings(heard):
         began = next((row for row in mine if not row["ended"]), None)
         assert began is not None, (act, stragglers(heard))
         assert act["from"] <= began["step"] < began["heard_at"] <= act["until"]
-        ended = next(r for r in found if r["late_rank"] == rank and r["ended"])
+        ended = next((row for row in found if row["late_rank"] == rank and row["ended"]), None)
+        assert ended is not None, (act, stragglers(heard))
         assert ended["step"] > act["until"] - AHEAD
         if began["cause"] == cause:
             yield began
