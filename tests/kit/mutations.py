@@ -13,6 +13,7 @@ changes in these files is refused.  Exit code 1 if a mutation went unnoticed.
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 import time
@@ -130,9 +131,9 @@ def outcome(mutation: Mutation, marks: str, *, everything: bool) -> str | None:
                 [sys.executable, "-m", "pytest", "-q", "-x", "-n", "2", "--dist=loadfile", "-m", marks, *tests],
                 cwd=ROOT, capture_output=True, text=True, timeout=SECONDS_MAX, check=False,
             )  # fmt: skip
-            if done.returncode == 1:
-                failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-                return failed[0][:160] if failed else "a test failed"
+            failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+            if failed:  # with -x and several processes pytest says 2: interrupted
+                return failed[0][:160]
             if done.returncode != 0:
                 raise SystemExit(f"pytest exited {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     except subprocess.TimeoutExpired:
@@ -150,6 +151,7 @@ def main() -> int:
     parser.add_argument("--everything", action="store_true", help="all tests where those of its room notice nothing")
     given = parser.parse_args()
     chosen = [m for m in MUTATIONS if any(word in m.name or word in m.file for word in given.only)]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the file is put back
     changed = subprocess.run(
         ["git", "status", "--porcelain", "--", *{m.file for m in chosen}],
         cwd=ROOT, capture_output=True, text=True, check=True,

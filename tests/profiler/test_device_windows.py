@@ -155,6 +155,7 @@ def test_one_good_window_in_between_forgives(meter, clock, session):
 
 def test_a_session_cannot_be_ended_on_another_thread_and_is_the_last(caplog):
     profiler = WindowProfiler(on_device=False)
+    profiler.install()
     profiler.open()
     raised = []
 
@@ -172,6 +173,7 @@ def test_a_session_cannot_be_ended_on_another_thread_and_is_the_last(caplog):
     profiler._open = True
     profiler._thread = threading.get_ident()
     profiler.close()  # here it can be ended, so that the next test finds none
+    profiler.uninstall()
 
 
 def run(aftermath, before, after, *, windows=1, noise=0.0, seed=0):
