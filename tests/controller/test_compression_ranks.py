@@ -20,6 +20,7 @@ from pacecar.controller.comm_hook import sent_by_gather, sent_by_reduce
 from pacecar.controller.compression import CHOICES, CompressionActuator, sent_ratio
 from pacecar.controller.ddp_buckets import BucketActuator, FirstBucketActuator
 from pacecar.controller.ddp_reducer import DdpReducer
+from tests.kit.lone_rank import lone_rank
 
 Rank = dict[str, Any]
 Run = Callable[..., list[list[Rank]]]
@@ -103,10 +104,9 @@ def test_bf16_of_bf16_saves_nothing_and_of_float64_three_quarters() -> None:
 @pytest.fixture
 def two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A single process that believes that it has a peer: what is offered never communicates."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    monkeypatch.setattr(dist, "get_world_size", lambda *_: 2)
-    yield
-    dist.destroy_process_group()
+    with lone_rank(tmp_path):
+        monkeypatch.setattr(dist, "get_world_size", lambda *_: 2)
+        yield
 
 
 def actuator(model: nn.Module, *choices: str, **options: Any) -> CompressionActuator:

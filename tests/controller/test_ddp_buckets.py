@@ -16,6 +16,7 @@ from pacecar import torch_internals
 from pacecar.config import TuneConfig
 from pacecar.controller.actuator import ActuatorError
 from pacecar.controller.ddp_buckets import BucketActuator
+from tests.kit.lone_rank import lone_rank
 
 Run = Callable[..., list[list[dict[str, Any]]]]
 ROUNDING = 1e-6
@@ -66,9 +67,8 @@ def test_three_ranks_differ_by_the_order_of_summation_only(run_ranks: Run) -> No
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with lone_rank(tmp_path):
+        yield
 
 
 @pytest.fixture

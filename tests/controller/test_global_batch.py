@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -29,6 +28,7 @@ from pacecar.controller.microbatch import MicroBatcher
 from pacecar.controller.offers import KnobOffer, Offer, decode_offer, encode_offer
 from pacecar.controller.protocol import KNOBS_MAX
 from pacecar.knobs import KNOBS
+from tests.kit.lone_rank import lone_rank
 
 
 @given(st.integers(0, 20), st.lists(st.integers(1, 4), min_size=1, max_size=6))
@@ -114,9 +114,8 @@ def test_the_learning_rate_is_raised_once_where_torch_runs_the_hooks_twice_and_a
 
 @pytest.fixture
 def ddp(tmp_path: Path) -> Iterator[DistributedDataParallel]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield DistributedDataParallel(nn.Linear(2, 1))
-    dist.destroy_process_group()
+    with lone_rank(tmp_path):
+        yield DistributedDataParallel(nn.Linear(2, 1))
 
 
 def knob(ddp: Any, **options: Any) -> tuple[GlobalBatchActuator, MicroBatcher, Any]:

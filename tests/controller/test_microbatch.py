@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -19,6 +18,7 @@ from pacecar.config import TuneConfig
 from pacecar.controller.actuator import ActuatorError
 from pacecar.controller.microbatch import MicroBatcher
 from pacecar.controller.microbatch_knobs import MicroBatchActuator
+from tests.kit.lone_rank import lone_rank
 
 Pair = namedtuple("Pair", "x y")
 BATCH = 7
@@ -129,9 +129,8 @@ def test_a_scaler_scales_the_weighted_loss() -> None:
 
 @pytest.fixture
 def ddp(tmp_path: Path) -> Iterator[DistributedDataParallel]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield DistributedDataParallel(model())
-    dist.destroy_process_group()
+    with lone_rank(tmp_path):
+        yield DistributedDataParallel(model())
 
 
 def test_gradients_are_synchronized_with_the_last_micro_batch_only(ddp: DistributedDataParallel) -> None:

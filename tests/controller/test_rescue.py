@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -157,9 +156,8 @@ def test_trying_leaves_no_trace(where: str) -> None:
 
 @pytest.fixture
 def ddp(tmp_path: Path) -> Iterator[DistributedDataParallel]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield DistributedDataParallel(Counting())
-    dist.destroy_process_group()
+    with lone_rank(tmp_path):
+        yield DistributedDataParallel(Counting())
 
 
 def test_under_ddp_a_size_is_tried_without_synchronization(ddp: DistributedDataParallel) -> None:
@@ -322,6 +320,7 @@ from pacecar.config import TuneConfig
 from pacecar.controller.microbatch import MicroBatcher
 from pacecar.controller.microbatch_knobs import MicroBatchActuator
 from pacecar.controller.rescue import Rescue
+from tests.kit.lone_rank import lone_rank
 
 torch.set_num_threads(1)
 torch.manual_seed(0)

@@ -3,10 +3,10 @@
 import os
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from pacecar.profiler.identity import JOB_LENGTH_MAX, job_id, make_hello
+from tests.kit.lone_rank import lone_rank
 
 
 def test_the_job_id_is_what_all_ranks_were_given():
@@ -57,12 +57,9 @@ def test_ranks_come_from_the_launcher_and_the_given_job_wins():
 
 
 def test_torch_distributed_knows_better_than_the_environment(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
+    with lone_rank(tmp_path):
         hello = make_hello(nn.Identity(), environ={"RANK": "5", "WORLD_SIZE": "8"})
         assert (hello.rank, hello.world_size, hello.backend) == (0, 1, "gloo")
-    finally:
-        dist.destroy_process_group()
 
 
 def test_slurm_and_kubernetes_are_what_the_environment_says_or_nothing():
