@@ -21,6 +21,7 @@ from pacecar.controller.microbatch import MicroBatcher
 from pacecar.controller.microbatch_knobs import MicroBatchActuator, MicroTokensActuator
 from pacecar.controller.rescue import Rescue, is_out_of_memory
 from tests.kit.forking_python import forking_python
+from tests.kit.lone_rank import lone_rank
 
 BATCH = 12
 GIB = 2**30
@@ -320,7 +321,6 @@ from pacecar.config import TuneConfig
 from pacecar.controller.microbatch import MicroBatcher
 from pacecar.controller.microbatch_knobs import MicroBatchActuator
 from pacecar.controller.rescue import Rescue
-from tests.kit.lone_rank import lone_rank
 
 torch.set_num_threads(1)
 torch.manual_seed(0)

@@ -12,8 +12,8 @@ import torch.distributed as dist
 __all__ = ["lone_rank"]
 
 SETTLE_SECONDS = 0.02
-"""A collective is said to be done before gloo's thread has let go of it.  torch destroys a group with python's lock held
-and waits for that thread, which may need the lock for what it lets go (seen once, torch 2.13: both wait for ever)."""
+"""A collective is said to be done before gloo's thread has let go of it.  torch destroys a group with python's lock
+held and waits for that thread, which may need the lock for what it lets go (seen once, torch 2.13: both wait)."""
 
 
 @contextmanager
