@@ -74,7 +74,7 @@ def test_a_restarted_daemon_gets_a_new_hello_and_the_records_again(tmp_path, cap
     first.kill()
     for number in range(1, 20):
         outbox.put(record(number))
-    time.sleep(0.2)
+    until(lambda: [r for r in caplog.records if r.name.startswith("pacecar")], "nobody missed the daemon")
     second = Listener(tmp_path / "s")
     until(lambda: record(19) in second.frames)
     assert second.frames[0] == job_hello()
