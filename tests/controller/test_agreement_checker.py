@@ -27,6 +27,7 @@ def test_two_ranks_with_one_fault_anywhere_never_part() -> None:
     assert census.retired > 100
 
 
+@pytest.mark.slow
 def test_three_ranks_never_part_when_one_freezes_or_fails() -> None:
     census = check(
         Bounds(ranks=3, faults=1, wishes=1, boundaries=3 * PERIOD, delay=1, kinds=("side", "refuse", "fail"))
@@ -41,6 +42,7 @@ def test_a_wish_is_applied_or_replaced_within_four_periods_whenever_the_gathers_
     assert 0 < census.longest_wish <= PERIODS_MAX * PERIOD
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step_ns", "periods"),
     [(LONG_STEP_NS, 3), (CALM_NS, 3), *(pytest.param(ns, 4, marks=pytest.mark.full) for ns in (LONG_STEP_NS, CALM_NS))],

@@ -22,6 +22,8 @@ from tests.controller.plant import (
     spiky,
 )
 
+pytestmark = pytest.mark.slow
+
 each_depth = pytest.mark.parametrize("seeds", [12, pytest.param(30, marks=pytest.mark.full)])
 """How many jobs: the same ones on every machine, so this says how small a change of the policy is seen."""
 
