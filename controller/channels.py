@@ -42,6 +42,7 @@ class SideRoad:
         self._world_size = world_size
         self._group: Any = None
         self._work: Any = None
+        self._last: Any = None
         self._gathered: torch.Tensor | None = None
 
     def open(self) -> None:
@@ -69,6 +70,7 @@ class SideRoad:
         if self._work is None or not self._work.is_completed():
             return None
         work, self._work = self._work, None
+        self._last = work  # for `close`
         work.wait()  # complete: returns or raises at once
         assert self._gathered is not None, "posted"
         rows: list[list[int]] = self._gathered.view(self._world_size, -1).tolist()
@@ -77,12 +79,16 @@ class SideRoad:
     def close(self) -> None:
         """Give the group back, which ends its threads.  A gather that is out is abandoned and its group kept.
 
-        Giving back a group waits for its gathers: for half an hour, if another rank never joins one.
+        Giving back a group waits for its gathers: for half an hour, if another rank never joins one.  It waits for the
+        group's threads as well, with the GIL held.  A thread that still holds the last gather must not be the one that
+        frees it: that takes the GIL, and both would wait for ever.  So python keeps that gather.
         """
         group, self._group = self._group, None
         work, self._work = self._work, None
+        last, self._last = self._last, None
+        keep_for_ever(*(gather for gather in (work, last) if gather is not None))
         if work is not None and not work.is_completed():
-            keep_for_ever(work, group)
+            keep_for_ever(group)
         elif group is not None and dist.is_initialized():
             with contextlib.suppress(ValueError):  # the job destroyed it already
                 dist.destroy_process_group(group)

@@ -73,6 +73,7 @@ class GlooRoad:
         self._meet_seconds = meet_seconds
         self._group: Any = None
         self._work: Any = None
+        self._last: Any = None
         # Made once: a gather that is not complete is never followed by another.  python's arrays below the tensors,
         # because what goes through a tensor's own methods costs ten times as much.
         self._words = array("q", bytes(8 * MESSAGE_WORDS))
@@ -113,16 +114,23 @@ class GlooRoad:
         if self._work is None or not self._work.is_completed():
             return None
         work, self._work = self._work, None
+        self._last = work  # for `close`
         work.wait()  # complete: returns or raises at once
         heard = self._heard.tolist()
         return [heard[start : start + MESSAGE_WORDS] for start in range(0, len(heard), MESSAGE_WORDS)]
 
     def close(self) -> None:
-        """Give the group back, unless a gather is out: that would wait until every rank has joined it."""
+        """Give the group back, unless a gather is out: that would wait until every rank has joined it.
+
+        A thread of the group may still hold the last gather.  To free it that thread needs the GIL, which is held here
+        while the group waits for its threads: both would wait for ever.  So python keeps that gather.
+        """
         deadline = time.monotonic() + CLOSE_SECONDS
         while self._work is not None and not self._work.is_completed() and time.monotonic() < deadline:
             time.sleep(CLOSE_POLL_SECONDS)
         group, self._group = self._group, None
         work, self._work = self._work, None
+        last, self._last = self._last, None
+        keep_for_ever(*(gather for gather in (work, last) if gather is not None))
         if work is not None and not work.is_completed():
-            keep_for_ever(work, group)
+            keep_for_ever(group)

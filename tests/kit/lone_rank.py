@@ -13,7 +13,7 @@ __all__ = ["lone_rank"]
 
 SETTLE_SECONDS = 0.02
 """A collective is said to be done before gloo's thread has let go of it.  torch destroys a group with python's lock
-held and waits for that thread, which may need the lock for what it lets go (seen once, torch 2.13: both wait)."""
+held and waits for that thread, which may need the lock for what it lets go (seen twice, torch 2.13: both wait)."""
 
 
 @contextmanager
