@@ -4,7 +4,9 @@ A rank that dies or stops answering is told by the backend as "connection closed
 whichever ranks wait for it.  Each of those leaves its mark in the store and goes; rank 0 looks for marks, names who
 left none, and says what was measured until then.
 
-torchrun ends every rank as soon as one is gone (SIGTERM): rank 0 hears that, too, and says its words before it goes.
+torchrun ends every rank as soon as one is gone (SIGTERM): rank 0 hears that, too, and says its words before it goes.  A
+thread of its own hears it, since gloo may leave the main thread waiting for a rank that is gone until the time-out, and
+python runs no handler until that wait is over.
 
 Left out: going on without the lost rank, which would be another group on another road.
 """
@@ -14,13 +16,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
+from typing import NoReturn
 
+import click
 import msgspec
 import torch
 import torch.distributed as dist
@@ -70,35 +75,88 @@ def run_net(options: NetOptions, *, environ: Mapping[str, str] = os.environ) -> 
     0: all was measured and right.  1: a result was wrong, or a rank was lost.
     """
     store, device, backend = _join(options, environ)
-    signal.signal(signal.SIGTERM, _end)
-    say: Callable[[str], None] = _print if dist.get_rank() == 0 and not options.as_json else _ignore
-    result = None
+    run = _Run(store, options)
+    _hear_of_the_end(run)
     try:
-        result = _prepare(options, backend, device, environ)
-        for line in heading_lines(result.places, result.rated, backend, options.plan.warmup, options.plan.iterations):
-            say(line)
+        run.result = _prepare(options, backend, device, environ)
+        for line in heading_lines(
+            run.result.places, run.result.rated, backend, options.plan.warmup, options.plan.iterations
+        ):
+            run.say(line)
         for name in options.operations:
-            new = Operation(operation=name, bus_factor=bus_bandwidth_factor(name, result.ranks) or 0.0, rows=())
-            for operation in _measured(new, options, device, say):
-                result = _with(result, operation)
-            for line in summary_lines(result.operations[-1], result.rated):
-                say(line)
+            new = Operation(operation=name, bus_factor=bus_bandwidth_factor(name, run.result.ranks) or 0.0, rows=())
+            for operation in _measured(new, options, device, run.say):
+                run.result = _with(run.result, operation)
+            for line in summary_lines(run.result.operations[-1], run.result.rated):
+                run.say(line)
         # gloo may abort a process that ends while another still lets go of the last work (pytorch issue 190489).
         dist.barrier()
     except RuntimeError as error:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a few words, then we go anyway
-        lost = _who_is_lost(store, error)
-        if result is None:
-            raise JoinError(lost) from error
-        result = msgspec.structs.replace(result, failure=lost)
-        for line in closing_lines(result):
-            say(line)
-    if dist.get_rank() == 0 and options.as_json:
-        _print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
-    if result.failure is not None:
-        _leave(1)  # the group's end may wait for those that are gone
+        run.end_early(error)
+    run.end(run.result)
     dist.destroy_process_group()
-    return 1 if any(row.wrong for operation in result.operations for row in operation.rows) else 0
+    return 1 if any(row.wrong for operation in run.result.operations for row in operation.rows) else 0
+
+
+class _Run:
+    """What this rank has measured and said so far; it ends once, by the thread that comes first."""
+
+    def __init__(self, store: Store, options: NetOptions) -> None:
+        self._store = store
+        self._is_speaker = dist.get_rank() == 0
+        self._as_json = options.as_json
+        self._ending = threading.Lock()  # taken by the thread that ends this run, and never given back
+        self.result: NetBench | None = None
+
+    def say(self, line: str) -> None:
+        """Print a line of the table, on rank 0."""
+        if self._is_speaker and not self._as_json:
+            _print(line)
+
+    def end(self, result: NetBench) -> None:
+        """Print the document where one was asked for."""
+        self._ending.acquire()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._say_document(result)
+
+    def end_early(self, error: RuntimeError) -> NoReturn:
+        """Say which ranks are lost and leave the process; raises JoinError where nothing was measured yet."""
+        self._ending.acquire()  # the other thread ends the process
+        lost = _who_is_lost(self._store, error)
+        if self.result is None:
+            raise JoinError(lost) from error
+        result = msgspec.structs.replace(self.result, failure=lost)
+        for line in closing_lines(result):
+            self.say(line)
+        self._say_document(result)
+        _leave(1)  # the group's end may wait for those that are gone
+
+    def _say_document(self, result: NetBench) -> None:
+        if self._is_speaker and self._as_json:
+            _print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
+
+
+def _hear_of_the_end(run: _Run) -> None:
+    """Let a thread end the run at SIGTERM."""
+    signalled, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    os.set_blocking(signalled, True)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, _byte_is_enough)
+
+    def hear() -> None:
+        while signal.SIGTERM not in os.read(signalled, 64):
+            pass
+        try:
+            run.end_early(RuntimeError("ended by SIGTERM"))
+        except JoinError as error:
+            click.echo(f"pacecar: bench net: rank {dist.get_rank()}: {error}", err=True)
+            _leave(1)
+
+    threading.Thread(target=hear, name="pacecar-bench-end", daemon=True).start()
+
+
+def _byte_is_enough(number: int, frame: FrameType | None) -> None:
+    """Python wrote the signal's number into the pipe already."""
 
 
 def _join(options: NetOptions, environ: Mapping[str, str]) -> tuple[Store, torch.device, str]:
@@ -214,11 +272,7 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _end(number: int, frame: FrameType | None) -> None:
-    raise RuntimeError("ended by SIGTERM")
-
-
-def _leave(code: int) -> None:
+def _leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -227,7 +281,3 @@ def _leave(code: int) -> None:
 def _print(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
-
-
-def _ignore(line: str) -> None:
-    """Only rank 0 prints."""

@@ -166,6 +166,28 @@ def test_a_rank_that_dies_or_hangs_is_named_and_what_was_measured_is_shown(how):
 
 @pytest.mark.distributed
 @pytest.mark.slow
+def test_a_rank_that_waits_inside_gloo_says_its_words_at_sigterm():
+    started = start(2, *MANY_SIZES, "--timeout-seconds", "300")
+    try:
+        first, other = started
+        until(lambda: rows(said(first.out)) or first.process.poll() is not None, "no row")
+        lines = said(first.out)
+        os.kill(pid_of(1, lines), signal.SIGSTOP)  # nothing ends the wait for it
+        os.kill(pid_of(0, lines), signal.SIGTERM)
+        ((code, out, err),) = finish([first], 60)
+    finally:
+        for rank in started:
+            if rank.process.poll() is None:
+                rank.process.kill()
+        finish([other])
+    assert code == 1
+    assert "Ended early: no word from rank 1: ended by SIGTERM" in out, out + err
+    assert out.splitlines()[: len(lines)] == lines
+    assert "Traceback" not in err
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
 def test_under_torchrun_too_the_lost_rank_is_named_before_all_are_ended(tmp_path):
     with (tmp_path / "out").open("w+") as out, (tmp_path / "err").open("w+") as err:
         torchrun = subprocess.Popen(
