@@ -278,3 +278,16 @@ def test_the_readmes_script_trains_on_two_ranks_with_the_hook_active(tmp_path):
         last = json.loads(steps[-1])
         assert last["total_steps"] == last["step"] + 1 > 100 - 64
         assert len(steps) == 100 or last["measured_every"] > 1
+
+
+def test_every_promise_of_the_security_page_has_a_test_that_exists():
+    section = (ROOT / "docs/security.md").read_text(encoding="utf-8").split("\n## Promises\n")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:1] == "|"]
+    assert len(rows) > 2
+    for row in rows[2:]:
+        assert len(row) == 3, f"three columns, and no | in a cell: {row}"
+        promise, _how, tests = row
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", tests)
+        assert named, f"{promise}: no test is named as `tests/file.py::test_name`"
+        for file, name in named:
+            assert f"\ndef {name}(" in (ROOT / file).read_text(encoding="utf-8"), f"{promise}: {file}::{name}"
