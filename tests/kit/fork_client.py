@@ -46,9 +46,8 @@ asked = marshal.dumps((arguments, dict(os.environ), os.getcwd(), umask, is_unbuf
 numbers = b"".join(number.to_bytes(4, sys.byteorder) for number in files)
 sock.sendmsg([len(asked).to_bytes(4, "big")], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)])
 sock.sendall(asked)
-for number in PASSED_ON:
-    if number not in signals:
-        _signal.signal(number, lambda number, frame: sock.send(bytes([number])))
+for number in PASSED_ON:  # those ignored here, too: the child ignores them until it wants to hear them
+    _signal.signal(number, lambda number, frame: sock.send(bytes([number])))
 for number in files:
     os.close(number)  # who reads the child's output hears of its end from the child alone
 answer = b""

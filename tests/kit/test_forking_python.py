@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -192,6 +193,16 @@ def test_unbuffered_and_closed_streams(forked: str) -> None:
         assert closed.stdout == b"baTrue\n"
 
 
+@pytest.fixture
+def signal_defaults() -> Iterator[None]:
+    """What nohup and a shell's `&` have ignored is ignored by every process below."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGQUIT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signal_defaults")
 def test_ignored_signals_umask_and_inherited_files_are_the_askers(forked: str, tmp_path: Path) -> None:
     script = tmp_path / "asks.py"
     script.write_text(ASKS + "print(os.read(int(sys.argv[1]), 10), os.get_inheritable(int(sys.argv[1])))\n")
@@ -247,6 +258,22 @@ def start(python: str, *arguments: str) -> tuple[subprocess.Popen[str], int]:
     return process, int(process.stdout.readline())
 
 
+def test_a_signal_that_the_asker_ignores_reaches_a_child_that_wants_it(forked: str) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process, _ = start(forked, "SIGHUP", "SIGTERM")
+        indifferent, _ = start(forked, "SIGTERM")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    for asker in (process, indifferent):
+        asker.send_signal(signal.SIGHUP)
+        asker.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=SECONDS_MAX)[0] == "got SIGHUP\ngot SIGTERM\n"
+    assert indifferent.communicate(timeout=SECONDS_MAX)[0] == "got SIGTERM\n"
+    assert (process.returncode, indifferent.returncode) == (9, 9)
+
+
+@pytest.mark.usefixtures("signal_defaults")
 def test_signals_to_the_asker_reach_the_child_and_end_both_alike(forked: str) -> None:
     names = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGTERM")
     process, child = start(forked, *names)
