@@ -109,9 +109,9 @@ def _change_words(report: Report) -> Iterator[str]:
         yield "That interval holds zero: between these two stretches the machine's own noise was as large."
     elif report.before is not None and report.after is not None:
         pair = f"{plural(report.before.windows, 'window')} before and {report.after.windows} after"
-        yield f"That decides nothing: {pair}, alike as neighbours are, are too few to tell a gain from luck."
+        yield f"For an interval {pair} are too few, since neighbouring windows are alike."
     if report.proven_gain_low is not None:
-        yield "The trials took turns with the old settings and are the proof."
+        yield "The proof is the trials, which took turns with the old settings."
 
 
 def _drifter(report: Report) -> str:
