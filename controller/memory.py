@@ -17,6 +17,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import secrets
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,9 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+
+from pacecar.path_walk import Walk
+from pacecar.safe_files import create_in
 
 __all__ = [
     "ENTRIES_MAX",
@@ -172,24 +176,29 @@ class KnobsFile:
         try:
             with suppress(FileNotFoundError, DamagedError):
                 self.read()  # what is not ours is left alone, without so much as a lock beside it
-            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _locked(self.path.with_name(self.path.name + ".lock")):
-                told = None
-                try:
-                    entries = self.read()
-                except DamagedError as damaged:
-                    told = f"{damaged}; it is now {self._move_aside(damaged.suffix)}"
-                    entries = ()
-                fresh = tuple(sorted(edit(entries), key=lambda entry: entry.used_wall_ns))[-ENTRIES_MAX:]
-                if fresh != entries:
-                    self._replace(fresh)
-                return told
+            with Walk(self.path, make_mode=0o700) as walk:
+                walk.entry()
+                with _locked(self.path.with_name(self.path.name + ".lock"), walk):
+                    told = None
+                    try:
+                        entries = self.read()
+                    except DamagedError as damaged:
+                        told = f"{damaged}; it is now {self._move_aside(damaged.suffix, walk)}"
+                        entries = ()
+                    fresh = tuple(sorted(edit(entries), key=lambda entry: entry.used_wall_ns))[-ENTRIES_MAX:]
+                    if fresh != entries:
+                        self._replace(fresh)
+                    return told
         except OSError as error:
             raise KnobsFileError(f"{self.path}: cannot be written: {error.strerror or error}") from error
 
     def _bytes(self) -> bytes:
         # Without O_NONBLOCK a named pipe in the file's place would hold the reader for ever.
-        handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with Walk(self.path) as walk:
+            walk.entry(follow=True)
+            handle = os.open(
+                walk.name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=walk.descriptor
+            )
         with os.fdopen(handle, "rb") as stream:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise KnobsFileError(f"{self.path}: not a file; it is left alone")
@@ -198,11 +207,11 @@ class KnobsFile:
             raise KnobsFileError(f"{self.path}: larger than {FILE_BYTES_MAX} bytes, not a knobs file; it is left alone")
         return raw
 
-    def _move_aside(self, suffix: str) -> Path:
+    def _move_aside(self, suffix: str, walk: Walk) -> Path:
         for number in range(1, ASIDE_MAX + 1):
             name = self.path.with_name(f"{self.path.name}.{suffix}" + (f"-{number}" if number > 1 else ""))
             if not os.path.lexists(name):  # we hold the lock: nobody else moves anything here
-                self.path.rename(name)
+                os.rename(self.path.name, name.name, src_dir_fd=walk.descriptor, dst_dir_fd=walk.descriptor)
                 return name
         raise KnobsFileError(f"{self.path}: {ASIDE_MAX} files were moved aside already; remove some")
 
@@ -210,22 +219,23 @@ class KnobsFile:
         """Write a new file beside it and rename it over: a reader, or a crash, sees the old one or the new one."""
         contents = _Contents(format="pacecar knobs", version=VERSION, entries=entries)
         text = msgspec.json.format(msgspec.json.encode(contents), indent=1) + b"\n"
-        place = Path(os.path.realpath(self.path))  # a link stays a link
-        draft = place.with_name(f".{place.name}.{os.getpid()}.draft")
-        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                _hand_over(handle, place.parent)
-                with suppress(FileNotFoundError):
-                    os.fchmod(handle, stat.S_IMODE(place.stat().st_mode))
-                stream.write(text)
-                stream.flush()
-                os.fsync(handle)
-            draft.replace(place)
-        except BaseException:
-            with suppress(OSError):
-                draft.unlink()
-            raise
+        with Walk(self.path) as walk:
+            before = walk.entry(follow=True)  # a link stays a link
+            draft = f".{walk.name[:200]}.{secrets.token_hex(8)}.draft"
+            handle = create_in(walk.descriptor, draft)
+            try:
+                with os.fdopen(handle, "wb") as stream:
+                    _hand_over(handle, walk)
+                    if before is not None and before.st_uid in (os.geteuid(), walk.status.st_uid):
+                        os.fchmod(handle, stat.S_IMODE(before.st_mode) & 0o777)
+                    stream.write(text)
+                    stream.flush()
+                    os.fsync(handle)
+                os.rename(draft, walk.name, src_dir_fd=walk.descriptor, dst_dir_fd=walk.descriptor)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(draft, dir_fd=walk.descriptor)
+                raise
 
 
 def _decode(raw: bytes, path: Path, *, is_ours: bool) -> tuple[Entry, ...]:
@@ -245,11 +255,10 @@ def _decode(raw: bytes, path: Path, *, is_ours: bool) -> tuple[Entry, ...]:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path, walk: Walk) -> Iterator[None]:
     """Hold the lock file, which is never removed: whoever waits for a removed one would hold another than the next."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    handle = _open_lock(path, walk)
     try:
-        _hand_over(handle, path.parent)
         deadline = time.monotonic() + LOCK_SECONDS_MAX
         while True:
             try:
@@ -264,12 +273,34 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _hand_over(handle: int, folder: Path) -> None:
-    """Give what root makes in a user's folder to that user, who could not read it otherwise."""
+def _open_lock(path: Path, walk: Walk) -> int:
+    """Open the lock file beside the knobs; a new one has the mode of the knobs file, which users may share."""
+    try:
+        handle = create_in(walk.descriptor, path.name)
+    except FileExistsError:
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        handle = os.open(path.name, flags, dir_fd=walk.descriptor)
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            os.close(handle)
+            raise KnobsFileError(f"{path}: no regular file; it is left alone") from None
+        return handle
+    try:
+        _hand_over(handle, walk)
+        with suppress(FileNotFoundError):
+            shared = os.stat(walk.name, dir_fd=walk.descriptor, follow_symlinks=False)
+            if stat.S_ISREG(shared.st_mode):
+                os.fchmod(handle, stat.S_IMODE(shared.st_mode) & 0o666)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _hand_over(handle: int, walk: Walk) -> None:
+    """Give what root has just made in a user's folder to that user, who could not read it otherwise."""
     if os.geteuid() == 0:
-        owner = folder.stat()
         with suppress(OSError):
-            os.fchown(handle, owner.st_uid, owner.st_gid)
+            os.fchown(handle, walk.status.st_uid, walk.status.st_gid)
 
 
 # --- edits: entries in, entries out -------------------------------------------------------------------

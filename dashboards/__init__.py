@@ -24,6 +24,8 @@ import importlib.util
 from importlib.resources import files
 from pathlib import Path
 
+from pacecar.safe_files import FOLDER_MODE, replacing
+
 __all__ = ["DashboardsError", "committed", "export", "generate"]
 
 _RUNBOOK = "runbook: docs/runbook.md#"
@@ -73,10 +75,11 @@ def export(out_dir: Path, *, runbook_url: str | None = None) -> list[Path]:
 
 
 def _write(out_dir: Path, texts: dict[str, str]) -> list[Path]:
-    out_dir.mkdir(parents=True, exist_ok=True)
     written = []
     for name, text in texts.items():
         path = out_dir / name
-        path.write_text(text, encoding="utf-8")
+        # Not 0600: they are the same in every installation, and Prometheus and Grafana read them as other users.
+        with replacing(path, mode=0o644, keep_mode=True, make_mode=FOLDER_MODE) as stream:
+            stream.write(text.encode())
         written.append(path)
     return written

@@ -16,6 +16,8 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+from pacecar.safe_files import FOLDER_MODE, replacing
+
 __all__ = ["DeployError", "export", "listing", "show"]
 
 DATA_SUFFIXES = (
@@ -67,10 +69,12 @@ def export(out_dir: Path, *, force: bool = False) -> list[Path]:
     written = []
     for path, text in sorted(wanted.items()):
         file = out_dir / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-        if file.suffix in PROGRAMS:
-            file.chmod(0o755)
+        is_program = file.suffix in PROGRAMS
+        # Not 0600: they are the same in every installation, and Prometheus and Grafana read them as other users.
+        with replacing(
+            file, mode=0o755 if is_program else 0o644, keep_mode=not is_program, make_mode=FOLDER_MODE
+        ) as stream:
+            stream.write(text.encode())
         written.append(file)
     return written
 

@@ -22,6 +22,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from pacecar.path_walk import Walk
+
 __all__ = ["NAME_BYTES_MAX", "Meeting", "MeetingError"]
 
 BACKLOG = 1024
@@ -119,14 +121,26 @@ class Meeting:
                 temporary.unlink()
         listener.bind(str(temporary))
         try:
-            self._give_to_group(temporary)
-            temporary.chmod(self._mode)
+            self._set_access(temporary)
             listener.listen(BACKLOG)
             os.link(temporary, self.path)  # unlike rename, link does not replace what came in between
             status = self.path.lstat()
             self._inode = (status.st_dev, status.st_ino)
         finally:
             temporary.unlink()
+
+    def _set_access(self, file: Path) -> None:
+        """Set group and mode of what was bound, not of what the folder's owner may have put in its place since."""
+        descriptor = os.open(file, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
+                raise MeetingError(f"socket {file} was exchanged while it was made: choose another folder")
+            same = Path(f"/proc/self/fd/{descriptor}")
+            self._give_to_group(same)
+            same.chmod(self._mode)
+        finally:
+            os.close(descriptor)
 
     def _give_to_group(self, file: Path) -> None:
         if self._group is None:
@@ -145,10 +159,16 @@ class Meeting:
     def _make_folder(self) -> None:
         folder = self.path.parent
         try:
-            folder.mkdir(mode=0o755 if self._is_system else 0o700, parents=True, exist_ok=True)
-            owner = folder.stat().st_uid
+            with Walk(folder, make_mode=0o755 if self._is_system else 0o700) as walk:
+                walk.folder()
+                owner, planted = walk.status.st_uid, walk.planted
         except OSError as error:
             raise self._refuse(error) from error
+        if planted is not None:
+            raise MeetingError(
+                f"socket folder {folder}: {planted.path} belongs to uid {planted.uid}, who could listen in your place:"
+                " choose another with --socket or [daemon] socket"
+            )
         if os.geteuid() != 0 and owner not in (0, os.geteuid()):
             raise MeetingError(
                 f"socket folder {folder} belongs to uid {owner}, who could listen in your place:"

@@ -7,6 +7,7 @@ waits for him.  Whatever happens after the ranks were reached, each of them gets
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from pacecar.daemon_peer import UntrustedDaemonError, connect
 from pacecar.records import Answer, DumpRequest, KnobValue, Request, TunerReport
 from pacecar.wire import FRAME_BYTES_MAX, FrameError, decode_frame, encode_frame
 
@@ -132,15 +134,14 @@ def _patience(first: Answer, arguments: dict[str, KnobValue]) -> float:
 
 
 def _connect(path: str, timeout_seconds: float) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-    connection.settimeout(timeout_seconds)
     try:
-        connection.connect(path)
+        # Root's own path is /run/pacecar; another one he has named, to speak with a user's daemon.
+        return connect(path, timeout_seconds, any_owner=os.geteuid() == 0)
+    except UntrustedDaemonError as error:
+        raise AskError(f"the daemon at {path} is not asked: {error}") from error
     except OSError as error:
-        connection.close()
         hint = "is the daemon running, and is this its socket?" if isinstance(error, FileNotFoundError) else ""
         raise AskError(f"cannot reach the daemon at {path}: {error.strerror or error} {hint}".rstrip()) from error
-    return connection
 
 
 def _next(connection: socket.socket, deadline: float) -> Answer | None:

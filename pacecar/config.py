@@ -55,13 +55,24 @@ def default_socket(environ: Mapping[str, str] = os.environ) -> str:
     """Return where daemon and hooks meet when nobody says: the system's socket, else the user's own.
 
     A daemon run by root (systemd) listens in /run/pacecar; a daemon run by a user cannot write there and takes
-    $XDG_RUNTIME_DIR or /tmp with the uid in the name, so that users do not meet each other's daemon.
+    $XDG_RUNTIME_DIR or /tmp with the uid in the name, so that users do not meet each other's daemon.  Whose daemon
+    listens there is found out by `daemon_peer`.
     """
     system = "/run/pacecar/pacecar.sock"
-    if os.geteuid() == 0 or Path(system).exists():
+    if os.geteuid() == 0 or os.path.exists(system):
         return system
     runtime = environ.get("XDG_RUNTIME_DIR")
-    return f"{runtime}/pacecar.sock" if runtime else f"/tmp/pacecar-{os.geteuid()}/pacecar.sock"
+    if runtime and not _is_anothers(runtime):
+        return f"{runtime}/pacecar.sock"
+    return f"/tmp/pacecar-{os.geteuid()}/pacecar.sock"
+
+
+def _is_anothers(folder: str) -> bool:
+    """Whether `folder` is there and belongs to another user: su(1) leaves one's $XDG_RUNTIME_DIR in the environment."""
+    try:
+        return os.stat(folder).st_uid != os.geteuid()
+    except OSError:
+        return False
 
 
 def default_recordings(environ: Mapping[str, str] = os.environ) -> str:

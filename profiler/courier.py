@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from pacecar.daemon_peer import UntrustedDaemonError
 from pacecar.records import Answer, JobRecord
 
 __all__ = ["BACKOFF_SECONDS_MAX", "LOOK_SECONDS", "QUEUE_LENGTH_MAX", "Carrier", "Courier", "Refused"]
@@ -168,7 +169,7 @@ class Courier:
             self._dropped += 1
             _log.warning("pacecar drops a record for %s: %s", self._carrier.destination, refusal)
         except OSError as error:
-            self._is_absent = isinstance(error, (FileNotFoundError, ConnectionRefusedError))
+            self._is_absent = isinstance(error, (FileNotFoundError, ConnectionRefusedError, UntrustedDaemonError))
             if not self._is_complaining:
                 self._is_complaining = True
                 _log.warning("pacecar cannot write to %s (%s); it keeps trying", self._carrier.destination, error)

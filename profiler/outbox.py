@@ -4,7 +4,9 @@ Over its Unix socket, one frame a record, the hello first on every connection so
 who speaks.  The training thread only appends to a queue (`Courier`); the daemon may be full, gone or never there.
 
 Down the same connection come commands, which somebody asked the daemon to pass on, news of the device and signals of
-the node.  The courier's thread takes them when it looks at its queue, so all may be a quarter of a second old.
+the node.  The courier's thread takes them when it looks at its queue, so all may be a quarter of a second old.  A
+command says which user gave it; that is what the daemon read from the kernel, and it is believed because no connection
+is made to a daemon that could be somebody else's (`daemon_peer`).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import select
 import socket
 from collections.abc import Callable
 
+from pacecar.daemon_peer import connect
 from pacecar.profiler.courier import QUEUE_LENGTH_MAX, Courier, Refused
 from pacecar.records import Answer, Command, JobHello, JobRecord, Throttling
 from pacecar.signals import HostSignals
@@ -120,8 +123,7 @@ class _SocketCarrier:
             self._socket = None
 
     def _connect(self, timeout_seconds: float) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
-        self._socket.connect(self._path)
+        self._socket = connect(self._path, 0.0)
         self._send(self._hello, timeout_seconds)
 
     def _send(self, frame: bytes, timeout_seconds: float) -> None:

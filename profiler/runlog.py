@@ -2,6 +2,9 @@
 
 Written by the courier's thread with one `write` a line.  A full disk leaves no half line behind: what was written of it
 is cut off again, the record waits, and when the queue is full the oldest are dropped and counted.
+
+The file is its user's alone (0600).  A link, a pipe or another user's file in its place is refused: the folder may be
+one that others write in.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import msgspec
 
 from pacecar.profiler.courier import QUEUE_LENGTH_MAX, Courier
 from pacecar.records import Answer, JobHello, JobRecord
+from pacecar.safe_files import appending
 
 __all__ = ["RunLog"]
 
@@ -41,8 +45,7 @@ class _FileCarrier:
 
     def deliver(self, record: JobRecord | Answer, timeout_seconds: float) -> None:
         if self._file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._file = appending(self._path)
         if not self._has_hello:
             self._write(self._hello)
             self._has_hello = True

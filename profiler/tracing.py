@@ -15,9 +15,8 @@ the hook's own and a trace lies a whole step (see `window`).
 from __future__ import annotations
 
 import contextlib
-import gzip
 import os
-import shutil
+import stat
 import tempfile
 import threading
 from collections.abc import Callable
@@ -26,18 +25,17 @@ from typing import Any, Literal, Protocol
 
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
+from pacecar.path_walk import UnsafePathError
 from pacecar.profiler.orders import NotYet, Refusal
+from pacecar.profiler.tracefile import TraceFile
 from pacecar.records import Command
+from pacecar.safe_files import open_folder, own_folder
 from pacecar.torch_internals import lacking, need
 
 __all__ = ["STEPS_MAX", "Tracing", "Windows"]
 
 STEPS_MAX = 100
 """A trace of a large model has 10 MB and 50 000 events a step."""
-
-COPY_BYTES = 1024 * 1024
-COMPRESSION = 1
-"""Of 60 MB of JSON level 1 makes 4 % in 0.13 s, level 9 makes 3.7 % in 1.3 s."""
 
 CLOSE_SECONDS = 10.0
 """The end of a job waits so long for a trace that is being compressed: 1 GB of JSON takes a few seconds."""
@@ -94,7 +92,7 @@ class Tracing:
         self._profile: Any = None
         self._answer: Answer | None = None
         self._end = 0
-        self._path = Path()
+        self._file: TraceFile | None = None
         self._writer: threading.Thread | None = None
 
     def trace(self, command: Command, answer: Answer) -> None:
@@ -129,13 +127,14 @@ class Tracing:
                 f"the record {self._windows.outlived_by!r} of the job is open across steps; torch would crash"
             )
         self._end = end
-        self._path = self._place(arguments.get("directory"), first)
-        self._profile = profile(
+        session = profile(
             activities=self._activities,
             record_shapes=bool(arguments.get("shapes", 1)),
             with_stack=bool(arguments.get("stacks", 0)),
             schedule=_record,  # with a schedule torch marks the steps
         )
+        self._file = file = self._place(arguments.get("directory"), first)
+        self._profile = session
         self._profile.step_num = now  # the marks in the file bear the job's own numbers
         self._answer = answer
         self._mark(True)
@@ -143,10 +142,11 @@ class Tracing:
             self._profile.start()
         except BaseException:
             self._profile = self._answer = None
+            self._forget_file()
             self._mark(False)
             raise
         late = f" of {first} to {end - 1}: the order came late" if now > first else ""
-        answer("accepted", f"tracing steps {now} to {end - 1}{late}, into {self._path}")
+        answer("accepted", f"tracing steps {now} to {end - 1}{late}, into {file.path}")
 
     @property
     def is_tracing(self) -> bool:
@@ -176,79 +176,70 @@ class Tracing:
         taken, self._profile = self._profile, None
         answer, self._answer = self._answer, None
         assert answer is not None, "set with the profile"
+        self._forget_file()
         with contextlib.suppress(Exception):
             taken.stop()
         self._mark(False)
         answer("refused", f"the profiler failed: {type(error).__name__}: {error}")
 
+    def _forget_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
     def _finish(self) -> None:
         taken, self._profile = self._profile, None
         answer, self._answer = self._answer, None
-        assert answer is not None, "set with the profile"
-        plain = self._path.with_suffix(".partial")  # torch compresses by itself, on this thread and through /tmp
+        file, self._file = self._file, None
+        assert answer is not None and file is not None, "set with the profile"  # noqa: PT018  one fact
         try:
             taken.stop()
             self._windows.session_ended(taken.profiler)
-            taken.export_chrome_trace(str(plain))
-            _check_whole(plain)
+            taken.export_chrome_trace(file.plain())  # torch compresses by itself, on this thread and through /tmp
+            file.check_whole()
         except Exception as error:  # noqa: BLE001  a full disk, a directory that went away: the job goes on
-            _remove(plain)
-            _remove(plain.with_suffix(".partial.tmp"))  # where kineto writes at first
-            answer("refused", f"{self._path}: {error}")
+            file.close()
+            answer("refused", f"{file.path}: {error}")
         else:
-            self._writer = threading.Thread(
-                target=_compress, args=(plain, self._path, answer), name="pacecar-trace", daemon=True
-            )
+            self._writer = threading.Thread(target=_compress, args=(file, answer), name="pacecar-trace", daemon=True)
             self._writer.start()
         finally:
             self._mark(False)
 
-    def _place(self, wanted: object, first: int) -> Path:
+    def _place(self, wanted: object, first: int) -> TraceFile:
         directory = str(wanted) if wanted else self._directory
         folder = Path(directory) if directory else Path(tempfile.gettempdir()) / f"pacecar-traces-{os.getuid()}"
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # In a directory that all may write to, somebody else may have made it first, or a link in its place.
-            if not directory and (folder.is_symlink() or folder.stat().st_uid != os.getuid()):
-                raise Refusal(f"{folder} belongs to somebody else: name a directory")
+            descriptor = open_folder(folder, make_mode=0o700) if directory else _own(folder)
+        except UnsafePathError as error:
+            raise Refusal(f"{folder} belongs to somebody else: {error.strerror}: name a directory") from error
         except OSError as error:
             raise Refusal(f"{folder}: {error.strerror}") from error
-        if not os.access(folder, os.W_OK):
+        if not os.access(".", os.W_OK, dir_fd=descriptor):
+            os.close(descriptor)
             raise Refusal(f"{folder}: the job may not write there")
-        return folder.absolute() / f"trace-{self._name}-step{first}-rank{self._rank}.json.gz"
+        path = folder.absolute() / f"trace-{self._name}-step{first}-rank{self._rank}.json.gz"
+        return TraceFile(descriptor, path)
+
+
+def _own(folder: Path) -> int:
+    """Open a folder whose name all know: anybody may have made it, or a link in its place."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISLNK(os.lstat(folder).st_mode):
+            raise UnsafePathError(folder, "it is a symbolic link")
+    return own_folder(folder)
 
 
 def _record(step: int) -> ProfilerAction:
     return ProfilerAction.RECORD
 
 
-def _check_whole(path: Path) -> None:
-    """Raise OSError unless `path` ends like a trace: kineto does not say when the disk was full."""
+def _compress(file: TraceFile, answer: Answer) -> None:
     try:
-        with path.open("rb") as stream:
-            stream.seek(-1, os.SEEK_END)
-            if stream.read(1) == b"}":
-                return
+        file.compress()
     except OSError as error:
-        raise OSError("nothing could be written: is the disk full, or the directory gone?") from error
-    raise OSError("only a part could be written: is the disk full?")
-
-
-def _compress(plain: Path, path: Path, answer: Answer) -> None:
-    half = path.with_suffix(".gz.partial")
-    try:
-        with plain.open("rb") as source, gzip.open(half, "wb", compresslevel=COMPRESSION) as target:
-            shutil.copyfileobj(source, target, COPY_BYTES)
-        half.replace(path)
-    except OSError as error:
-        _remove(half)
-        answer("refused", f"{path}: {error.strerror or error}")
+        answer("refused", f"{file.path}: {error.strerror or error}")
     else:
-        answer("done", str(path))
+        answer("done", str(file.path))
     finally:
-        _remove(plain)
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        path.unlink()
+        file.close()

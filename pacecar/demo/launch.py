@@ -30,6 +30,7 @@ import psutil
 from pacecar.asking import AskError, converse
 from pacecar.monitor.meeting import NAME_BYTES_MAX
 from pacecar.records import DumpRequest
+from pacecar.safe_files import appending
 
 __all__ = ["Children", "DemoOptions", "LaunchError", "default_world_size", "free_port", "survivors"]
 
@@ -267,7 +268,7 @@ class Children:
         return self._socket_folder / "daemon.sock"
 
     def _start(self, command: list[str], log: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-        with (self.folder / log).open("wb") as stream:
+        with os.fdopen(appending(self.folder / log), "wb") as stream:
             # A session of its own, so that Ctrl-C in the terminal reaches this process alone and it decides the order.
             return subprocess.Popen(
                 command,

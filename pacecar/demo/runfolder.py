@@ -12,7 +12,6 @@ that is no record is counted and left out.  What is written here appears whole o
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import time
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ import msgspec
 from pacecar.clock import Clock
 from pacecar.demo.result import Losses
 from pacecar.records import JobRecord
+from pacecar.safe_files import replacing
 
 __all__ = ["RecordTail", "make_run_folder", "point_latest", "read_losses", "write_json"]
 
@@ -77,7 +77,8 @@ def make_run_folder(parent: Path, clock: Clock) -> Path:
     """Make and return a new folder in `parent`, named by the UTC time and a few random digits."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(clock.wall_ns() / 1e9))
     folder = parent / f"{stamp}-{secrets.token_hex(2)}"
-    folder.mkdir(parents=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700)
     return folder
 
 
@@ -93,17 +94,8 @@ def point_latest(folder: Path) -> None:
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Write `document` so that a reader sees the old file or the whole new one."""
-    fresh = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
-    try:
-        with fresh.open("w", encoding="utf-8") as stream:
-            json.dump(document, stream, indent=2)
-            stream.write("\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        fresh.replace(path)
-    except BaseException:
-        fresh.unlink(missing_ok=True)
-        raise
+    with replacing(path) as stream:
+        stream.write(json.dumps(document, indent=2).encode() + b"\n")
 
 
 def read_losses(path: Path) -> Losses:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shutil
 import signal
 import sys
 import time
@@ -33,6 +32,7 @@ from pacecar.demo.rest import Rest
 from pacecar.demo.result import as_document
 from pacecar.demo.runfolder import RecordTail, make_run_folder, point_latest, read_losses, write_json
 from pacecar.demo.summary import summarize
+from pacecar.safe_files import replacing
 
 __all__ = ["run_demo"]
 
@@ -206,15 +206,17 @@ def _keep_last_metrics(children: Children) -> None:
     """Keep the daemon's last answer: the daemon ends with the demo, and its page is worth a look afterwards."""
     # A daemon that was killed is no reason to lose the result.
     with suppress(OSError), urllib.request.urlopen(children.metrics_url, timeout=2.0) as answer:
-        (children.folder / "metrics.txt").write_bytes(answer.read())
+        text = answer.read()
+        with replacing(children.folder / "metrics.txt") as stream:
+            stream.write(text)
 
 
 def _keep_dashboard(folder: Path) -> bool:
     dashboard = resources.files("pacecar.dashboards") / "generated" / "job.json"
     if not dashboard.is_file():
         return False
-    with resources.as_file(dashboard) as path:
-        shutil.copyfile(path, folder / "dashboard.json")
+    with replacing(folder / "dashboard.json") as stream:
+        stream.write(dashboard.read_bytes())
     return True
 
 

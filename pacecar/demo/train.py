@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,7 @@ from torch.utils.data.distributed import DistributedSampler
 import pacecar
 from pacecar.demo.corpus import Windows, load_corpus
 from pacecar.demo.model import GPT, GPTConfig
+from pacecar.safe_files import appending
 
 __all__ = ["batch_loss", "main"]
 
@@ -201,12 +203,18 @@ class _Stop:
         return bool(anywhere.item())
 
 
+def _new_file(path: Path) -> TextIO:
+    handle = appending(path)
+    os.ftruncate(handle, 0)
+    return os.fdopen(handle, "w", buffering=1)
+
+
 class _Report:
     """Rank 0's lines for people and, where asked for, the same for programs."""
 
     def __init__(self, metrics: Path | None, every: int) -> None:
         self._is_speaking = dist.get_rank() == 0
-        self._file = metrics.open("w", buffering=1) if metrics is not None else None
+        self._file = _new_file(metrics) if metrics is not None else None
         self._every = every
 
     def begin(self, model: nn.Module, files: int, windows: int, batch: int) -> None:

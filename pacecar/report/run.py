@@ -7,10 +7,7 @@ The file appears whole or not at all, so that a reader who reloads never sees ha
 
 from __future__ import annotations
 
-import os
-import secrets
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -24,6 +21,7 @@ from pacecar.report.html import comparison_page, report_page
 from pacecar.report.inputs import find_inputs
 from pacecar.report.markdown import comparison_markdown, report_markdown
 from pacecar.report.notices import Notice, ReportError, clean
+from pacecar.safe_files import output
 
 __all__ = ["ReportOptions", "run_report"]
 
@@ -93,17 +91,8 @@ def _deliver(text: str, options: ReportOptions, default: Path) -> None:
         sys.stdout.flush()
         return
     path = options.output or default
-    fresh = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
-    try:
-        with fresh.open("w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        fresh.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            fresh.unlink(missing_ok=True)
-        raise
+    with output(path) as stream:
+        stream.write(text.encode())
     sys.stdout.write(f"{path}\n")
 
 

@@ -7,6 +7,7 @@ logging is configured on stdout even among its results; with a run folder they g
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from pacecar.profiler.identity import RANK
+from pacecar.safe_files import appending
 
 __all__ = ["keep_quiet", "say"]
 
@@ -35,6 +37,27 @@ def say(what: str, environ: Mapping[str, str] = os.environ) -> None:
         os.write(2, line.encode())
 
 
+class _LogFile(logging.FileHandler):
+    """A log file that is made at the first line, and only where it is this user's (`safe_files`)."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, delay=True)
+        self._is_refused = False
+
+    def _open(self) -> io.TextIOWrapper:
+        return os.fdopen(appending(self.baseFilename), "a", encoding="utf-8")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a line; where the file cannot be had, say so once and drop all: stderr is the script's own."""
+        if self._is_refused:
+            return
+        try:
+            super().emit(record)
+        except OSError as error:
+            self._is_refused = True
+            say(f"its log cannot be written to {self.baseFilename}: {error.strerror or error}")
+
+
 def keep_quiet(rank: int, run_dir: str | None) -> None:
     """Keep pacecar's log out of the script's, in a file of the run folder if there is one."""
     logger = logging.getLogger("pacecar")
@@ -42,7 +65,6 @@ def keep_quiet(rank: int, run_dir: str | None) -> None:
     handler: logging.Handler = logging.NullHandler()
     if run_dir is not None:
         with contextlib.suppress(OSError):
-            Path(run_dir).mkdir(parents=True, exist_ok=True)
-            handler = logging.FileHandler(Path(run_dir) / f"rank{rank}.log", delay=True)
+            handler = _LogFile(Path(run_dir) / f"rank{rank}.log")
             handler.setFormatter(logging.Formatter(LOG_FORMAT))
     logger.addHandler(handler)

@@ -13,7 +13,6 @@ The file is written row by row, one rank's timeline in memory at a time, under a
 from __future__ import annotations
 
 import gzip
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +25,7 @@ from pacecar.profiler.analysis.report import StepReport, TraceReport
 from pacecar.profiler.analysis.timeline import Timeline, timeline
 from pacecar.profiler.trace.table import Trace
 from pacecar.records import LEDGER_HEADINGS
+from pacecar.safe_files import output
 from pacecar.wording import HEADING_WORDS
 
 __all__ = ["FIRST_PID", "write_perfetto"]
@@ -159,24 +159,14 @@ def _counter(name: str, pid: int, at_ns: int, values: dict[str, float]) -> bytes
 
 @contextmanager
 def _whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file that becomes `path` when all is written, and is gone when something went wrong.
+    """Yield a file that becomes `path` when all is written, compressed where its name says so, or what `output` does.
 
-    What is there and no file, a pipe or /dev/stdout, is written as it is.
+    A pipe or /dev/stdout is written as it is.
     """
-    if path.exists() and not path.is_file():
-        with path.open("wb") as there:
-            yield there
-        return
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("wb") as raw:
-            if path.suffix == ".gz":
-                # No time and no name inside: the same analysis gives the same bytes.
-                with gzip.GzipFile("", "wb", compresslevel=5, fileobj=raw, mtime=0) as packed:
-                    yield cast("IO[bytes]", packed)
-            else:
-                yield raw
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+    with output(path) as raw:
+        if path.suffix == ".gz" and raw.seekable():
+            # No time and no name inside: the same analysis gives the same bytes.
+            with gzip.GzipFile("", "wb", compresslevel=5, fileobj=raw, mtime=0) as packed:
+                yield cast("IO[bytes]", packed)
+        else:
+            yield raw

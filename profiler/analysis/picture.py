@@ -34,6 +34,7 @@ from pacecar.profiler.attribution import Cause, Work
 from pacecar.profiler.spans import EMPTY, Intervals, clip, subtract, union
 from pacecar.profiler.trace.table import WORKS, DeviceRows, HostKind, HostRows, Trace
 from pacecar.records import LEDGER_HEADINGS, Ledger
+from pacecar.safe_files import output
 from pacecar.wording import HEADING_COLOURS, HEADING_WORDS, percent
 
 __all__ = ["draw", "write_picture"]
@@ -82,7 +83,8 @@ def write_picture(analysis: Analysis, path: Path, step: int | None = None) -> No
     if len(analysis.document.traces) != 1 or analysis.tables[0] is None:
         raise LookupError(f"--picture draws one trace, and these are {len(analysis.document.traces)}")
     report, trace = analysis.document.traces[0], analysis.tables[0]
-    path.write_text(draw(trace, report, step), encoding="utf-8")
+    with output(path) as stream:
+        stream.write(draw(trace, report, step).encode())
 
 
 def draw(trace: Trace, report: TraceReport, step: int | None = None) -> str:

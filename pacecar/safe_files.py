@@ -1,0 +1,208 @@
+"""Create, replace and append to files in folders that others may write, so that nothing of anybody else is touched.
+
+`open(path, "w")` follows a symbolic link that somebody put there, and overwrites what it leads to; it waits for ever on
+a named pipe; it writes into a file that somebody else made and can read.  Here the folder is reached by a `Walk`, a
+file is created under a new name (O_EXCL) that nobody else can open (mode 0600), and takes its name by rename(2), which
+replaces a planted link and not what it leads to.  Whoever reads sees the old file or the whole new one.
+
+All functions raise OSError; `UnsafePathError` where somebody else could have put there what lies at the path.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import IO
+
+from pacecar.path_walk import UnsafePathError, Walk
+
+__all__ = [
+    "FOLDER_MODE", "appending", "create_in", "folder_path", "open_folder", "output", "own_folder", "replacing",
+    "sync_folder",
+]  # fmt: skip
+
+FILE_MODE = 0o600
+"""What runs say is for their user."""
+
+FOLDER_MODE = 0o755
+"""For folders that are made on the way to a file: others may look, nobody else may write, whatever the umask."""
+
+_CREATE = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_ATTEMPTS_MAX = 8
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def create_in(folder: int, name: str, *, mode: int = FILE_MODE) -> int:
+    """Return a descriptor, to read and write, of a new file `name` in `folder`; raises OSError if there is one."""
+    return os.open(name, os.O_RDWR | _CREATE, mode, dir_fd=folder)
+
+
+def open_folder(path: str | os.PathLike[str], *, make_mode: int | None = None) -> int:
+    """Return a descriptor (O_PATH) of the folder at `path`, which is made with `make_mode` if it is missing."""
+    with Walk(path, make_mode=make_mode) as walk:
+        walk.folder()
+        return walk.detach()
+
+
+def own_folder(path: str | os.PathLike[str]) -> int:
+    """As `open_folder`, for a folder that is this user's alone: made 0700, refused if others may write or made it."""
+    with Walk(path, make_mode=0o700) as walk:
+        walk.folder()
+        status, me = walk.status, os.geteuid()
+        if walk.planted is not None:
+            raise UnsafePathError(
+                walk.planted.path, f"it belongs to uid {walk.planted.uid}, and anybody could have put it there"
+            )
+        if status.st_uid != me:
+            raise UnsafePathError(path, f"it belongs to uid {status.st_uid}, who could swap the files: choose another")
+        if status.st_mode & _OTHERS_WRITE:
+            raise UnsafePathError(
+                path, "others may write in it and could swap the files: chmod go-w, or choose another"
+            )
+        return walk.detach()
+
+
+def folder_path(folder: int) -> str:
+    """Return a path to `folder` for libraries that open files by themselves; good while the descriptor is open."""
+    return f"/proc/self/fd/{folder}"
+
+
+def sync_folder(folder: int) -> None:
+    """Bring names to the disk too; a file system that cannot has the files all the same."""
+    with suppress(OSError):
+        descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def replacing(
+    path: str | os.PathLike[str], *, mode: int = FILE_MODE, keep_mode: bool = False, make_mode: int | None = None
+) -> Iterator[IO[bytes]]:
+    """Yield a new file that takes the place of `path` when all is written, and is gone when something went wrong.
+
+    `keep_mode`: one that replaces a file of this user has that one's mode.
+    """
+    with Walk(path, make_mode=make_mode) as walk:
+        before = walk.entry()
+        kept = stat.S_IMODE(before.st_mode) if keep_mode and before is not None and _is_mine(before) else None
+        draft = f".pacecar-{secrets.token_hex(8)}.tmp"
+        with _named(path):
+            handle = create_in(walk.descriptor, draft, mode=mode)
+        try:
+            with os.fdopen(handle, "w+b") as stream:
+                yield stream
+                stream.flush()
+                if kept is not None:
+                    os.fchmod(handle, kept & 0o777)
+                os.fsync(handle)
+            with _named(path):
+                os.rename(draft, walk.name, src_dir_fd=walk.descriptor, dst_dir_fd=walk.descriptor)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(draft, dir_fd=walk.descriptor)
+            raise
+
+
+@contextmanager
+def output(path: str | os.PathLike[str], *, mode: int = FILE_MODE) -> Iterator[IO[bytes]]:
+    """As `replacing`, for a file that a person named: a pipe or device that is there (/dev/stdout) is written as it is.
+
+    Not where all may write and somebody else put the pipe there: he would get what is written, or let us wait.
+    """
+    special = _special(path)
+    if special is None:
+        with replacing(path, mode=mode, keep_mode=True) as stream:
+            yield stream
+    else:
+        with os.fdopen(special, "wb") as stream:
+            yield stream
+
+
+def appending(path: str | os.PathLike[str], *, make_mode: int = FOLDER_MODE) -> int:
+    """Return a descriptor to append to the file at `path`, which is made, with its folders, if it is missing.
+
+    One that is there must be a file of this user (or of the folder's owner, where not all may write), and have no
+    second name where others may write: that may be the name of something else.
+    """
+    with Walk(path, make_mode=make_mode) as walk:
+        walk.entry()
+        for _ in range(_ATTEMPTS_MAX):
+            try:
+                handle = os.open(walk.name, _APPEND, dir_fd=walk.descriptor)
+            except FileNotFoundError:
+                with suppress(FileExistsError):  # another process was faster: its file is judged
+                    return os.open(walk.name, os.O_WRONLY | os.O_APPEND | _CREATE, FILE_MODE, dir_fd=walk.descriptor)
+                continue
+            except OSError as error:
+                if error.errno == errno.ELOOP:
+                    raise UnsafePathError(path, "a symbolic link, which is not followed") from None
+                if error.errno == errno.ENXIO:
+                    raise UnsafePathError(path, "no regular file") from None
+                raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
+            try:
+                _check_append(path, os.fstat(handle), walk)
+            except BaseException:
+                os.close(handle)
+                raise
+            return handle
+        raise OSError(errno.EAGAIN, "it is made and removed all the time", os.fspath(path))
+
+
+def _check_append(path: str | os.PathLike[str], file: os.stat_result, walk: Walk) -> None:
+    folder = walk.status
+    if not stat.S_ISREG(file.st_mode):
+        raise UnsafePathError(path, "no regular file")
+    allowed = {os.geteuid()}
+    if walk.planted is None and not folder.st_mode & stat.S_IWOTH:
+        allowed.add(folder.st_uid)
+    if file.st_uid not in allowed:
+        raise UnsafePathError(path, f"it belongs to uid {file.st_uid}")
+    is_private = folder.st_uid in walk.trusted and not folder.st_mode & _OTHERS_WRITE
+    if file.st_nlink > 1 and not is_private:
+        raise UnsafePathError(path, "it has a second name, and others may write in the folder")
+
+
+@contextmanager
+def _named(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Let an error name the path that was asked for, and not the temporary name."""
+    try:
+        yield
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, os.fspath(path)) from None
+
+
+def _is_mine(status: os.stat_result) -> bool:
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+
+
+def _special(path: str | os.PathLike[str]) -> int | None:
+    """Return a descriptor to write to what is at `path` if that is no file, folder or link to these; else None."""
+    flags = os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC
+    with Walk(path) as walk:
+        try:
+            found = walk.entry(follow=True)
+        except UnsafePathError:  # a planted link: replaced as such
+            return None
+        if found is None or stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode):
+            return None
+        if walk.planted is not None:
+            raise UnsafePathError(
+                walk.planted.path, f"it belongs to uid {walk.planted.uid}, and anybody could have put it there"
+            )
+        if walk.is_of_the_kernel:
+            return os.open(walk.name, flags, dir_fd=walk.descriptor)
+        entry = os.open(walk.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=walk.descriptor)
+        try:
+            if not os.path.samestat(os.fstat(entry), found):
+                raise UnsafePathError(path, "it was exchanged while it was looked at")
+            return os.open(f"/proc/self/fd/{entry}", flags)
+        finally:
+            os.close(entry)

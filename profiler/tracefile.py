@@ -1,0 +1,95 @@
+"""Write one trace into a folder that others may write in, without following what they put there.
+
+torch writes by a path, first beside it, with the umask's mode, and follows links.  So it writes into a folder of mode
+0700 that is made for this trace under a random name, and reaches it by its descriptor: whoever may rename what is in
+the outer folder changes nothing.  The compressed trace is created new, 0600, and gets its name when it is whole.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import secrets
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from pacecar.path_walk import UnsafePathError
+from pacecar.safe_files import create_in, folder_path
+
+__all__ = ["TraceFile"]
+
+COPY_BYTES = 1024 * 1024
+COMPRESSION = 1
+"""Of 60 MB of JSON level 1 makes 4 % in 0.13 s, level 9 makes 3.7 % in 1.3 s."""
+
+ANONYMOUS_UID = 65534
+"""The owner that a file server names for files of a root whom it does not believe (root_squash, exports(5))."""
+
+_PLAIN = "trace.partial"
+
+
+class TraceFile:
+    """The file `name` to come in the folder `descriptor`, which it closes; `path` is what people call it."""
+
+    def __init__(self, descriptor: int, path: Path) -> None:
+        self.path = path
+        self._folder = descriptor
+        self._room = -1
+        self._room_name = f".pacecar-{secrets.token_hex(8)}"
+
+    def plain(self) -> str:
+        """Return the path for torch to write to; raises OSError."""
+        os.mkdir(self._room_name, 0o700, dir_fd=self._folder)
+        self._room = os.open(
+            self._room_name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._folder
+        )
+        owner = os.fstat(self._room).st_uid
+        if owner not in (os.geteuid(), ANONYMOUS_UID):
+            raise UnsafePathError(self.path.parent, f"what is made there belongs to uid {owner}")
+        return f"{folder_path(self._room)}/{_PLAIN}"
+
+    def check_whole(self) -> None:
+        """Raise OSError unless what torch wrote ends like a trace: kineto does not say when the disk was full."""
+        try:
+            with os.fdopen(self._open_plain(), "rb") as stream:
+                stream.seek(-1, os.SEEK_END)
+                if stream.read(1) == b"}":
+                    return
+        except OSError as error:
+            raise OSError("nothing could be written: is the disk full, or the directory gone?") from error
+        raise OSError("only a part could be written: is the disk full?")
+
+    def compress(self) -> None:
+        """Make the file of what torch wrote; raises OSError, and then there is none."""
+        draft = f"{self._room_name}.gz"
+        handle = create_in(self._folder, draft)
+        try:
+            with (
+                os.fdopen(self._open_plain(), "rb") as source,
+                os.fdopen(handle, "wb") as raw,
+                gzip.GzipFile(self.path.name.removesuffix(".gz"), "wb", COMPRESSION, raw) as target,
+            ):
+                shutil.copyfileobj(source, target, COPY_BYTES)
+            os.rename(draft, self.path.name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(draft, dir_fd=self._folder)
+            raise
+
+    def close(self) -> None:
+        """Remove what torch wrote, and let go; a second call does nothing."""
+        if self._room >= 0:
+            with suppress(OSError):
+                for name in os.listdir(self._room):
+                    os.unlink(name, dir_fd=self._room)
+            with suppress(OSError):
+                os.rmdir(self._room_name, dir_fd=self._folder)
+            os.close(self._room)
+            self._room = -1
+        if self._folder >= 0:
+            os.close(self._folder)
+            self._folder = -1
+
+    def _open_plain(self) -> int:
+        return os.open(_PLAIN, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._room)
