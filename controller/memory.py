@@ -195,7 +195,7 @@ class KnobsFile:
     def _bytes(self) -> bytes:
         # Without O_NONBLOCK a named pipe in the file's place would hold the reader for ever.
         with Walk(self.path) as walk:
-            walk.entry(follow=True)
+            walk.entry(follow=True, only_own=True)
             handle = os.open(
                 walk.name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=walk.descriptor
             )
@@ -220,7 +220,7 @@ class KnobsFile:
         contents = _Contents(format="pacecar knobs", version=VERSION, entries=entries)
         text = msgspec.json.format(msgspec.json.encode(contents), indent=1) + b"\n"
         with Walk(self.path) as walk:
-            before = walk.entry(follow=True)  # a link stays a link
+            before = walk.entry(follow=True, only_own=True)  # a link stays a link
             draft = f".{walk.name[:200]}.{secrets.token_hex(8)}.draft"
             handle = create_in(walk.descriptor, draft)
             try:

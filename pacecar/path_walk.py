@@ -82,8 +82,8 @@ class Walk:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, make_mode: int | None = None) -> None:
-        wanted = os.fsdecode(path)
-        self._wanted = wanted if wanted.startswith("/") else os.path.join(os.getcwd(), wanted)
+        self._given = os.fsdecode(path)
+        self._wanted = self._given if self._given.startswith("/") else os.path.join(os.getcwd(), self._given)
         self._make_mode = make_mode
         self._left: deque[str] = deque()
         self._at = "/"
@@ -139,10 +139,11 @@ class Walk:
         while self._left:
             self._enter(self._left.popleft())
 
-    def entry(self, *, follow: bool = False) -> os.stat_result | None:
+    def entry(self, *, follow: bool = False, only_own: bool = False) -> os.stat_result | None:
         """Walk to the folder in which `path` lies; return what is there under `name`, None for nothing.
 
-        With `follow` a link there is followed, on the same terms as any other.  Raises OSError.
+        With `follow` a link there is followed, on the same terms as any other; with `only_own` too it must be of root
+        or this user, for whoever shares the folder could let us write into another file of ours.  Raises OSError.
         """
         self._start()
         while self._left:
@@ -160,10 +161,10 @@ class Walk:
                 self._note(name, status)
                 if not (follow and stat.S_ISLNK(status.st_mode)):
                     return status
+                self._check_link(name, status, only_own=only_own)
                 if not self.is_of_the_kernel:
-                    self._follow(name, found, status)
+                    self._follow(found)
                     continue
-                self._check_link(name, status)
                 return os.stat(name, dir_fd=self.descriptor)
             finally:
                 os.close(found)
@@ -189,15 +190,15 @@ class Walk:
             status = os.fstat(found)
             self._note(name, status)
             if stat.S_ISLNK(status.st_mode):
+                self._check_link(name, status)
                 if not self.is_of_the_kernel:
-                    self._follow(name, found, status)
+                    self._follow(found)
                     return
-                self._check_link(name, status)  # in /proc: only the kernel knows where it leads
-                os.close(found)
+                os.close(found)  # in /proc: only the kernel knows where it leads
                 found = -1
                 found = os.open(name, (_PATH & ~os.O_NOFOLLOW) | os.O_DIRECTORY, dir_fd=self.descriptor)
             elif not stat.S_ISDIR(status.st_mode):
-                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self._named(name))
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self._given)
             at, found = found, -1
             self._stand(at, self._named(name))
         finally:
@@ -205,17 +206,15 @@ class Walk:
                 os.close(found)
 
     def _open(self, name: str) -> int:
-        for flags in (
-            _PATH | os.O_DIRECTORY,
-            _PATH,
-        ):  # O_DIRECTORY first: without it nothing is automounted (autofs(5))
+        # O_DIRECTORY first: without it autofs(5) mounts nothing.
+        for flags in (_PATH | os.O_DIRECTORY, _PATH):
             try:
                 return os.open(name, flags, dir_fd=self.descriptor)
             except NotADirectoryError:
                 continue
             except FileNotFoundError:
                 if self._make_mode is None:
-                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._named(name)) from None
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), self._given) from None
                 break
             except PermissionError as error:
                 raise PermissionError(error.errno, error.strerror, self._named(name)) from None
@@ -242,18 +241,17 @@ class Walk:
         if owner == 0 and not stat.S_ISLNK(status.st_mode) and self.planted is None:
             self.vouched |= {status.st_uid} - {self._unnameable}
 
-    def _follow(self, name: str, link: int, status: os.stat_result) -> None:
-        self._check_link(name, status)
+    def _follow(self, link: int) -> None:
         self._links += 1
         if self._links > LINKS_MAX:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), self._wanted)
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), self._given)
         target = os.readlink("", dir_fd=link)
         self._left.extendleft(reversed([part for part in target.split("/") if part not in ("", ".")]))
         if target.startswith("/"):
             self._stand(os.open("/", _PATH | os.O_DIRECTORY), "/")
 
-    def _check_link(self, name: str, status: os.stat_result) -> None:
-        if self.planted is not None and status.st_uid not in self.trusted:
+    def _check_link(self, name: str, status: os.stat_result, *, only_own: bool = False) -> None:
+        if status.st_uid not in self.trusted and (only_own or self.planted is not None):
             raise UnsafePathError(
                 self._named(name), f"a symbolic link that uid {status.st_uid} made, which is not followed"
             )

@@ -130,10 +130,10 @@ def appending(path: str | os.PathLike[str], *, make_mode: int = FOLDER_MODE) -> 
     """Return a descriptor to append to the file at `path`, which is made, with its folders, if it is missing.
 
     One that is there must be a file of this user (or of the folder's owner, where not all may write), and have no
-    second name where others may write: that may be the name of something else.
+    second name where others may write: that may be the name of something else.  A link that this user made leads on.
     """
     with Walk(path, make_mode=make_mode) as walk:
-        walk.entry()
+        walk.entry(follow=True, only_own=True)
         for _ in range(_ATTEMPTS_MAX):
             try:
                 handle = os.open(walk.name, _APPEND, dir_fd=walk.descriptor)
@@ -158,7 +158,7 @@ def appending(path: str | os.PathLike[str], *, make_mode: int = FOLDER_MODE) -> 
 
 def _check_append(path: str | os.PathLike[str], file: os.stat_result, walk: Walk) -> None:
     folder = walk.status
-    if not stat.S_ISREG(file.st_mode):
+    if not (stat.S_ISREG(file.st_mode) or (stat.S_ISCHR(file.st_mode) and walk.planted is None)):
         raise UnsafePathError(path, "no regular file")
     allowed = {os.geteuid()}
     if walk.planted is None and not folder.st_mode & stat.S_IWOTH:
@@ -188,7 +188,7 @@ def _special(path: str | os.PathLike[str]) -> int | None:
     flags = os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC
     with Walk(path) as walk:
         try:
-            found = walk.entry(follow=True)
+            found = walk.entry(follow=True, only_own=True)
         except UnsafePathError:  # a planted link: replaced as such
             return None
         if found is None or stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode):

@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import logging
 import os
+import stat
 import subprocess
 import tempfile
 from pathlib import Path
@@ -14,6 +16,7 @@ from pacecar.profiler.orders import NotYet, Refusal
 from pacecar.profiler.tracing import STEPS_MAX, Tracing
 from pacecar.records import Command
 from tests.kit.forking_python import forking_python
+from tests.kit.users import STRANGER, as_user, commons, needs_root
 
 
 class Rested:
@@ -304,3 +307,75 @@ def test_a_record_that_is_open_when_a_profiler_ends_ends_in_no_later_session(tmp
     line = done.stdout.strip().splitlines()[-1]
     assert line.startswith("the record 'epoch' of the job is open")
     assert line.endswith(" 0"), "no window"
+
+
+# --- what strangers put there ---
+
+
+@needs_root
+def test_a_trace_follows_no_link_and_fills_no_file_that_a_stranger_put_there():
+    """Also those under the names that torch and we write to at first."""
+    with commons() as public:
+        precious = public / "roots" / "precious"
+        precious.parent.mkdir(mode=0o700)
+        precious.write_text("mine")
+        name = "trace-a_job_1-step40-rank2.json"
+        planted = [
+            f"{name}.gz", f"{name}.partial", f"{name}.partial.tmp", f"{name}.gz.partial", f"{name}.gz.gz.partial",
+        ]  # fmt: skip
+
+        def plant():
+            for one in planted:
+                (public / one).symlink_to(precious)
+
+        as_user(STRANGER, plant)
+        job = Job(public)
+        job.ask(steps=1)
+        job.run(1)
+        state, path = job.written()
+        assert (state, path) == ("done", str(public / f"{name}.gz"))
+        assert precious.read_text() == "mine"
+        assert os.listdir(precious.parent) == ["precious"]
+        trace = Path(path).lstat()
+        assert (stat.S_ISREG(trace.st_mode), stat.S_IMODE(trace.st_mode), trace.st_uid) == (True, 0o600, 0)
+        assert marks_of(path) == ["ProfilerStep#40"]
+        assert set(os.listdir(public)) == {"roots", *planted}, "nothing half written is left"
+
+
+@needs_root
+def test_a_trace_enters_no_folder_over_a_strangers_link_and_takes_no_default_folder_of_his(monkeypatch):
+    with commons() as public:
+        (public / "roots").mkdir(mode=0o700)
+        monkeypatch.setenv("TMPDIR", str(public))
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        as_user(STRANGER, lambda: (public / "out").symlink_to("roots"))
+        default = public / f"pacecar-traces-{os.getuid()}"
+        as_user(STRANGER, lambda: default.mkdir())
+        for directory in (public / "out", None):
+            with pytest.raises(Refusal, match=f"belongs to somebody else: .*uid {STRANGER}"):
+                Job(directory).ask(steps=1)
+        assert os.listdir(public / "roots") == []
+
+
+@needs_root
+def test_the_log_of_a_script_that_does_not_know_pacecar_goes_through_no_link(monkeypatch, capfd):
+    from pacecar.zerocode.saying import keep_quiet
+
+    logger = logging.getLogger("pacecar")
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logger, "propagate", True)
+    with commons() as public:
+        as_user(STRANGER, lambda: (public / "rank0.log").symlink_to(public / "aim"))
+        as_user(STRANGER, lambda: os.mkfifo(public / "rank1.log"))
+        for rank in (0, 1, 2):
+            keep_quiet(rank, str(public))
+            for _ in range(2):
+                logger.warning("from rank %d", rank)
+            logger.handlers.pop().close()
+        assert not (public / "aim").exists()
+        assert (public / "rank2.log").read_text().count("from rank 2") == 2
+        assert stat.S_IMODE((public / "rank2.log").stat().st_mode) == 0o600
+        said = capfd.readouterr().err.splitlines()
+        assert [line.split(": ")[1] for line in said] == [
+            f"its log cannot be written to {public}/rank{rank}.log" for rank in (0, 1)
+        ]
