@@ -21,6 +21,7 @@ from typing import IO
 from pacecar.path_walk import UnsafePathError, Walk
 
 __all__ = [
+    "ANONYMOUS_UID",
     "FOLDER_MODE", "appending", "create_in", "folder_path", "open_folder", "output", "own_folder", "replacing",
     "sync_folder",
 ]  # fmt: skip
@@ -30,6 +31,9 @@ FILE_MODE = 0o600
 
 FOLDER_MODE = 0o755
 """For folders that are made on the way to a file: others may look, nobody else may write, whatever the umask."""
+
+ANONYMOUS_UID = 65534
+"""The owner that a file server names for files of a root whom it does not believe (root_squash, exports(5))."""
 
 _CREATE = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -162,7 +166,7 @@ def _check_append(path: str | os.PathLike[str], file: os.stat_result, walk: Walk
         raise UnsafePathError(path, "no regular file")
     allowed = {os.geteuid()}
     if walk.planted is None and not folder.st_mode & stat.S_IWOTH:
-        allowed.add(folder.st_uid)
+        allowed |= {folder.st_uid, ANONYMOUS_UID}
     if file.st_uid not in allowed:
         raise UnsafePathError(path, f"it belongs to uid {file.st_uid}")
     is_private = folder.st_uid in walk.trusted and not folder.st_mode & _OTHERS_WRITE
