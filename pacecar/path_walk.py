@@ -88,6 +88,8 @@ class Walk:
         self._left: deque[str] = deque()
         self._at = "/"
         self._links = 0
+        self._kept = 0
+        """Components at the end that are not entered."""
         self._unnameable = unnameable_uid()
         me = os.geteuid()
         self.trusted: frozenset[int] = frozenset({0, me} - {self._unnameable})
@@ -135,7 +137,7 @@ class Walk:
 
     def folder(self) -> None:
         """Walk to the folder that `path` names; raises OSError, UnsafePathError among them."""
-        self._start()
+        self._start(kept=0)
         while self._left:
             self._enter(self._left.popleft())
 
@@ -145,7 +147,7 @@ class Walk:
         With `follow` a link there is followed, on the same terms as any other; with `only_own` too it must be of root
         or this user, for whoever shares the folder could let us write into another file of ours.  Raises OSError.
         """
-        self._start()
+        self._start(kept=1)
         while self._left:
             name = self._left.popleft()
             if self._left or name == "..":
@@ -171,8 +173,9 @@ class Walk:
         self.name = "."
         return self._status
 
-    def _start(self) -> None:
+    def _start(self, *, kept: int) -> None:
         self.close()
+        self._kept = kept
         self._left = deque(part for part in self._wanted.split("/") if part not in ("", "."))
         self._stand(os.open("/", _PATH | os.O_DIRECTORY), "/")
 
@@ -198,6 +201,8 @@ class Walk:
                 found = -1
                 found = os.open(name, (_PATH & ~os.O_NOFOLLOW) | os.O_DIRECTORY, dir_fd=self.descriptor)
             elif not stat.S_ISDIR(status.st_mode):
+                if self._make_mode is not None and len(self._left) == self._kept:  # as mkdir(2) says of the last one
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), self._named(name))
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self._given)
             at, found = found, -1
             self._stand(at, self._named(name))
