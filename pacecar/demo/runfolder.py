@@ -12,6 +12,7 @@ that is no record is counted and left out.  What is written here appears whole o
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import time
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ import msgspec
 from pacecar.clock import Clock
 from pacecar.demo.result import Losses
 from pacecar.records import JobRecord
-from pacecar.safe_files import replacing
+from pacecar.safe_files import FOLDER_MODE, open_folder, replacing
 
 __all__ = ["RecordTail", "make_run_folder", "point_latest", "read_losses", "write_json"]
 
@@ -77,7 +78,7 @@ def make_run_folder(parent: Path, clock: Clock) -> Path:
     """Make and return a new folder in `parent`, named by the UTC time and a few random digits."""
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(clock.wall_ns() / 1e9))
     folder = parent / f"{stamp}-{secrets.token_hex(2)}"
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    os.close(open_folder(folder.parent, make_mode=FOLDER_MODE))
     folder.mkdir(mode=0o700)
     return folder
 

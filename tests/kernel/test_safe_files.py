@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
 import subprocess
@@ -161,3 +162,68 @@ def test_a_new_file_is_nobody_elses_while_it_is_written(tmp_path: Path) -> None:
         stream.write(b"x")
         (draft,) = tmp_path.iterdir()
         assert draft.stat().st_mode & 0o777 == 0o600
+
+
+# --- the rule, in the source ---
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = ("pacecar", "monitor", "profiler", "controller", "deploy", "dashboards")
+
+WRITERS = {
+    "pacecar/safe_files.py", "pacecar/path_walk.py",
+    "profiler/tracefile.py",  # makes the folder for torch, by descriptor
+    "pacecar/demo/runfolder.py",  # a new folder, and the link `latest`
+    "pacecar/demo/launch.py",  # a file that says stop, and mkdtemp, in new folders of mode 0700
+    "pacecar/doctor/reference.py", "dashboards/__main__.py",  # for the developer, in a checkout
+}  # fmt: skip
+"""Where files or folders are made otherwise than by `safe_files`, and why that is safe."""
+
+CALLERS = {
+    "pacecar/daemon_peer.py",
+    "monitor/meeting.py",  # listens, and asks whether anybody else does
+    "monitor/notify.py",  # tells the service manager, at the address that it gave
+}
+"""Where Unix sockets are made."""
+
+_MAKES = {
+    "write_text", "write_bytes", "mkdir", "makedirs", "symlink_to", "symlink", "mkfifo", "touch", "copyfile", "copy",
+    "copy2", "copytree", "mkdtemp", "mkstemp", "NamedTemporaryFile", "TemporaryDirectory", "hardlink_to",
+}  # fmt: skip
+
+
+def calls(tree: ast.AST) -> list[tuple[str, ast.Call]]:
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            found.append((name, node))
+    return found
+
+
+def is_write(name: str, call: ast.Call) -> bool:
+    if name in _MAKES:
+        receiver = getattr(call.func, "value", None)  # copy() of a list or of the module copy is none
+        return name != "copy" or getattr(receiver, "id", "") == "shutil"
+    if name != "open":
+        return False
+    modes = [one.value for one in (*call.args, *(k.value for k in call.keywords)) if isinstance(one, ast.Constant)]
+    return "O_CREAT" in ast.dump(call) or any(
+        isinstance(mode, str) and len(mode) <= 3 and set(mode) & set("wax+") and set(mode) <= set("rwaxbt+")
+        for mode in modes
+    )
+
+
+def test_files_are_made_and_daemons_are_called_only_where_it_is_known_how() -> None:
+    writers, callers = set(), set()
+    for room in ROOMS:
+        for file in (ROOT / room).rglob("*.py"):
+            if any(part.is_symlink() for part in (file, *file.parents) if part.is_relative_to(ROOT)):
+                continue  # pacecar/monitor and the like are links to the rooms
+            path = str(file.relative_to(ROOT))
+            source = file.read_text(encoding="utf-8")
+            if "AF_UNIX" in source and "socket(" in source:
+                callers.add(path)
+            if any(is_write(name, call) for name, call in calls(ast.parse(source))):
+                writers.add(path)
+    assert writers <= WRITERS, f"by pacecar.safe_files, or with a reason here: {writers - WRITERS}"
+    assert callers - {"monitor/activation.py"} == CALLERS
