@@ -9,7 +9,7 @@ unix(7)), and a `Walk` says who could have made the folder.  Accepted is a peer 
     a user without a number in this user namespace, where only root and this user can change the path
 
 The same holds for a path that somebody configured: who named it trusts its folder, and the folder's owner is accepted
-where root made the folder.  What lies in a folder that all may write must belong to root or this user.
+where root made the folder.  What lies in a folder that all may write must belong to root or this user, or be mounted.
 """
 
 from __future__ import annotations

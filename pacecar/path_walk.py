@@ -7,7 +7,7 @@ the descriptor of the one before, without following links, and judged by what wa
 
     in a folder that          an entry can come from
     nobody else may write     the folder's owner, and root
-    all may write             anybody: it counts as planted unless root or this user owns it
+    all may write             anybody: it counts as planted unless root or this user owns it, or it is mounted there
     a group may write         a member, whom the folder's owner chose
 
 A link is followed if root or this user made it, or where nothing was planted on the way.  That is stricter than the
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections import deque
 from types import TracebackType
@@ -33,6 +34,7 @@ __all__ = ["Planted", "UnsafePathError", "Walk", "unnameable_uid"]
 LINKS_MAX = 40
 """Links in one path, as in the kernel (path_resolution(7))."""
 
+_OCTAL = re.compile(r"\\([0-7]{3})")
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _ALL_UIDS = 2**32 - 1
 _OVERFLOW_UID = 65534
@@ -68,6 +70,24 @@ def unnameable_uid(map_file: str = "/proc/self/uid_map") -> int | None:
         return _OVERFLOW_UID
 
 
+def _is_mounted(path: str) -> bool:
+    """Whether a file system is mounted at `path`, which only root can do (or whoever made the container).
+
+    Not one of FUSE: users mount these, and whoever serves one says who owns what in it (mount.fuse3(8)).
+    """
+    try:
+        with open("/proc/self/mountinfo", "rb") as stream:
+            mounts = stream.read().decode("utf-8", "surrogateescape").splitlines()
+    except OSError:
+        return False
+    kind = None
+    for mount in mounts:  # proc_pid_mountinfo(5): the fifth field, and the first one after the dash
+        place, _, rest = mount.partition(" - ")
+        if _OCTAL.sub(lambda found: chr(int(found[1], 8)), place.split(" ")[4]) == path:
+            kind = rest.split(" ")[0]
+    return kind is not None and not kind.startswith("fuse")
+
+
 class Walk:
     """A walk along `path`.  Use it in a `with`: it holds the descriptor of the folder that it stands in.
 
@@ -78,7 +98,7 @@ class Walk:
     name: of the last component in it, for `entry()`.
     planted: the first planted entry on the way, if there is one.
     vouched: owners of what lies on the way in a folder that only root can write.
-    is_protected: root, this user and the vouched alone can change what lies on the way.
+    is_protected: no folder on the way can be written by others than root, this user and the vouched.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, make_mode: int | None = None) -> None:
@@ -99,6 +119,8 @@ class Walk:
         self.planted: Planted | None = None
         self.vouched: set[int] = set()
         self.is_protected = True
+        self._is_roots = True
+        """Nobody else can write in what was passed since the path last began at `/`."""
         self._status: os.stat_result
 
     def __enter__(self) -> Walk:
@@ -236,14 +258,16 @@ class Walk:
         """Judge the entry `name` of the folder where we stand."""
         mode, owner = self._status.st_mode, self._status.st_uid
         if mode & _OTHERS_WRITE:
-            if not (mode & stat.S_ISVTX and status.st_uid in self.trusted):
-                self.is_protected = False
+            if status.st_uid not in self.trusted and _is_mounted(self._named(name)):
+                self.vouched |= {status.st_uid} - {self._unnameable}
+                return
+            self._is_roots = self.is_protected = False
             if mode & stat.S_IWOTH and status.st_uid not in self.trusted and self.planted is None:
                 self.planted = Planted(self._named(name), status.st_uid)
             return
         if owner not in self.trusted and owner not in self.vouched and owner != self._unnameable:
             self.is_protected = False
-        if owner == 0 and not stat.S_ISLNK(status.st_mode) and self.planted is None:
+        if owner == 0 and self._is_roots and not stat.S_ISLNK(status.st_mode):
             self.vouched |= {status.st_uid} - {self._unnameable}
 
     def _follow(self, link: int) -> None:
@@ -253,6 +277,7 @@ class Walk:
         target = os.readlink("", dir_fd=link)
         self._left.extendleft(reversed([part for part in target.split("/") if part not in ("", ".")]))
         if target.startswith("/"):
+            self._is_roots = self.planted is None
             self._stand(os.open("/", _PATH | os.O_DIRECTORY), "/")
 
     def _check_link(self, name: str, status: os.stat_result, *, only_own: bool = False) -> None:

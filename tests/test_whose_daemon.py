@@ -20,7 +20,18 @@ from pacecar.profiler.outbox import Outbox
 from pacecar.records import Command, DumpRequest, Goodbye
 from pacecar.wire import decode_frame, encode_frame
 from tests.kit.records import job_hello
-from tests.kit.users import DAEMON, OWNER, STRANGER, as_user, commons, in_user_namespace, listen, needs_root
+from tests.kit.users import (
+    DAEMON,
+    MS_BIND,
+    OWNER,
+    STRANGER,
+    as_user,
+    commons,
+    in_user_namespace,
+    listen,
+    mounts_of_ones_own,
+    needs_root,
+)  # fmt: skip
 from tests.kit.waiting import until
 
 pytestmark = needs_root
@@ -305,6 +316,39 @@ def test_root_oneself_and_who_was_given_a_folder_by_root_are_heard_and_obeyed(pu
     frames, obeyed, said = try_hook(OWNER, path, hears(listener))
     assert (obeyed, said) == (1, "")
     assert [type(frame).__name__ for frame in frames[:2]] == ["JobHello", "Goodbye"]
+
+
+def test_what_is_mounted_into_a_folder_that_all_may_write_was_put_there_by_root(public, roots, hears):
+    """`docker run --tmpfs /run -v /run/pacecar:/run/pacecar`: that /run is mode 1777."""
+    own(roots / "pacecar", DAEMON)
+    heard = hears(as_user(DAEMON, lambda: listen(roots / "pacecar/s")))
+
+    def contained():
+        try:
+            mounts_of_ones_own(
+                ("none", str(public), "tmpfs", 0, "mode=1777"),
+                (str(roots / "pacecar"), str(public / "pacecar"), "", MS_BIND, ""),
+            )
+        except OSError as error:
+            return 0, f"skip: {error}"
+        os.setresuid(OWNER, OWNER, OWNER)
+        return hook(public / "pacecar/s")
+
+    obeyed, said = as_user(ROOT, contained)
+    if said.startswith("skip"):
+        pytest.skip(said)
+    assert (obeyed, said) == (1, "")
+    until(lambda: len(heard.frames) >= 2, "hello and record")
+
+
+def test_no_owner_is_vouched_for_behind_a_folder_that_all_may_write(public, hears):
+    """There a file system of FUSE could say that root owns the folder: the folder's own word is not enough."""
+    own(public / "p", ROOT)
+    own(public / "p/pacecar", STRANGER)
+    heard = hears(as_user(STRANGER, lambda: listen(public / "p/pacecar/s")))
+    frames, obeyed, said = try_hook(OWNER, public / "p/pacecar/s", heard)
+    assert (frames, obeyed) == ([], 0)
+    assert f"uid {STRANGER} listens there" in said
 
 
 def namespaced(path, *, is_mapped=True):

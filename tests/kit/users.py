@@ -19,11 +19,23 @@ from typing import Any
 
 import pytest
 
-__all__ = ["DAEMON", "OWNER", "STRANGER", "as_user", "commons", "in_user_namespace", "listen", "needs_root"]
+__all__ = [
+    "DAEMON",
+    "MS_BIND",
+    "OWNER",
+    "STRANGER",
+    "as_user",
+    "commons",
+    "in_user_namespace",
+    "listen",
+    "mounts_of_ones_own",
+    "needs_root",
+]
 
 DAEMON, OWNER, STRANGER = 61001, 61002, 61003
 
-CLONE_NEWUSER = 0x10000000
+CLONE_NEWUSER, CLONE_NEWNS = 0x10000000, 0x00020000
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 PR_SET_DUMPABLE = 4
 ANSWER_BYTES_MAX = 1 << 20
 SECONDS_MAX = 60.0
@@ -81,6 +93,18 @@ def in_user_namespace(uid: int | None) -> None:
         raise OSError(ctypes.get_errno(), "no user namespaces here")
     if uid is not None:
         Path("/proc/self/uid_map").write_bytes(f"{uid} {uid} 1\n".encode())
+
+
+def mounts_of_ones_own(*calls: tuple[str, str, str, int, str]) -> None:
+    """Mount `(source, target, type, flags, data)` for this process alone; raises OSError where that is not allowed."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWNS):
+        raise OSError(ctypes.get_errno(), "no mount namespaces here")
+    for source, target, kind, flags, data in (("none", "/", "", MS_REC | MS_PRIVATE, ""), *calls):
+        if not os.path.isdir(target):
+            os.mkdir(target)
+        if libc.mount(source.encode(), target.encode(), kind.encode() or None, flags, data.encode() or None):
+            raise OSError(ctypes.get_errno(), "no mounts here")
 
 
 @contextmanager
