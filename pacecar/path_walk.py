@@ -26,15 +26,17 @@ import os
 import re
 import stat
 from collections import deque
+from collections.abc import Iterable
 from types import TracebackType
 from typing import NamedTuple
 
-__all__ = ["Planted", "UnsafePathError", "Walk", "unnameable_uid"]
+__all__ = ["Planted", "UnsafePathError", "Walk", "mounted_by", "unnameable_uid"]
 
 LINKS_MAX = 40
 """Links in one path, as in the kernel (path_resolution(7))."""
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
+_FUSE_USER = re.compile(r"\buser_id=(\d+)")
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _ALL_UIDS = 2**32 - 1
 _OVERFLOW_UID = 65534
@@ -70,22 +72,31 @@ def unnameable_uid(map_file: str = "/proc/self/uid_map") -> int | None:
         return _OVERFLOW_UID
 
 
-def _is_mounted(path: str) -> bool:
-    """Whether a file system is mounted at `path`, which only root can do (or whoever made the container).
+def _mounted_by(path: str) -> int | None:
+    """Return who mounted a file system at `path`: 0 for root, or whoever made the container; None where nobody did.
 
-    Not one of FUSE: users mount these, and whoever serves one says who owns what in it (mount.fuse3(8)).
+    Users mount those of FUSE, and whoever serves one says who owns what in it (mount.fuse3(8)); the kernel notes whose
+    it is, and one of which it does not is nobody's.
     """
     try:
         with open("/proc/self/mountinfo", "rb") as stream:
             mounts = stream.read().decode("utf-8", "surrogateescape").splitlines()
     except OSError:
-        return False
-    kind = None
-    for mount in mounts:  # proc_pid_mountinfo(5): the fifth field, and the first one after the dash
+        return None
+    return mounted_by(path, mounts)
+
+
+def mounted_by(path: str, mounts: Iterable[str]) -> int | None:
+    """As `_mounted_by`, from the lines of proc_pid_mountinfo(5): the last one at `path` counts."""
+    found: int | None = None
+    for mount in mounts:
         place, _, rest = mount.partition(" - ")
-        if _OCTAL.sub(lambda found: chr(int(found[1], 8)), place.split(" ")[4]) == path:
-            kind = rest.split(" ")[0]
-    return kind is not None and not kind.startswith("fuse")
+        if _OCTAL.sub(lambda octal: chr(int(octal[1], 8)), place.split(" ")[4]) != path:
+            continue
+        kind, _, options = rest.partition(" ")
+        user = _FUSE_USER.search(options)
+        found = 0 if not kind.startswith("fuse") else int(user[1]) if user else _OVERFLOW_UID
+    return found
 
 
 class Walk:
@@ -120,7 +131,7 @@ class Walk:
         self.vouched: set[int] = set()
         self.is_protected = True
         self._is_roots = True
-        """Nobody else can write in what was passed since the path last began at `/`."""
+        """Nobody else can exchange what was passed since the path last began at `/`."""
         self._status: os.stat_result
 
     def __enter__(self) -> Walk:
@@ -256,19 +267,29 @@ class Walk:
 
     def _note(self, name: str, status: os.stat_result) -> None:
         """Judge the entry `name` of the folder where we stand."""
-        mode, owner = self._status.st_mode, self._status.st_uid
-        if mode & _OTHERS_WRITE:
-            if status.st_uid not in self.trusted and _is_mounted(self._named(name)):
-                self.vouched |= {status.st_uid} - {self._unnameable}
-                return
-            self._is_roots = self.is_protected = False
-            if mode & stat.S_IWOTH and status.st_uid not in self.trusted and self.planted is None:
-                self.planted = Planted(self._named(name), status.st_uid)
+        owner = self._status.st_uid
+        if self._status.st_mode & _OTHERS_WRITE:
+            self._note_shared(name, status)
             return
         if owner not in self.trusted and owner not in self.vouched and owner != self._unnameable:
             self.is_protected = False
         if owner == 0 and self._is_roots and not stat.S_ISLNK(status.st_mode):
             self.vouched |= {status.st_uid} - {self._unnameable}
+
+    def _note_shared(self, name: str, status: os.stat_result) -> None:
+        """Judge the entry `name` of a folder that others may write."""
+        mode, owner = self._status.st_mode, status.st_uid
+        if owner not in self.trusted or status.st_dev != self._status.st_dev:
+            mounted_by_uid = _mounted_by(self._named(name))
+            if mounted_by_uid == 0:
+                self.vouched |= {owner} - {self._unnameable}
+                return
+            owner = owner if mounted_by_uid is None else mounted_by_uid
+        is_trusted = owner in self.trusted
+        if not (is_trusted and mode & stat.S_ISVTX):
+            self._is_roots = self.is_protected = False
+        if not is_trusted and mode & stat.S_IWOTH and self.planted is None:
+            self.planted = Planted(self._named(name), owner)
 
     def _follow(self, link: int) -> None:
         self._links += 1

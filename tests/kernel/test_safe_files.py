@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pacecar.path_walk import UnsafePathError, Walk, unnameable_uid
+from pacecar.path_walk import UnsafePathError, Walk, mounted_by, unnameable_uid
 from pacecar.safe_files import appending, output, own_folder, replacing
 from tests.kit.users import STRANGER, as_user, commons, needs_root
 
@@ -155,6 +155,27 @@ def test_the_number_of_those_whom_a_user_namespace_does_not_map(tmp_path: Path) 
         file.write_text(text)
         assert unnameable_uid(str(file)) == expected
     assert unnameable_uid(str(tmp_path / "none")) is None
+
+
+def test_who_mounted_what_lies_in_the_way() -> None:
+    """A user's FUSE is that user's, whatever owners it shows; the kernel says so."""
+    mounts = [
+        "22 1 8:1 / / rw - ext4 /dev/sda1 rw",
+        "40 22 0:35 / /tmp rw,nosuid - tmpfs tmpfs rw,mode=1777",
+        "41 40 8:1 /run/pacecar /tmp/with\\040space ro - ext4 /dev/sda1 rw",
+        "42 40 0:50 / /tmp/pacecar-7 rw shared:3 - fuse.sshfs host: rw,user_id=61003,group_id=61003,allow_other",
+        "43 40 0:51 / /tmp/odd rw - fuse odd rw",
+        "44 40 0:52 / /tmp/twice rw - fuse.x x rw,user_id=61003",
+        "45 40 0:53 / /tmp/twice rw - tmpfs tmpfs rw",
+    ]
+    for path, expected in (
+        ("/tmp/with space", 0),
+        ("/tmp/pacecar-7", 61003),
+        ("/tmp/odd", 65534),
+        ("/tmp/twice", 0),
+        ("/tmp/none", None),
+    ):
+        assert mounted_by(path, mounts) == expected
 
 
 def test_a_new_file_is_nobody_elses_while_it_is_written(tmp_path: Path) -> None:
