@@ -5,14 +5,12 @@ from __future__ import annotations
 from pacecar.dashboards.alerts import BY, Alert, Group
 from pacecar.dashboards.queries import CLUSTER, GPU, NODE, combine
 from pacecar.dashboards.recording import GPU_HELD_DOWN, RULES, SENT, SENT_AGAIN
+from pacecar.xids import XIDS_OF_PROGRAMS
 
 __all__ = ["GPU_ALERTS", "LINK_ALERTS"]
 
 OF_GPU = (CLUSTER, NODE, GPU)
-
-XIDS_OF_PROGRAMS = "13|31|43|45"
-"""Xids that a program causes itself or that follow its end: engine exception, page fault, reset of a channel, cleanup
-(NVIDIA's Xid catalog, column "application")."""
+OF_PROGRAMS = "|".join(XIDS_OF_PROGRAMS)
 
 XIDS_OF_REPAIR = "63|92|160"
 """Xids that note bad memory and cost no work by themselves: a row or page to be taken out of use was recorded (63; 64
@@ -64,11 +62,11 @@ def _xids(codes: str) -> str:
 
 
 GPU_ALERTS = Group("pacecar-gpu", (
-    Alert("PacecarGpuXid", _xids(f"!~{XIDS_OF_PROGRAMS}|{XIDS_OF_REPAIR}"), "0m", "critical",
+    Alert("PacecarGpuXid", _xids(f"!~{OF_PROGRAMS}|{XIDS_OF_REPAIR}"), "0m", "critical",
         f"{BY} reported Xid {{{{ $labels.xid }}}}",
         "{{ printf \"%.0f\" $value }} errors with the code {{ $labels.xid }} in the last ten minutes. The work on this "
         "GPU is mostly lost."),
-    Alert("PacecarGpuXidOfProgram", _xids(f"=~{XIDS_OF_PROGRAMS}"), "0m", "warning",
+    Alert("PacecarGpuXidOfProgram", _xids(f"=~{OF_PROGRAMS}"), "0m", "warning",
         f"{BY} reported Xid {{{{ $labels.xid }}}}, mostly the program's own fault",
         "{{ printf \"%.0f\" $value }} errors with the code {{ $labels.xid }} in the last ten minutes: an illegal "
         "instruction or address of a kernel, or what follows when a process ends."),

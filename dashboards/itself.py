@@ -192,7 +192,7 @@ def _inbox() -> Section:
         (8, 7, time_series("Pages and terminals", "Those that get each tick pushed, and those that were refused or "
             "hung up.", [
                 Query(combine("sum", select("pacecar_daemon_viewers")), "connected"),
-                Query(combine("sum", increase("pacecar_daemon_viewers_refused_total")), "refused"),
+                Query(combine("sum", increase("pacecar_daemon_viewers_displaced_total")), "displaced"),
                 Query(combine("sum", increase("pacecar_daemon_viewers_dropped_total")), "hung up"),
                 Query(combine("sum", rate("pacecar_daemon_viewer_frames_total")), "ticks pushed a second"),
             ], unit="none", empty=NO_DAEMON)),

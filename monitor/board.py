@@ -12,12 +12,17 @@ import logging
 import threading
 
 from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.monitor.boardplaces import Displaced
 from pacecar.monitor.jobs import Jobs, JobView
+from pacecar.monitor.notices import Notices
 from pacecar.monitor.requests import Rendezvous
 from pacecar.monitor.triggers import Pace
 from pacecar.records import JobHello, JobRecord, Snapshot
 
 __all__ = ["Board"]
+
+LINES_PER_MINUTE = 64
+"""Jobs that are named when they are forgotten: a node's, at the end of a reservation."""
 
 _log = logging.getLogger(__name__)
 
@@ -27,6 +32,7 @@ class Board:
 
     def __init__(self, clock: Clock, *, jobs_max: int, ranks_max: int, job_forget_seconds: float) -> None:
         self._lock = threading.Lock()
+        self._notices = Notices(_log, LINES_PER_MINUTE, clock)
         self._snapshot: Snapshot | None = None
         self._jobs = Jobs(
             clock, jobs_max=jobs_max, ranks_max=ranks_max, forget_ns=int(job_forget_seconds * NS_PER_SECOND)
@@ -43,7 +49,7 @@ class Board:
             self._snapshot = snapshot
             gone = self._jobs.forget()
         for name in gone:
-            _log.info("job %s: forgotten, it said nothing for too long", name)
+            self._notices.tell(logging.INFO, "forgotten", "job %s: forgotten, it said nothing for too long", name)
 
     def snapshot(self) -> Snapshot | None:
         """Return the latest snapshot; None before the first tick."""
@@ -65,10 +71,20 @@ class Board:
         with self._lock:
             return self._jobs.paces()
 
-    def take(self, record: JobRecord, *, hello: JobHello, uid: int, owner: int) -> None:
-        """Take a job's record; raises FrameError as `Jobs.take` does."""
+    def uid_of(self, job: str) -> int | None:
+        """Return whose the job of that name is; None: there is none."""
         with self._lock:
-            self._jobs.take(record, hello=hello, uid=uid, owner=owner)
+            return self._jobs.uid_of(job)
+
+    def displaced(self) -> dict[str, int]:
+        """Return how many jobs and ranks made room for others."""
+        with self._lock:
+            return self._jobs.displaced()
+
+    def take(self, record: JobRecord, *, hello: JobHello, uid: int, owner: int, size: int = 0) -> tuple[Displaced, ...]:
+        """Take a job's record of `size` bytes and return what made room for it; raises FrameError as `Jobs.take`."""
+        with self._lock:
+            return self._jobs.take(record, hello=hello, uid=uid, owner=owner, size=size)
 
     def leave(self, hello: JobHello, owner: int) -> bool:
         """Note that the connection `owner` is gone; return whether it went without a goodbye."""

@@ -2,8 +2,9 @@
 
 The wire says whether bytes are a record.  That is not enough: any local process may connect, and a record in another
 job's name, or a label of 60 KiB, is well-formed too.  So the first frame must be a hello, the hello must come from
-the process that it names, everything after speaks for that rank of that job only, and text is bounded.  Whoever is
-no hook may send requests and nothing else; whom they reach is decided where they are passed on.
+the process that it names, everything after speaks for that rank of that job only, and text is bounded.  A label that
+names a kind of thing (a knob, a phase, an operation) comes from a closed set: fresh names would make fresh series for
+ever.  Whoever is no hook may send requests and nothing else; whom they reach is decided where they are passed on.
 
 Everything here is pure but for one question to the kernel, which is passed in: which pid a process has in its own pid
 namespace (a job in a container knows itself as 17 where the kernel tells us 40213).
@@ -11,11 +12,14 @@ namespace (a job in a container knows itself as 17 where the kernel tells us 402
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from pacecar.collectives import OPERATIONS
+from pacecar.knobs import by_name
 from pacecar.records import (
+    PHASES_OF_JOBS,
     Answer,
     CollectiveWindow,
     Command,
@@ -41,6 +45,8 @@ from pacecar.records import (
     WhatIf,
 )
 from pacecar.signals import HostSignals
+from pacecar.vitals import ARITHMETICS
+from pacecar.whatif import RUNG_NAMES
 from pacecar.wire import FrameError, Message, Refusal, decode_frame
 
 __all__ = ["Conversation", "Peer", "Said", "own_pid"]
@@ -48,11 +54,11 @@ __all__ = ["Conversation", "Peer", "Said", "own_pid"]
 Said = tuple[JobRecord | Answer, JobHello] | tuple[Request | DumpRequest, None]
 """A hook's record or answer, with its hello; or a request of somebody who is no hook."""
 
-LABEL_CHARACTERS_MAX = 256
-"""Text that becomes a label.  Longer ones cost every scrape and the memory of every Prometheus."""
+LABEL_BYTES_MAX = 256
+"""Text that becomes a label, in UTF-8.  Longer ones cost every scrape and the memory of every Prometheus."""
 
-TEXT_CHARACTERS_MAX = 4096
-"""Text that people read: reasons and details."""
+TEXT_BYTES_MAX = 4096
+"""Text that people read, in UTF-8: reasons and details."""
 
 KNOBS_MAX = 32
 """Knobs of one rank; each is a series."""
@@ -107,7 +113,7 @@ class Conversation:
             _check_request(record)
             return record, None
         elif isinstance(record, DumpRequest) and self.hello is None:
-            _check_text(TEXT_CHARACTERS_MAX, (record.note,))
+            _check_text(TEXT_BYTES_MAX, (record.note,))
             return record, None
         elif isinstance(record, Request | DumpRequest | Command | Throttling | HostSignals):
             raise FrameError(Refusal.MALFORMED, f"a hook sends no {_kind(record)}")
@@ -122,8 +128,10 @@ class Conversation:
             raise FrameError(
                 Refusal.IDENTITY,
                 f"this connection is rank {self.hello.rank} of job {self.hello.job!r} already, and now says to be"
-                f" rank {hello.rank} of job {hello.job[:LABEL_CHARACTERS_MAX]!r}",
+                f" rank {hello.rank} of job {hello.job[:LABEL_BYTES_MAX]!r}",
             )
+        if self.hello is not None and self.hello != hello:
+            raise FrameError(Refusal.IDENTITY, f"rank {hello.rank} of job {hello.job!r} said another hello before")
         if not hello.job:
             raise FrameError(Refusal.MALFORMED, "a job needs a name")
         if not 0 <= hello.rank < hello.world_size or hello.local_rank < 0:
@@ -132,11 +140,11 @@ class Conversation:
                 f"rank {hello.rank} (local {hello.local_rank}) is not one of a world of {hello.world_size}",
             )
         _check_text(
-            LABEL_CHARACTERS_MAX,
+            LABEL_BYTES_MAX,
             (hello.job, hello.host, hello.device, hello.device_uuid, hello.backend, hello.framework, hello.interface),
         )
-        _check_text(LABEL_CHARACTERS_MAX, (hello.pacecar_version, *hello.parallel))
-        _check_text(LABEL_CHARACTERS_MAX, (hello.slurm_job, hello.pod_name, hello.pod_namespace))
+        _check_text(LABEL_BYTES_MAX, (hello.pacecar_version, *hello.parallel))
+        _check_text(LABEL_BYTES_MAX, (hello.slurm_job, hello.pod_name, hello.pod_namespace))
         if len(hello.parallel) > KNOBS_MAX:
             raise FrameError(Refusal.MALFORMED, f"{len(hello.parallel)} parallel dimensions is over {KNOBS_MAX}")
         # SO_PEERCRED gives 0 for a process whose pid namespace we do not see into: nothing to compare with.
@@ -147,8 +155,8 @@ class Conversation:
 def _check_request(request: Request) -> None:
     if len(request.arguments) > KNOBS_MAX:
         raise FrameError(Refusal.MALFORMED, f"{len(request.arguments)} arguments is over {KNOBS_MAX}")
-    _check_text(LABEL_CHARACTERS_MAX, (request.job, request.action, *request.arguments))
-    _check_text(TEXT_CHARACTERS_MAX, (value for value in request.arguments.values() if isinstance(value, str)))
+    _check_text(LABEL_BYTES_MAX, (request.job, request.action, *request.arguments))
+    _check_text(TEXT_BYTES_MAX, (value for value in request.arguments.values() if isinstance(value, str)))
 
 
 def _check_record(record: JobRecord | Answer, hello: JobHello) -> None:
@@ -158,7 +166,7 @@ def _check_record(record: JobRecord | Answer, hello: JobHello) -> None:
         raise FrameError(
             Refusal.IDENTITY,
             f"rank {hello.rank} of job {hello.job!r} sent a {_kind(record)} for rank {rank}"
-            f" of job {record.job[:LABEL_CHARACTERS_MAX]!r}",
+            f" of job {record.job[:LABEL_BYTES_MAX]!r}",
         )
     match record:
         case StepRecord():
@@ -173,30 +181,35 @@ def _check_record(record: JobRecord | Answer, hello: JobHello) -> None:
             _check_collectives(record)
         case KnobSwitch():
             _check_knobs(record.knobs)
-        case Decision() | Verdict():
-            _check_text(LABEL_CHARACTERS_MAX, (record.knob,))
-            _check_text(TEXT_CHARACTERS_MAX, (record.reason,))
+        case Decision():
+            _check_known("knob", (record.knob,), by_name)
+            values = (record.from_value, record.to_value)
+            _check_text(LABEL_BYTES_MAX, (value for value in values if isinstance(value, str)))
+            _check_text(TEXT_BYTES_MAX, (record.reason,))
+        case Verdict():
+            _check_known("knob", (record.knob,), by_name)
+            _check_text(TEXT_BYTES_MAX, (record.reason,))
         case Straggler():
             if record.late_rank is not None and not 0 <= record.late_rank < hello.world_size:
                 raise FrameError(Refusal.MALFORMED, f"rank {record.late_rank} is not one of {hello.world_size}")
-            _check_text(LABEL_CHARACTERS_MAX, (record.phase,))
-            _check_text(TEXT_CHARACTERS_MAX, (record.evidence,))
+            _check_text(LABEL_BYTES_MAX, (record.phase,))
+            _check_text(TEXT_BYTES_MAX, (record.evidence,))
         case JobLedger():
             _check_job_ledger(record)
         case WhatIf():
             _check_what_if(record, hello)
         case HangSuspicion():
-            _check_text(LABEL_CHARACTERS_MAX, (record.phase,))
-            _check_text(TEXT_CHARACTERS_MAX, (record.last_collective, record.stack))
+            _check_text(LABEL_BYTES_MAX, (record.phase,))
+            _check_text(TEXT_BYTES_MAX, (record.last_collective, record.stack))
         case TunerStatus():
-            _check_text(TEXT_CHARACTERS_MAX, (record.detail,))
+            _check_text(TEXT_BYTES_MAX, (record.detail,))
         case TunerOrder():
             _check_knobs(Knobs(values=dict(record.values)))
-            _check_text(TEXT_CHARACTERS_MAX, (record.detail,))
+            _check_text(TEXT_BYTES_MAX, (record.detail,))
         case Goodbye():
-            _check_text(TEXT_CHARACTERS_MAX, (record.reason,))
+            _check_text(TEXT_BYTES_MAX, (record.reason,))
         case Answer():
-            _check_text(TEXT_CHARACTERS_MAX, (record.detail,))
+            _check_text(TEXT_BYTES_MAX, (record.detail,))
             if record.report is not None:
                 _check_report(record.report)
         case JobHello():
@@ -222,8 +235,9 @@ def _check_not_negative(counters: Mapping[str, int | None]) -> None:
 
 
 def _check_vitals(vitals: Vitals) -> None:
-    _check_text(LABEL_CHARACTERS_MAX, (vitals.arithmetic,))
-    _check_text(TEXT_CHARACTERS_MAX, (vitals.flops_reason,))
+    if vitals.arithmetic is not None:
+        _check_known("arithmetic", (vitals.arithmetic,), ARITHMETICS)
+    _check_text(TEXT_BYTES_MAX, (vitals.flops_reason,))
     memory = vitals.memory
     counters = {
         "total_checkpoints": vitals.total_checkpoints,
@@ -235,20 +249,18 @@ def _check_vitals(vitals: Vitals) -> None:
 
 
 def _check_job_ledger(ledger: JobLedger) -> None:
-    if len(ledger.total_phases_ns) > KNOBS_MAX:
-        raise FrameError(Refusal.MALFORMED, f"{len(ledger.total_phases_ns)} phases is over {KNOBS_MAX}")
     if min(ledger.total_phases_ns.values(), default=0) < 0:
         raise FrameError(Refusal.MALFORMED, "a phase's total is below zero: a counter does not go there")
-    _check_text(LABEL_CHARACTERS_MAX, ledger.total_phases_ns)
+    _check_known("phase", ledger.total_phases_ns, PHASES_OF_JOBS)
 
 
 def _check_report(report: TunerReport) -> None:
     """A report goes to a person's terminal: bounded like all text, and its frame is bounded already."""
     _check_knobs(Knobs(values=dict(report.knobs)))
-    _check_text(LABEL_CHARACTERS_MAX, (report.mode, report.policy, report.state, *report.by_hand))
-    _check_text(TEXT_CHARACTERS_MAX, (report.detail, *report.refused.values(), *report.advice, *report.node))
-    _check_text(TEXT_CHARACTERS_MAX, (change.reason for change in report.changes))
-    _check_text(TEXT_CHARACTERS_MAX, (order.detail for order in report.orders))
+    _check_text(LABEL_BYTES_MAX, (report.mode, report.policy, report.state, *report.by_hand))
+    _check_text(TEXT_BYTES_MAX, (report.detail, *report.refused.values(), *report.advice, *report.node))
+    _check_text(TEXT_BYTES_MAX, (change.reason for change in report.changes))
+    _check_text(TEXT_BYTES_MAX, (order.detail for order in report.orders))
 
 
 def _check_what_if(ladder: WhatIf, hello: JobHello) -> None:
@@ -256,27 +268,34 @@ def _check_what_if(ladder: WhatIf, hello: JobHello) -> None:
         raise FrameError(Refusal.IDENTITY, f"rank {hello.rank} sent the ladder of rank {ladder.of_rank}")
     if len(ladder.rungs) > RUNGS_MAX:
         raise FrameError(Refusal.MALFORMED, f"{len(ladder.rungs)} rungs is over {RUNGS_MAX}")
-    _check_text(LABEL_CHARACTERS_MAX, (rung.name for rung in ladder.rungs))
+    _check_known("rung", (rung.name for rung in ladder.rungs), RUNG_NAMES)
 
 
 def _check_collectives(window: CollectiveWindow) -> None:
     names = {one.operation for one in window.sums}
     if len(window.sums) > OPERATIONS_MAX or len(names) < len(window.sums):
         raise FrameError(Refusal.MALFORMED, f"{len(window.sums)} operations, {len(names)} of them different")
-    _check_text(LABEL_CHARACTERS_MAX, names)
+    _check_known("operation", names, OPERATIONS)
 
 
 def _check_knobs(knobs: Knobs) -> None:
     if len(knobs.values) > KNOBS_MAX:
         raise FrameError(Refusal.MALFORMED, f"{len(knobs.values)} knobs is over {KNOBS_MAX}")
-    _check_text(LABEL_CHARACTERS_MAX, knobs.values)
-    _check_text(LABEL_CHARACTERS_MAX, (value for value in knobs.values.values() if isinstance(value, str)))
+    _check_known("knob", knobs.values, by_name)
+    _check_text(LABEL_BYTES_MAX, (value for value in knobs.values.values() if isinstance(value, str)))
+
+
+def _check_known(kind: str, names: Iterable[str], known: Container[str]) -> None:
+    for name in names:
+        if name not in known:
+            hint = "does a newer pacecar run in the job than in the daemon?"
+            raise FrameError(Refusal.MALFORMED, f"there is no {kind} {name[:40]!r} here; {hint}")
 
 
 def _check_text(most: int, texts: Iterable[str | None]) -> None:
     for text in texts:
-        if text is not None and len(text) > most:
-            raise FrameError(Refusal.MALFORMED, f"a text of {len(text)} characters is over {most}: {text[:40]!r}...")
+        if text is not None and len(text) * 4 > most and len(text.encode()) > most:
+            raise FrameError(Refusal.MALFORMED, f"a text of {len(text)} characters is over {most} bytes: {text[:40]!r}")
 
 
 def _kind(record: Message) -> str:

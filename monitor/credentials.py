@@ -8,10 +8,9 @@ Who guesses must not learn which users there are.  So a user who does not exist 
 password fits.  That hash needs a cost, and where the users' costs differ a fixed one would tell the users of other
 costs from strangers; so each name is given one of the costs that exist, the same one each time.
 
-Guessing costs CPU time, so wrong passwords have an allowance: GUESSES_PER_SECOND in the long run.  Beyond it they are
-refused unchecked, with 429; those who are remembered do not notice.
+What was found wrong is remembered too: a scraper with an old password comes each second, and costs nothing.
 
-Left out: locking a user out.  Anybody could do it to him.
+Left out: when a check has its turn (`checkqueue`), and locking a user out.  Anybody could do it to him.
 """
 
 from __future__ import annotations
@@ -23,17 +22,12 @@ import threading
 from collections import OrderedDict
 from enum import Enum
 
-from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.monitor.webconfig import Security, authorization
 
 __all__ = ["Gate", "Verdict"]
 
-GUESSES_PER_SECOND = 2.0
-GUESSES_AT_ONCE = 8
-"""After a quiet time; a page, a Prometheus and a person that come together are let in at once."""
-
 REMEMBERED_MAX = 128
-"""Credentials remembered; the one that was not used longest goes."""
+"""Right credentials remembered, and as many wrong ones; the one that was not used longest goes."""
 
 PASSWORD_BYTES_MAX = 72
 """bcrypt uses no more.  Libraries differ in what they do with the rest; Go's, which Prometheus uses, drops it."""
@@ -56,34 +50,27 @@ class Verdict(Enum):
 class Gate:
     """Decides for one `Security`; a new one, with nothing remembered, is made when that changes."""
 
-    def __init__(self, security: Security, clock: Clock) -> None:
+    def __init__(self, security: Security) -> None:
         self._security = security
-        self._clock = clock
         self._key = secrets.token_bytes(32)
         self._right: OrderedDict[bytes, None] = OrderedDict()
+        self._wrong: OrderedDict[bytes, None] = OrderedDict()
         self._lock = threading.Lock()
         self._costs = sorted({int(text[4:6]) for text in security.users.values()})
-        self._allowance = float(GUESSES_AT_ONCE)
-        self._then_ns = clock.monotonic_ns()
 
     def look(self, header: str | None) -> Verdict:
-        """Say what is known about an Authorization header at once; UNCHECKED takes from the allowance."""
+        """Say what is known about an Authorization header at once."""
         if not self._security.users:
             return Verdict.ALLOWED
         given = None if header is None else authorization(header)
         if given is None:
             return Verdict.NO_CREDENTIALS
+        digest = self._digest(*given)
         with self._lock:
-            digest = self._digest(*given)
-            if digest in self._right:
-                self._right.move_to_end(digest)
-                return Verdict.ALLOWED
-            now = self._clock.monotonic_ns()
-            earned = (now - self._then_ns) / NS_PER_SECOND * GUESSES_PER_SECOND
-            self._allowance, self._then_ns = min(GUESSES_AT_ONCE, self._allowance + earned), now
-            if self._allowance < 1:
-                return Verdict.TOO_MANY
-            self._allowance -= 1
+            for known, verdict in ((self._right, Verdict.ALLOWED), (self._wrong, Verdict.WRONG)):
+                if digest in known:
+                    known.move_to_end(digest)
+                    return verdict
         return Verdict.UNCHECKED
 
     def check(self, header: str) -> Verdict:
@@ -97,14 +84,13 @@ class Gate:
         raw = password.encode()[:PASSWORD_BYTES_MAX]
         usable = b"\0" not in raw
         fits = self._security.verify(raw if usable else b"x", stored or self._strangers(user))
-        if not (fits and usable and stored is not None):
-            return Verdict.WRONG
+        is_right = fits and usable and stored is not None
+        known = self._right if is_right else self._wrong
         with self._lock:
-            self._allowance = min(GUESSES_AT_ONCE, self._allowance + 1)  # it was no guess
-            self._right[self._digest(user, password)] = None
-            while len(self._right) > REMEMBERED_MAX:
-                self._right.popitem(last=False)
-        return Verdict.ALLOWED
+            known[self._digest(user, password)] = None
+            while len(known) > REMEMBERED_MAX:
+                known.popitem(last=False)
+        return Verdict.ALLOWED if is_right else Verdict.WRONG
 
     def _digest(self, user: str, password: str) -> bytes:
         # A user's name has no colon, so no two pairs make one text.

@@ -23,6 +23,9 @@ __all__ = ["STRAGGLERS_MAX", "Crew", "CrewView", "crew_samples"]
 STRAGGLERS_MAX = 64
 """Late ranks kept of one job: each is a series, and a job with more has another trouble."""
 
+EVIDENCE_CHARACTERS_MAX = 400
+"""Of what is said of a late rank and kept to show."""
+
 RANKS_MAX = 1024
 """Ranks of one job whose hangs are counted."""
 
@@ -70,7 +73,9 @@ class Crew:
                     self._late.pop(key, None)
                 elif key in self._late or len(self._late) < STRAGGLERS_MAX:
                     self._named[record.cause] += key not in self._late
-                    self._late[key] = record
+                    self._late[key] = msgspec.structs.replace(
+                        record, evidence=record.evidence[:EVIDENCE_CHARACTERS_MAX]
+                    )
 
     def leave(self, rank: int) -> None:
         """Note that `rank` said goodbye or began anew: it hangs no longer, and rank 0's word on others is over."""

@@ -240,6 +240,7 @@ class Daemon:
             scrapes=self._exporter.scrapes,
             otlp=None if self._otlp is None else self._otlp.figures,
             left_out=self._board.left_out(),
+            displaced=self._board.displaced() | self._inbox.displaced(),
             recorder=None if self._recorder is None else self._recorder.figures(),
             reloads=ReloadFigures.at_start(started_wall_ns) if self.reloads is None else self.reloads(),
             web_connections=self._web.connections,

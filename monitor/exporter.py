@@ -27,14 +27,14 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qs
 
-from prometheus_client.exposition import choose_encoder, generate_latest
-from prometheus_client.exposition import gzip_accepted as accepts_gzip
+from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
 from pacecar.catalog import CATALOG, Kind, by_name
 from pacecar.catalog import Metric as Entry
+from pacecar.monitor.negotiation import GZIP_BITS, GZIP_LEVEL, choose_coding, choose_media
 from pacecar.records import Sample
 
 if TYPE_CHECKING:
@@ -43,15 +43,16 @@ if TYPE_CHECKING:
 __all__ = ["Exporter", "outside"]
 
 SERIES_MAX = 100_000
-"""Lines remembered.  Beyond that all are forgotten and written anew: labels that come and go must not fill memory."""
+LINES_BYTES_MAX = 32 << 20
+"""Lines remembered, and their bytes.  Beyond one of them those that were not written this time are forgotten: labels
+that come and go must not fill memory."""
+
+LINE_BYTES = 500
+"""What a remembered line takes beside its text: objects, and its labels once more."""
 
 ASKED_TICKS = 600
 """For so many ticks after a scrape the form it asked for is made ready in advance."""
 
-GZIP_LEVEL = 1
-"""Of 140 kB in text, level 1 makes 12 in 1 ms and level 9 makes 8 in 6 ms, of the training job's CPU time."""
-
-_GZIP_BITS = 31  # zlib.h: 15 for the largest window, 16 for a gzip header
 _EOF = b"# EOF\n"
 
 Labels = tuple[str, ...]
@@ -136,18 +137,22 @@ class Pen:
 
     def __init__(self) -> None:
         self._lines: dict[tuple[str, Labels], _Line] = {}
+        self._bytes = 0
 
     def write(self, samples: Iterable[Sample]) -> dict[str, str]:
         """Return metric -> its lines; of a series that comes twice the later value."""
         lines, families = self._lines, dict[str, dict[Labels, str]]()
-        if len(lines) > SERIES_MAX:
-            lines.clear()
         for sample in samples:
             key = (sample.metric, sample.labels)
             line = lines.get(key)
             if line is None:
                 line = lines[key] = _Line(sample)
+                self._bytes += LINE_BYTES + 2 * len(line.start)
             families.setdefault(sample.metric, {})[sample.labels] = line.write(sample.value)
+        if len(lines) > SERIES_MAX or self._bytes > LINES_BYTES_MAX:
+            written = {(metric, labels) for metric, rows in families.items() for labels in rows}
+            self._lines = {key: line for key, line in lines.items() if key in written}
+            self._bytes = sum(LINE_BYTES + 2 * len(line.start) for line in self._lines.values())
         return {metric: "".join(rows.values()) for metric, rows in families.items()}
 
 
@@ -170,7 +175,7 @@ class _Part:
         if form not in self._made:
             body, state = page(self.families, form.is_openmetrics), None
             if form.is_gzipped:
-                state = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, _GZIP_BITS)
+                state = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, GZIP_BITS)
                 body = state.compress(body) + state.flush(zlib.Z_SYNC_FLUSH)
             self._made[form] = (body, state)
         return self._made[form]
@@ -207,16 +212,17 @@ class Exporter:
         self._part = part  # one assignment: a scrape has the old part or the new one
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        """Answer a scrape (WSGI)."""
-        if environ["REQUEST_METHOD"] != "GET":
-            start_response("405 Method Not Allowed", [("Allow", "GET"), ("Content-Length", "0")])
+        """Answer a scrape (WSGI); the server drops the body of a HEAD."""
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            start_response("405 Method Not Allowed", [("Allow", "GET, HEAD"), ("Content-Length", "0")])
             return [b""]
         begun = time.perf_counter_ns()
-        _, content_type = choose_encoder(environ.get("HTTP_ACCEPT", ""))
-        form = Form("openmetrics" in content_type, accepts_gzip(environ.get("HTTP_ACCEPT_ENCODING", "")))
+        media = choose_media(environ.get("HTTP_ACCEPT", ""))
+        form = Form(media.is_openmetrics, choose_coding(environ.get("HTTP_ACCEPT_ENCODING", "")) == "gzip")
         names = parse_qs(environ.get("QUERY_STRING", "")).get("name[]")
         body = self._page(form) if names is None else self._some(form, frozenset(names))
-        headers = [("Content-Type", content_type), ("Content-Length", str(len(body))), ("Vary", "Accept-Encoding")]
+        headers = [("Content-Type", media.content_type), ("Content-Length", str(len(body)))]
+        headers.append(("Vary", "Accept, Accept-Encoding"))
         if form.is_gzipped:
             headers.append(("Content-Encoding", "gzip"))
         start_response("200 OK", headers)
@@ -240,7 +246,7 @@ class Exporter:
         families = self._write_live() | self._part.families
         body = page({m: text for m, text in families.items() if m in names}, form.is_openmetrics)
         body += _EOF if form.is_openmetrics else b""
-        return zlib.compress(body, GZIP_LEVEL, _GZIP_BITS) if form.is_gzipped else body
+        return zlib.compress(body, GZIP_LEVEL, GZIP_BITS) if form.is_gzipped else body
 
     def _write_live(self) -> dict[str, str]:
         samples = list(self._live())

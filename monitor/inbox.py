@@ -1,7 +1,8 @@
 """How do the hooks' records come in?  One thread, one selector, and no peer that can hold it up.
 
-Any local process may connect and send anything.  So connections are bounded, each gets a bounded turn, a bad frame is
-counted and the connection lives on, and everything that goes wrong is logged once for each connection and reason.
+Any local process may connect and send anything.  So connections are bounded and shared out among users (`fairshare`),
+each user's frames are bounded in a turn and in a second (`framebudget`), a bad frame is counted and the connection
+lives on, and what goes wrong is logged once for each connection and reason.  The hook is told of it once, too.
 A record is never answered: a hook that waited would make the job wait for the daemon.  What goes back are the requests
 of people (`requests`), and nobody waits for those either.
 """
@@ -24,11 +25,14 @@ from typing import Literal
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.monitor.board import Board
 from pacecar.monitor.conversation import Conversation, Peer, own_pid
+from pacecar.monitor.fairshare import giver_to
+from pacecar.monitor.framebudget import PAUSE_SECONDS, FrameBudgets
 from pacecar.monitor.meeting import Meeting
 from pacecar.monitor.notices import Notices
 from pacecar.monitor.permission import Target, may_dump
 from pacecar.monitor.requests import Requests
 from pacecar.monitor.signals import NodeSignals
+from pacecar.plaintext import clean
 from pacecar.records import Answer, DumpRequest, JobHello, JobRecord, Request, Throttling
 from pacecar.wire import FRAME_BYTES_MAX, FrameError, Message, Refusal, encode_frame, payload_of
 
@@ -41,7 +45,7 @@ CONNECTIONS_PER_UID_MAX = 384
 """Of one user: whoever fills his places leaves a quarter of them to the others.  A node has a rank a GPU, under one."""
 
 WARNINGS_PER_MINUTE = 20
-"""Lines in the log for each kind of fault: a process may connect anew and do it again as often as it likes."""
+"""Lines in the log for each user and kind of fault: a process may do it again as often as it likes."""
 
 FRAMES_PER_TURN = 64
 """Frames taken from one connection before the next has its turn."""
@@ -55,8 +59,17 @@ ACCEPTS_PER_TURN = 64
 ACCEPT_PAUSE_SECONDS = 1.0
 """After accept failed (no file descriptors left): do not spin on a listener that stays readable."""
 
-Overhear = Callable[[JobRecord, bytes], None]
-"""Told of each record that the board took, with its encoding; must not wait."""
+LIMIT_COST_BYTES = 16 * 1024
+"""What a frame costs its user besides, for which there was no room: to find that out took a look at the whole board."""
+
+DETAIL_CHARACTERS_MAX = 300
+"""Of what a hook is told."""
+
+TOLD_TO_HOOKS = frozenset({Refusal.LIMIT, Refusal.IDENTITY, Refusal.MALFORMED})
+"""Refusals that a hook is told of: those that whoever runs the job can do something about."""
+
+Overhear = Callable[[JobRecord, bytes, int], None]
+"""Told of each record that the board took, with its encoding and the uid of its sender; must not wait."""
 
 Dump = Callable[[int, str, Callable[[bool, str], None]], None]
 """Writes a recording for a user who may have one, and says later whether it did; must not wait."""
@@ -76,11 +89,13 @@ class _Connection:
         self.since_ns = since_ns
         self.logged: set[Refusal] = set()
         self.is_admitted = False
+        self.is_heard = False
+        """Whether the selector knows it: not while its user is paused."""
         self.told: Throttling | None = None
 
     def __str__(self) -> str:
         peer, hello = self.conversation.peer, self.conversation.hello
-        who = f"rank {hello.rank} of job {hello.job}, " if hello is not None else ""
+        who = f"rank {hello.rank} of job {clean(hello.job)}, " if hello is not None else ""
         return f"connection {self.number} ({who}pid {peer.pid}, uid {peer.uid})"
 
 
@@ -105,6 +120,8 @@ class Inbox:
         self._connections_max = connections_max
         self._per_uid_max = connections_per_uid_max
         self._by_uid: Counter[int] = Counter()
+        self._budgets = FrameBudgets(clock)
+        self._displaced = 0
         self._notices = Notices(_log, WARNINGS_PER_MINUTE, clock)
         self._own_pid = own_pid
         self._overhear, self._dump = overhear, dump
@@ -153,6 +170,10 @@ class Inbox:
             if throttling is not None and throttling != connection.told and self._say(connection, throttling):
                 connection.told = throttling
 
+    def displaced(self) -> dict[str, int]:
+        """Return how many connections and requests made room for those of users with fewer."""
+        return {"connection": self._displaced, "request": self._requests.displaced}
+
     def refused(self) -> dict[Refusal, int]:
         """Return how many frames were refused, by reason; every reason is there."""
         return {refusal: self._refused[refusal] for refusal in Refusal}
@@ -187,8 +208,8 @@ class Inbox:
 
     def _serve(self) -> None:
         while not self._stopping.is_set():
-            pause = None if self._accept_again_ns is None else ACCEPT_PAUSE_SECONDS
-            for key, _ in self._selector.select(pause):
+            self._budgets.begin_turn()
+            for key, _ in self._selector.select(self._pause()):
                 if key.fileobj is self._listener:
                     for _ in range(ACCEPTS_PER_TURN):
                         if not self._accept():
@@ -196,6 +217,13 @@ class Inbox:
                 elif isinstance(key.data, _Connection):
                     self._hear_safely(key.data)
             self._resume_accepting()
+            self._resume_hearing()
+
+    def _pause(self) -> float | None:
+        """Return how long the selector may wait: until accepting, or hearing a user, goes on."""
+        if self._budgets.is_any_paused:
+            return PAUSE_SECONDS
+        return None if self._accept_again_ns is None else ACCEPT_PAUSE_SECONDS
 
     def _accept(self) -> bool:
         """Take one hook in; return whether there may be another."""
@@ -204,7 +232,8 @@ class Inbox:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return False
         except OSError as error:
-            _log.warning("cannot accept a hook: %s; trying again in %s s", error, ACCEPT_PAUSE_SECONDS)
+            said = "cannot accept a hook: %s; trying again every %s s"
+            self._notices.warn("accept", said, error, ACCEPT_PAUSE_SECONDS)
             self._selector.unregister(self._listener)
             self._accept_again_ns = self._clock.monotonic_ns() + int(ACCEPT_PAUSE_SECONDS * NS_PER_SECOND)
             return False
@@ -220,7 +249,8 @@ class Inbox:
             return True
         self._connections[sock.fileno()] = connection
         self._by_uid[peer.uid] += 1
-        self._selector.register(sock, selectors.EVENT_READ, connection)
+        if not self._budgets.of(peer.uid, self._by_uid).is_paused:
+            self._listen_to(connection)
         _log.debug("%s: connected", connection)
         return True
 
@@ -228,6 +258,25 @@ class Inbox:
         if self._accept_again_ns is not None and self._clock.monotonic_ns() >= self._accept_again_ns:
             self._accept_again_ns = None
             self._selector.register(self._listener, selectors.EVENT_READ)
+
+    def _listen_to(self, connection: _Connection) -> None:
+        self._selector.register(connection.sock, selectors.EVENT_READ, connection)
+        connection.is_heard = True
+
+    def _pause_hearing(self, uid: int) -> None:
+        """Do not read the user of whom too much came, until his budget allows it."""
+        said = "uid %d sends more than its share of frames; it is read more slowly"
+        self._notices.warn("flood", said, uid, of=uid)
+        for connection in self._connections.values():
+            if connection.conversation.peer.uid == uid and connection.is_heard:
+                self._selector.unregister(connection.sock)
+                connection.is_heard = False
+
+    def _resume_hearing(self) -> None:
+        for uid in self._budgets.resume():
+            for connection in self._connections.values():
+                if connection.conversation.peer.uid == uid and not connection.is_heard:
+                    self._listen_to(connection)
 
     def _make_room(self, now: int, uid: int) -> str | None:
         """Return None if one more of `uid` fits, hanging up on the oldest that never said hello; else what is full."""
@@ -243,35 +292,53 @@ class Inbox:
                 return None
         if of_uid:
             return f"{self._per_uid_max} hooks of uid {uid} are connected"
-        return f"{self._connections_max} hooks are connected"
+        giver = giver_to(uid, self._by_uid)
+        if giver is None:
+            return f"{self._connections_max} hooks are connected"
+        youngest = [one for one in self._connections.values() if one.conversation.peer.uid == giver][-1]
+        self._displaced += 1
+        why = f"{self._connections_max} hooks are connected, and uid {giver} has most of them: made room for uid {uid}"
+        self._refuse(youngest, FrameError(Refusal.LIMIT, why))
+        self._lose(youngest)
+        return None
 
     def _hear_safely(self, connection: _Connection) -> None:
         try:
             self._hear(connection)
         except Exception:  # noqa: BLE001  the outer boundary: one peer must not end the inbox of all the others
-            _log.exception("%s: hung up on it after a bug", connection)
+            self._notices.tell(logging.ERROR, "bug", "%s: hung up on it after a bug", connection, trace=True)
             self._lose(connection)
 
     def _hear(self, connection: _Connection) -> None:
-        """Take what `connection` has to say, up to its turn."""
+        """Take what `connection` has to say, up to its turn and its user's."""
+        if not connection.is_heard:
+            return None  # its user was paused in this same turn
+        uid = connection.conversation.peer.uid
+        budget = self._budgets.of(uid, self._by_uid)
         for _ in range(FRAMES_PER_TURN):
+            if budget.is_paused:
+                return self._pause_hearing(uid)
+            if budget.is_spent:
+                return None
             try:
                 size, _, flags, _ = connection.sock.recvmsg_into([self._buffer])
             except (BlockingIOError, InterruptedError):
-                return
+                return None
             except OSError as error:
                 _log.debug("%s: %s", connection, error)
-                self._lose(connection)
-                return
+                return self._lose(connection)
             if size == 0 and _is_hung_up(connection.sock):
-                self._lose(connection)
-                return
+                return self._lose(connection)
+            budget.spend(size)
             try:
                 if flags & socket.MSG_TRUNC:
                     raise FrameError(Refusal.OVERSIZED, f"a frame of more than {FRAME_BYTES_MAX} bytes")
                 self._take(connection, bytes(memoryview(self._buffer)[:size]))
             except FrameError as error:
                 self._refuse(connection, error)
+                if error.refusal is Refusal.LIMIT:
+                    budget.spend(LIMIT_COST_BYTES)
+        return None
 
     def _take(self, connection: _Connection, frame: bytes) -> None:
         record, hello = connection.conversation.take(frame)
@@ -283,21 +350,29 @@ class Inbox:
             self._requests.answered(record, connection=connection.number)
         else:
             assert hello is not None, "a record has a hello before it"
-            self._board.take(record, hello=hello, uid=connection.conversation.peer.uid, owner=connection.number)
+            uid = connection.conversation.peer.uid
+            left = self._board.take(record, hello=hello, uid=uid, owner=connection.number, size=len(frame))
+            for displaced in left:
+                self._notices.warn("displaced", "%s", displaced, of=displaced.place.uid)
             connection.is_admitted = True
             if self._overhear is not None:
-                self._overhear(record, payload_of(frame))
+                self._overhear(record, payload_of(frame), uid)
         self._frames += 1
         if isinstance(record, JobHello):
-            self._notices.tell(logging.INFO, "hello", "%s: hello from %s on %s", connection, record.host, record.device)
+            said = "%s: hello from %s on %s"
+            of = connection.conversation.peer.uid
+            self._notices.tell(logging.INFO, "hello", said, connection, record.host, record.device, of=of)
 
     def _ask(self, connection: _Connection, request: Request) -> None:
         peer = connection.conversation.peer
-        self._notices.tell(logging.INFO, "request", "%s: asks job %s for %s", connection, request.job, request.action)
+        said = "%s: asks job %s for %s"
+        self._notices.tell(logging.INFO, "request", said, connection, request.job, request.action, of=peer.uid)
         targets = [
             Target(other.number, other.conversation.hello, other.conversation.peer.uid)
             for other in self._connections.values()
             if other.conversation.hello is not None and other.is_admitted
+            # A job that made room, or was forgotten, may be another user's by now.
+            if self._board.uid_of(other.conversation.hello.job) in (None, other.conversation.peer.uid)
         ]
         self._requests.ask(request, asker=connection.number, uid=peer.uid, targets=targets, meet=self._board.rendezvous)
 
@@ -309,7 +384,7 @@ class Inbox:
             self._send(connection.number, Answer(job="", rank=None, number=request.serial, state=state, detail=said))
 
         if not may_dump(uid, os.geteuid()):
-            _log.warning("%s: asked for a recording and may have none", connection)
+            self._notices.warn("dump", "%s: asked for a recording and may have none", connection, of=uid)
             answer(
                 False, "a recording holds what all users' jobs did: only root and the daemon's own user may have one"
             )
@@ -336,13 +411,17 @@ class Inbox:
         self._refused[error.refusal] += 1
         if error.refusal not in connection.logged:
             connection.logged.add(error.refusal)
-            self._notices.warn(error.refusal, "%s: refused a frame: %s: %s", connection, error.refusal, error)
+            said, uid = "%s: refused a frame: %s: %s", connection.conversation.peer.uid
+            self._notices.warn(error.refusal, said, connection, error.refusal, error, of=uid)
+            if error.refusal in TOLD_TO_HOOKS:
+                detail = clean(error, DETAIL_CHARACTERS_MAX)
+                self._say(connection, Answer(job="", rank=None, number=0, state="refused", detail=detail))
 
     def _lose(self, connection: _Connection) -> None:
         """The peer is gone: with a goodbye that is the end of a job, without one it is worth a line."""
         hello = connection.conversation.hello
         if hello is not None and self._board.leave(hello, connection.number):
-            self._notices.warn("lost", "%s: went without a goodbye", connection)
+            self._notices.warn("lost", "%s: went without a goodbye", connection, of=connection.conversation.peer.uid)
         self._hang_up(connection)
 
     def _hang_up(self, connection: _Connection) -> None:

@@ -3,18 +3,32 @@
 Counters are the hook's own totals, which travel in every step record; so records that were dropped on the way, or a
 daemon that was restarted, lose nothing.  What is counted here (switches, decisions, verdicts) counts what arrived.
 
-Everything is bounded: jobs, ranks, recent decisions, knobs.  A job that says nothing for `job_forget_seconds` is
-forgotten with all its series.  A finished job makes room for a new one; a running one never does.
+Everything is bounded: jobs, ranks, recent decisions, and the bytes of what a rank and a job said.  A job that says
+nothing for `job_forget_seconds` is forgotten with all its series.
+
+Jobs and ranks are shared out among users: `boardplaces` says who makes room for a newcomer.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, deque
+from typing import TypeVar
 
 import msgspec
 
 from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.monitor.boardplaces import (
+    JOB_BYTES_MAX,
+    LABEL_BYTES_OF_A_RANK,
+    RANK_BYTES_MAX,
+    Displaced,
+    Kept,
+    Kind,
+    Place,
+    choose_place,
+    label_bytes,
+)  # fmt: skip
 from pacecar.monitor.crews import Crew, CrewView
 from pacecar.monitor.requests import Rendezvous
 from pacecar.monitor.triggers import Pace
@@ -52,11 +66,14 @@ MEETING_STEPS_MAX = 10_000
 TALLIES_MAX = 256
 """Kinds of decision or verdict counted for one job; further kinds are not counted one by one."""
 
+REASON_CHARACTERS_MAX = 400
+"""Of a reason that is kept to show; a recording has all of it."""
+
 
 class _NoRoomError(FrameError):
     """There are as many jobs or ranks as may be; `kind` says of which."""
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: Kind, message: str) -> None:
         super().__init__(Refusal.LIMIT, message)
         self.kind = kind
 
@@ -104,7 +121,9 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Rank:
-    def __init__(self, hello: JobHello, owner: int) -> None:
+    def __init__(self, hello: JobHello, owner: int, now_ns: int) -> None:
+        self.began_ns = now_ns
+        self.label_bytes = label_bytes(hello)
         self.hello = hello
         self.owner = owner
         self.connected = True
@@ -118,6 +137,7 @@ class _Rank:
         self.check: EstimateCheck | None = None
         self.collectives: CollectiveWindow | None = None
         self.what_if: WhatIf | None = None
+        self.kept = Kept("rank", RANK_BYTES_MAX)
 
     @property
     def is_over(self) -> bool:
@@ -145,6 +165,8 @@ class _Job:
         self.uid = uid
         self.heard_ns = now_ns
         self.ranks: dict[int, _Rank] = {}
+        self.began_ns = now_ns
+        self.kept = Kept("job", JOB_BYTES_MAX)
         self.crew = Crew()
         self.what_if: WhatIf | None = None
         self.tuner: TunerStatus | None = None
@@ -157,14 +179,22 @@ class _Job:
         self.measured_gain: dict[str, float] = {}
         self.forecast_error: dict[str, float] = {}
 
+    @property
+    def is_over(self) -> bool:
+        return all(rank.is_over for rank in self.ranks.values())
+
+    @property
+    def label_bytes(self) -> int:
+        return sum(rank.label_bytes for rank in self.ranks.values())
+
     def decide(self, decision: Decision) -> None:
-        self.decisions.append(decision)
+        self.decisions.append(_shortened(decision))
         _tally(self.decision_tallies, (decision.knob, decision.kind))
         if decision.expected_gain_ratio is not None and (decision.knob, decision.kind) in self.decision_tallies:
             self.expected_gain[decision.knob] = decision.expected_gain_ratio
 
     def judge(self, verdict: Verdict) -> None:
-        self.verdicts.append(verdict)
+        self.verdicts.append(_shortened(verdict))
         _tally(self.verdict_tallies, (verdict.knob, verdict.outcome))
         if verdict.measured_gain_ratio is not None and (verdict.knob, verdict.outcome) in self.verdict_tallies:
             self.measured_gain[verdict.knob] = verdict.measured_gain_ratio
@@ -198,6 +228,15 @@ class _Job:
         )
 
 
+R = TypeVar("R", Decision, Verdict)
+
+
+def _shortened(record: R) -> R:
+    if len(record.reason) <= REASON_CHARACTERS_MAX:
+        return record
+    return msgspec.structs.replace(record, reason=record.reason[:REASON_CHARACTERS_MAX])
+
+
 def _tally(tallies: Counter[tuple[str, str]], key: tuple[str, str]) -> None:
     if key in tallies or len(tallies) < TALLIES_MAX:
         tallies[key] += 1
@@ -221,6 +260,16 @@ class Jobs:
         self._forget_ns = forget_ns
         self._jobs: dict[str, _Job] = {}
         self._left_out = {"job": 0, "rank": 0}
+        self._displaced = {"job": 0, "rank": 0}
+
+    def uid_of(self, name: str) -> int | None:
+        """Return whose the job of that name is; None: there is none."""
+        job = self._jobs.get(name)
+        return None if job is None else job.uid
+
+    def displaced(self) -> dict[str, int]:
+        """Return how many jobs and ranks made room for others."""
+        return dict(self._displaced)
 
     def left_out(self) -> dict[str, int]:
         """Return how many hellos found no room, by what there were too many of."""
@@ -266,7 +315,7 @@ class Jobs:
             steps = [(r.step_ns, r.step) for r in job.ranks.values() if not r.is_over and r.step_ns is not None]
             if steps:
                 heard_ns, step = max(steps, key=lambda one: one[0])
-                paces.append(Pace(job.name, now - heard_ns, 0 if step is None else step.wall_ns))
+                paces.append(Pace(job.name, now - heard_ns, 0 if step is None else step.wall_ns, job.uid))
         return paces
 
     def forget(self) -> list[str]:
@@ -277,25 +326,34 @@ class Jobs:
             del self._jobs[name]
         return gone
 
-    def take(self, record: JobRecord, *, hello: JobHello, uid: int, owner: int) -> None:
+    def take(self, record: JobRecord, *, hello: JobHello, uid: int, owner: int, size: int = 0) -> tuple[Displaced, ...]:
         """Take a record from the connection `owner` of user `uid` that introduced itself by `hello`.
 
+        `size` is that of its frame in bytes.  Returns what made room for it.
+
         Raises:
-            FrameError: LIMIT when there is no room for another job or rank; IDENTITY when the job is another
-                user's, or the rank has said hello on a newer connection.
+            FrameError: LIMIT when there is no room for another job or rank, or for the record; IDENTITY when the job is
+                another user's, or the rank has said hello on a newer connection.
         """
         now = self._clock.monotonic_ns()
+        left: list[Displaced] = []
         try:
-            job, rank = self._enter(hello, uid, owner, now)
+            job, rank = self._enter(hello, uid, owner, now, left)
         except _NoRoomError as full:
             if isinstance(record, JobHello):  # once a rank, however much it goes on to say
                 self._left_out[full.kind] += 1
             raise
         if isinstance(record, JobHello):
             rank = self._greet(job, rank, record, owner)
+            rank.kept.keep("hello", size)
         elif rank.owner != owner:
             raise FrameError(Refusal.IDENTITY, f"rank {hello.rank} of job {hello.job!r} speaks on a newer connection")
         job.heard_ns = rank.heard_ns = now
+        field = _KEPT_OF_RANK.get(type(record))
+        if field is not None and not (isinstance(record, WhatIf) and record.of_rank is None):
+            rank.kept.keep(field, size)
+        elif isinstance(record, WhatIf | TunerStatus | JobLedger):
+            job.kept.keep(type(record).__name__, size)
         match record:
             case StepRecord():
                 rank.step, rank.step_ns = record, now
@@ -327,6 +385,7 @@ class Jobs:
                 job.crew.leave(hello.rank)
             case JobHello():
                 pass
+        return tuple(left)
 
     def leave(self, hello: JobHello, owner: int) -> bool:
         """Note that the connection `owner` is gone; return whether it went without a goodbye."""
@@ -337,7 +396,7 @@ class Jobs:
         rank.connected = False
         return rank.goodbye is None
 
-    def _enter(self, hello: JobHello, uid: int, owner: int, now: int) -> tuple[_Job, _Rank]:
+    def _enter(self, hello: JobHello, uid: int, owner: int, now: int, left: list[Displaced]) -> tuple[_Job, _Rank]:
         """Return job and rank of `hello`, made if need be: also for a job that was forgotten and speaks again."""
         job = self._jobs.get(hello.job)
         if job is not None and job.uid != uid:
@@ -345,38 +404,76 @@ class Jobs:
         rank = job.ranks.get(hello.rank) if job is not None else None
         if job is not None and rank is not None:
             return job, rank
-        self._make_room(hello.job)
+        self.forget()
         if job is None:
-            if len(self._jobs) >= self._jobs_max:
-                raise _NoRoomError("job", f"job {hello.job!r} is beyond jobs_max = {self._jobs_max}")
+            self._make_room("job", hello, uid, left)
             job = _Job(hello.job, uid, now)
-        if sum(len(other.ranks) for other in self._jobs.values()) >= self._ranks_max:
-            raise _NoRoomError(
-                "rank", f"rank {hello.rank} of job {hello.job!r} is beyond ranks_max = {self._ranks_max}"
-            )
+        self._make_room("rank", hello, uid, left)
+        self._make_room("rank", hello, uid, left, label_bytes(hello))
         self._jobs[hello.job] = job
-        rank = job.ranks[hello.rank] = _Rank(hello, owner)
+        rank = job.ranks[hello.rank] = _Rank(hello, owner, now)
         return job, rank
 
     def _greet(self, job: _Job, rank: _Rank, hello: JobHello, owner: int) -> _Rank:
         """Return the rank after a hello: the same attach goes on where it was, a new one starts anew."""
         same = (rank.hello.pid, rank.hello.started_wall_ns) == (hello.pid, hello.started_wall_ns)
         if not same:
-            rank = job.ranks[hello.rank] = _Rank(hello, owner)
+            rank = job.ranks[hello.rank] = _Rank(hello, owner, self._clock.monotonic_ns())
             job.crew.leave(hello.rank)
+        rank.label_bytes = label_bytes(hello)
         rank.hello, rank.owner, rank.connected, rank.goodbye = hello, owner, True, None
         return rank
 
-    def _make_room(self, newcomer: str) -> None:
-        """Forget the finished job that was silent longest, when there is no room without it."""
-        self.forget()
-        full = len(self._jobs) >= self._jobs_max and newcomer not in self._jobs
-        if not full and sum(len(job.ranks) for job in self._jobs.values()) < self._ranks_max:
-            return
-        over = [
-            job
+    def _places(self, kind: Kind, *, by_bytes: bool = False) -> list[Place]:
+        if kind == "job":
+            return [Place(j.uid, j.name, None, j.is_over, j.heard_ns, j.began_ns) for j in self._jobs.values()]
+        return [
+            Place(
+                job.uid, job.name, number, rank.is_over, rank.heard_ns or job.heard_ns, rank.began_ns,
+                rank.label_bytes if by_bytes else 1,
+            )
             for job in self._jobs.values()
-            if job.name != newcomer and all(rank.is_over for rank in job.ranks.values())
-        ]
-        if over:
-            del self._jobs[min(over, key=lambda job: job.heard_ns).name]
+            for number, rank in job.ranks.items()
+        ]  # fmt: skip
+
+    def _make_room(self, kind: Kind, hello: JobHello, uid: int, left: list[Displaced], amount: int = 1) -> None:
+        """Have jobs or ranks leave for that of `hello`, while there is no room without; raises _NoRoomError.
+
+        `amount` above 1: the bytes that the labels of its rank take.
+        """
+        by_bytes = amount > 1
+        jobs = self._jobs.values()
+        most = self._jobs_max if kind == "job" else self._ranks_max * (LABEL_BYTES_OF_A_RANK if by_bytes else 1)
+        while True:
+            if by_bytes:
+                taken = sum(job.label_bytes for job in jobs)
+            else:
+                taken = len(jobs) if kind == "job" else sum(len(job.ranks) for job in jobs)
+            if taken + amount <= most:
+                return
+            places = self._places(kind, by_bytes=by_bytes)
+            place = choose_place(places, uid, hello.job, most, amount)
+            if place is not None:
+                self._displace(kind, place)
+                left.append(Displaced(place, uid))
+            if place is None or (taken > most and not by_bytes):
+                mine = sum(other.size for other in places if other.uid == uid)
+                what = f"job {hello.job!r}" if kind == "job" else f"rank {hello.rank} of job {hello.job!r}"
+                bound = f"the {most} bytes for labels" if by_bytes else f"{kind}s_max = {most}"
+                raise _NoRoomError(kind, f"{what} is beyond {bound}, and uid {uid} has {mine} of them")
+
+    def _displace(self, kind: Kind, place: Place) -> None:
+        self._displaced[kind] += 1
+        job = self._jobs[place.job]
+        if place.rank is not None:
+            del job.ranks[place.rank]
+            job.crew.leave(place.rank)
+        if place.rank is None or not job.ranks:
+            del self._jobs[place.job]
+
+
+_KEPT_OF_RANK: dict[type, str] = {
+    StepRecord: "step", Vitals: "vitals", EstimateCheck: "check", CollectiveWindow: "collectives", WhatIf: "what_if",
+    KnobSwitch: "switch", Goodbye: "goodbye",
+}  # fmt: skip
+"""Record -> the field of a rank that holds the last one."""

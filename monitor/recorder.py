@@ -4,16 +4,15 @@ Prometheus has a sample every 15 s and keeps it for weeks; of the ten seconds be
 keep everything on disk costs the job its disk.  So everything is kept in memory for minutes and written when it is
 wanted.
 
-    tick, glances, inbox --overhear--> queue --> recorder's thread: tape, triggers --capture--> writer's thread: shelf
+    tick, glances, inbox --overhear--> queue --> recorder's thread: tapes, triggers --capture--> writer's thread: shelf
 
 Whoever is overheard appends to a queue and goes on: no encoding, no file, no waiting.  What does not fit into the
-queue is dropped and counted.  The recorder's thread puts it on the tape; the writer is a thread of its own, because a
+queue is dropped and counted.  The recorder's thread puts it on the tapes; the writer is a thread of its own, because a
 disk may hang for minutes and what happens meanwhile must be kept too.
 
-A file is written AFTER_SECONDS after its trigger, so that it has what followed; what else happens until then is in
-the same file.  Between two files of triggers lie INTERVAL_SECONDS: a storm of Xids is one file, and the
-next.  Somebody who asks gets one at once.  What cannot be written is tried again, from the same chunks, and given up
-after ten minutes.
+Queue (`recordqueue`), memory (`tapes`), what is due (`pendingtriggers`) and files (`shelf`) have a share for the host
+and one for each user, so that no job's records flush the host's ticks and no made-up hang a real Xid's file.  What
+cannot be written is tried again, from the same chunks, and given up after ten minutes.
 """
 
 from __future__ import annotations
@@ -24,10 +23,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.clock import Clock
+from pacecar.monitor.notices import Notices
+from pacecar.monitor.pendingtriggers import AFTER_SECONDS, INTERVAL_SECONDS, Due, PendingTriggers, owner_of
+from pacecar.monitor.recordqueue import HOST, RecordQueue
 from pacecar.monitor.scrivener import Capture, Scrivener
 from pacecar.monitor.shelf import Shelf
-from pacecar.monitor.tape import Tape
+from pacecar.monitor.tapes import Tapes
 from pacecar.monitor.triggers import Pace, Triggers
 from pacecar.recording import Event, Header, Trigger, TriggerKind
 from pacecar.records import Goodbye, HangSuspicion, JobHello, JobRecord, Sample, Snapshot
@@ -43,18 +45,18 @@ __all__ = [
     "Recorder",
 ]
 
-AFTER_SECONDS = 10
-INTERVAL_SECONDS = 60
-
 QUEUE_MAX = 8192
 QUEUE_BYTES_MAX = 16 << 20
 """What may wait for the recorder's thread: with both, some seconds of the heaviest flood that the inbox takes in."""
 
+RECORD_BYTES = 200
+"""What a record in the queue counts beside its payload: the objects that hold it."""
+
 SAMPLE_BYTES = 64
 """What a sample in the queue counts: most of it is shared with the board."""
 
-TRIGGERS_MAX = 64
-"""Triggers named in one file; the others are counted."""
+LINES_PER_MINUTE = 6
+"""Recordings announced in the log for each owner."""
 
 ASKERS_MAX = 16
 IDLE_SECONDS = 1.0
@@ -102,6 +104,7 @@ class _Record(NamedTuple):
     payload: bytes
     hang: HangSuspicion | None
     over: str | None
+    uid: int | None
 
 
 class _Ask(NamedTuple):
@@ -133,18 +136,13 @@ class Recorder:
         self._host, self._version = host, version
         self._around, self._paces = around, paces
         offset = clock.wall_ns() - clock.monotonic_ns()
-        self._tape = Tape(window_ns=limits.window_ns, bytes_max=limits.memory_bytes, wall_offset_ns=offset)
+        self._tapes = Tapes(window_ns=limits.window_ns, bytes_max=limits.memory_bytes, wall_offset_ns=offset)
         self._triggers = Triggers(stall_ns=limits.stall_ns)
         self.scrivener = Scrivener(clock, Shelf(limits.folder, bytes_max=limits.folder_bytes))
-        self._lock = threading.Lock()
-        self._queue: list[tuple[int, _Entry]] = []
-        self._queued_bytes = 0
-        self._dropped_queue = 0
+        self._queue: RecordQueue[_Entry] = RecordQueue(QUEUE_MAX, QUEUE_BYTES_MAX)
         self._counts: Counter[str] = Counter()
-        self._pending: list[Trigger] = []
-        self._pending_since_ns: int | None = None
-        self._left_out = 0
-        self._captured_ns: int | None = None
+        self._pending = PendingTriggers()
+        self._notices = Notices(_log, LINES_PER_MINUTE, clock)
         self._askers: list[Answerer] = []
         self._wake = threading.Event()
         self._closing = False
@@ -181,10 +179,11 @@ class Recorder:
         """Take what a collector read between two ticks."""
         self._put(samples, SAMPLE_BYTES * len(samples))
 
-    def overhear_record(self, record: JobRecord, payload: bytes) -> None:
-        """Take a record that the board took, and its encoding."""
+    def overhear_record(self, record: JobRecord, payload: bytes, uid: int | None = None) -> None:
+        """Take a record of a job of `uid` that the board took, and its encoding."""
         hang = record if isinstance(record, HangSuspicion) else None
-        self._put(_Record(payload, hang, record.job if isinstance(record, Goodbye) else None), len(payload))
+        over = record.job if isinstance(record, Goodbye) else None
+        self._put(_Record(payload, hang, over, uid), RECORD_BYTES + len(payload), uid)
 
     def note(self, kind: str, text: str) -> None:
         """Take something worth remembering, in words."""
@@ -198,23 +197,15 @@ class Recorder:
         else:
             answer(False, "the recorder is too busy; try again")
 
-    def _put(self, entry: _Entry, size: int) -> bool:
-        at_ns = self._clock.monotonic_ns()
-        with self._lock:  # held for an append, here and by the thread that takes all of it away
-            fits = len(self._queue) < QUEUE_MAX and self._queued_bytes + size <= QUEUE_BYTES_MAX
-            if fits:
-                self._queue.append((at_ns, entry))
-                self._queued_bytes += size
-            else:
-                self._dropped_queue += 1
-            is_filling = 2 * len(self._queue) > QUEUE_MAX or 2 * self._queued_bytes > QUEUE_BYTES_MAX
-        if is_filling:
+    def _put(self, entry: _Entry, size: int, owner: int | str | None = HOST) -> bool:
+        fits = self._queue.put(entry, self._clock.monotonic_ns(), owner, size)
+        if self._queue.is_filling:
             self._wake.set()
         return fits
 
     def figures(self) -> Figures:
         """Return the recorder's own numbers."""
-        tape, scrivener = self._tape, self.scrivener
+        tape, scrivener = self._tapes, self.scrivener
         return Figures(
             memory_bytes=tape.memory_bytes,
             span_ns=tape.span_ns(self._clock.monotonic_ns()),
@@ -228,7 +219,7 @@ class Recorder:
         )
 
     def _dropped(self) -> dict[str, int]:
-        return {"queue": self._dropped_queue, "memory": self._tape.dropped}
+        return {"queue": self._queue.dropped, "memory": self._tapes.dropped}
 
     # --- the recorder's thread ------------------------------------------------------------------
 
@@ -240,39 +231,40 @@ class Recorder:
             is_over = self._closing
             try:
                 self.step()
-                if is_over and self._pending:
-                    self._capture()
+                due = self._pending.last(self._clock.monotonic_ns()) if is_over else None
+                if due is not None:
+                    self._capture(due)
             except Exception:  # noqa: BLE001  the outer boundary: a bug costs a moment of the recording only
                 _log.exception("the recorder lost a moment to a bug")
 
     def step(self) -> None:
         """Put on the tape what is in the queue, and begin a file if it is time."""
-        with self._lock:
-            batch, self._queue = self._queue, []
-            self._queued_bytes = 0
-        for at_ns, entry in batch:
+        for at_ns, _, entry, _ in self._queue.take():
             self._take(at_ns, entry)
         self._trigger(self._triggers.paces(self._paces(), self._clock.wall_ns()))
-        if self._is_due():
-            self._capture()
+        now = self._clock.monotonic_ns()
+        self._tapes.expire(now)
+        due = None if self.scrivener.is_busy else self._pending.due(now)
+        if due is not None:
+            self._capture(due)
 
     def _take(self, at_ns: int, entry: _Entry) -> None:
         match entry:
             case Snapshot():
-                self._tape.tick(entry, at_ns)
+                self._tapes.tick(entry, at_ns)
                 self._trigger(self._triggers.tick(entry))
             case _Record():
-                self._tape.record(entry.payload, at_ns)
+                self._tapes.record(entry.uid, entry.payload, at_ns)
                 if entry.hang is not None:
-                    self._trigger(self._triggers.hang(entry.hang, self._clock.wall_ns()))
+                    self._trigger(self._triggers.hang(entry.hang, self._clock.wall_ns(), entry.uid))
                 if entry.over is not None:
                     self._triggers.over(entry.over)
             case Event():
-                self._tape.event(entry)
+                self._tapes.event(entry)
             case _Ask():
                 self._ask(entry)
             case _:
-                self._tape.glance(entry, at_ns)
+                self._tapes.glance(entry, at_ns)
 
     def _ask(self, ask: _Ask) -> None:
         if len(self._askers) >= ASKERS_MAX:
@@ -287,27 +279,18 @@ class Recorder:
         for trigger in triggers:
             now = self._clock.monotonic_ns()
             self._counts[trigger.kind] += 1
-            self._tape.event(Event(now, f"trigger {trigger.kind}", trigger.detail[:TEXT_CHARACTERS_MAX]))
-            if len(self._pending) >= TRIGGERS_MAX:
-                self._left_out += 1
-                continue
-            if not self._pending:  # the first of a file; a storm of them is not a storm of lines
-                self._pending_since_ns = now
-                if trigger.kind != "request":
-                    _log.warning("will write a recording: %s", trigger.detail)
-            self._pending.append(trigger)
+            event = Event(now, f"trigger {trigger.kind}", trigger.detail[:TEXT_CHARACTERS_MAX])
+            if trigger.kind in ("hang", "stall"):
+                self._tapes.event_of(trigger.uid, event)
+            else:
+                self._tapes.event(event)
+            # Once for each file: a storm of triggers is not a storm of lines.
+            if self._pending.add(trigger, now) and trigger.kind != "request":
+                said = "will write a recording: %s"
+                self._notices.warn("trigger", said, trigger.detail, of=owner_of(trigger))
 
-    def _is_due(self) -> bool:
-        if self._pending_since_ns is None or self.scrivener.is_busy:
-            return False
-        if self._askers:
-            return True
-        now = self._clock.monotonic_ns()
-        has_rested = self._captured_ns is None or now - self._captured_ns >= INTERVAL_SECONDS * NS_PER_SECOND
-        return has_rested and now - self._pending_since_ns >= AFTER_SECONDS * NS_PER_SECOND
-
-    def _capture(self) -> None:
-        """Hand over what there is, with all that is pending, to be written."""
+    def _capture(self, due: Due) -> None:
+        """Hand over what there is, with the triggers of `due`, to be written."""
         around = self._around()
         now = self._clock.monotonic_ns()
         header = Header(
@@ -315,17 +298,16 @@ class Recorder:
             pacecar_version=self._version,
             written_wall_ns=self._clock.wall_ns(),
             window_ns=self._limits.window_ns,
-            triggers=tuple(self._pending),
-            triggers_left_out=self._left_out,
+            triggers=due.triggers,
+            triggers_left_out=due.left_out,
             hellos=around.hellos,
             identity=around.identity,
             dropped=self._dropped(),
         )
-        self.scrivener.write(Capture(header, self._tape.seal(now), tuple(self._askers)))
-        if any(trigger.kind != "request" for trigger in self._pending):
-            self._captured_ns = now
-        self._pending, self._askers = [], []
-        self._pending_since_ns, self._left_out = None, 0
+        askers: list[Answerer] = []
+        if due.label == "request":
+            askers, self._askers = self._askers, askers
+        self.scrivener.write(Capture(header, self._tapes.seal(now), tuple(askers), due.label))
 
 
 class _LogTap(logging.Handler):

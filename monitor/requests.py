@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from pacecar.monitor.fairshare import giver_to
 from pacecar.monitor.permission import RANKS_NAMED_MAX, Denied, Target, reachable
 from pacecar.records import Answer, Command, Request
 from pacecar.wire import Message
@@ -31,7 +32,7 @@ from pacecar.wire import Message
 __all__ = ["REQUESTS_MAX", "Rendezvous", "Requests", "Target"]
 
 REQUESTS_MAX = 64
-"""Requests that are out at one time; the oldest makes room."""
+"""Requests that are out at one time.  The oldest of the user with most of them makes room (`fairshare`)."""
 
 
 class Rendezvous(NamedTuple):
@@ -46,6 +47,7 @@ class Rendezvous(NamedTuple):
 
 
 class _Out(NamedTuple):
+    uid: int
     asker: int
     serial: int
     job: str
@@ -63,6 +65,7 @@ class Requests:
         self._send = send
         self._out: dict[int, _Out] = {}
         self._numbers = itertools.count(1)
+        self.displaced = 0
 
     def ask(
         self, request: Request, *, asker: int, uid: int, targets: Iterable[Target], meet: Callable[[str], Rendezvous]
@@ -87,11 +90,24 @@ class Requests:
         reached = {target.connection: target.hello.rank for target in mine if self._send(target.connection, command)}
         if not reached:
             return self._refuse(request, asker, f"no rank of job {request.job!r} reads what the daemon sends")
-        while len(self._out) >= REQUESTS_MAX:
-            del self._out[next(iter(self._out))]
-        self._out[number] = _Out(asker, request.serial, request.job, reached)
+        self._make_room(uid)
+        self._out[number] = _Out(uid, asker, request.serial, request.job, reached)
         self._send(asker, _accepted(request, command, sorted(reached.values()), mine[0].hello.world_size, meeting))
         return None
+
+    def _make_room(self, uid: int) -> None:
+        """Give up the oldest request of whoever has most, when as many are out as may be, and tell its asker."""
+        if len(self._out) < REQUESTS_MAX:
+            return
+        held = Counter(out.uid for out in self._out.values())
+        giver = giver_to(uid, held)
+        giver = giver if giver is not None or uid not in held else uid
+        oldest = next(number for number, out in self._out.items() if giver in (None, out.uid))
+        out = self._out.pop(oldest)
+        self.displaced += 1
+        why = f"{REQUESTS_MAX} requests are out: this one made room for a newer one; what it asked for may happen yet"
+        for rank in sorted(out.waiting.values()):
+            self._send(out.asker, Answer(job=out.job, rank=rank, number=out.serial, state="refused", detail=why))
 
     def answered(self, answer: Answer, *, connection: int) -> None:
         """Pass the answer of the rank at `connection` on to whoever asked; nobody, if he has gone."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,15 +22,19 @@ from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.live import Document
 from pacecar.monitor.assets import PAGE_HEADERS, load
 from pacecar.monitor.history import HistoryKeeper, points
+from pacecar.monitor.negotiation import choose_coding, coded
 from pacecar.monitor.viewers import Viewers
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-__all__ = ["FRESH_SECONDS", "HAND_OVER", "PUSH_SECONDS_MIN", "Screens"]
+__all__ = ["FRESH_SECONDS", "HAND_OVER", "PUSH_SECONDS_MIN", "SOURCE", "Screens"]
 
 HAND_OVER = "pacecar.hand_over"
 """Key of the WSGI environment: a function that takes what is to be called with the connection after the answer."""
+
+SOURCE = "pacecar.source"
+"""Key of the WSGI environment: whose share of what is bounded the client takes (`clientsource`)."""
 
 PUSH_SECONDS_MIN = 0.9
 """However short the period, no screen is pushed to more often: people read no faster."""
@@ -94,9 +99,9 @@ class Screens:
         """Answer a GET or HEAD (WSGI); None: there is no such address here."""
         path = environ.get("PATH_INFO", "") or "/"
         if path == "/api/snapshot":
-            return _answer(start_response, "200 OK", "application/json", self.snapshot())
+            return _json(environ, start_response, self.snapshot())
         if path == "/api/history":
-            return _answer(start_response, "200 OK", "application/json", self._history.json())
+            return _json(environ, start_response, self._history.json())
         if path == "/api/events":
             return self._events(environ, start_response)
         return self._asset(path, environ, start_response) if path in self._assets else None
@@ -108,7 +113,7 @@ class Screens:
             start_response("304 Not Modified", [*caching, *PAGE_HEADERS])
             return [b""]
         body = asset.body
-        if "gzip" in environ.get("HTTP_ACCEPT_ENCODING", ""):
+        if choose_coding(environ.get("HTTP_ACCEPT_ENCODING", "")) == "gzip":
             body = asset.gzipped
             caching.append(("Content-Encoding", "gzip"))
         length = ("Content-Length", str(len(body)))
@@ -117,14 +122,14 @@ class Screens:
 
     def _events(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         hand_over = environ.get(HAND_OVER)
-        if hand_over is None or not self.viewers.has_room():
-            status, body = "503 Service Unavailable", b"too many viewers; /api/snapshot still answers\n"
+        if hand_over is None:
+            status, body = "503 Service Unavailable", b"this server pushes nothing; /api/snapshot still answers\n"
             return _answer(start_response, status, "text/plain", body, ("Retry-After", "10"))
         headers = [("Content-Type", "text/event-stream"), ("Cache-Control", "no-store"), ("X-Accel-Buffering", "no")]
         start_response("200 OK", [*headers, *PAGE_HEADERS])
         if environ["REQUEST_METHOD"] == "HEAD":
             return [b""]
-        hand_over(self.viewers.admit)
+        hand_over(partial(self.viewers.admit, source=environ.get(SOURCE, "")))
         return self._greeting()
 
     def _greeting(self) -> Iterator[bytes]:
@@ -134,6 +139,11 @@ class Screens:
 
 def _event(name: str, value: object) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), msgspec.json.encode(value))
+
+
+def _json(environ: WSGIEnvironment, start_response: StartResponse, body: bytes) -> list[bytes]:
+    body, headers = coded(body, environ.get("HTTP_ACCEPT_ENCODING", ""))
+    return _answer(start_response, "200 OK", "application/json", body, *headers)
 
 
 def _answer(

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pacecar.clock import NS_PER_SECOND, Clock
-from pacecar.monitor.shelf import Shelf
+from pacecar.monitor.shelf import Shelf, ShelfFullError
 from pacecar.recording import Header, parts
 
 __all__ = ["GIVE_UP_SECONDS", "RETRY_SECONDS", "Capture", "Scrivener"]
@@ -32,6 +32,8 @@ class Capture(NamedTuple):
     header: Header
     chunks: tuple[bytes, ...]
     askers: tuple[Callable[[bool, str], None], ...] = ()
+    label: str = "request"
+    """What its file is called, which says whose it is (`shelf`)."""
 
 
 class Scrivener:
@@ -46,6 +48,7 @@ class Scrivener:
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._named: str | None = None
+        self._is_hopeless = False
         self._thread: threading.Thread | None = None
 
     @property
@@ -98,6 +101,9 @@ class Scrivener:
             askers = ()
             if done or not wants_retry:
                 break
+            if self._is_hopeless:
+                self.lost += 1
+                break
             is_late = self._clock.monotonic_ns() - begun >= GIVE_UP_SECONDS * NS_PER_SECOND
             if is_late or self._stop.is_set():
                 self.lost += 1
@@ -110,18 +116,19 @@ class Scrivener:
     def _try(self, capture: Capture) -> tuple[bool, str]:
         pieces = list(parts(capture.header, capture.chunks))
         size = sum(map(len, pieces))
-        kind = capture.header.triggers[0].kind if capture.header.triggers else "request"
         try:
-            path = self._shelf.put(pieces, size, kind, capture.header.written_wall_ns)
+            path = self._shelf.put(pieces, size, capture.label, capture.header.written_wall_ns)
         except OSError as error:
+            self._is_hopeless = isinstance(error, ShelfFullError)
             self.failures += 1
             said = f"no recording can be written in {self._shelf.folder}: {error.strerror or error}"
             if said != self._named:
                 self._named = said
-                _log.warning("%s; trying again every %g s", said, RETRY_SECONDS)
+                again = "it is given up" if self._is_hopeless else f"trying again every {RETRY_SECONDS:g} s"
+                _log.warning("%s; %s", said, again)
             return False, said
         self.files += 1
-        self._named = None
+        self._named, self._is_hopeless = None, False
         self._measure()
         _log.info("wrote %s, %d bytes", path, size)
         return True, str(path)

@@ -71,6 +71,7 @@ class DaemonFigures(NamedTuple):
     web_connections: int
     web_refused: Mapping[WebRefusal, int]
     otlp: OtlpFigures | None = None
+    displaced: Mapping[str, int] = {}
     viewers: ViewerFigures = ViewerFigures(0, 0, 0, 0)
     history_left_out: int = 0
 
@@ -310,8 +311,10 @@ def daemon_samples(figures: DaemonFigures) -> Iterator[Sample]:
     yield sample("pacecar_daemon_scrape_seconds_total", figures.scrapes[1])
     for what, count in figures.left_out.items():
         yield sample("pacecar_inbox_left_out_total", count, what)
+    for what, count in figures.displaced.items():
+        yield sample("pacecar_inbox_displaced_total", count, what)
     yield sample("pacecar_daemon_viewers", figures.viewers.viewers)
-    yield sample("pacecar_daemon_viewers_refused_total", figures.viewers.refused)
+    yield sample("pacecar_daemon_viewers_displaced_total", figures.viewers.displaced)
     yield sample("pacecar_daemon_viewers_dropped_total", figures.viewers.dropped)
     yield sample("pacecar_daemon_viewer_frames_total", figures.viewers.frames)
     yield sample("pacecar_daemon_history_series_left_out", figures.history_left_out)

@@ -3,13 +3,13 @@
 A thread for each client is bounded by nothing, and a fixed number of threads by that many slow clients: eight that say
 nothing, and Prometheus has a gap.  Here nobody is waited for.  A request is read as it comes, answered in a millisecond
 when its head is whole, and its answer leaves as fast as the client takes it.  Who does not get done in time is hung up
-on; when all places are taken the one that dawdles longest makes room.  So a scraper that speaks at once is served
-whoever else is there.
+on.  When all places are taken the source with most of them (`clientsource`: a local user, or an address) gives one: its
+client that dawdles longest.  So a scraper that speaks at once is served whoever else is there.
 
 The pages are answered on this thread: to hand one over to another is a wait for the interpreter, behind all collectors
 that want it, and longer than the page takes.  One thing is not quick, and has a thread: a password that must be
-checked (bcrypt), one at a time.  A page whose answer goes on for ever (server-sent events) takes the connection over
-by HAND_OVER once its first words have left, and whoever took it bounds it.
+checked (bcrypt), one at a time and in a fair order (`checkqueue`).  A page whose answer goes on for ever (server-sent
+events) takes the connection over by HAND_OVER once its first words have left, and whoever took it bounds it.
 
 TLS and passwords come as a `Security`, which may be exchanged at any time: connections made before keep theirs.
 
@@ -29,15 +29,18 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from queue import Full, Queue
+from queue import Queue
 from typing import TYPE_CHECKING
 
 from pacecar.clock import SystemClock
-from pacecar.monitor.credentials import GUESSES_AT_ONCE, Gate, Verdict
+from pacecar.monitor.checkqueue import CheckQueue
+from pacecar.monitor.clientsource import LoopbackUsers, source_of
+from pacecar.monitor.credentials import Gate, Verdict
+from pacecar.monitor.fairshare import giver_to
 from pacecar.monitor.http import HEAD_BYTES_MAX, HttpError, WebRefusal, ends, head, parse, plain
 from pacecar.monitor.notices import Notices
-from pacecar.monitor.screens import HAND_OVER
-from pacecar.monitor.webconfig import OPEN, Security
+from pacecar.monitor.screens import HAND_OVER, SOURCE
+from pacecar.monitor.webconfig import OPEN, Security, authorization
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import WSGIApplication, WSGIEnvironment
@@ -59,10 +62,19 @@ ACCEPTS_PER_TURN = 32
 ACCEPT_PAUSE_SECONDS = 0.1
 """After a failed accept: without file descriptors it would fail again at once, for ever."""
 
+CHECK_SECONDS = 20.0
+"""For a password to have its turn and be checked: with WAITING_MAX others before it, at the usual cost."""
+
+RETRY_SECONDS = 5
+"""What a client is told that lost its place among those whose passwords wait."""
+
 BACKLOG = 128
 
 NOTICES_PER_MINUTE = 6
-"""Lines in the log about clients that were not served; the metric counts them all."""
+"""Lines in the log about clients that were not served, for each reason and source; the metric counts them all."""
+
+BUGS_PER_MINUTE = 1
+"""Tracebacks in the log: a client may ask for the page that fails as often as it likes."""
 
 CLOSE_SECONDS = 1.0
 """What stopping waits for each thread that still answers."""
@@ -78,11 +90,12 @@ class WebError(RuntimeError):
 class _Client:
     """One connection.  `out` is what it has not taken yet of its answer; `take` gets the connection after that."""
 
-    __slots__ = ("deadline", "environ", "is_shaken", "out", "peer", "received", "sock", "take")
+    __slots__ = ("deadline", "environ", "is_shaken", "out", "peer", "received", "sock", "source", "take")
 
-    def __init__(self, sock: socket.socket, peer: str, deadline: float) -> None:
+    def __init__(self, sock: socket.socket, peer: str, source: str, deadline: float) -> None:
         self.sock = sock
         self.peer = peer
+        self.source = source
         self.deadline = deadline
         self.is_shaken = not isinstance(sock, ssl.SSLSocket)
         self.received = bytearray()
@@ -103,8 +116,12 @@ class WebServer:
         self._clock = SystemClock()
         self._clients: dict[int, _Client] = {}  # in order of age
         self._refused: Counter[WebRefusal] = Counter()
+        self._by_source: Counter[str] = Counter()
+        self._users = LoopbackUsers()
         self._notices = Notices(_log, NOTICES_PER_MINUTE, self._clock)
-        self._checks: Queue[tuple[_Client, Gate, str] | None] = Queue(GUESSES_AT_ONCE)
+        self._bugs = Notices(_log, BUGS_PER_MINUTE, self._clock)
+        self._check_bugs = Notices(_log, BUGS_PER_MINUTE, self._clock)  # of the other thread
+        self._checks: CheckQueue[tuple[_Client, Gate, str]] = CheckQueue(self._clock)
         self._checked: Queue[tuple[_Client, Verdict]] = Queue()  # bounded by what was in the other
         self._closing = False
         self._accept_again: float | None = None
@@ -126,7 +143,7 @@ class WebServer:
 
     def secure(self, security: Security) -> None:
         """Ask this of each client from now on; from any thread."""
-        self._secured = (security, Gate(security, self._clock))  # one assignment: never one's users, another's key
+        self._secured = (security, Gate(security))  # one assignment: never one's users, another's key
 
     def bind(self) -> None:
         """Take the address; raises WebError."""
@@ -168,8 +185,7 @@ class WebServer:
         self._closing = True
         if self._threads:
             self._rouse()
-            with suppress(Full):  # then it is checking, and looks at `_closing` after each
-                self._checks.put_nowait(None)
+            self._checks.close()
             for thread in self._threads:
                 thread.join(CLOSE_SECONDS)
             # One that is still at work keeps what it works with: the number of a closed file is soon another's.
@@ -179,6 +195,7 @@ class WebServer:
                 self._selector.close()
                 os.close(self._woken)
                 os.close(self._wake)
+                self._users.close()
         self._threads = []
         self._listener.close()
         self._listener = None
@@ -223,20 +240,24 @@ class WebServer:
                     self._selector.unregister(listener)
                     self._accept_again = time.monotonic() + ACCEPT_PAUSE_SECONDS
                 return
-            self._make_room()
+            source = source_of(sock, self._users)
+            self._make_room(source)
             sock.setblocking(False)
             context = self._secured[0].context
             if context is not None:
                 sock = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-            client = _Client(sock, str(address[0]), time.monotonic() + HEAD_SECONDS)
+            client = _Client(sock, str(address[0]), source, time.monotonic() + HEAD_SECONDS)
             self._clients[sock.fileno()] = client
+            self._by_source[source] += 1
             self._selector.register(sock, _READ, client)
             self._safely(client, self._go_on)  # a client that speaks first has often spoken by now
 
-    def _make_room(self) -> None:
-        """Hang up on whoever dawdles longest, when all places are taken."""
+    def _make_room(self, source: str) -> None:
+        """Hang up on whoever dawdles longest, when all places are taken: of the source with most, or of `source`."""
         if len(self._clients) >= WEB_CONNECTIONS_MAX:
-            oldest = next(iter(self._clients.values()))
+            giver = giver_to(source, self._by_source)
+            giver = giver if giver is not None or source not in self._by_source else source
+            oldest = next(one for one in self._clients.values() if giver in (None, one.source))
             self._count(WebRefusal.CONNECTIONS, oldest, f"{WEB_CONNECTIONS_MAX} are connected, it made room")
             self._drop(oldest)
 
@@ -256,7 +277,7 @@ class WebServer:
                 self._count(WebRefusal.TLS, client, error)
             self._drop(client)
         except Exception:  # noqa: BLE001  the outer boundary: one request must not end the service of all others
-            _log.exception("%s: hung up on it after a bug", client.peer)
+            self._bugs.tell(logging.ERROR, "bug", "%s: hung up on it after a bug", client.peer, trace=True)
             self._drop(client)
 
     def _go_on(self, client: _Client) -> None:
@@ -282,14 +303,24 @@ class WebServer:
         header = client.environ.get("HTTP_AUTHORIZATION")
         verdict = gate.look(header)
         if verdict is Verdict.UNCHECKED and header is not None:
-            try:
-                self._checks.put_nowait((client, gate, header))
-            except Full:
-                verdict = Verdict.TOO_MANY
-            else:
-                self._selector.unregister(client.sock)  # deaf until it is known: readable would wake us for ever
-                return None
+            return self._have_checked(client, gate, header)
         return self._judge(client, verdict)
+
+    def _have_checked(self, client: _Client, gate: Gate, header: str) -> None:
+        """Let the password in `header` wait for its turn; whoever loses his place for it is told to come again."""
+        given = authorization(header)
+        assert given is not None, "only what the gate could read is unchecked"
+        client.deadline = time.monotonic() + CHECK_SECONDS
+        self._selector.unregister(client.sock)  # deaf until it is known: readable would wake us for ever
+        turned_away = self._checks.put((client, gate, header), client.source, given[0])
+        if turned_away is not None:
+            self._tell(turned_away[0], Verdict.TOO_MANY)
+
+    def _tell(self, client: _Client, verdict: Verdict) -> None:
+        """Go on with a client whose password has waited."""
+        if self._clients.get(client.sock.fileno()) is client:  # else it went, or was dropped, meanwhile
+            self._selector.register(client.sock, _WRITE, client)
+            self._safely(client, partial(self._judge, verdict=verdict))
 
     def _judge(self, client: _Client, verdict: Verdict) -> None:
         if verdict is Verdict.ALLOWED:
@@ -300,13 +331,18 @@ class WebServer:
 
     def _check(self) -> None:
         """Check passwords, one at a time; on a thread of its own."""
-        while (task := self._checks.get()) is not None and not self._closing:
+        while (task := self._checks.wait()) is not None and not self._closing:
             client, gate, header = task
-            verdict = Verdict.WRONG
-            try:
-                verdict = gate.check(header)
-            except Exception:  # noqa: BLE001  the outer boundary: who cannot be checked does not come in
-                _log.exception("a password could not be checked")
+            verdict = gate.look(header)  # known by now, if another waited with the same
+            if verdict is Verdict.UNCHECKED:
+                verdict = Verdict.WRONG
+                begun = time.perf_counter_ns()
+                try:
+                    verdict = gate.check(header)
+                except Exception:  # noqa: BLE001  the outer boundary: who cannot be checked does not come in
+                    self._check_bugs.tell(logging.ERROR, "bug", "a password could not be checked", trace=True)
+                took_ns = time.perf_counter_ns() - begun
+                self._checks.checked(client.source, is_right=verdict is Verdict.ALLOWED, took_ns=took_ns)
             self._checked.put((client, verdict))
             if not self._closing:
                 self._rouse()
@@ -319,10 +355,7 @@ class WebServer:
         with suppress(OSError):
             os.read(self._woken, 4096)
         while not self._checked.empty():
-            client, verdict = self._checked.get()
-            if self._clients.get(client.sock.fileno()) is client:  # else it went, or was dropped, meanwhile
-                self._selector.register(client.sock, _WRITE, client)
-                self._safely(client, partial(self._judge, verdict=verdict))
+            self._tell(*self._checked.get())
 
     def _answer(self, client: _Client) -> None:
         """Run the application; its answer leaves as fast as the client takes it."""
@@ -338,12 +371,14 @@ class WebServer:
             client.take = take
 
         client.environ[HAND_OVER] = hand_over
+        client.environ[SOURCE] = client.source
         try:
             body = b"".join(self._app(client.environ, start_response))
             if not said:
                 raise AssertionError("a page without a status")
         except Exception:  # noqa: BLE001  a bug of ours in one page
-            _log.exception("%s failed", client.environ["PATH_INFO"])
+            path = client.environ["PATH_INFO"]
+            self._bugs.tell(logging.ERROR, "page", "%s failed", path, trace=True)
             status, headers, lines = plain("500 Internal Server Error", "a bug in pacecar; its log has the traceback")
             said[:], body, client.take = [(status, headers)], b"".join(lines), None
         if client.environ["REQUEST_METHOD"] == "HEAD":
@@ -353,14 +388,17 @@ class WebServer:
     def _count(self, refusal: WebRefusal, client: _Client | None = None, why: object = "") -> None:
         self._refused[refusal] += 1
         if client is not None:
-            self._notices.warn(refusal, "client %s not served: %s: %s", client.peer, refusal, why)
+            self._notices.warn(refusal, "client %s not served: %s: %s", client.peer, refusal, why, of=client.source)
 
     def _refuse(self, client: _Client, error: HttpError) -> None:
         self._count(error.refusal, client, error)
         status, headers, body = plain(error.status, str(error))
         if status.startswith("401"):
             headers.append(("WWW-Authenticate", 'Basic realm="pacecar", charset="UTF-8"'))
-        answer = head(status, headers, self._secured[0].headers) + b"".join(body)
+        if error.refusal is WebRefusal.GUESSES:
+            headers.append(("Retry-After", str(RETRY_SECONDS)))
+        lines = [] if client.received.startswith(b"HEAD ") else body
+        answer = head(status, headers, self._secured[0].headers) + b"".join(lines)
         self._safely(client, lambda client: self._begin(client, answer))
 
     def _begin(self, client: _Client, answer: bytes) -> None:
@@ -372,8 +410,7 @@ class WebServer:
         while client.out:
             client.out = client.out[client.sock.send(client.out) :]
         if client.take is not None:
-            self._clients.pop(client.sock.fileno(), None)
-            self._deafen(client)
+            self._forget(client)
             client.take(client.sock)
             return
         if isinstance(client.sock, ssl.SSLSocket):
@@ -382,12 +419,16 @@ class WebServer:
         self._drop(client)
 
     def _drop(self, client: _Client) -> None:
-        self._clients.pop(client.sock.fileno(), None)
-        self._deafen(client)
+        self._forget(client)
         with suppress(OSError):
             client.sock.shutdown(socket.SHUT_WR)
         client.sock.close()
 
-    def _deafen(self, client: _Client) -> None:
+    def _forget(self, client: _Client) -> None:
+        if self._clients.get(client.sock.fileno()) is client:
+            del self._clients[client.sock.fileno()]
+            self._by_source[client.source] -= 1
+            if self._by_source[client.source] <= 0:
+                del self._by_source[client.source]
         with suppress(KeyError, ValueError):
             self._selector.unregister(client.sock)

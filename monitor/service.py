@@ -29,6 +29,7 @@ from pacecar.monitor.heap import Heap
 from pacecar.monitor.notify import Notifier
 from pacecar.monitor.reload import ReloadFigures, Watch, changes
 from pacecar.monitor.webconfig import WebConfigError
+from pacecar.plaintext import PlainFormatter
 
 __all__ = ["run"]
 
@@ -115,7 +116,9 @@ def run(
 
     `load` reads the configuration anew, from `file` among others; without it there is nothing to reload.
     """
-    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    to_stderr = logging.StreamHandler()
+    to_stderr.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=config.log_level.upper(), handlers=[to_stderr])
     sys.setswitchinterval(SWITCH_SECONDS)
     _allow_files()
     # Not an Event: python runs a handler when the main thread next runs python, and it would be waiting for the Event.

@@ -50,7 +50,7 @@ class Tape:
         self.packed_bytes = 0
         self.entries = 0
         self.dropped = 0
-        self._wall_offset_ns = wall_offset_ns
+        self.wall_offset_ns = wall_offset_ns
         self._begin()
 
     def _begin(self) -> None:
@@ -77,7 +77,7 @@ class Tape:
 
     def tick(self, snapshot: Snapshot, at_ns: int) -> None:
         """Take a tick."""
-        self._wall_offset_ns = snapshot.wall_ns - at_ns
+        self.wall_offset_ns = snapshot.wall_ns - at_ns
         changed: dict[int, int | float | None] = {}
         seen: set[int] = set()
         for sample in snapshot.samples():
@@ -116,8 +116,30 @@ class Tape:
 
     def seal(self, now_ns: int) -> tuple[bytes, ...]:
         """Pack what is open and return all chunks, oldest first."""
+        return tuple(chunk.body for chunk in self.sealed(now_ns))
+
+    def sealed(self, now_ns: int) -> tuple[_Packed, ...]:
+        """Pack what is open and return all chunks, oldest first."""
         self._pack(now_ns)
-        return tuple(chunk.body for chunk in self._packed)
+        return tuple(self._packed)
+
+    def expire(self, now_ns: int) -> bool:
+        """Drop what is older than the window, when nothing new comes; return whether nothing is left."""
+        if self._first_ns is not None and self._last_ns < now_ns - self._window_ns:
+            self._begin()
+        while self._packed and self._packed[0].last_ns < now_ns - self._window_ns:
+            self._drop()
+        return not self._packed and self._first_ns is None
+
+    def drop_oldest(self) -> bool:
+        """Drop the oldest chunk before its time, and count it; return whether there was any."""
+        if not self._packed:
+            self._pack(self._last_ns)
+        if not self._packed:
+            return False
+        self.dropped += self._packed[0].entries
+        self._drop()
+        return True
 
     def _number(self, sample: Sample) -> int:
         series = (sample.metric, sample.labels)
@@ -142,7 +164,7 @@ class Tape:
     def _pack(self, now_ns: int) -> None:
         if self._first_ns is not None:
             rows = (tuple(self._ticks), tuple(self._glances), tuple(self._records), tuple(self._events))
-            chunk = Chunk(self._first_ns, self._last_ns, self._wall_offset_ns, tuple(self._numbers), *rows)
+            chunk = Chunk(self._first_ns, self._last_ns, self.wall_offset_ns, tuple(self._numbers), *rows)
             body = pack(chunk)
             self._packed.append(_Packed(self._first_ns, self._last_ns, sum(map(len, rows)), body))
             self.packed_bytes += len(body)

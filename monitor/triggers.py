@@ -8,10 +8,13 @@ Pure: what was seen in, triggers out.  Left out: writing (`recorder`), and how o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from pacecar.clock import NS_PER_SECOND
+from pacecar.monitor.fairshare import giver_to
+from pacecar.plaintext import clean
 from pacecar.recording import Trigger
 from pacecar.records import HangSuspicion, Snapshot
 
@@ -21,15 +24,16 @@ STALL_STEPS = 20
 """A job whose steps take long is not stalled before so many of them would have ended."""
 
 JOBS_MAX = 1024
-"""Jobs whose hang is remembered; the oldest makes room."""
+"""Jobs whose hang is remembered; the oldest of the user with most of them makes room."""
 
 
 class Pace(NamedTuple):
-    """A running job: how long ago its last step was reported, and how long that took."""
+    """A running job: how long ago its last step was reported, how long that took, and whose it is."""
 
     job: str
     age_ns: int
     step_ns: int
+    uid: int | None = None
 
 
 class Triggers:
@@ -40,6 +44,7 @@ class Triggers:
         self._xids: dict[tuple[str, str], int | float] | None = None
         self._up: dict[str, bool] = {}
         self._hanging: dict[str, set[int]] = {}
+        self._uids: dict[str, int | None] = {}
         self._stalled: set[str] = set()
 
     def tick(self, snapshot: Snapshot) -> list[Trigger]:
@@ -62,32 +67,37 @@ class Triggers:
                 more = count - self._xids.get((gpu, code), 0)
                 if more > 0:
                     detail = f"Xid {code} of GPU {gpu}" + (f", {more:.0f} times" if more > 1 else "")
-                    found.append(Trigger(kind="xid", subject=gpu, detail=detail, wall_ns=snapshot.wall_ns))
+                    found.append(Trigger(kind="xid", subject=gpu, detail=detail, wall_ns=snapshot.wall_ns, xid=code))
         self._xids = (self._xids or {}) | xids
         return found
 
-    def hang(self, record: HangSuspicion, wall_ns: int) -> list[Trigger]:
-        """Return the trigger, if this is the first rank of its job that suspects a hang."""
+    def hang(self, record: HangSuspicion, wall_ns: int, uid: int | None = None) -> list[Trigger]:
+        """Return the trigger, if this is the first rank of its job, which is `uid`'s, that suspects a hang."""
         ranks = self._hanging.get(record.job, set())
         if record.ended:
             ranks.discard(record.rank)
             if not ranks:
-                self._hanging.pop(record.job, None)
+                self.over(record.job)
             return []
         is_new = not ranks
         if record.job not in self._hanging and len(self._hanging) >= JOBS_MAX:
-            del self._hanging[next(iter(self._hanging))]
+            held = Counter(self._uids.values())
+            giver = giver_to(uid, held)
+            giver = giver if giver is not None or uid not in held else uid
+            self.over(next(job for job, owner in self._uids.items() if giver in (None, owner)))
         self._hanging.setdefault(record.job, ranks).add(record.rank)
+        self._uids[record.job] = uid
         if not is_new:
             return []
         silent = record.silent_ns / NS_PER_SECOND
         where = f"rank {record.rank} of job {record.job}"
-        detail = f"{where}: step {record.step} not over after {silent:.0f} s, in {record.phase}"
-        return [Trigger(kind="hang", subject=record.job, detail=detail, wall_ns=wall_ns)]
+        detail = clean(f"{where}: step {record.step} not over after {silent:.0f} s, in {record.phase}")
+        return [Trigger(kind="hang", subject=record.job, detail=detail, wall_ns=wall_ns, uid=uid)]
 
     def over(self, job: str) -> None:
         """Note that `job` said goodbye: it hangs no more."""
         self._hanging.pop(job, None)
+        self._uids.pop(job, None)
 
     def paces(self, paces: Iterable[Pace], wall_ns: int) -> list[Trigger]:
         """Return the jobs that stall now and did not before."""
@@ -99,5 +109,5 @@ class Triggers:
 def _stalls(paces: Iterable[Pace], wall_ns: int) -> Iterator[Trigger]:
     for pace in paces:
         age, step = pace.age_ns / NS_PER_SECOND, pace.step_ns / NS_PER_SECOND
-        detail = f"job {pace.job}: no step for {age:.0f} s, the last took {step:.3g} s"
-        yield Trigger(kind="stall", subject=pace.job, detail=detail, wall_ns=wall_ns)
+        detail = clean(f"job {pace.job}: no step for {age:.0f} s, the last took {step:.3g} s")
+        yield Trigger(kind="stall", subject=pace.job, detail=detail, wall_ns=wall_ns, uid=pace.uid)

@@ -5,6 +5,11 @@ the web server answers the request, hands over the connection, and one thread he
 without ever blocking: what the kernel does not take at once is sent on when it does, frames that come meanwhile are
 skipped, and who takes nothing for SLOW_SECONDS is hung up.  The page connects again by itself.
 
+Nobody can tell whether a viewer looks: its kernel takes megabytes that its program never reads.  So a place is not held
+for ever.  When all are taken a new viewer gets that of the source with most of them (`fairshare`), or of its own: of
+one that takes nothing just now, else the one that came first.  A page that lost its place comes back two seconds later
+and gets another's; what sits there and does nothing does not.
+
 Server-sent events (HTML standard, section 9.2), not WebSockets: viewers have nothing to say, and any proxy passes on
 plain HTTP.  A viewer that says something all the same is hung up too.  Left out: what a frame says (`screens`).
 """
@@ -17,11 +22,12 @@ import selectors
 import socket
 import ssl
 import threading
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from typing import NamedTuple
 
 from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.monitor.fairshare import giver_to
 
 __all__ = ["KEEP_ALIVE_SECONDS", "SLOW_SECONDS", "VIEWERS_MAX", "ViewerFigures", "Viewers"]
 
@@ -44,17 +50,19 @@ _log = logging.getLogger(__name__)
 
 
 class ViewerFigures(NamedTuple):
-    """Viewers now; those refused for want of room and hung up for being slow, and frames pushed, since the start."""
+    """Viewers now; those whose place a new one got and that were hung up for being slow, and frames pushed."""
 
     viewers: int
-    refused: int
+    displaced: int
     dropped: int
     frames: int
 
 
 class _Viewer:
-    def __init__(self, connection: socket.socket, now_ns: int) -> None:
+    def __init__(self, connection: socket.socket, source: str, now_ns: int) -> None:
         self.connection = connection
+        self.source = source
+        self.is_leaving = False
         self.rest = memoryview(b"")
         self.moved_ns = now_ns
 
@@ -82,7 +90,7 @@ class Viewers:
         self._viewers_max = viewers_max
         self._slow_ns = int(slow_seconds * NS_PER_SECOND)
         self._lock = threading.Lock()
-        self._waiting: deque[socket.socket] = deque(maxlen=viewers_max)
+        self._waiting: deque[_Viewer] = deque()  # bounded by viewers_max in all
         self._frame: bytes | None = None
         self._viewers: dict[socket.socket, _Viewer] = {}
         self._thread: threading.Thread | None = None
@@ -91,18 +99,19 @@ class Viewers:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._said_ns = 0
-        self.refused = 0
+        self.displaced = 0
         self.dropped = 0
         self.frames = 0
 
     @property
     def count(self) -> int:
         """How many are connected."""
-        return len(self._viewers) + len(self._waiting)
+        viewers = list(self._viewers.values())
+        return sum(not viewer.is_leaving for viewer in viewers) + len(self._waiting)
 
     def figures(self) -> ViewerFigures:
         """Return how many look on, and what became of the others."""
-        return ViewerFigures(self.count, self.refused, self.dropped, self.frames)
+        return ViewerFigures(self.count, self.displaced, self.dropped, self.frames)
 
     def start(self) -> None:
         """Begin to send."""
@@ -117,8 +126,8 @@ class Viewers:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        for connection in [*self._viewers, *self._waiting]:
-            _hang_up(connection)
+        for viewer in [*self._viewers.values(), *self._waiting]:
+            _hang_up(viewer.connection)
         self._viewers.clear()
         self._waiting.clear()
         self._selector.close()
@@ -126,29 +135,36 @@ class Viewers:
             with suppress(OSError):
                 os.close(descriptor)
 
-    def has_room(self) -> bool:
-        """Return whether another viewer may come; one that may not is counted."""
-        with self._lock:
-            return self._counted_room()
-
-    def _counted_room(self) -> bool:
-        has_room = not self._is_closing and self.count < self._viewers_max
-        self.refused += not has_room
-        return has_room
-
-    def admit(self, connection: socket.socket) -> None:
-        """Take over `connection`, whose request is answered; hang up when others took the last place meanwhile."""
+    def admit(self, connection: socket.socket, *, source: str = "") -> None:
+        """Take over `connection`, whose request is answered, for a client of `source`; another makes room for it."""
         connection.setblocking(False)
         with suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
         with self._lock:
-            is_in = self._counted_room()
-            if is_in:
-                self._waiting.append(connection)
-        if is_in:
+            is_open = not self._is_closing
+            if is_open:
+                self._make_room(source)
+                self._waiting.append(_Viewer(connection, source, self._clock.monotonic_ns()))
+        if is_open:
             self._rouse()
         else:
             _hang_up(connection)
+
+    def _make_room(self, source: str) -> None:
+        """Mark the viewer that leaves for one of `source`, when all places are taken."""
+        here = [*(v for v in list(self._viewers.values()) if not v.is_leaving), *self._waiting]
+        if len(here) < self._viewers_max:
+            return
+        held = Counter(viewer.source for viewer in here)
+        giver = giver_to(source, held)
+        giver = giver if giver is not None or source not in held else source
+        those = [viewer for viewer in here if giver in (None, viewer.source)]
+        leaving = next((viewer for viewer in those if viewer.rest), those[0])  # in order of age
+        self.displaced += 1
+        leaving.is_leaving = True
+        if leaving in self._waiting:
+            self._waiting.remove(leaving)
+            _hang_up(leaving.connection)
 
     def push(self, frame: bytes) -> None:
         """Send `frame` to all; one that is not sent yet is replaced."""
@@ -172,6 +188,8 @@ class Viewers:
                         os.read(self._woken, 4096)
                 elif isinstance(key.fileobj, socket.socket):
                     self._answer(self._viewers.get(key.fileobj), mask)
+            for viewer in [viewer for viewer in self._viewers.values() if viewer.is_leaving]:
+                self._forget(viewer)
             self._take_in()
             with self._lock:
                 frame, self._frame = self._frame, None
@@ -185,11 +203,13 @@ class Viewers:
                 self._forget(viewer)
 
     def _take_in(self) -> None:
-        while self._waiting:
+        while True:
             with self._lock:
-                connection = self._waiting.popleft()
-                self._viewers[connection] = _Viewer(connection, self._clock.monotonic_ns())
-            self._selector.register(connection, selectors.EVENT_READ)
+                if not self._waiting:
+                    return
+                viewer = self._waiting.popleft()
+                self._viewers[viewer.connection] = viewer
+            self._selector.register(viewer.connection, selectors.EVENT_READ)
 
     def _send(self, frame: bytes, now_ns: int) -> None:
         self._said_ns = now_ns

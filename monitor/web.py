@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from pacecar.monitor.negotiation import choose_coding
+
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIApplication, WSGIEnvironment
 
@@ -21,10 +23,14 @@ def pages(metrics: WSGIApplication, screens: Screen, is_healthy: Callable[[], bo
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "/")
+        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            allowed = ("Allow", "GET, HEAD")
+            return _answer(start_response, "405 Method Not Allowed", "text/plain", b"use GET\n", allowed)
+        if choose_coding(environ.get("HTTP_ACCEPT_ENCODING", "")) is None:
+            said = b"every coding is refused by Accept-Encoding; there are identity and gzip\n"
+            return _answer(start_response, "406 Not Acceptable", "text/plain", said)
         if path == "/metrics":
             return metrics(environ, start_response)
-        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
-            return _answer(start_response, "405 Method Not Allowed", "text/plain", b"use GET\n")
         if path == "/-/healthy":
             if is_healthy():
                 return _answer(start_response, "200 OK", "text/plain", b"ok\n")
@@ -39,6 +45,9 @@ def pages(metrics: WSGIApplication, screens: Screen, is_healthy: Callable[[], bo
     return app
 
 
-def _answer(start_response: StartResponse, status: str, kind: str, body: bytes) -> list[bytes]:
-    start_response(status, [("Content-Type", kind), ("Content-Length", str(len(body))), ("Cache-Control", "no-store")])
+def _answer(
+    start_response: StartResponse, status: str, kind: str, body: bytes, *headers: tuple[str, str]
+) -> list[bytes]:
+    length = ("Content-Length", str(len(body)))
+    start_response(status, [("Content-Type", kind), length, ("Cache-Control", "no-store"), *headers])
     return [body]

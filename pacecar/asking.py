@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from pacecar.daemon_peer import UntrustedDaemonError, connect
+from pacecar.plaintext import clean_values
 from pacecar.records import Answer, DumpRequest, KnobValue, Request, TunerReport
 from pacecar.wire import FRAME_BYTES_MAX, FrameError, decode_frame, encode_frame
 
@@ -164,4 +165,4 @@ def _next(connection: socket.socket, deadline: float) -> Answer | None:
         except FrameError as error:
             raise AskError(f"the daemon cannot be understood: {error}") from error
         if isinstance(message, Answer):
-            return message
+            return clean_values(message)  # a job chose its words; a person's terminal must not obey them

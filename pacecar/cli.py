@@ -24,6 +24,7 @@ from pacecar.deploy_command import deploy
 from pacecar.doctor_command import doctor
 from pacecar.dump_command import dump
 from pacecar.knobs_command import knobs
+from pacecar.plaintext import PlainFormatter
 from pacecar.report_command import report
 from pacecar.run_command import run
 from pacecar.top_command import top
@@ -288,4 +289,6 @@ def _need(module: str, why: str, extra: str) -> None:
 
 
 def _log_to_stderr(level: str) -> None:
-    logging.basicConfig(level=level.upper(), format=LOG_FORMAT, stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PlainFormatter(LOG_FORMAT))
+    logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["BackwardWindow", "CollectiveSum", "CollectiveWindow"]
+__all__ = ["OPERATIONS", "BackwardWindow", "CollectiveSum", "CollectiveWindow"]
+
+OPERATIONS = frozenset({
+    "all_reduce", "all_gather", "all_to_all", "barrier", "broadcast", "coalesced", "combine", "dispatch", "gather",
+    "recv", "reduce", "reduce_scatter", "scatter", "send", "send_recv", "unknown", "wait",
+})  # fmt: skip
+"""Every value of the label `operation`; what is none of the others is "unknown"."""
 
 
 class CollectiveSum(msgspec.Struct, frozen=True, kw_only=True, gc=False):

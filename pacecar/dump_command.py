@@ -6,6 +6,7 @@ daemon: a recording is read on any machine.  What follows from it is `pacecar re
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pacecar.plaintext import clean
 from pacecar.usage import config_option, fail, load
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ def dump(
         return
     if salvage or as_json:
         raise click.UsageError("--salvage and --json go with --show FILE")
-    click.echo(_ask(load(config_file, {"socket": socket}).daemon.socket, note))
+    click.echo(clean(_ask(load(config_file, {"socket": socket}).daemon.socket, note)))
 
 
 def _ask(path: str, note: str) -> str:
@@ -64,8 +66,6 @@ def _ask(path: str, note: str) -> str:
 
 
 def _show(file: Path, *, salvage: bool, as_json: bool) -> None:
-    import msgspec
-
     from pacecar.recording import RecordingError, read_recording
 
     try:
@@ -74,12 +74,12 @@ def _show(file: Path, *, salvage: bool, as_json: bool) -> None:
     except RecordingError as error:
         fail(str(error))
     if recording.problem is not None:
-        click.echo(f"pacecar: {recording.problem}; shown is what is whole", err=True)
+        click.echo(clean(f"pacecar: {recording.problem}; shown is what is whole"), err=True)
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(summary), indent=2))
+        click.echo(json.dumps(summary, indent=2))  # which escapes all but ASCII, so that nothing reaches a terminal raw
         return
     for line in _lines(summary):
-        click.echo(line)
+        click.echo(clean(line))
 
 
 def _summary(recording: Recording) -> dict[str, Any]:
@@ -89,8 +89,8 @@ def _summary(recording: Recording) -> dict[str, Any]:
     series: set[tuple[str, tuple[str, ...]]] = set()
     first = last = None
     for chunk in recording.chunks():
-        first = chunk.first_ns if first is None else first
-        last = chunk.last_ns
+        first = chunk.first_ns if first is None else min(first, chunk.first_ns)
+        last = chunk.last_ns if last is None else max(last, chunk.last_ns)
         series.update(chunk.series)
         for kind in counts:
             counts[kind] += len(getattr(chunk, kind))
@@ -117,7 +117,7 @@ def _summary(recording: Recording) -> dict[str, Any]:
         "records_of_jobs": {job: dict(kinds) for job, kinds in jobs.items()},
         "latest_events": [
             {"wall_seconds": wall_ns / 1e9, "kind": event.kind, "text": event.text}
-            for wall_ns, event in list(recording.events())[-EVENTS_SHOWN:]
+            for wall_ns, event in sorted(recording.events(), key=lambda one: one[0])[-EVENTS_SHOWN:]
         ],
     }
 

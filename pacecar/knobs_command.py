@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pacecar.knobs import setting
+from pacecar.plaintext import clean
 from pacecar.usage import config_option, fail, load
 
 if TYPE_CHECKING:
@@ -52,9 +53,11 @@ def list_(config_file: Path | None, path: Path | None, as_json: bool) -> None:
         changed = ", ".join(f"{knob} {setting(knob, value)}" for knob, value in sorted(entry.knobs.items()))
         saved = "stale" if entry.stale is not None else f"saves {entry.gain_ratio * 100:.1f} %"
         kind = entry.fingerprint
-        click.echo(f"{entry.key}  {saved:<13}  {_day(entry.used_wall_ns)}  {entry.job}")
-        click.echo(f"    {changed}")
-        click.echo(f"    {_elements(kind.elements)} parameters, {kind.world_size} ranks, {kind.device}, {kind.link}")
+        click.echo(clean(f"{entry.key}  {saved:<13}  {_day(entry.used_wall_ns)}  {entry.job}"))
+        click.echo(clean(f"    {changed}"))
+        click.echo(
+            clean(f"    {_elements(kind.elements)} parameters, {kind.world_size} ranks, {kind.device}, {kind.link}")
+        )
 
 
 @knobs.command()
@@ -81,15 +84,15 @@ def show(config_file: Path | None, path: Path | None, as_json: bool, key: str) -
         ("versions", f"torch {kind.torch}, pacecar {entry.pacecar_version}"),
     ]
     for name, value in rows:
-        click.echo(f"{name:<10}{value}")
+        click.echo(clean(f"{name:<10}{value}"))
     if entry.stale is not None:
-        click.echo(f"{'stale':<10}not tried any more: {entry.stale}")
+        click.echo(clean(f"{'stale':<10}not tried any more: {entry.stale}"))
     click.echo()
     click.echo(f"{'knob':<20}{'began with':>14}{'best':>14}")
     for knob in sorted(kind.began.keys() | entry.knobs.keys()):
         began, best = kind.began.get(knob), entry.knobs.get(knob)
         cells = ["-" if value is None else setting(knob, value) for value in (began, began if best is None else best)]
-        click.echo(f"{knob:<20}{cells[0]:>14}{cells[1]:>14}")
+        click.echo(clean(f"{knob:<20}{cells[0]:>14}{cells[1]:>14}"))
 
 
 @knobs.command()

@@ -62,12 +62,17 @@ class RecordingError(ValueError):
 
 
 class Trigger(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a recording was written: what happened to `subject` (a GPU, a job, a user)."""
+    """Why a recording was written: what happened to `subject` (a GPU, a job, a user).
+
+    `uid` is whose job said so, of a hang or a stall; `xid` is the code of an Xid error.
+    """
 
     kind: TriggerKind
     subject: str
     detail: str
     wall_ns: int
+    uid: int | None = None
+    xid: str | None = None
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,7 +214,7 @@ class Recording:
                 yield row.at_ns + chunk.wall_offset_ns, named
 
     def records(self) -> Iterator[tuple[int, JobRecord]]:
-        """Yield (wall_ns, record) of each record of a job, in the order in which they came."""
+        """Yield (wall_ns, record) of each record of a job; those of one user in the order in which they came."""
         for chunk in self.chunks():
             for row in chunk.records:
                 try:
@@ -219,7 +224,7 @@ class Recording:
                 yield row.at_ns + chunk.wall_offset_ns, record
 
     def events(self) -> Iterator[tuple[int, Event]]:
-        """Yield (wall_ns, event)."""
+        """Yield (wall_ns, event); chunks of host and users overlap in time."""
         for chunk in self.chunks():
             for event in chunk.events:
                 yield event.at_ns + chunk.wall_offset_ns, event

@@ -21,6 +21,7 @@ from pacecar.whatif import Bound, Rung, WhatIf
 
 __all__ = [
     "LEDGER_HEADINGS",
+    "PHASES_OF_JOBS",
     "Absent",
     "Answer",
     "BackwardWindow",
@@ -287,6 +288,10 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True, tag="straggler"):
     excess_ns: int
     evidence: str
     ended: bool = False
+
+
+PHASES_OF_JOBS = ("data_wait", "forward", "backward", "tail", "optimizer", "checkpoint", "overhead", "rest")
+"""Every key of `JobLedger.total_phases_ns`."""
 
 
 class JobLedger(msgspec.Struct, frozen=True, kw_only=True, tag="job_ledger"):

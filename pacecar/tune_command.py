@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from pacecar.plaintext import clean
 from pacecar.usage import config_option, fail, load
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def _order(job: str, arguments: dict[str, int | str], options: dict[str, Any]) -
     if options["as_json"]:
         _print_json({"state": reply.state, "detail": reply.detail})
     else:
-        click.echo(f"{reply.state}: {reply.detail}", err=reply.state != "done")
+        click.echo(clean(f"{reply.state}: {reply.detail}"), err=reply.state != "done")
     sys.exit(0 if reply.state == "done" else 1)
 
 
@@ -118,7 +119,7 @@ def _ask(job: str, arguments: dict[str, int | str], options: dict[str, Any]) -> 
             if isinstance(said, Reply):
                 replies.append(said)
             elif said.rank is not None and not options["as_json"]:
-                click.echo(said.detail, err=True)
+                click.echo(clean(said.detail), err=True)
     except AskError as error:
         fail(str(error))
     if not replies:

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterator
 
 from pacecar.knobs import setting
+from pacecar.plaintext import clean, clean_values
 from pacecar.steering import TunerChange, TunerReport
 
 __all__ = ["WIDTH_MIN", "lines"]
@@ -23,7 +24,8 @@ CHANGES_SHOWN_MAX = 8
 
 
 def lines(job: str, report: TunerReport, *, width: int = 80) -> Iterator[str]:
-    """Yield the report."""
+    """Yield the report; `job` and `report` are foreign text and are cleaned."""
+    job, report = clean(job), clean_values(report)
     width = max(WIDTH_MIN, min(WIDTH_MAX, width))
     yield f"{job}, step {report.step}: {report.state}"
     yield from _wrapped(report.detail, width)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from pacecar.plaintext import clean
+
 if TYPE_CHECKING:
     from pacecar.config import Config
 
@@ -31,6 +33,6 @@ def load(file: Path | None, flags: dict[str, Any]) -> Config:
 
 
 def fail(message: str, *, code: int = 1) -> NoReturn:
-    """Say why in one line on stderr and exit."""
-    click.echo(f"pacecar: {message}", err=True)
+    """Say why on stderr and exit; each line of `message` is cleaned, for it may quote a file or another process."""
+    click.echo("\n".join(map(clean, f"pacecar: {message}".split("\n"))), err=True)
     sys.exit(code)

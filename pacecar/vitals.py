@@ -10,7 +10,14 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["DeviceMemory", "Vitals"]
+__all__ = ["ARITHMETICS", "DeviceMemory", "Vitals"]
+
+ARITHMETICS = frozenset({
+    "tf32", "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2",
+    "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2", "complex32", "complex64", "complex128", "int64", "int32",
+    "int16", "int8", "uint8", "bool", "other",
+})  # fmt: skip
+"""Every value of the label `arithmetic`: TF32, torch's types by name, and "other" for those that come later."""
 
 
 class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -11,7 +11,10 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Bound", "Rung", "WhatIf"]
+__all__ = ["RUNG_NAMES", "Bound", "Rung", "WhatIf"]
+
+RUNG_NAMES = frozenset({"communication_hidden", "data_free", "straggler_median", "launch_gaps_gone", "all"})
+"""Every name of a rung; `Rung` says what they mean."""
 
 
 class Bound(StrEnum):

@@ -24,6 +24,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from pacecar.collectives import OPERATIONS
 from pacecar.profiler.bandwidth import bus_bandwidth_factor
 from pacecar.profiler.classification import collective_operation
 from pacecar.profiler.trace.collectives import from_metadata
@@ -40,9 +41,6 @@ UNNAMED = "unknown"
 
 REDUCES_MAX = 512
 """All-reduces of one backward that are told one by one; a job with more has buckets of its smallest layers."""
-
-OPERATION_CHARACTERS_MAX = 32
-"""It becomes a label; NCCL has no longer word."""
 
 
 class SeenCollective(msgspec.Struct, frozen=True, gc=False):
@@ -76,7 +74,7 @@ def sum_collectives(rows: Iterable[SeenCollective], window: tuple[int, int]) -> 
             continue
         said = _said(seen.metadata)
         operation = (said.operation if said is not None else collective_operation(seen.name)) or UNNAMED
-        if len(operation) > OPERATION_CHARACTERS_MAX or (operation not in sums and len(sums) >= OPERATIONS_MAX - 1):
+        if operation not in OPERATIONS or (operation not in sums and len(sums) >= OPERATIONS_MAX - 1):
             operation = UNNAMED
         size, ranks = (None, None) if said is None else (said.bytes, said.group_size)
         sums.setdefault(operation, _Sum()).add(seen, size, bus_bandwidth_factor(operation, ranks))

@@ -35,6 +35,7 @@ from pacecar.profiler.memory import MemoryMeter, Stats
 from pacecar.profiler.peaks import TF32, has_tf32, peak_flops_per_second, runs_in_tf32
 from pacecar.profiler.stepflops import StepFlops
 from pacecar.records import DeviceMemory, StepRecord, Vitals
+from pacecar.vitals import ARITHMETICS
 
 __all__ = ["VitalsMeter"]
 
@@ -219,7 +220,8 @@ class VitalsMeter:
         if found is None:
             return None
         may_be_tf32 = self._device.type == "cuda" and has_tf32(self._device_name or "")
-        return TF32 if may_be_tf32 and runs_in_tf32(found) else str(found.dtype).removeprefix("torch.")
+        name = TF32 if may_be_tf32 and runs_in_tf32(found) else str(found.dtype).removeprefix("torch.")
+        return name if name in ARITHMETICS else "other"
 
     def _peak(self, arithmetic: str | None) -> int | None:
         if self._config.peak_flops_per_second is not None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from pacecar import __version__
 from pacecar.checks import estimate_error
+from pacecar.plaintext import clean_values
 from pacecar.proof import proven
 from pacecar.records import LEDGER_HEADINGS, StepRecord, WhatIf
 from pacecar.report.costs import Prices, cost_of
@@ -301,7 +302,7 @@ def _assemble(inputs: Inputs, options: BuildOptions, story: Story, tally: Tally)
         line=tuple(_piece(place * tally.line.width_ns, one) for place, one in sorted(tally.line.bins.items())),
         notices=inputs.notices.list(),
     )
-    return Built(report, stretches.every)
+    return Built(clean_values(report), stretches.every)  # names, reasons and hosts come from files
 
 
 def _before_after(stretches: Stretches) -> tuple[Interval | None, float | None, str, str]:

@@ -7,9 +7,10 @@ began to the last that was said of it.
 from __future__ import annotations
 
 from pacecar.knobs import setting
+from pacecar.plaintext import clean
 from pacecar.report.document import Change, Hang, Slowdown
 from pacecar.report.gather import Key, Story
-from pacecar.report.notices import clean
+from pacecar.report.notices import TEXT_CHARACTERS_MAX
 
 __all__ = ["changes_of", "hangs_of", "orders_of", "slowdowns_of"]
 
@@ -25,7 +26,7 @@ def changes_of(story: Story) -> tuple[Change, ...]:
                 life=key[0],
                 decision=decision.decision,
                 kind=decision.kind,
-                knob=clean(decision.knob),
+                knob=clean(decision.knob, TEXT_CHARACTERS_MAX),
                 from_value=decision.from_value,
                 to_value=decision.to_value,
                 step=decision.step,
@@ -41,7 +42,7 @@ def changes_of(story: Story) -> tuple[Change, ...]:
                 trial_steps=None if verdict is None else verdict.trial_steps,
                 exploration_ns=None if verdict is None else verdict.exploration_ns,
                 is_in_force=key in in_force,
-                reason=clean(decision.reason if verdict is None else verdict.reason),
+                reason=clean(decision.reason if verdict is None else verdict.reason, TEXT_CHARACTERS_MAX),
             )
         )
     return tuple(changes)
@@ -75,8 +76,8 @@ def orders_of(story: Story) -> tuple[str, ...]:
         who = "somebody" if order.uid is None else f"uid {order.uid}"
         values = ", ".join(f"{knob} {setting(knob, value)}" for knob, value in order.values.items())
         named = f" {values}" if values else ""
-        said.append(clean(f"step {step}: {who} ordered {order.action}{named}: {order.outcome}: {order.detail}"))
-    return tuple(said)
+        said.append(f"step {step}: {who} ordered {order.action}{named}: {order.outcome}: {order.detail}")
+    return tuple(clean(sentence, TEXT_CHARACTERS_MAX) for sentence in said)
 
 
 def slowdowns_of(story: Story) -> tuple[Slowdown, ...]:
@@ -90,13 +91,13 @@ def slowdowns_of(story: Story) -> tuple[Slowdown, ...]:
             life=life,
             rank=one.late_rank,
             cause=one.cause,
-            phase=clean(one.phase),
+            phase=clean(one.phase, TEXT_CHARACTERS_MAX),
             since_step=one.since_step,
             last_step=one.step,
             excess_ns=excess_ns,
             lost_ns=excess_ns * max(1, one.step - one.since_step + 1),
             is_over=one.ended,
-            evidence=clean(one.evidence),
+            evidence=clean(one.evidence, TEXT_CHARACTERS_MAX),
         )
     return tuple(found.values())
 
@@ -110,9 +111,9 @@ def hangs_of(story: Story) -> tuple[Hang, ...]:
             life=key[0],
             rank=one.rank,
             step=one.step,
-            phase=clean(one.phase if before is None else before.phase),
+            phase=clean(one.phase if before is None else before.phase, TEXT_CHARACTERS_MAX),
             silent_ns=max(one.silent_ns, 0 if before is None else before.silent_ns),
-            last_collective=None if one.last_collective is None else clean(one.last_collective),
+            last_collective=None if one.last_collective is None else clean(one.last_collective, TEXT_CHARACTERS_MAX),
             is_over=one.ended,
         )
     return tuple(found.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from pacecar.plaintext import clean
 from pacecar.report import tables, usetables
 from pacecar.report.comparisontables import comparison_tables
 from pacecar.report.document import Comparison, Report
@@ -56,7 +57,7 @@ def comparison_markdown(comparison: Comparison) -> str:
 
 def escaped(text: str) -> str:
     """Return `text` so that markdown shows it as it stands, on one line: names come from records."""
-    return _SPECIAL.sub(r"\\\1", "".join(one if one.isprintable() else " " for one in text))
+    return _SPECIAL.sub(r"\\\1", clean(text))
 
 
 def _table(table: Table | None) -> Iterator[str]:

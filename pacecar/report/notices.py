@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Notice", "Notices", "ReportError", "clean"]
+from pacecar.plaintext import clean
+
+__all__ = ["TEXT_CHARACTERS_MAX", "Notice", "Notices", "ReportError"]
 
 NOTICES_MAX = 100
 """Different ones; more are counted.  A report of which nobody could read the first hundred needs no second."""
 
 TEXT_CHARACTERS_MAX = 300
+"""Of one sentence from a file."""
 
 
 class ReportError(ValueError):
@@ -28,12 +31,6 @@ class Notice(msgspec.Struct, frozen=True):
     text: str
     count: int
     is_damage: bool
-
-
-def clean(text: str) -> str:
-    """Return `text` on one line without control characters: names and messages come from files."""
-    shown = "".join(character if character.isprintable() else " " for character in text)
-    return shown if len(shown) <= TEXT_CHARACTERS_MAX else shown[: TEXT_CHARACTERS_MAX - 1] + "…"
 
 
 class Notices:
@@ -51,7 +48,7 @@ class Notices:
         if known is not None:
             known[1] = int(known[1]) + 1
         elif len(self._found) < NOTICES_MAX:
-            self._found[key] = [clean(text), 1, is_damage]
+            self._found[key] = [clean(text, TEXT_CHARACTERS_MAX), 1, is_damage]
         else:
             self._left_out += 1
             self._damage_left_out |= is_damage
@@ -64,7 +61,7 @@ class Notices:
     def list(self) -> tuple[Notice, ...]:
         """Return what was found."""
         said = [
-            Notice(clean(place), str(text), int(count), bool(damage))
+            Notice(clean(place, TEXT_CHARACTERS_MAX), str(text), int(count), bool(damage))
             for (place, _), (text, count, damage) in self._found.items()
         ]
         if self._left_out:

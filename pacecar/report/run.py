@@ -14,13 +14,14 @@ from typing import Literal
 
 import msgspec
 
+from pacecar.plaintext import clean
 from pacecar.report.build import BuildOptions, Built, build_report
 from pacecar.report.comparison import compare
 from pacecar.report.document import Comparison, Report
 from pacecar.report.html import comparison_page, report_page
 from pacecar.report.inputs import find_inputs
 from pacecar.report.markdown import comparison_markdown, report_markdown
-from pacecar.report.notices import Notice, ReportError, clean
+from pacecar.report.notices import Notice, ReportError
 from pacecar.safe_files import output
 
 __all__ = ["ReportOptions", "run_report"]
@@ -93,7 +94,7 @@ def _deliver(text: str, options: ReportOptions, default: Path) -> None:
     path = options.output or default
     with output(path) as stream:
         stream.write(text.encode())
-    sys.stdout.write(f"{path}\n")
+    sys.stdout.write(f"{clean(path)}\n")
 
 
 def _tell(notices: tuple[Notice, ...], run: Path) -> None:
@@ -103,5 +104,5 @@ def _tell(notices: tuple[Notice, ...], run: Path) -> None:
 
 
 def _complain(message: str) -> int:
-    sys.stderr.write(f"pacecar: {message}\n")
+    sys.stderr.write(f"pacecar: {clean(message)}\n")
     return 1

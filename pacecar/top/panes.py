@@ -9,8 +9,9 @@ from rich.text import Text
 
 from pacecar.ledgerbar import glyph
 from pacecar.live import Document, Gpu, Host, Job, Ladder, Link, Move, Rank, Recorder
+from pacecar.plaintext import clean
 from pacecar.records import LEDGER_HEADINGS
-from pacecar.top.table import Column, clean, cut, gauge, rows
+from pacecar.top.table import Column, cut, gauge, rows
 from pacecar.top.words import amount, binary, duration, percent, setting, spoken
 from pacecar.wording import HEADING_COLOURS, HEADING_WORDS, SCENARIO_WORDS
 

@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.text import Text
 
 from pacecar.live import Document, Gpu, Job
+from pacecar.plaintext import clean
 from pacecar.top import panes
-from pacecar.top.table import clean, cut
+from pacecar.top.table import cut
 
 __all__ = ["GPU_SORTS", "JOB_SORTS", "View", "compose", "everything", "on_key", "shown_jobs"]
 

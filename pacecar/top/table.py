@@ -12,6 +12,8 @@ from typing import Generic, NamedTuple, TypeVar
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from pacecar.plaintext import clean
+
 __all__ = ["Column", "cut", "gauge", "rows"]
 
 T = TypeVar("T")
@@ -73,11 +75,6 @@ def cut(text: Text, width: int) -> Text:
     text = text.copy()
     text.truncate(max(0, width), overflow="ellipsis")
     return text
-
-
-def clean(text: str) -> str:
-    """Return `text` without what a terminal would obey: jobs choose their names and reasons."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def gauge(ratio: float | None, width: int, label: str = "") -> Text:

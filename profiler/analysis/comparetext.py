@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from pacecar.ledgerbar import ledger_bar
+from pacecar.plaintext import clean
 from pacecar.profiler.analysis.compare import WARNING_CODES
-from pacecar.profiler.analysis.quantities import Unit, clean, duration, unit_for
+from pacecar.profiler.analysis.quantities import Unit, duration, unit_for
 from pacecar.profiler.analysis.report import Comparison, Difference, Document
 from pacecar.profiler.analysis.text import BAR_WIDTH_MAX, ROWS_MAX, plain_table, warning_lines
 from pacecar.records import LEDGER_HEADINGS, Ledger

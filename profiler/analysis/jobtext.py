@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pacecar.ledgerbar import ledger_bar, ledger_legend
-from pacecar.profiler.analysis.quantities import amount, bandwidth, clean, duration, unit_for
+from pacecar.plaintext import clean
+from pacecar.profiler.analysis.quantities import amount, bandwidth, duration, unit_for
 from pacecar.profiler.analysis.report import Clock, CollectiveInstance, Job, RankShare, Straggler, TraceReport
 from pacecar.profiler.analysis.text import BAR_WIDTH_MAX, collectives_table, ladder_table, plain_table
 from pacecar.records import Ledger

@@ -26,8 +26,9 @@ from xml.sax.saxutils import escape
 import numpy as np
 from numpy.typing import NDArray
 
+from pacecar.plaintext import clean
 from pacecar.profiler.analysis.engine import Analysis
-from pacecar.profiler.analysis.quantities import clean, kernel_name, unit_for
+from pacecar.profiler.analysis.quantities import kernel_name, unit_for
 from pacecar.profiler.analysis.report import TraceReport
 from pacecar.profiler.analysis.timeline import Timeline, timeline
 from pacecar.profiler.attribution import Cause, Work

@@ -2,7 +2,7 @@
 
     660.55 ms   3.4 MiB   12.3 GB/s         sizes by powers of two, rates by powers of ten, as nccl-tests writes them
 
-Foreign words (names of kernels, of files) are cleaned here: a trace must not be able to steer a terminal.
+Names of kernels are cleaned here: a trace must not be able to steer a terminal.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["Unit", "amount", "bandwidth", "clean", "duration", "kernel_name", "unit_for"]
+from pacecar.plaintext import clean
+
+__all__ = ["Unit", "amount", "bandwidth", "duration", "kernel_name", "unit_for"]
 
 
 class Unit(NamedTuple):
@@ -65,11 +67,6 @@ def bandwidth(bytes_per_second: float | None) -> str:
     if bytes_per_second >= 1e6:
         return f"{bytes_per_second / 1e6:.1f} MB/s"
     return f"{bytes_per_second / 1e3:.1f} kB/s"
-
-
-def clean(text: object) -> str:
-    """Return `text` without what a terminal, or a reader of XML, would take for an order."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in str(text))
 
 
 def kernel_name(name: str) -> str:

@@ -20,7 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pacecar.ledgerbar import ledger_bar, ledger_legend
-from pacecar.profiler.analysis.quantities import amount, bandwidth, clean, kernel_name, unit_for
+from pacecar.plaintext import clean
+from pacecar.profiler.analysis.quantities import amount, bandwidth, kernel_name, unit_for
 from pacecar.profiler.analysis.report import CollectiveTotal, Document, Family, Gap, Scenario, StepReport, TraceReport
 from pacecar.profiler.trace.table import TraceWarning
 from pacecar.records import LEDGER_HEADINGS

@@ -349,7 +349,7 @@ def test_the_pace_of_a_job_is_its_latest_step_and_only_while_it_runs(board, cloc
     clock.advance(5 * SECOND)
     board.take(make_step(rank=1, wall_ns=9), hello=hellos[1], uid=1, owner=1)
     clock.advance(2 * SECOND)
-    assert [tuple(pace) for pace in board.paces()] == [("run-7", 2 * SECOND, 9)]
+    assert [tuple(pace) for pace in board.paces()] == [("run-7", 2 * SECOND, 9, 1)]
     for hello in hellos:
         board.leave(hello, hello.rank)
     assert board.paces() == []

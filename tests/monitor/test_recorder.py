@@ -170,22 +170,22 @@ def test_who_asks_gets_a_file_at_once(make, run, tmp_path):
     assert len(list(read_recording(path).ticks())) >= 3
 
 
-def test_nobody_waits_and_the_queue_is_bounded(make, monkeypatch):
+def test_nobody_waits_and_the_queue_is_bounded(make):
     recorder = make()
-    monkeypatch.setattr(recorders, "QUEUE_MAX", 100)
+    recorder._queue.entries_max = 100
     begun = time.monotonic()
     for _ in range(500):  # its thread does not come
         recorder.overhear_glance([Sample("pacecar_gpu_power_watts", ("0",), 1)])
     assert time.monotonic() - begun < 2
-    assert (len(recorder._queue), recorder.figures().dropped["queue"]) == (100, 400)
+    assert (recorder._queue.entries, recorder.figures().dropped["queue"]) == (100, 400)
     refused = []
     recorder.ask(0, "", lambda done, text: refused.append((done, text)))
     assert refused == [(False, "the recorder is too busy; try again")]
     recorder.step()
-    monkeypatch.setattr(recorders, "QUEUE_BYTES_MAX", 5000)
+    recorder._queue.bytes_max = 5 * (1000 + recorders.RECORD_BYTES)
     for _ in range(10):
         recorder.overhear_record(Goodbye(job="j", rank=0, reason="", wall_ns=1), b"x" * 1000)
-    assert recorder._queued_bytes == 5000
+    assert recorder._queue.entries == 5
     assert recorder.figures().dropped["queue"] == 406
 
 
@@ -284,8 +284,8 @@ def test_rotation_keeps_the_newest_and_touches_nothing_else(tmp_path):
     (folder / "pacecar-left.tmp").write_text("half")
     for number, path in enumerate(made):
         os.utime(path, (number, number))
-    made.append(shelf.put([b"x" * 300], 300, "hang", 0))
-    made.append(shelf.put([b"x" * 300], 300, "hang", 0))
+    made.append(shelf.put([b"x" * 300], 300, "xid", 0))
+    made.append(shelf.put([b"x" * 300], 300, "gpu_lost", 0))
     assert {path.name for path in folder.iterdir()} == {"notes.txt", *(path.name for path in made[1:])}
     assert shelf.size() == 900
 

@@ -113,7 +113,10 @@ def test_what_an_asker_wanted_is_forgotten_when_he_hangs_up_or_too_many_ask(post
     oldest, *_, newest = post.to(10)[1:]
     requests.answered(answer_to(oldest, job), connection=10)
     requests.answered(answer_to(newest, job), connection=10)
-    assert len(post.to(100)) == 1
+    said = [answer.state for answer in post.to(100)]
+    assert said[0] == "accepted"
+    assert set(said[1:]) == {"refused"}, "it made room for the newest, and is told so"
+    assert "made room" in post.to(100)[-1].detail
     assert len(post.to(100 + REQUESTS_MAX)) == 2
 
 

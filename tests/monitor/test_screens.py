@@ -141,16 +141,16 @@ def test_a_viewer_gets_the_document_at_once_and_then_each_tick(daemon):
     stream.close()
 
 
-def test_viewers_hold_no_thread_and_one_too_many_is_told_so(daemon):
+def test_viewers_hold_no_thread_and_one_too_many_gets_the_place_of_the_first(daemon):
     nobody_looks(daemon)
-    refused = figure(daemon, "pacecar_daemon_viewers_refused_total")
+    displaced = figure(daemon, "pacecar_daemon_viewers_displaced_total")
     streams = [Stream(daemon.port) for _ in range(VIEWERS_MAX)]
     assert {stream.status for stream in streams} == {200}
     until(lambda: figure(daemon, "pacecar_daemon_viewers") == VIEWERS_MAX, "all are counted")
-    status, headers, _ = ask(daemon.port, "/api/events")
-    assert (status, headers["Retry-After"]) == (503, "10")
-    assert figure(daemon, "pacecar_daemon_viewers_refused_total") == refused + 1
-    for stream in streams:
+    late = Stream(daemon.port)
+    assert late.event()[0] == "snapshot"
+    assert figure(daemon, "pacecar_daemon_viewers_displaced_total") == displaced + 1
+    for stream in [*streams, late]:
         stream.close()
     nobody_looks(daemon)
 

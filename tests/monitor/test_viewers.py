@@ -82,13 +82,16 @@ def test_pushing_never_waits_for_a_viewer_that_reads_nothing(make_viewers, look)
     assert time.monotonic() - begun < 2
 
 
-def test_no_more_viewers_than_may_be_and_the_others_are_counted(make_viewers, look):
+def test_a_new_viewer_gets_the_place_of_the_one_that_came_first(make_viewers, look):
     viewers = make_viewers(viewers_max=2)
-    for _ in range(2):
-        look(viewers)
-    assert not viewers.has_room()
-    assert look(viewers).recv(10) == b""
-    assert viewers.figures()[:3] == (2, 2, 0)
+    first, second = look(viewers), look(viewers)
+    third = look(viewers)
+    assert read(first, 1000).replace(b": still here\n\n", b"") == b"", "hung up"
+    until(lambda: len(viewers._viewers) == 2, "the new one is taken in")
+    viewers.push(b"data: 1\n\n")
+    for end in (second, third):
+        assert read(end, 9) == b"data: 1\n\n"
+    assert viewers.figures()[:3] == (2, 1, 0)
 
 
 def test_who_leaves_or_speaks_is_forgotten_and_makes_room(make_viewers, look):
@@ -97,7 +100,9 @@ def test_who_leaves_or_speaks_is_forgotten_and_makes_room(make_viewers, look):
     gone.close()
     loud.send(b"GET / HTTP/1.1\r\n\r\n")
     until(lambda: viewers.count == 0, "both places are free")
-    assert viewers.has_room()
+    look(viewers)
+    look(viewers)
+    assert viewers.displaced == 0
 
 
 def test_closing_hangs_up_and_ends_the_thread(look):

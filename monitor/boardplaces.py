@@ -1,0 +1,106 @@
+"""Choose which job or rank leaves the board for a newcomer, and bound what is kept of one.
+
+Jobs and ranks are shared out among users (`fairshare`).  When there is no room, these make it, in this order: what has
+ended of users who hold more than an equal share and more than the newcomer; what has ended of the newcomer's own; and
+the youngest that runs, of the user who holds most, if that is more than the newcomer holds.  Of what has ended that
+leaves first which spoke last the longest time ago.  So a job that runs is pushed off only by a user who has fewer.
+
+Places are counted, each has its bytes, and so have the labels of a user's ranks, which every scrape writes out in each
+of their series.  Then memory is bounded by all three.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from pacecar.monitor.fairshare import giver_to
+from pacecar.records import JobHello
+from pacecar.wire import FrameError, Refusal
+
+__all__ = [
+    "JOB_BYTES_MAX", "LABEL_BYTES_OF_A_RANK", "RANK_BYTES_MAX", "Displaced", "Kept", "Kind", "Place", "choose_place",
+    "label_bytes",
+]  # fmt: skip
+
+RANK_BYTES_MAX = 16 * 1024
+"""Of the records that are kept of one rank, as they came; a usual rank has four thousand."""
+
+JOB_BYTES_MAX = 16 * 1024
+"""Of the records that are kept of one job beside its ranks', decisions, verdicts and stragglers."""
+
+LABEL_BYTES_OF_A_RANK = 8 * 1024
+"""What ranks may have of labels on the average, over all their series: names of 100 bytes."""
+
+SERIES_OF_A_RANK = 70
+"""Series in which the job's name stands for each rank, about."""
+
+Kind = Literal["job", "rank"]
+
+
+class Place(NamedTuple):
+    """A job, or one `rank` of it, as one that might make room."""
+
+    uid: int
+    job: str
+    rank: int | None
+    is_over: bool
+    heard_ns: int
+    began_ns: int
+    size: int = 1
+    """What it takes of what is shared out: one place, or bytes of labels."""
+
+
+class Displaced(NamedTuple):
+    """A place that was given to another user, or to another job of the same."""
+
+    place: Place
+    for_uid: int
+
+    def __str__(self) -> str:
+        place = self.place
+        what = f"job {place.job!r}" if place.rank is None else f"rank {place.rank} of job {place.job!r}"
+        why = "it had ended" if place.is_over else "the youngest of the user who has most"
+        return f"{what} of uid {place.uid} made room on the board for uid {self.for_uid}: {why}"
+
+
+def label_bytes(hello: JobHello) -> int:
+    """Return what the labels of a rank take in all its series, about."""
+    of_rank = (hello.host, hello.device, hello.device_uuid, hello.backend, hello.framework, hello.pod_name)
+    return SERIES_OF_A_RANK * len(hello.job.encode()) + sum(len(text.encode()) for text in of_rank if text is not None)
+
+
+def choose_place(places: Sequence[Place], uid: int, newcomer: str, most: int, amount: int = 1) -> Place | None:
+    """Return which of `places` is given up so that job `newcomer` of `uid` gets `amount` of `most`; None: none is."""
+    held: Counter[int] = Counter()
+    for place in places:
+        held[place.uid] += place.size
+    share = most // len(held.keys() | {uid})
+    above = [other for other in held if other != uid and held[other] > max(share, held[uid] + amount)]
+    for holder in [*sorted(above, key=lambda other: -held[other]), uid]:
+        ended = [place for place in places if place.uid == holder and place.is_over and place.job != newcomer]
+        if ended:
+            return min(ended, key=lambda place: place.heard_ns)
+    giver = giver_to(uid, held, amount)
+    if giver is None or held.total() > most:  # over: the limit was lowered, which ends nothing that runs
+        return None
+    return max((place for place in places if place.uid == giver), key=lambda place: place.began_ns)
+
+
+class Kept:
+    """How many bytes of records are kept of a rank or a job, by the field that holds them."""
+
+    def __init__(self, what: str, bytes_max: int) -> None:
+        self._what = what
+        self._bytes_max = bytes_max
+        self._sizes: dict[str, int] = {}
+
+    def keep(self, field: str, size: int) -> None:
+        """Note that `field` now holds `size` bytes; raises FrameError (LIMIT) where all would be too many."""
+        others = sum(kept for name, kept in self._sizes.items() if name != field)
+        if others + size > self._bytes_max:
+            raise FrameError(
+                Refusal.LIMIT, f"{others + size} bytes of records to keep of one {self._what} is over {self._bytes_max}"
+            )
+        self._sizes[field] = size

@@ -1,0 +1,30 @@
+"""Share a bounded resource among users: max-min fairness (Bertsekas and Gallager, "Data Networks", section 6.5.2).
+
+A quota for each user wastes what is free, and none lets the first who comes take everything.  So whoever comes may use
+what is free; and when nothing is, he takes from the user who holds most, as long as that one then still holds no
+less than he does.  Then nobody can keep another below an equal share, however much he holds, and two who hold the
+same do not take from each other for ever.
+
+Pure.  Left out: what of the holder's goes; whoever keeps the table chooses what is worth least (departed, silent, old).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+__all__ = ["giver_to"]
+
+Holder = TypeVar("Holder")
+
+
+def giver_to(asker: Holder, held: Mapping[Holder, int], amount: int = 1) -> Holder | None:
+    """Return who must give so that `asker` gets `amount` more of a full table: the one who holds most.
+
+    `held` is holder -> what he holds, as a count or in bytes.  None: nobody holds more than `asker` would then.
+    """
+    others = [holder for holder in held if holder != asker]
+    most = max(others, key=lambda holder: held[holder], default=None)
+    if most is None or held[most] <= held.get(asker, 0) + amount:
+        return None
+    return most

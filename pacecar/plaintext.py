@@ -1,0 +1,76 @@
+"""Remove from foreign text what a terminal, a log or a page would obey: control characters, line ends, direction marks.
+
+Jobs choose their names, hosts and reasons, files hold what somebody wrote, and clients send what they like.  Printed as
+it is, such a text moves the cursor, hides lines or forges log entries.  So every text that this process did not write
+itself passes through `clean` where it reaches a terminal, a log line or a report.  What is not printable by Unicode's
+categories (C0 and C1 controls, ESC, line and paragraph separators, bidirectional marks, surrogates) becomes U+FFFD,
+which shows that something was there.
+
+Left out: markup.  HTML and Markdown have escapes of their own, where they are written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from enum import Enum
+from typing import TypeVar, cast
+
+__all__ = ["PlainFormatter", "clean", "clean_values"]
+
+T = TypeVar("T")
+
+DEPTH_MAX = 64
+"""Nesting of a document that is cleaned; ours have under ten."""
+
+
+def clean(text: object, characters_max: int | None = None) -> str:
+    """Return `text` on one line without control characters, in at most `characters_max` characters."""
+    line = str(text)
+    if not line.isprintable():
+        line = "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in line)
+    if characters_max is not None and len(line) > characters_max:
+        return line[: characters_max - 1] + "…"
+    return line
+
+
+def clean_values(value: T, _depth: int = 0) -> T:
+    """Return `value` with every text in it cleaned: in msgspec structs, dataclasses, mappings and sequences."""
+    import msgspec  # here, because every command's start imports this module
+
+    assert _depth < DEPTH_MAX, "documents are trees"
+    below = _depth + 1
+    new: object = value
+    if isinstance(value, Enum):  # its texts are ours
+        return value
+    if isinstance(value, str):
+        new = clean(value)
+    elif isinstance(value, dict):
+        new = {clean_values(key, below): clean_values(one, below) for key, one in value.items()}
+    elif isinstance(value, tuple) and hasattr(value, "_make"):
+        new = value._make(clean_values(one, below) for one in value)
+    elif isinstance(value, list | tuple):
+        new = type(value)(clean_values(one, below) for one in value)
+    elif isinstance(value, msgspec.Struct):
+        new = msgspec.structs.replace(value, **_texts(value, value.__struct_fields__, below))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = tuple(field.name for field in dataclasses.fields(value))
+        new = dataclasses.replace(value, **_texts(value, names, below))
+    return cast("T", new)
+
+
+def _texts(value: object, names: tuple[str, ...], depth: int) -> dict[str, object]:
+    found = {name: getattr(value, name) for name in names}
+    return {name: clean_values(one, depth) for name, one in found.items() if not isinstance(one, int | float)}
+
+
+class PlainFormatter(logging.Formatter):
+    """Formats log records on one line each; of a traceback each line is cleaned by itself."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
+        """Return the line without its traceback."""
+        return clean(super().formatMessage(record))
+
+    def formatException(self, ei: object) -> str:  # noqa: N802  logging's name
+        """Return the traceback."""
+        return "\n".join(map(clean, super().formatException(ei).split("\n")))  # type: ignore[arg-type]  # sys.exc_info()
