@@ -183,14 +183,15 @@ def _inbox() -> Section:
         (8, 7, time_series("Left out", "Ranks that were turned away for want of room, and processes whose place is not "
             "looked up because there are too many.", [
                 Query(combine("sum", increase("pacecar_inbox_left_out_total"), "kind"), "{{kind}}"),
+                Query(combine("sum", increase("pacecar_inbox_displaced_total"), "kind"), "made room: {{kind}}"),
                 Query(combine("sum", select("pacecar_processes_left_out")), "processes"),
             ], unit="none", empty=NO_DAEMON)),
         (8, 7, time_series("Clients of the endpoint", "Connected now, and those that were not served, by reason.", [
                 Query(combine("sum", select("pacecar_web_connections")), "connected"),
                 Query(combine("sum", increase("pacecar_web_refused_total"), "refusal"), "refused: {{refusal}}"),
             ], unit="none", empty=NO_DAEMON)),
-        (8, 7, time_series("Pages and terminals", "Those that get each tick pushed, and those that were refused or "
-            "hung up.", [
+        (8, 7, time_series("Pages and terminals", "Those that get each tick pushed, and those that lost their place to a "
+            "new one or were hung up.", [
                 Query(combine("sum", select("pacecar_daemon_viewers")), "connected"),
                 Query(combine("sum", increase("pacecar_daemon_viewers_displaced_total")), "displaced"),
                 Query(combine("sum", increase("pacecar_daemon_viewers_dropped_total")), "hung up"),

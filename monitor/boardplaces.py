@@ -12,16 +12,17 @@ of their series.  Then memory is bounded by all three.  Pure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import MutableMapping, Sequence
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
+from pacecar.monitor.crews import Crew
 from pacecar.monitor.fairshare import giver_to
 from pacecar.records import JobHello
 from pacecar.wire import FrameError, Refusal
 
 __all__ = [
-    "JOB_BYTES_MAX", "LABEL_BYTES_OF_A_RANK", "RANK_BYTES_MAX", "Displaced", "Kept", "Kind", "Place", "choose_place",
-    "label_bytes",
+    "JOB_BYTES_MAX", "LABEL_BYTES_OF_A_RANK", "RANK_BYTES_MAX", "Displaced", "Kept", "Kind", "NoRoomError", "Place",
+    "Places", "choose_place", "label_bytes",
 ]  # fmt: skip
 
 RANK_BYTES_MAX = 16 * 1024
@@ -86,6 +87,89 @@ def choose_place(places: Sequence[Place], uid: int, newcomer: str, most: int, am
     if giver is None or held.total() > most:  # over: the limit was lowered, which ends nothing that runs
         return None
     return max((place for place in places if place.uid == giver), key=lambda place: place.began_ns)
+
+
+class NoRoomError(FrameError):
+    """There are as many jobs or ranks as may be; `kind` says of which."""
+
+    def __init__(self, kind: Kind, message: str) -> None:
+        super().__init__(Refusal.LIMIT, message)
+        self.kind = kind
+
+
+class _Job(Protocol):
+    name: str
+    uid: int
+    heard_ns: int
+    began_ns: int
+    crew: Crew
+
+    @property
+    def is_over(self) -> bool: ...
+    @property
+    def label_bytes(self) -> int: ...
+    @property
+    def ranks(self) -> MutableMapping[int, Any]: ...
+
+
+J = TypeVar("J", bound=_Job)
+
+
+class Places(Generic[J]):
+    """The places of the jobs in a table, and of their ranks; takes away those that make room."""
+
+    def __init__(self, jobs: dict[str, J]) -> None:
+        self._jobs = jobs
+        self.displaced = {"job": 0, "rank": 0}
+
+    def make_room(
+        self, kind: Kind, hello: JobHello, uid: int, most: int, left: list[Displaced], amount: int = 1
+    ) -> None:
+        """Have jobs or ranks leave for that of `hello` until it is one of `most`, and add them to `left`.
+
+        An `amount` above 1 is the bytes that the labels of its rank take, and `most` those of all.
+
+        Raises:
+            NoRoomError: none can be taken away for it.
+        """
+        by_bytes = amount > 1
+        while (taken := self._taken(kind, by_bytes=by_bytes)) + amount > most:
+            places = self._list(kind, by_bytes=by_bytes)
+            place = choose_place(places, uid, hello.job, most, amount)
+            if place is not None:
+                self._displace(kind, place)
+                left.append(Displaced(place, uid))
+            if place is None or (taken > most and not by_bytes):
+                mine = sum(other.size for other in places if other.uid == uid)
+                what = f"job {hello.job!r}" if kind == "job" else f"rank {hello.rank} of job {hello.job!r}"
+                bound = f"the {most} bytes for labels" if by_bytes else f"{kind}s_max = {most}"
+                raise NoRoomError(kind, f"{what} is beyond {bound}, and uid {uid} has {mine} of them")
+
+    def _taken(self, kind: Kind, *, by_bytes: bool) -> int:
+        if by_bytes:
+            return sum(job.label_bytes for job in self._jobs.values())
+        return len(self._jobs) if kind == "job" else sum(len(job.ranks) for job in self._jobs.values())
+
+    def _list(self, kind: Kind, *, by_bytes: bool) -> list[Place]:
+        if kind == "job":
+            return [Place(j.uid, j.name, None, j.is_over, j.heard_ns, j.began_ns) for j in self._jobs.values()]
+        return [
+            Place(
+                job.uid, job.name, number, rank.is_over, rank.heard_ns or job.heard_ns, rank.began_ns,
+                rank.label_bytes if by_bytes else 1,
+            )
+            for job in self._jobs.values()
+            for number, rank in job.ranks.items()
+        ]  # fmt: skip
+
+    def _displace(self, kind: Kind, place: Place) -> None:
+        self.displaced[kind] += 1
+        job = self._jobs[place.job]
+        if place.rank is not None:
+            del job.ranks[place.rank]
+            job.crew.leave(place.rank)
+        if place.rank is None or not job.ranks:
+            del self._jobs[place.job]
 
 
 class Kept:

@@ -24,9 +24,8 @@ from pacecar.monitor.boardplaces import (
     RANK_BYTES_MAX,
     Displaced,
     Kept,
-    Kind,
-    Place,
-    choose_place,
+    NoRoomError,
+    Places,
     label_bytes,
 )  # fmt: skip
 from pacecar.monitor.crews import Crew, CrewView
@@ -68,14 +67,6 @@ TALLIES_MAX = 256
 
 REASON_CHARACTERS_MAX = 400
 """Of a reason that is kept to show; a recording has all of it."""
-
-
-class _NoRoomError(FrameError):
-    """There are as many jobs or ranks as may be; `kind` says of which."""
-
-    def __init__(self, kind: Kind, message: str) -> None:
-        super().__init__(Refusal.LIMIT, message)
-        self.kind = kind
 
 
 class Tally(msgspec.Struct, frozen=True):
@@ -260,7 +251,7 @@ class Jobs:
         self._forget_ns = forget_ns
         self._jobs: dict[str, _Job] = {}
         self._left_out = {"job": 0, "rank": 0}
-        self._displaced = {"job": 0, "rank": 0}
+        self._places = Places(self._jobs)
 
     def uid_of(self, name: str) -> int | None:
         """Return whose the job of that name is; None: there is none."""
@@ -269,7 +260,7 @@ class Jobs:
 
     def displaced(self) -> dict[str, int]:
         """Return how many jobs and ranks made room for others."""
-        return dict(self._displaced)
+        return dict(self._places.displaced)
 
     def left_out(self) -> dict[str, int]:
         """Return how many hellos found no room, by what there were too many of."""
@@ -339,7 +330,7 @@ class Jobs:
         left: list[Displaced] = []
         try:
             job, rank = self._enter(hello, uid, owner, now, left)
-        except _NoRoomError as full:
+        except NoRoomError as full:
             if isinstance(record, JobHello):  # once a rank, however much it goes on to say
                 self._left_out[full.kind] += 1
             raise
@@ -406,10 +397,11 @@ class Jobs:
             return job, rank
         self.forget()
         if job is None:
-            self._make_room("job", hello, uid, left)
+            self._places.make_room("job", hello, uid, self._jobs_max, left)
             job = _Job(hello.job, uid, now)
-        self._make_room("rank", hello, uid, left)
-        self._make_room("rank", hello, uid, left, label_bytes(hello))
+        self._places.make_room("rank", hello, uid, self._ranks_max, left)
+        most = self._ranks_max * LABEL_BYTES_OF_A_RANK
+        self._places.make_room("rank", hello, uid, most, left, label_bytes(hello))
         self._jobs[hello.job] = job
         rank = job.ranks[hello.rank] = _Rank(hello, owner, now)
         return job, rank
@@ -423,53 +415,6 @@ class Jobs:
         rank.label_bytes = label_bytes(hello)
         rank.hello, rank.owner, rank.connected, rank.goodbye = hello, owner, True, None
         return rank
-
-    def _places(self, kind: Kind, *, by_bytes: bool = False) -> list[Place]:
-        if kind == "job":
-            return [Place(j.uid, j.name, None, j.is_over, j.heard_ns, j.began_ns) for j in self._jobs.values()]
-        return [
-            Place(
-                job.uid, job.name, number, rank.is_over, rank.heard_ns or job.heard_ns, rank.began_ns,
-                rank.label_bytes if by_bytes else 1,
-            )
-            for job in self._jobs.values()
-            for number, rank in job.ranks.items()
-        ]  # fmt: skip
-
-    def _make_room(self, kind: Kind, hello: JobHello, uid: int, left: list[Displaced], amount: int = 1) -> None:
-        """Have jobs or ranks leave for that of `hello`, while there is no room without; raises _NoRoomError.
-
-        `amount` above 1: the bytes that the labels of its rank take.
-        """
-        by_bytes = amount > 1
-        jobs = self._jobs.values()
-        most = self._jobs_max if kind == "job" else self._ranks_max * (LABEL_BYTES_OF_A_RANK if by_bytes else 1)
-        while True:
-            if by_bytes:
-                taken = sum(job.label_bytes for job in jobs)
-            else:
-                taken = len(jobs) if kind == "job" else sum(len(job.ranks) for job in jobs)
-            if taken + amount <= most:
-                return
-            places = self._places(kind, by_bytes=by_bytes)
-            place = choose_place(places, uid, hello.job, most, amount)
-            if place is not None:
-                self._displace(kind, place)
-                left.append(Displaced(place, uid))
-            if place is None or (taken > most and not by_bytes):
-                mine = sum(other.size for other in places if other.uid == uid)
-                what = f"job {hello.job!r}" if kind == "job" else f"rank {hello.rank} of job {hello.job!r}"
-                bound = f"the {most} bytes for labels" if by_bytes else f"{kind}s_max = {most}"
-                raise _NoRoomError(kind, f"{what} is beyond {bound}, and uid {uid} has {mine} of them")
-
-    def _displace(self, kind: Kind, place: Place) -> None:
-        self._displaced[kind] += 1
-        job = self._jobs[place.job]
-        if place.rank is not None:
-            del job.ranks[place.rank]
-            job.crew.leave(place.rank)
-        if place.rank is None or not job.ranks:
-            del self._jobs[place.job]
 
 
 _KEPT_OF_RANK: dict[type, str] = {

@@ -156,7 +156,7 @@ def test_a_job_is_told_with_its_ledger_moves_stragglers_and_ladder(jobs, speak):
     assert [(hang.rank, hang.suspected) for hang in job.hangs] == [(1, True)]
     assert job.what_if.rungs[0].step_seconds == 0.024
     assert (job.tuner.state, job.finished) == ("watching", False)
-    assert job.knobs == {"k": 1}
+    assert job.knobs == {"bucket_bytes": 1}
     jobs.take(Goodbye(job="run-7", rank=1, reason="", wall_ns=1), hello=hello, uid=1, owner=1)
     assert [rank.finished for rank in build(jobs=jobs.view()).jobs[0].ranks] == [False, True]
 

@@ -350,7 +350,7 @@ def test_impossible_values_are_refused(conversation, make_hello, make_step):
         make_step(total_steps=-1),
         make_step(dropped_records=-1),
         make_step(knobs=Knobs(values={str(n): n for n in range(KNOBS_MAX + 1)})),
-        make_step(knobs=Knobs(values={"k" * 300: 1})),
+        make_step(knobs=Knobs(values={"bucket_bytes": "v" * 300})),
         status,
     ):
         assert refusal_of(conversation, record) is Refusal.MALFORMED

@@ -52,11 +52,15 @@ def everything(rank: int) -> list[JobRecord]:
             sums=(CollectiveSum(operation="all_reduce", count=4, duration_ns=8_000_000, bytes=4000, bus_bytes=6000),
                   CollectiveSum(operation="barrier", count=1, duration_ns=9)),
         ),
-        KnobSwitch(job="run-7", rank=rank, decision=1, epoch=7, step=5, knobs=Knobs(7, {"k": 1}), duration_ns=3),
+        KnobSwitch(
+            job="run-7", rank=rank, decision=1, epoch=7, step=5, knobs=Knobs(7, {"bucket_bytes": 1}), duration_ns=3
+        ),
         Decision(kind="trial", from_value=1, to_value=2, expected_gain_ratio=0.125, **common),
         Verdict(outcome="kept", measured_gain_ratio=0.25, gain_low=0.1, gain_high=0.3, evidence=2.0, trial_steps=1,
                 exploration_ns=5, **common),
-        TunerOrder(job="run-7", action="set", outcome="done", uid=7, values={"k": 1}, step=5, wall_ns=1, detail=why),
+        TunerOrder(
+            job="run-7", action="set", outcome="done", uid=7, values={"bucket_bytes": 1}, step=5, wall_ns=1, detail=why
+        ),
         TunerStatus(job="run-7", rank=rank, state="watching", detail="", step=5, wall_ns=1, exploration_ns=6, trials=1),
         JobLedger(job="run-7", ranks=4, step=5, pace_ns=30_000_000, median_ns=29_000_000, total_steps=6,
                   total_wall_ns=700_000_000, total_phases_ns={"forward": 300_000_000, "tail": 400_000_000}),

@@ -1,0 +1,138 @@
+"""One user cannot push another off the node: a real daemon with a limit on its memory, and real users.
+
+Each attack holds what it can get while another user's job comes: that job is on the board with its numbers, what was
+there before is right, the host's ticks go on, and neither memory nor log grows with the attack.
+"""
+
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from tests.kit.net import scrape
+from tests.kit.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+HOSTILE, VICTIM = 61021, 61022
+
+MEMORY_BYTES = 1 << 30
+"""Address space: a Python with 20 threads has 400 MB of it before anything is stored."""
+
+RSS_GROWTH_MAX = 64 << 20
+"""Of all attacks together: the recorder's 32 MB, the page's lines, and what bounded tables take when they are full."""
+
+LINES_MAX = 120
+"""In the log for one attack: some kinds of fault, each with its lines a minute."""
+
+pytestmark = [
+    pytest.mark.distributed,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can become other users"),
+]
+
+
+class Daemon:
+    def __init__(self, folder):
+        self.socket = folder / "s"
+        self.log = folder / "log"
+        config = folder / "pacecar.toml"
+        config.write_text(
+            f'[daemon]\nport = 0\nsocket = "{self.socket}"\nsocket_mode = "666"\nperiod_seconds = 0.5\n'
+            f'disable = ["gpu"]\nrecordings = "{folder / "recordings"}"\n'
+        )
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("PACECAR")}
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "pacecar", "daemon", "--config", str(config)], stderr=log, cwd=ROOT, env=environ,
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES)),
+            )  # fmt: skip
+        until(lambda: "/metrics" in self.text(), "the daemon serves")
+        self.port = int(re.search(r"http://127\.0\.0\.1:(\d+)/metrics", self.text())[1])
+
+    def text(self):
+        return self.log.read_text(errors="replace")
+
+    def samples(self):
+        return [s for family in parse(scrape(self.port)) for s in family.samples]
+
+    def value(self, name, **labels):
+        found = [s.value for s in self.samples() if s.name == name and labels.items() <= s.labels.items()]
+        return found[0] if len(found) == 1 else None
+
+    def rss(self):
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0]) * 1024
+
+
+class Actors:
+    def __init__(self, daemon):
+        self.daemon = daemon
+        self.started = []
+
+    def be(self, uid, what):
+        script = str(ROOT / "tests/monitor/hostile_user.py")
+        command = [sys.executable, script, str(uid), what, str(self.daemon.socket), str(self.daemon.port)]
+        actor = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        self.started.append(actor)
+        assert actor.stdout.readline() == "ready\n"
+        return actor
+
+    def end(self):
+        for actor in self.started:
+            actor.kill()
+            actor.communicate()
+
+
+@pytest.fixture(scope="module")
+def daemon():
+    with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="pacecar-test-") as name:
+        Path(name).chmod(0o755)
+        running = Daemon(Path(name))
+        yield running
+        running.process.kill()
+        running.process.wait()
+
+
+@pytest.fixture
+def actors(daemon):
+    actors = Actors(daemon)
+    yield actors
+    actors.end()
+
+
+ATTACKS = [
+    "job_names", "departed_job_names", "departed_ranks", "knob_names", "labels", "decisions", "stragglers", "hangs",
+    "connections", "commands", "dumps", "clients", "viewers", "accepts",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_attack_keeps_no_other_user_off_the_board(daemon, actors, attack):
+    lines = daemon.text().count("\n")
+    before = daemon.rss()
+    actors.be(HOSTILE, attack)
+    actors.be(VICTIM, "train")
+    until(lambda: daemon.value("pacecar_job_step", training_job="victim") == 41, f"{attack}: the victim's numbers", 20)
+    ticks = daemon.value("pacecar_daemon_ticks_total")
+    until(lambda: daemon.value("pacecar_daemon_ticks_total") > ticks, f"{attack}: ticks go on", 20)
+    said = daemon.text().count("\n") - lines
+    assert said <= LINES_MAX, f"{attack}: {said} lines in the log"
+    grown = daemon.rss() - before
+    assert grown <= RSS_GROWTH_MAX, f"{attack}: grew by {grown / 1e6:.0f} MB"
+
+
+def test_what_others_wrote_forges_no_line_of_the_log_and_reaches_no_terminal(daemon, actors):
+    actors.be(HOSTILE, "texts")
+    until(lambda: daemon.value("pacecar_rank_info", rank="0", host="e\x1b[2Jvil\nWARNING forged\u202e\x9b31m"), "told")
+    until(lambda: daemon.text().count("forged") >= 3, "it is logged")
+    said = daemon.text()
+    assert [line for line in said.split("\n") if line and not re.match(r"\d{4}-\d\d-\d\d ", line)] == []
+    assert all(one.isprintable() for line in said.split("\n") for one in line)
