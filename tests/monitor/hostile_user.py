@@ -1,4 +1,4 @@
-"""Be one user of the machine and do something to the daemon:  python hostile_user.py UID WHAT SOCKET PORT.
+"""Be one user of the machine and do something to the daemon:  python hostile_user.py UID WHAT SOCKET PORT [JOB].
 
 Says "ready" when it is done or holds what it can, and stays until its standard input ends.  Imports come first: the
 user may not be able to read the interpreter's files.
@@ -100,8 +100,8 @@ def get(port, head):
 # --- what it does -----------------------------------------------------------------------------------
 
 
-def train(path, port):
-    say(hook(path), hello(job="victim", world_size=1), step("victim", 41))
+def train(path, port, job):
+    say(hook(path), hello(job=job, world_size=1), step(job, 41))
 
 
 def job_names(path, port):
@@ -213,11 +213,11 @@ def texts(path, port):
 
 
 def main():
-    uid, what, path, port = sys.argv[1:]
+    uid, what, path, port, *more = sys.argv[1:]
     os.setgroups([])
     os.setgid(int(uid))
     os.setuid(int(uid))
-    globals()[what](path, int(port))
+    globals()[what](path, int(port), *more)
     print("ready", flush=True)  # noqa: T201
     sys.stdin.read()
 

@@ -7,6 +7,7 @@ there before is right, the host's ticks go on, and neither memory nor log grows 
 import os
 import re
 import resource
+import socket
 import subprocess
 import sys
 import tempfile
@@ -74,9 +75,9 @@ class Actors:
         self.daemon = daemon
         self.started = []
 
-    def be(self, uid, what):
+    def be(self, uid, what, *more):
         script = str(ROOT / "tests/monitor/hostile_user.py")
-        command = [sys.executable, script, str(uid), what, str(self.daemon.socket), str(self.daemon.port)]
+        command = [sys.executable, script, str(uid), what, str(self.daemon.socket), str(self.daemon.port), *more]
         actor = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -118,9 +119,18 @@ ATTACKS = [
 def test_an_attack_keeps_no_other_user_off_the_board(daemon, actors, attack):
     lines = daemon.text().count("\n")
     before = daemon.rss()
+    actors.be(VICTIM, "train", f"before-{attack}")
     actors.be(HOSTILE, attack)
-    actors.be(VICTIM, "train")
-    until(lambda: daemon.value("pacecar_job_step", training_job="victim") == 41, f"{attack}: the victim's numbers", 20)
+    actors.be(VICTIM, "train", f"after-{attack}")
+
+    def is_there(job):
+        return daemon.value("pacecar_job_step", training_job=job) == 41
+
+    until(lambda: is_there(f"after-{attack}"), f"{attack}: the victim's numbers", 20)
+    assert is_there(f"before-{attack}"), f"{attack}: what was there before"
+    with socket.create_connection(("127.0.0.1", daemon.port), 20) as viewer:
+        viewer.sendall(b"GET /api/events HTTP/1.1\r\n\r\n")
+        assert viewer.recv(4096).startswith(b"HTTP/1.1 200"), f"{attack}: a new page looks on"
     ticks = daemon.value("pacecar_daemon_ticks_total")
     until(lambda: daemon.value("pacecar_daemon_ticks_total") > ticks, f"{attack}: ticks go on", 20)
     said = daemon.text().count("\n") - lines

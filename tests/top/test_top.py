@@ -18,11 +18,12 @@ import msgspec
 import pytest
 
 from pacecar import live
+from pacecar.plaintext import clean
 from pacecar.top.fetch import FetchError, address, fetch
 from pacecar.top.keys import Keys
 from pacecar.top.panes import recorder_lines, where_words
 from pacecar.top.screen import GPU_SORTS, View, compose, everything, on_key, shown_jobs
-from pacecar.top.table import Column, clean, gauge, rows
+from pacecar.top.table import Column, gauge, rows
 from pacecar.top.words import amount, binary, duration, percent
 
 rich_console = pytest.importorskip("rich.console", reason="rich is not installed: pip install 'pacecar[top]'")
@@ -200,7 +201,7 @@ def test_no_text_of_a_job_reaches_the_terminal_as_a_command():
         assert "\x1b" not in text
         assert "\r" not in text
         assert "\x07" not in text
-    assert clean(evil) == " [2Jgone   "
+    assert clean(evil) == "\ufffd[2Jgone\ufffd\ufffd\ufffd"
     assert not any("\x1b" in line.plain for line in everything(said, 100, console(100)))
 
 

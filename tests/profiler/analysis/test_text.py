@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
+from pacecar.plaintext import clean
 from pacecar.profiler.analysis.engine import Options, analyze_files
-from pacecar.profiler.analysis.quantities import amount, bandwidth, clean, duration, kernel_name, unit_for
+from pacecar.profiler.analysis.quantities import amount, bandwidth, duration, kernel_name, unit_for
 from pacecar.profiler.analysis.report import Document, Scenario, StepReport
 from pacecar.profiler.analysis.text import WARNINGS_MAX, document_text, ladder_table, warning_lines
 from pacecar.profiler.trace.table import TraceWarning
