@@ -190,8 +190,8 @@ def _inbox() -> Section:
                 Query(combine("sum", select("pacecar_web_connections")), "connected"),
                 Query(combine("sum", increase("pacecar_web_refused_total"), "refusal"), "refused: {{refusal}}"),
             ], unit="none", empty=NO_DAEMON)),
-        (8, 7, time_series("Pages and terminals", "Those that get each tick pushed, and those that lost their place to a "
-            "new one or were hung up.", [
+        (8, 7, time_series("Pages and terminals", "Those that get each tick pushed, and those that lost their place "
+            "to a new one or were hung up.", [
                 Query(combine("sum", select("pacecar_daemon_viewers")), "connected"),
                 Query(combine("sum", increase("pacecar_daemon_viewers_displaced_total")), "displaced"),
                 Query(combine("sum", increase("pacecar_daemon_viewers_dropped_total")), "hung up"),

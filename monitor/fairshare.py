@@ -10,12 +10,14 @@ Pure.  Left out: what of the holder's goes; whoever keeps the table chooses what
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
-__all__ = ["giver_to"]
+__all__ = ["giver_to", "in_turns"]
 
 Holder = TypeVar("Holder")
+Item = TypeVar("Item")
 
 
 def giver_to(asker: Holder, held: Mapping[Holder, int], amount: int = 1) -> Holder | None:
@@ -28,3 +30,13 @@ def giver_to(asker: Holder, held: Mapping[Holder, int], amount: int = 1) -> Hold
     if most is None or held[most] <= held.get(asker, 0) + amount:
         return None
     return most
+
+
+def in_turns(items: Iterable[tuple[Holder, Item]]) -> list[Item]:
+    """Return the first item of each holder, then the second of each, and so on; those of one in their order."""
+    before: Counter[Holder] = Counter()
+    placed: list[tuple[int, Item]] = []
+    for holder, item in items:
+        placed.append((before[holder], item))
+        before[holder] += 1
+    return [item for _, item in sorted(placed, key=lambda one: one[0])]

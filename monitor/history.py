@@ -93,7 +93,7 @@ class HistoryKeeper:
             for name in [name for name, said in self._last_said.items() if self._count - said >= self._ticks]:
                 del self._series[name], self._last_said[name]
             for name in values:
-                if name not in self._series and len(self._series) < self._series_max:
+                if name not in self._series and self._has_room(values):
                     self._series[name] = array("d", [_ABSENT]) * self._ticks
             taken: dict[str, float] = {}
             for name, ring in self._series.items():
@@ -105,6 +105,20 @@ class HistoryKeeper:
             self._left_out = len(values) - len(taken)
             self._count += 1
             return taken
+
+    def _has_room(self, values: Mapping[str, float]) -> bool:
+        """Return whether one more series fits, if need be for one that is not said now: the longest unsaid goes.
+
+        Jobs that come and go under fresh names must not keep those that run out of the charts for ten minutes.
+        """
+        if len(self._series) < self._series_max:
+            return True
+        over = min(self._series.keys() - values.keys(), key=lambda name: self._last_said.get(name, -1), default=None)
+        if over is None:
+            return False
+        del self._series[over]
+        self._last_said.pop(over, None)
+        return True
 
     def json(self) -> bytes:
         """Return the `History` as JSON, oldest first."""

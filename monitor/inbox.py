@@ -25,7 +25,7 @@ from typing import Literal
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.monitor.board import Board
 from pacecar.monitor.conversation import Conversation, Peer, own_pid
-from pacecar.monitor.fairshare import giver_to
+from pacecar.monitor.fairshare import giver_to, in_turns
 from pacecar.monitor.framebudget import PAUSE_SECONDS, FrameBudgets
 from pacecar.monitor.meeting import Meeting
 from pacecar.monitor.notices import Notices
@@ -146,9 +146,13 @@ class Inbox:
         return self._frames
 
     def members(self) -> list[tuple[int, JobHello]]:
-        """Return pid and hello of the connected ranks, the pid as this daemon sees it; without those it cannot see."""
+        """Return pid and hello of the connected ranks, the pid as this daemon sees it; without those it cannot see.
+
+        The first of each user, then the second of each: whoever looks up only so many looks up some of each user.
+        """
         conversations = [connection.conversation for connection in list(self._connections.values())]
-        return [(c.peer.pid, c.hello) for c in conversations if c.hello is not None and c.peer.pid != 0]
+        known = [(c.peer, c.hello) for c in conversations if c.hello is not None and c.peer.pid != 0]
+        return in_turns((peer.uid, (peer.pid, hello)) for peer, hello in known)
 
     def tell(self, throttles: Mapping[str, Throttling], signals: NodeSignals | None = None) -> None:
         """Tell each connected rank what holds down its device's clocks, if that is news to it; from any thread.

@@ -51,3 +51,14 @@ def test_a_ring_that_was_never_filled_is_as_long_as_what_was_added():
 
 def test_names_are_escaped_as_prometheus_does():
     assert series_name("m", training_job='a"b\\c\nd') == 'm{training_job="a\\"b\\\\c\\nd"}'
+
+
+def test_series_that_come_and_go_make_room_for_those_that_are_said_now():
+    keeper = HistoryKeeper(1.0, ticks=600, series_max=10)
+    for tick in range(100):
+        keeper.add(tick, {"kept": 1.0, f"job-{tick}": 2.0})
+    assert keeper.left_out == 0
+    taken = keeper.add(100, {"kept": 1.0, "late": 3.0})
+    assert taken == {"kept": 1.0, "late": 3.0}
+    assert keeper.add(101, {f"s{number}": 1.0 for number in range(12)}).keys() == {f"s{number}" for number in range(10)}
+    assert keeper.left_out == 2

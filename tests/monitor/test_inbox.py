@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pacecar.clock import FakeClock, SystemClock
 from pacecar.monitor.board import Board
 from pacecar.monitor.conversation import KNOBS_MAX, Conversation, Peer, own_pid
-from pacecar.monitor.inbox import HELLO_SECONDS, Inbox
+from pacecar.monitor.inbox import HELLO_SECONDS, Inbox, _Connection
 from pacecar.monitor.meeting import Meeting, MeetingError
 from pacecar.records import Decision, Goodbye, Knobs, StepRecord, TunerStatus
 from pacecar.wire import FRAME_BYTES_MAX, VERSION, FrameError, Refusal, decode_frame, encode_frame
@@ -210,6 +210,15 @@ def test_one_user_fills_his_own_places_and_not_those_of_others(tmp_path, board, 
         until(lambda: inbox.frames == 3, "its place is free again")
     finally:
         inbox.close()
+
+
+def test_members_are_in_turns_of_users(tmp_path, board, make_hello):
+    inbox = Inbox(Meeting(tmp_path / "s"), board, SystemClock())
+    for number, uid in enumerate([1, 1, 1, 2, 1, 2, 3]):
+        conversation = Conversation(Peer(100 + number, uid, uid), own_pid=lambda pid: pid)
+        conversation.hello = make_hello(pid=100 + number)
+        inbox._connections[number] = _Connection(number, None, conversation, 0)
+    assert [pid for pid, _ in inbox.members()] == [100, 103, 106, 101, 105, 102, 104]
 
 
 def test_a_flood_from_one_hook_does_not_shut_out_another(inbox, path, hooks, hello, make_step):
