@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import select
 import selectors
 import socket
 import struct
@@ -27,7 +26,7 @@ from pacecar.monitor.board import Board
 from pacecar.monitor.conversation import Conversation, Peer, own_pid
 from pacecar.monitor.fairshare import giver_to, in_turns
 from pacecar.monitor.framebudget import PAUSE_SECONDS, FrameBudgets
-from pacecar.monitor.meeting import Meeting
+from pacecar.monitor.meeting import Meeting, is_hung_up
 from pacecar.monitor.notices import Notices
 from pacecar.monitor.permission import Target, may_dump
 from pacecar.monitor.requests import Requests
@@ -328,10 +327,14 @@ class Inbox:
                 size, _, flags, _ = connection.sock.recvmsg_into([self._buffer])
             except (BlockingIOError, InterruptedError):
                 return None
+            except (
+                ConnectionResetError
+            ):  # said once, of a peer that did not read our answers; its frames are still there
+                continue
             except OSError as error:
                 _log.debug("%s: %s", connection, error)
                 return self._lose(connection)
-            if size == 0 and _is_hung_up(connection.sock):
+            if size == 0 and is_hung_up(connection.sock):
                 return self._lose(connection)
             budget.spend(size)
             try:
@@ -440,10 +443,3 @@ class Inbox:
         self._by_uid[uid] -= 1
         if self._by_uid[uid] <= 0:
             del self._by_uid[uid]  # else there is an entry for each user who ever came
-
-
-def _is_hung_up(sock: socket.socket) -> bool:
-    """Tell the end of a connection from an empty frame: both read as nothing (recv(2))."""
-    poll = select.poll()
-    poll.register(sock, select.POLLRDHUP)
-    return bool(poll.poll(0))

@@ -212,6 +212,18 @@ def test_one_user_fills_his_own_places_and_not_those_of_others(tmp_path, board, 
         inbox.close()
 
 
+def test_a_hook_that_closes_without_reading_what_it_was_told_loses_none_of_its_frames(
+    inbox, path, hooks, hello, make_step
+):
+    hook = hooks(path)
+    hook.say(hello(), make_step(rank=1))
+    until(lambda: inbox.refused()[Refusal.IDENTITY] == 1, "it was told why, and does not read it")
+    hook.say(*[make_step(step=number) for number in range(50)])
+    hook.close()
+    until(lambda: inbox.connections == 0, "it went")
+    assert inbox.frames == 51
+
+
 def test_members_are_in_turns_of_users(tmp_path, board, make_hello):
     inbox = Inbox(Meeting(tmp_path / "s"), board, SystemClock())
     for number, uid in enumerate([1, 1, 1, 2, 1, 2, 3]):
