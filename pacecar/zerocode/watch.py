@@ -103,7 +103,8 @@ class Watch:
         if reason is not None or slot.attached:
             self._end(reason or "")
             return
-        lacks = lacking("run_models", {"module": nn.Identity()})
+        owners: dict[str, object] = {"module": nn.Identity()}
+        lacks = lacking("run_models", owners) or lacking("module_calls", owners)
         if lacks is not None:
             self._end(f"does not attach: {lacks}")
             return
