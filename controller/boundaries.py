@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import unserializable_hook
 
 from pacecar.controller.ddp_private import find_ddp
 from pacecar.controller.measured import Measured
@@ -101,5 +102,6 @@ class ForwardBoundaries:
             if count == OUTPUTS_MAX:
                 break
 
+    @unserializable_hook  # type: ignore[untyped-decorator]  # or torch would warn who pickles an output
     def _on_gradient(self, gradient: torch.Tensor) -> None:
         self._has_synchronized = True

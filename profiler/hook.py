@@ -48,6 +48,7 @@ from pacecar.profiler.preemption import Preemption
 from pacecar.profiler.pulse import UNUSUAL, CountedStep, Passed, Pulse, take_inputs
 from pacecar.profiler.sink import RecordSink
 from pacecar.profiler.slot import AlreadyAttachedError
+from pacecar.profiler.step_hooks import after_step
 from pacecar.profiler.steptimer import StepTimer, TimedStep
 from pacecar.profiler.vitals import VitalsMeter
 from pacecar.records import Goodbye, JobHello, Knobs, StepRecord
@@ -228,7 +229,7 @@ class Hook:
         self._phases.tells_inputs = self._vitals.tells_inputs
         self._phases.install()
         keep_out(Pulse.beat)
-        self._beat_handle = self._optimizer.register_step_post_hook(self._pulse.beat)
+        self._beat_handle = after_step(self._optimizer, self._pulse.beat)
         begun = self._now_ns()
         self._preemption.begin()
         if self._now_ns is time.monotonic_ns:  # prices are of the real time

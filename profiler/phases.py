@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
+from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from pacecar.profiler.attribution import REST
 from pacecar.profiler.compiling import compiled_frames, is_tracing, keep_out, tell
@@ -37,6 +37,7 @@ from pacecar.profiler.guard import Guard
 from pacecar.profiler.identity import model_device
 from pacecar.profiler.loader import guess_samples
 from pacecar.profiler.module_calls import CallObserver, hold_class, observe_calls
+from pacecar.profiler.step_hooks import before_step
 from pacecar.profiler.steptimer import EVENTS_MAX, StepTimer
 from pacecar.torch_internals import find, lacking, own_has
 
@@ -126,7 +127,7 @@ class PhaseHooks:
     def _register(self) -> None:
         self._handles = [
             observe_calls(self._model, self._before_forward, self._after_forward),
-            self._optimizer.register_step_pre_hook(self._before_optimizer),
+            before_step(self._optimizer, self._before_optimizer),
         ]
 
     def rest(self) -> None:
@@ -257,6 +258,7 @@ class PhaseHooks:
             self._guard.failed(self._after_forward)
         self.own_ns += self._now_ns() - now
 
+    @unserializable_hook  # type: ignore[untyped-decorator]  # or torch would warn who pickles an output
     def _on_gradient(self, gradient: torch.Tensor) -> None:
         if is_tracing():  # compiled autograd does
             return

@@ -27,6 +27,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from pacecar.adapters.attaching import attach_for, checked, say
+from pacecar.adapters.methods import MethodReplacement, replace_method
 from pacecar.pacer import Pacer
 
 try:
@@ -67,16 +68,17 @@ class _Stepping:
         self._is_known = is_known
         self._name = "step" if is_known else "_take_model_step"
         self._theirs: Callable[..., Any] | None = getattr(engine, self._name, None)
+        self._replacement: MethodReplacement | None = None
 
     def install(self) -> bool:
         """Return whether there was anything to wrap."""
         if self._theirs is not None:
-            setattr(self._engine, self._name, self.step)
-        return self._theirs is not None
+            self._replacement = replace_method(self._engine, self._name, self.step)
+        return self._replacement is not None
 
     def remove(self) -> None:
-        if self._engine.__dict__.get(self._name) == self.step:
-            del self._engine.__dict__[self._name]
+        if self._replacement is not None:
+            self._replacement.remove()
 
     def step(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as the engine's
         """Step as the engine does; where that closes an update, a step of the job ends."""
@@ -131,6 +133,6 @@ def attach(engine: Any, *, tune: str | None = None, **options: Any) -> DeepSpeed
     pacer.batcher.refused = "DeepSpeed's engine counts its micro-batches itself"
     stepping = _Stepping(engine, beat, is_known=is_known)
     if pacer.is_active and not stepping.install():
-        say("this training is not measured: its engine has no _take_model_step")
+        say("this training is not measured: its engine has no _take_model_step, or the script has replaced its step")
         pacer.close("nothing to measure")
     return DeepSpeedPacer(pacer, stepping)

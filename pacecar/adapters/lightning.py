@@ -28,6 +28,7 @@ import torch
 from torch.optim import LBFGS
 
 from pacecar.adapters.attaching import attach_for, checked, say
+from pacecar.adapters.methods import MethodReplacement, replace_method
 from pacecar.adapters.regroup import Regrouper
 from pacecar.pacer import Pacer
 
@@ -130,7 +131,7 @@ class _Fit:
         self._loop = trainer.fit_loop.epoch_loop
         self._optimization = self._loop.automatic_optimization
         self._wait: AbstractContextManager[None] | None = None
-        self._ours: list[tuple[Any, str, Callable[..., Any]]] = []
+        self._ours: list[MethodReplacement] = []
         self._make: Callable[..., Any] = self._optimization._make_closure
         self._save: Callable[..., Any] = trainer.save_checkpoint
         self._before: Callable[[], None] | None = getattr(self._loop, "_on_before_fetch", None)
@@ -139,19 +140,20 @@ class _Fit:
     def install(self, *, regroups: bool) -> None:
         self._put(self._trainer, "save_checkpoint", self.save)
         if self._before is not None and self._after is not None:
-            self._put(self._loop, "_on_before_fetch", self.before_fetch)
-            self._put(self._loop, "_on_after_fetch", self.after_fetch)
-        if regroups:
-            self._put(self._optimization, "_make_closure", self.make_closure)
+            for name, ours in (("_on_before_fetch", self.before_fetch), ("_on_after_fetch", self.after_fetch)):
+                self._put(self._loop, name, ours)
+        if regroups and not self._put(self._optimization, "_make_closure", self.make_closure):
+            self._pacer.batcher.refused = "the script has set a _make_closure of its own"
 
-    def _put(self, owner: Any, name: str, method: Callable[..., Any]) -> None:  # noqa: ANN401
-        setattr(owner, name, method)
-        self._ours.append((owner, name, method))
+    def _put(self, owner: object, name: str, method: Callable[..., Any]) -> bool:
+        replacement = replace_method(owner, name, method)
+        if replacement is not None:
+            self._ours.append(replacement)
+        return replacement is not None
 
     def remove(self) -> None:
-        for owner, name, method in self._ours:
-            if owner.__dict__.get(name) == method:
-                del owner.__dict__[name]
+        for replacement in self._ours:
+            replacement.remove()
         self._ours.clear()
 
     def save(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as Trainer's

@@ -2,8 +2,8 @@
 
 A callback is told model and optimizer but not the Trainer, and neither of the two is what is needed: the model is the
 one inside DistributedDataParallel, the optimizer the one around torch's.  When training begins all is built, so the
-Trainer that called is looked up there, and from then on two of *its* attributes, for the time of one `train()`, are
-ours: `get_batch_samples`, to time the wait for data, and `training_step`, to compute other micro-batches.
+Trainer that called is looked up there, and from then on two of *its* methods, for the time of one `train()`, are ours:
+`get_batch_samples`, to time the wait for data, and `training_step`, to compute other micro-batches (`methods`).
 
 Trainer calls `training_step` once a loader batch and counts everything by these calls: steps, logs, checkpoints,
 what a resumed run skips.  So the calls stay and what is computed in them changes (`regroup`), through Trainer's own
@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 
 from pacecar.adapters.attaching import attach_for, checked, say
 from pacecar.adapters.losses import differs
+from pacecar.adapters.methods import MethodReplacement, replace_method
 from pacecar.adapters.regroup import Regrouper
 from pacecar.pacer import Pacer
 
@@ -134,22 +135,27 @@ class _Steps:
         self._step: Callable[..., torch.Tensor] = trainer.training_step
         self._save: Callable[..., Any] | None = getattr(trainer, "_save_checkpoint", None)
         self._timed: tuple[Any, Iterator[Any]] | None = None
+        self._replacements: list[MethodReplacement] = []
         self._batches: list[Any] = []
         self._at = 0
         self._is_proven = False
 
     def install(self, *, regroups: bool) -> None:
-        self._trainer.get_batch_samples = self.fetch
+        self._replace("get_batch_samples", self.fetch)
         if self._save is not None:
-            self._trainer._save_checkpoint = self.save
-        if regroups:
-            self._trainer.training_step = self.step
+            self._replace("_save_checkpoint", self.save)
+        if regroups:  # then none of them is set on the Trainer
+            self._replace("training_step", self.step)
+
+    def _replace(self, name: str, method: Callable[..., Any]) -> None:
+        replacement = replace_method(self._trainer, name, method)
+        if replacement is not None:
+            self._replacements.append(replacement)
 
     def remove(self) -> None:
-        methods = {"get_batch_samples": self.fetch, "training_step": self.step, "_save_checkpoint": self.save}
-        for name, ours in methods.items():
-            if self._trainer.__dict__.get(name) == ours:
-                del self._trainer.__dict__[name]
+        for replacement in self._replacements:
+            replacement.remove()
+        self._replacements = []
         self._timed, self._batches = None, []
 
     def save(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as Trainer's
