@@ -36,10 +36,13 @@ class MethodReplacement:
         self._is_over = True
         if vars(self._kind).get(self._name) is not self:
             return
-        if self._replaced is _ABSENT:
+        beneath = self._replaced
+        while isinstance(beneath, MethodReplacement) and beneath._is_over:
+            beneath = beneath._replaced
+        if beneath is _ABSENT:
             type.__delattr__(self._kind, self._name)
         else:
-            type.__setattr__(self._kind, self._name, self._replaced)
+            type.__setattr__(self._kind, self._name, beneath)
 
     def __get__(self, thing: object, kind: type | None = None) -> Any:  # noqa: ANN401  a method, or the class's function
         if thing is self._owner and not self._is_over:
