@@ -241,6 +241,10 @@ class Pacer:
             sink.close(max(0.0, deadline - time.monotonic()))
         atexit.unregister(self.close)
 
+    # Whoever keeps a pacer in an object of his own may copy or pickle that: what is attached belongs to this process.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _copied, ()
+
     def __enter__(self) -> Pacer:
         return self
 
@@ -254,6 +258,10 @@ def inert(reason: str, rescue: Rescue | None = None, *, level: int = logging.WAR
     """Return a pacer that does nothing, for `reason`, which is logged once."""
     logger.log(level, "pacecar does not measure this job: %s", reason)
     return Pacer(rescue, inert_because=reason, scaler=scaler)
+
+
+def _copied() -> Pacer:
+    return Pacer(None, inert_because="it is a copy or a pickle of a pacer")
 
 
 def inert_attach(error: Exception) -> Callable[..., Pacer]:

@@ -95,6 +95,9 @@ class DeepSpeedPacer:
         self.pacer = pacer
         self._stepping = stepping
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.pacer.__reduce__()
+
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever Pacer has
         return getattr(self.pacer, name)
 

@@ -84,6 +84,10 @@ class PacecarCallback(Callback):  # type: ignore[misc]  # lightning is not there
         """Detach, with the reason."""
         self._detach(f"failed: {type(exception).__name__}")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings alone: what is attached belongs to this process."""
+        return self.__dict__ | {"_fit": None, "pacer": None}
+
     def _attach(self, trainer: Any, module: Any) -> None:  # noqa: ANN401  lightning gives no types
         optimizers = trainer.optimizers
         if not optimizers:

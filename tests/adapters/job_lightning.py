@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import sys
 import tempfile
@@ -97,6 +98,8 @@ class Listener(Callback):
         self._steps = trainer.global_step
         loop = trainer.fit_loop.epoch_loop
         owners = {"save_checkpoint": trainer, "_make_closure": loop.automatic_optimization, "_on_before_fetch": loop}
+        if self.ours is not None and copy.deepcopy(self.ours).pacer is not None:
+            self.left.add("pacer in a copy of the callback")
         self.left |= {name for name, owner in owners.items() if name in vars(owner)}
 
     def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, *args: Any) -> None:
