@@ -23,6 +23,7 @@ import functools
 import logging
 import sys
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -161,10 +162,21 @@ class _Calls:
             return call(*args, **kwargs)
         for before in self._befores:
             before(module, args, kwargs)
-        output = call(*args, **kwargs) if self.around is None else self.around(call, args, kwargs)
+        try:
+            output = call(*args, **kwargs) if self.around is None else self.around(call, args, kwargs)
+        except BaseException as error:  # the traceback of what the user's code raises has no line of ours
+            error.__traceback__ = _theirs(error.__traceback__)
+            raise
         for after in self._afters:
             after(module, args, output)
         return output
+
+
+def _theirs(trace: TracebackType | None) -> TracebackType | None:
+    """Return `trace` from the first frame on that is not ours."""
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("pacecar."):
+        trace = trace.tb_next
+    return trace
 
 
 class _CallImpl:

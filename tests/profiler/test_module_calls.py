@@ -95,9 +95,11 @@ def test_what_forward_raises_reaches_the_caller_and_nobody_is_told_of_an_output(
     net, seen = Net(), list[Any]()
     observer = observed(net, seen)
     net.error = error
-    with pytest.raises(type(error)):
+    observer.set_around(lambda call, args, kwargs: call(*args, **kwargs))
+    with pytest.raises(type(error)) as caught:
         net(torch.ones(4))
     assert [one[0] for one in seen] == ["before"]
+    assert module_calls.__file__ not in [str(entry.path) for entry in caught.traceback]
     observer.remove()
 
 
