@@ -1,10 +1,11 @@
 """Trains, and at several moments does to model, optimizer and loader what users do: save, copy, script, export them.
 
-    job_exports.py KIND WAY SCOPE      KIND plain, own, ddp, fsdp2 or compiled; WAY bare, attach or run;
+    job_exports.py KIND WAY SCOPE      KIND plain, own, ddp, fsdp2, compiled or trainer; WAY bare, attach or run;
                                        SCOPE quick or whole: without or with what scripts, traces and exports
 
 Prints {moment: {operation: outcome}} as JSON on rank 0: a digest of what came out or what was raised, and the warnings.
-"own": trained by an optimizer that pickles itself in its own way.  The script itself never says "pacecar" but where WAY
+"own": trained by an optimizer that pickles itself in its own way; "trainer": by transformers' Trainer, and "attach" is
+its callback.  The script itself never says "pacecar" but where WAY
 is attach.
 """
 
@@ -58,6 +59,14 @@ class Net(nn.Module):
 class Twice(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2
+
+
+class Scored(Net):
+    """As trainers want a model: with labels it returns its loss."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:  # type: ignore[override]
+        out = super().forward(x)
+        return out if labels is None else {"loss": (out - labels).square().mean()}
 
 
 class Around(nn.Module):
@@ -179,6 +188,15 @@ def copies_of(loader: Any) -> list[Any]:
     return [copy.copy(loader), pickle.loads(free_of_us(pickle.dumps(loader)))]
 
 
+def alone(trainer: Any) -> list[str]:
+    """Return what is seen of a Trainer without its callbacks, which may be pacecar's, and of its class."""
+    own = copy.copy(trainer)
+    own.callback_handler = own.accelerator = own.model_wrapped = own.optimizer = own.scheduler = None
+    length = len(free_of_us(pickle.dumps(own)))
+    bound = [getattr(trainer, name).__qualname__ for name in ("train", "compute_loss")]
+    return [*sorted(vars(trainer)), *sorted(vars(copy.deepcopy(own))), *bound, str(length)]
+
+
 def operations(job: Job, *, is_whole: bool) -> dict[str, Callable[[], Any]]:
     """Return what is done, by name; every one returns something that can be compared."""
     model, x = job.model, job.x
@@ -207,6 +225,8 @@ def operations(job: Job, *, is_whole: bool) -> dict[str, Callable[[], Any]]:
         "dcp": lambda: checkpointed(model),
         "share_memory": lambda: shared(model),
     }
+    if job.trainer is not None:
+        quick["trainer"] = lambda: alone(job.trainer)
     if not is_whole:
         return quick
     return quick | {
@@ -283,6 +303,7 @@ class Job:
         self.batches: Any = self.loader
         self.x = torch.ones(4, 8)
         self.said: dict[str, dict[str, Any]] = {}
+        self.trainer: Any = None
 
     def look(self, moment: str, *, is_whole: bool = False) -> None:
         where, training = torch.get_rng_state(), self.model.training
@@ -307,6 +328,43 @@ class Job:
         self.look("last step", is_whole=SCOPE == "whole")
 
 
+class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    def __len__(self) -> int:
+        return STEPS * 8
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        x = torch.arange(8.0) + index
+        return {"x": x / 100, "labels": x / 50}
+
+
+def train_by_trainer(job: Job) -> None:
+    """Let a Trainer train, with a callback that looks at each step's end, and after it at the end."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    class Look(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            job.model, job.optimizer = job.trainer.model_wrapped, job.trainer.optimizer.optimizer
+            job.scheduler = job.trainer.scheduler
+            is_last = state.global_step == STEPS
+            job.look("last step" if is_last else f"step {state.global_step - 1}", is_whole=SCOPE == "whole" and is_last)
+
+    ours = []
+    if WAY == "attach":
+        from pacecar.adapters.transformers import PacecarCallback
+
+        ours = [PacecarCallback(tune="exact", overhead_budget=1.0, socket="/nowhere")]
+    arguments = TrainingArguments(
+        output_dir=".", max_steps=STEPS, per_device_train_batch_size=2, gradient_accumulation_steps=2,
+        learning_rate=0.01, save_strategy="no",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    job.trainer = Trainer(model=Scored(), args=arguments, train_dataset=Rows(), callbacks=[*ours, Look()])
+    result = job.trainer.train()
+    assert not ours or (ours[0].pacer is not None and ours[0].pacer._hook is not None)
+    job.said["losses"] = {"all": result.training_loss.hex()}
+    job.look("closed", is_whole=SCOPE == "whole")
+
+
 def main() -> None:
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
@@ -314,6 +372,12 @@ def main() -> None:
     if KIND in ("ddp", "fsdp2"):
         dist.init_process_group("gloo")
     job, pacer = Job(), None
+    if KIND == "trainer":
+        train_by_trainer(job)
+        if rank == 0:
+            sys.stdout.write(json.dumps(job.said))
+        dist.destroy_process_group()
+        return
     if WAY == "attach":
         import pacecar
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.adapters.world import stand_ins
 from tests.kit.forking_python import forking_python
 from tests.zerocode.scripts import run
 
@@ -16,10 +17,16 @@ JOB = Path(__file__).with_name("job_exports.py")
 
 pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 
-KINDS = {"plain": 1, "own": 1, "compiled": 1, "ddp": 2, "fsdp2": 2}
+KINDS = {"plain": 1, "own": 1, "compiled": 1, "ddp": 2, "fsdp2": 2, "trainer": 2}
 """Models, and the ranks that train them."""
 
-QUICK = [("plain", "attach", "whole"), ("plain", "run", "quick"), ("own", "attach", "quick"), ("ddp", "run", "quick")]
+QUICK = [
+    ("plain", "attach", "whole"),
+    ("plain", "run", "quick"),
+    ("own", "attach", "quick"),
+    ("ddp", "run", "quick"),
+    ("trainer", "attach", "quick"),
+]
 WHOLE = [(kind, way, "whole") for kind in KINDS for way in ("attach", "run")]
 CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.full) for case in WHOLE if case not in QUICK)]
 
@@ -28,7 +35,8 @@ CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.full) for case in WHOLE
 def said(kind: str, way: str, scope: str) -> dict[str, dict[str, Any]]:
     """Return {moment: {operation: outcome}} of a job."""
     watched = ("--job", "exports") if way == "run" else None
-    environ = {} if way == "bare" else {"PYTHONPATH": str(Path(__file__).parents[2])}
+    needs_path = way != "bare" or kind == "trainer"  # of pacecar, and of the stand-in for transformers
+    environ = {"PYTHONPATH": stand_ins()} if needs_path else {}
     done = run(JOB, kind, way, scope, ranks=KINDS[kind], watched=watched, is_torchrun=False, **environ)
     assert done.code == 0, done.errors[-5:]
     if way == "run":
@@ -55,6 +63,8 @@ def test_the_operations_do_something_without_pacecar() -> None:
     """Else their outcomes would be equal because all of them raise."""
     raised = {name for name, (result, _) in said("plain", "bare", "whole")["last step"].items() if failed(result)}
     assert raised == {"torch.load by default"}, "which refuses every class, also without us"
+    trained = said("trainer", "bare", "quick")["last step"]["trainer"]
+    assert not failed(trained[0]), trained
 
 
 def failed(result: object) -> bool:
