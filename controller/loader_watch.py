@@ -6,7 +6,10 @@ the same run.  No dataset says whether it draws.  So the global generators (torc
 after each batch where batches are made, behind the collate function: if they moved, something drew.
 
 Runs in worker processes, whatever their start method: everything here can be pickled, and what is seen is a byte in
-shared memory.  Left out: generators of the dataset's own, which nobody can see from outside (each worker has a copy).
+shared memory.  A worker that is not forked imports this module anew, perhaps hours after the job did.  Where it cannot
+(pacecar was upgraded or removed meanwhile) it has the user's own functions in place of ours.
+
+Left out: generators of the dataset's own, which nobody can see from outside (each worker has a copy).
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -95,12 +99,34 @@ class SamplerWatch:
             self.saw_draws = self.saw_draws or self._before != fingerprint()
 
 
+_UNPICKLE = """
+try:
+    import pickle
+    kind, draws = pickle.loads(ours)
+    made = kind(theirs, draws)
+except Exception:
+    made = theirs
+"""
+
+
+def _pickled(kind: type, theirs: object, draws: Draws) -> tuple[Any, ...]:
+    """Return what pickle makes `kind(theirs, draws)` of, or `theirs` alone in a process that cannot import us.
+
+    Pickle names a function to call, and the only ones that are there for certain are python's own.
+    """
+    scope = {"theirs": theirs, "ours": bytes(ForkingPickler.dumps((kind, draws)))}
+    return eval, ("(exec(source, scope), scope['made'])[1]", {"source": _UNPICKLE, "scope": scope})
+
+
 class WatchedCollate:
     """The user's collate function, and a look at the generators after it."""
 
     def __init__(self, collate: Callable[[Any], Any], draws: Draws) -> None:
         self._collate = collate
         self._draws = draws
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _pickled(WatchedCollate, self._collate, self._draws)
 
     def __call__(self, samples: Any) -> Any:  # noqa: ANN401  the user's
         """Return what the user's function returns."""
@@ -115,6 +141,9 @@ class WatchedInit:
     def __init__(self, init: Callable[[int], None] | None, draws: Draws) -> None:
         self._init = init
         self._draws = draws
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _pickled(WatchedInit, self._init, self._draws)
 
     def __call__(self, worker: int) -> None:
         """Prepare the worker as the user wants it."""
