@@ -2,9 +2,9 @@
 
     python job_unimportable.py CASES      CASES: a JSON list of [way, module, moment]
 
-Writes a JSON list of [exit code, losses, stderr] of each.  `way` is "plain" (without pacecar), "attach", "run" (as under
-`pacecar run`) or an adapter.  `module` is a name, "*" for all of pacecar and msgspec, or "=*" for an upgrade: they are
-there, and have nothing in them.
+Writes a JSON list of [exit code, losses, stderr] of each.  `way` is "plain" (without pacecar), "attach" or "run" (as
+under `pacecar run`).  `module` is a name, "*" for all of pacecar and msgspec, or "=*" for an upgrade: they are there,
+and have nothing in them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import importlib.abc
 import importlib.machinery
 import json
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,7 @@ from torch import nn
 STARTUP = str(Path(__file__).resolve().parents[1] / "pacecar" / "startup")
 MOMENTS = ("begun", "imported", "attached", "stepped", "measured", "closing", "exiting")
 OURS = ("pacecar", "msgspec")
+STEPS = 10
 
 
 class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -81,7 +83,7 @@ class Job:
 
             self.at("imported")
             pacer = pacecar.attach(
-                model, optimizer, tune="exact", micro_batch=4, socket="/nowhere", window_warmup_steps=2,
+                model, optimizer, tune="exact", micro_batch=4, socket=os.environ["SILENT"], window_warmup_steps=2,
                 overhead_budget=1.0,
             )  # fmt: skip
         self.at("attached")
@@ -94,7 +96,9 @@ class Job:
 
     def train(self, model: nn.Module, optimizer: torch.optim.Optimizer, pacer: Any) -> Iterator[str]:
         draw = torch.Generator().manual_seed(1)
-        batches: Any = [(torch.randn(8, 16, generator=draw), torch.randint(0, 4, (8,), generator=draw)) for _ in range(10)]
+        batches: Any = [
+            (torch.randn(8, 16, generator=draw), torch.randint(0, 4, (8,), generator=draw)) for _ in range(STEPS)
+        ]
         for step, batch in enumerate(batches if pacer is None else pacer.batches(pacer.data(batches))):
             # Without pacecar in two micro-batches, too: the losses are compared to the bit.
             halves: Sequence[Any] = (tuple(part[:4] for part in batch), tuple(part[4:] for part in batch))
@@ -144,10 +148,16 @@ def forked(case: Sequence[str]) -> tuple[int, str, str]:
         for stream in (out, err):
             stream.seek(0)
             texts.append(stream.read())
+    sys.stderr.write(f"{case}\n")  # for who waits
     return os.waitstatus_to_exitcode(status), texts[0], texts[1]
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    folder = tempfile.TemporaryDirectory()
+    os.environ["SILENT"] = os.environ["PACECAR_HOOK_SOCKET"] = f"{folder.name}/socket"
+    daemon = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # takes what comes, and says nothing
+    daemon.bind(os.environ["SILENT"])
+    daemon.listen(16)
     answers = [forked(case) for case in json.loads(sys.argv[1])]
     sys.stdout.write(json.dumps(answers))
