@@ -17,7 +17,6 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -45,14 +44,37 @@ def fingerprint() -> int:
     return hash(tuple(states))
 
 
+_MAKE = """
+try:
+    from pacecar.controller import loader_watch
+    made = getattr(loader_watch, kind)(*state)
+except Exception:
+    made = instead
+"""
+
+
+def _pickled(kind: str, state: tuple[Any, ...], *, instead: object) -> tuple[Any, ...]:
+    """Return what pickle makes `kind(*state)` of, or `instead` in a process that cannot import this module.
+
+    Pickle names a function to call, and the only ones that are there for certain are python's own.
+    """
+    scope = {"kind": kind, "state": state, "instead": instead}
+    return eval, ("(exec(source, scope), scope['made'])[1]", {"source": _MAKE, "scope": scope})
+
+
 class Draws:
     """Whether anything drew.  `begin` and `end` stand around what must not."""
 
-    def __init__(self) -> None:
-        self._seen = torch.zeros(1, dtype=torch.uint8)
-        self._seen.share_memory_()  # type: ignore[no-untyped-call]
+    def __init__(self, seen: torch.Tensor | None = None) -> None:
+        if seen is None:
+            seen = torch.zeros(1, dtype=torch.uint8)
+            seen.share_memory_()  # type: ignore[no-untyped-call]
+        self._seen = seen
         self._before: int | None = None
         self._batches = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _pickled("Draws", (self._seen,), instead=None)
 
     @property
     def were_seen(self) -> bool:
@@ -99,25 +121,6 @@ class SamplerWatch:
             self.saw_draws = self.saw_draws or self._before != fingerprint()
 
 
-_UNPICKLE = """
-try:
-    import pickle
-    kind, draws = pickle.loads(ours)
-    made = kind(theirs, draws)
-except Exception:
-    made = theirs
-"""
-
-
-def _pickled(kind: type, theirs: object, draws: Draws) -> tuple[Any, ...]:
-    """Return what pickle makes `kind(theirs, draws)` of, or `theirs` alone in a process that cannot import us.
-
-    Pickle names a function to call, and the only ones that are there for certain are python's own.
-    """
-    scope = {"theirs": theirs, "ours": bytes(ForkingPickler.dumps((kind, draws)))}
-    return eval, ("(exec(source, scope), scope['made'])[1]", {"source": _UNPICKLE, "scope": scope})
-
-
 class WatchedCollate:
     """The user's collate function, and a look at the generators after it."""
 
@@ -126,7 +129,7 @@ class WatchedCollate:
         self._draws = draws
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _pickled(WatchedCollate, self._collate, self._draws)
+        return _pickled("WatchedCollate", (self._collate, self._draws), instead=self._collate)
 
     def __call__(self, samples: Any) -> Any:  # noqa: ANN401  the user's
         """Return what the user's function returns."""
@@ -143,7 +146,7 @@ class WatchedInit:
         self._draws = draws
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _pickled(WatchedInit, self._init, self._draws)
+        return _pickled("WatchedInit", (self._init, self._draws), instead=self._init)
 
     def __call__(self, worker: int) -> None:
         """Prepare the worker as the user wants it."""

@@ -2,9 +2,9 @@
 
     python job_unimportable.py CASES      CASES: a JSON list of [way, module, moment]
 
-Writes a JSON list of [exit code, losses, stderr] of each.  `way` is "plain" (without pacecar), "attach" or "run" (as
-under `pacecar run`).  `module` is a name, "*" for all of pacecar and msgspec, or "=*" for an upgrade: they are there,
-and have nothing in them.
+Writes a JSON list of [exit code, losses, stderr] of each.  `way` is "plain" (without pacecar), "attach", "off" (with
+tune="off"), "held" (a script that took `attach` out of pacecar at once) or "run" (as under `pacecar run`).  `module` is
+a name, "*" for all of pacecar and msgspec, or "=*" for an upgrade: they are there, and have nothing in them.
 """
 
 from __future__ import annotations
@@ -15,17 +15,19 @@ import importlib.abc
 import importlib.machinery
 import json
 import os
+import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-STARTUP = str(Path(__file__).resolve().parents[1] / "pacecar" / "startup")
+ROOT = Path(__file__).resolve().parents[1]
+STARTUP = str(ROOT / "pacecar" / "startup")
 MOMENTS = ("begun", "imported", "attached", "stepped", "measured", "closing", "exiting")
 OURS = ("pacecar", "msgspec")
 STEPS = 10
@@ -48,7 +50,7 @@ class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if not self.means(name):
             return None
         if self.is_upgrade:
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+            return importlib.machinery.ModuleSpec(name, self, is_package=name not in modules())
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     def exec_module(self, module: object) -> None:
@@ -81,10 +83,11 @@ class Job:
         elif self.way != "plain":
             import pacecar
 
+            attach = pacecar.attach if self.way == "held" else None
             self.at("imported")
-            pacer = pacecar.attach(
-                model, optimizer, tune="exact", micro_batch=4, socket=os.environ["SILENT"], window_warmup_steps=2,
-                overhead_budget=1.0,
+            pacer = (attach or pacecar.attach)(
+                model, optimizer, tune="off" if self.way == "off" else "exact", micro_batch=4,
+                socket=os.environ["SILENT"], window_warmup_steps=2, overhead_budget=1.0,
             )  # fmt: skip
         self.at("attached")
         losses = list(self.train(model, optimizer, pacer))
@@ -125,8 +128,8 @@ class Job:
                 self.at("measured")
 
 
-def forked(case: Sequence[str]) -> tuple[int, str, str]:
-    """Run `case` in a child, to the end of its exit handlers; return its exit code, its losses and its stderr."""
+def forked_job(job: Callable[[], list[str]], name: str) -> tuple[int, str, str]:
+    """Run `job` in a child, to the end of its exit handlers; return its exit code, its losses and its stderr."""
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         pid = os.fork()
         if pid == 0:
@@ -134,7 +137,7 @@ def forked(case: Sequence[str]) -> tuple[int, str, str]:
             os.dup2(err.fileno(), 2)
             code = 1
             try:
-                print(*Job(*case).run())  # noqa: T201
+                print(*job())  # noqa: T201
                 code = 0
             except BaseException:  # noqa: BLE001  as python's own end
                 sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
@@ -148,16 +151,46 @@ def forked(case: Sequence[str]) -> tuple[int, str, str]:
         for stream in (out, err):
             stream.seek(0)
             texts.append(stream.read())
-    sys.stderr.write(f"{case}\n")  # for who waits
+    sys.stderr.write(f"{name}\n")  # for who waits
     return os.waitstatus_to_exitcode(status), texts[0], texts[1]
+
+
+def remember_code() -> None:
+    """Compile all of pacecar once, and not in each fork again."""
+    compiled = importlib.machinery.SourceFileLoader.get_code
+    known: dict[str, Any] = {}
+
+    def get_code(loader: Any, name: str) -> Any:
+        if name not in known:
+            known[name] = compiled(loader, name)
+        return known[name]
+
+    importlib.machinery.SourceFileLoader.get_code = get_code  # type: ignore[method-assign]
+    for name, path in modules().items():
+        get_code(importlib.machinery.SourceFileLoader(name, str(path)), name)
+
+
+def modules() -> dict[str, Path]:
+    """Return all modules of pacecar by name, packages left out: without one of these all in it are missing."""
+    found = {}
+    for folder in ("", "adapters", "controller", "controller/baselines", "profiler", "profiler/crew", "zerocode"):
+        for path in sorted((ROOT / "pacecar" / folder).glob("*.py")):
+            parts = ["pacecar", *folder.split("/")] if folder else ["pacecar"]
+            if path.stem != "__init__":
+                found[".".join([*parts, path.stem])] = path
+    return found
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    folder = tempfile.TemporaryDirectory()
-    os.environ["SILENT"] = os.environ["PACECAR_HOOK_SOCKET"] = f"{folder.name}/socket"
+    remember_code()
+    place = tempfile.mkdtemp()
+    os.environ["SILENT"] = os.environ["PACECAR_HOOK_SOCKET"] = f"{place}/socket"
     daemon = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # takes what comes, and says nothing
     daemon.bind(os.environ["SILENT"])
     daemon.listen(16)
-    answers = [forked(case) for case in json.loads(sys.argv[1])]
+    try:
+        answers = [forked_job(Job(*case).run, str(case)) for case in json.loads(sys.argv[1])]
+    finally:
+        shutil.rmtree(place)
     sys.stdout.write(json.dumps(answers))
