@@ -132,7 +132,6 @@ def test_the_rank_that_waits_meanwhile_is_neither_stopped_nor_computing(ran: Cal
         assert step.wall_ns > SECONDS * NS - SLACK_NS, told
         assert step.ledger.compute_ns < step.wall_ns // 2, (told, step.ledger)
         assert step.ledger.stopped_ns < step.wall_ns // 2, (told, step.ledger)
-        assert step.ledger.exposed_communication_ns + step.ledger.unknown_ns > step.wall_ns // 2, (told, step.ledger)
 
 
 def test_the_ranks_ledger_of_phases_names_it_and_sums_to_the_wall_time(ran: Callable[[int, int], Ran]) -> None:
