@@ -29,6 +29,7 @@ from pacecar.records import (
     JobRecord,
     Knobs,
     KnobSwitch,
+    ProcessStop,
     Request,
     StepRecord,
     Straggler,
@@ -188,6 +189,9 @@ def _check_record(record: JobRecord | Answer, hello: JobHello) -> None:
         case HangSuspicion():
             _check_text(LABEL_CHARACTERS_MAX, (record.phase,))
             _check_text(TEXT_CHARACTERS_MAX, (record.last_collective, record.stack))
+        case ProcessStop():
+            _check_text(LABEL_CHARACTERS_MAX, (record.phase,))
+            _check_not_negative({"stopped_ns": record.stopped_ns})
         case TunerStatus():
             _check_text(TEXT_CHARACTERS_MAX, (record.detail,))
         case TunerOrder():

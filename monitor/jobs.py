@@ -28,6 +28,7 @@ from pacecar.records import (
     JobLedger,
     JobRecord,
     KnobSwitch,
+    ProcessStop,
     StepRecord,
     Straggler,
     TunerOrder,
@@ -325,7 +326,7 @@ class Jobs:
             case Goodbye():
                 rank.goodbye = record
                 job.crew.leave(hello.rank)
-            case JobHello():
+            case ProcessStop() | JobHello():  # a stop is in the rank's ledger, which comes with its step
                 pass
 
     def leave(self, hello: JobHello, owner: int) -> bool:

@@ -44,11 +44,13 @@ __all__ = [
     "Ledger",
     "Ok",
     "Outcome",
+    "ProcessStop",
     "Request",
     "Rung",
     "Sample",
     "Snapshot",
     "StepRecord",
+    "StopCause",
     "Straggler",
     "Throttling",
     "TunerChange",
@@ -329,6 +331,27 @@ class HangSuspicion(msgspec.Struct, frozen=True, kw_only=True, tag="hang"):
     ended: bool = False
 
 
+StopCause = Literal["throttled", "frozen", "preempted", "traced"]
+"""What the kernel calls a stop: held back by the quota of the control group; frozen with it; without a turn at a
+processor, which others had; a debugger is attached."""
+
+
+class ProcessStop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
+    """This rank's process did not run for `stopped_ns` inside step `step`, from `wall_ns` on; said when it went on.
+
+    `phase` is the host's at that moment.  `cause` None: the kernel does not say; a signal has stopped it, or a debugger
+    or freezer that has let go.
+    """
+
+    job: str
+    rank: int
+    step: int
+    phase: str
+    wall_ns: int
+    stopped_ns: int
+    cause: StopCause | None
+
+
 class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
     """The hook closes: the job ended or detached."""
 
@@ -340,7 +363,7 @@ class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
 
 CrewRecord = Straggler | JobLedger | HangSuspicion | WhatIf
 
-MeasuredRecord = StepRecord | Vitals | EstimateCheck | CollectiveWindow
+MeasuredRecord = StepRecord | Vitals | EstimateCheck | CollectiveWindow | ProcessStop
 
 TunerRecord = KnobSwitch | Decision | Verdict | TunerStatus | TunerOrder
 

@@ -50,6 +50,7 @@ from pacecar.profiler.sink import RecordSink
 from pacecar.profiler.slot import AlreadyAttachedError
 from pacecar.profiler.step_hooks import after_step
 from pacecar.profiler.steptimer import StepTimer, TimedStep
+from pacecar.profiler.stops import StopDetector
 from pacecar.profiler.vitals import VitalsMeter
 from pacecar.records import Goodbye, JobHello, Knobs, StepRecord
 
@@ -105,27 +106,20 @@ class Hook:
         name = torch.cuda.get_device_name(device) if is_cuda else None
         self._vitals = VitalsMeter(model, self._config, device=device, stats=cuda_stats(device), device_name=name)
         self._phases = PhaseHooks(
-            model,
-            optimizer,
-            self._timer,
-            self._guard,
-            now_ns=self._now_ns,
-            retire=self._retire,
-            forward_begins=self._vitals.forward_begins,
-        )
+            model, optimizer, self._timer, self._guard,
+            now_ns=self._now_ns, retire=self._retire, forward_begins=self._vitals.forward_begins,
+        )  # fmt: skip
         self._meter = self.windows = WindowMeter(self._clock, on_device=is_cuda)
         self._budget = Budget(
-            self._config.overhead_budget,
-            warmup_steps=self._config.window_warmup_steps,
+            self._config.overhead_budget, warmup_steps=self._config.window_warmup_steps,
             interval_steps=self._config.window_interval_steps,
-            rank=hello.rank,
-            world_size=hello.world_size,
-            on_device=is_cuda,
-        )
+            rank=hello.rank, world_size=hello.world_size, on_device=is_cuda,
+        )  # fmt: skip
         self.calibrations = self._calibrations = Calibrations()
         """What exact windows saw, by setting."""
         self._cadence = Cadence(self._config.overhead_budget)
         self._counts = StepCounts()
+        self._stops = StopDetector(charge=self._budget.charge)
         self._pulse = Pulse(
             self._phases,
             self._timer,
@@ -148,8 +142,9 @@ class Hook:
         self.data, self.count, self.waiting = loop.data, loop.count, loop.waiting
         self.checkpoint, self.was_paused = loop.checkpoint, loop.was_paused
         self._books = Books(
-            hello, self._sinks, self._budget, self._calibrations, self._vitals, self._guard, self._cadence, self._pulse
-        )
+            hello, self._sinks, self._budget, self._calibrations, self._vitals, self._guard, self._cadence, self._pulse,
+            self._stops, on_device=is_cuda,
+        )  # fmt: skip
         self.look, self.flush, self.charge = self._books.look, self._books.settle, self._budget.charge
         """Let other threads write the records that wait; write them now, on the training thread; add a cost."""
         self.begun, self.charge_records = self._pulse.begun, self._books.charge
@@ -215,8 +210,9 @@ class Hook:
 
     @property
     def evaluated_ns(self) -> int | None:
-        """When a forward in evaluation was last seen, monotonic; None: never."""
-        return self._phases.evaluated_ns
+        """When a forward in evaluation was last seen, or the process went on after a stop, monotonic; None: never."""
+        self._stops.look()
+        return max((at for at in (self._phases.evaluated_ns, self._stops.went_on_ns) if at is not None), default=None)
 
     def start(self) -> None:
         """Attach to model and optimizer; the first step counts from the job's first sign of life after this.
@@ -234,6 +230,7 @@ class Hook:
         self._preemption.begin()
         if self._now_ns is time.monotonic_ns:  # prices are of the real time
             self._guard.wrap(self._books.learn_prices)()
+            self._guard.wrap(self._stops.start)()
         if self._config.windows:
             self._guard.wrap(self._meter.install)()
         self._preemption.end()
@@ -257,6 +254,7 @@ class Hook:
         for sink in self._sinks:
             sink.put(goodbye)
         self._preemption.close()
+        self._stops.close()
         slot.free(self)
 
     def wake(self) -> None:
@@ -266,6 +264,7 @@ class Hook:
     def forked(self) -> None:
         """Be inert for good, without a word to anybody: this is a forked child of the measured process."""
         self._is_closed, self._guard.is_alive = True, False
+        self._stops.forked()
 
     def request_window(self) -> None:
         """Ask for an exact window soon, as a knob was switched; the budget decides when, a new setting has credit."""

@@ -21,7 +21,7 @@ from pacecar.profiler.books import Books, FinishedStep
 from pacecar.profiler.budget import Budget, ThreadTime
 from pacecar.profiler.measurement import WindowMeter
 from pacecar.profiler.preemption import Preemption
-from pacecar.profiler.steptimer import StepTimer, time_step
+from pacecar.profiler.steptimer import StepTimer
 
 __all__ = ["Opening"]
 
@@ -99,8 +99,9 @@ class Opening:
         finished.thread_time = finished.thread_time or self.thread_time()
         self._preemption.begin()
         finished.was_profiled = finished.disturbed = self.has_aftermath = True
-        finished.timed = time_step(finished.raw)
-        self._books.learn(finished, finished.timed, self._meter.close(finished.timed))
+        finished.timed = self._books.time(finished)
+        stops = [stop.stretch for stop in finished.stops]
+        self._books.learn(finished, finished.timed, self._meter.close(finished.timed, stops))
         if not self._meter.is_open:
             self.may_be_open = False
             finished.price_ns = self._price_ns + max(0, self._now_ns() - begun - self._preemption.end())

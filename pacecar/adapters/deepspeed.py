@@ -22,18 +22,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
-from pacecar.adapters.attaching import attach_for, checked, say
-from pacecar.adapters.methods import MethodReplacement, replace_method
-from pacecar.pacer import Pacer
+from pacecar import inert_attach
+
+_unloaded: Exception | None = None
+try:
+    from pacecar.adapters.attaching import attach_for, checked, say
+    from pacecar.adapters.methods import MethodReplacement, replace_method
+except Exception as error:  # noqa: BLE001  a broken install: the script trains on, with an inert pacer
+    _unloaded = error
 
 try:
     from deepspeed.runtime.engine import DeepSpeedEngine
 except ImportError as error:
     raise ImportError("pacecar.adapters.deepspeed needs deepspeed: pip install 'deepspeed>=0.19'") from error
+
+if TYPE_CHECKING:
+    from pacecar.handle import Pacer
 
 __all__ = ["DeepSpeedPacer", "attach"]
 
@@ -128,12 +136,15 @@ def attach(engine: Any, *, tune: str | None = None, **options: Any) -> DeepSpeed
     """
     if not isinstance(engine, DeepSpeedEngine):
         raise TypeError(f"attach(engine=...): what deepspeed.initialize returned first, not {type(engine).__name__}")
-    checked(tune, options)
     is_known = type(engine) is DeepSpeedEngine
     reason = None if is_known else f"the engine is a {type(engine).__name__}"
     beat = _Beat(engine)
+    if _unloaded is not None:
+        return DeepSpeedPacer(inert_attach(_unloaded)(engine, beat), _Stepping(engine, beat, is_known=is_known))
+    checked(tune, options)
     pacer = attach_for("deepspeed", engine, beat, tune=tune, options=options, untuned_because=reason)
-    pacer.batcher.refused = "DeepSpeed's engine counts its micro-batches itself"
+    if pacer.has_batcher:
+        pacer.batcher.refused = "DeepSpeed's engine counts its micro-batches itself"
     stepping = _Stepping(engine, beat, is_known=is_known)
     if pacer.is_active and not stepping.install():
         say("this training is not measured: its engine has no _take_model_step, or the script has replaced its step")

@@ -22,15 +22,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import LBFGS
 
-from pacecar.adapters.attaching import attach_for, checked, say
-from pacecar.adapters.methods import MethodReplacement, replace_method
-from pacecar.adapters.regroup import Regrouper
-from pacecar.pacer import Pacer
+from pacecar import inert_attach
+
+_unloaded: Exception | None = None
+try:
+    from pacecar.adapters.attaching import attach_for, checked, say
+    from pacecar.adapters.methods import MethodReplacement, replace_method
+    from pacecar.adapters.regroup import Regrouper
+except Exception as error:  # noqa: BLE001  a broken install: the script trains on, with an inert pacer
+    _unloaded = error
 
 try:
     from lightning.pytorch import Callback
@@ -38,6 +43,9 @@ try:
     from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 except ImportError as error:
     raise ImportError("pacecar.adapters.lightning needs lightning: pip install 'lightning>=2.6'") from error
+
+if TYPE_CHECKING:
+    from pacecar.handle import Pacer
 
 __all__ = ["PacecarCallback"]
 
@@ -63,7 +71,7 @@ class PacecarCallback(Callback):  # type: ignore[misc]  # lightning is not there
     def __init__(self, tune: str | None = None, *, micro_batch: bool = False, **options: Any) -> None:  # noqa: ANN401
         self._tune = tune
         self._is_vouched_for = micro_batch
-        self._options = checked(tune, options)
+        self._options = options if _unloaded is not None else checked(tune, options)
         self._fit: _Fit | None = None
         self.pacer: Pacer | None = None
         """The pacer of the present fit, or of the last one; None before."""
@@ -90,6 +98,9 @@ class PacecarCallback(Callback):  # type: ignore[misc]  # lightning is not there
 
     def _attach(self, trainer: Any, module: Any) -> None:  # noqa: ANN401  lightning gives no types
         optimizers = trainer.optimizers
+        if _unloaded is not None:
+            self.pacer = inert_attach(_unloaded)(module, optimizers)
+            return
         if not optimizers:
             say("this training is not measured: it has no optimizer")
             return
@@ -106,6 +117,8 @@ class PacecarCallback(Callback):  # type: ignore[misc]  # lightning is not there
             options=self._options,
             untuned_because=untuned,
         )
+        if not self.pacer.has_batcher:  # it has said why
+            return
         refused = _refusal(trainer, module) or (None if self._is_vouched_for else NO_WORD)
         if refused is not None:
             self.pacer.batcher.refused = refused

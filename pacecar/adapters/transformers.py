@@ -23,21 +23,29 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
 
-from pacecar.adapters.attaching import attach_for, checked, say
-from pacecar.adapters.losses import differs
-from pacecar.adapters.methods import MethodReplacement, replace_method
-from pacecar.adapters.regroup import Regrouper
-from pacecar.pacer import Pacer
+from pacecar import inert_attach
+
+_unloaded: Exception | None = None
+try:
+    from pacecar.adapters.attaching import attach_for, checked, say
+    from pacecar.adapters.losses import differs
+    from pacecar.adapters.methods import MethodReplacement, replace_method
+    from pacecar.adapters.regroup import Regrouper
+except Exception as error:  # noqa: BLE001  a broken install: the script trains on, with an inert pacer
+    _unloaded = error
 
 try:
     from transformers import Trainer, TrainerCallback
 except ImportError as error:
     raise ImportError("pacecar.adapters.transformers needs transformers: pip install 'transformers>=5.23'") from error
+
+if TYPE_CHECKING:
+    from pacecar.handle import Pacer
 
 __all__ = ["PacecarCallback"]
 
@@ -68,7 +76,7 @@ class PacecarCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
     def __init__(self, tune: str | None = None, *, micro_batch: bool | None = None, **options: Any) -> None:  # noqa: ANN401
         self._tune = tune
         self._may_regroup = micro_batch
-        self._options = checked(tune, options)
+        self._options = options if _unloaded is not None else checked(tune, options)
         self._steps: _Steps | None = None
         self.pacer: Pacer | None = None
         """The pacer of the present training, or of the last one; None before."""
@@ -93,6 +101,9 @@ class PacecarCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
         return PacecarCallback(self._tune, micro_batch=self._may_regroup, **self._options)
 
     def _attach(self, model: Any, optimizer: Any) -> None:  # noqa: ANN401  transformers gives no types
+        if _unloaded is not None:
+            self.pacer = inert_attach(_unloaded)(model, optimizer)
+            return
         trainer = _trainer_of(self)
         if trainer is None:
             why = "the Trainer that calls this callback cannot be found"
@@ -103,6 +114,8 @@ class PacecarCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
         self.pacer = attach_for(
             "transformers", trainer.model_wrapped, trainer.optimizer, tune=self._tune, options=self._options
         )
+        if not self.pacer.has_batcher:  # it has said why
+            return
         steps = _Steps(trainer, self.pacer, is_vouched_for=self._may_regroup is True)
         refused = "micro_batch=False" if self._may_regroup is False else _refusal(trainer, self._may_regroup is True)
         if refused is not None:

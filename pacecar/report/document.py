@@ -14,8 +14,25 @@ from pacecar.report.figures import Interval, Spread
 from pacecar.report.notices import Notice
 
 __all__ = [
-    "SCHEMA_VERSION", "Change", "Comparison", "ComparisonRow", "Cost", "CostSide", "Energy", "EstimateError", "Hang",
-    "Losses", "Overhead", "Piece", "RankRow", "Report", "Side", "Slowdown", "Stat", "Utilization",
+    "SCHEMA_VERSION",
+    "Change",
+    "Comparison",
+    "ComparisonRow",
+    "Cost",
+    "CostSide",
+    "Energy",
+    "EstimateError",
+    "Hang",
+    "Losses",
+    "Overhead",
+    "Piece",
+    "RankRow",
+    "Report",
+    "Side",
+    "Slowdown",
+    "Stat",
+    "Stopped",
+    "Utilization",
 ]  # fmt: skip
 
 SCHEMA_VERSION = 1
@@ -135,13 +152,26 @@ class Slowdown(msgspec.Struct, frozen=True, kw_only=True):
     evidence: str
 
 
-class Hang(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank that ended no step for `silent_ns`, in `phase`."""
+class Stopped(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank whose process did not run for `stopped_ns` from `wall_ns` on; `cause` is the kernel's word, if any."""
 
     life: int
     rank: int
     step: int
     phase: str
+    wall_ns: int
+    stopped_ns: int
+    cause: str | None
+
+
+class Hang(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank that ended no step for `silent_ns` from `wall_ns` on, in `phase`."""
+
+    life: int
+    rank: int
+    step: int
+    phase: str
+    wall_ns: int
     silent_ns: int
     last_collective: str | None
     is_over: bool
@@ -261,6 +291,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[RankRow, ...]
     slowdowns: tuple[Slowdown, ...]
     hangs: tuple[Hang, ...]
+    stops: tuple[Stopped, ...] = ()
     estimate_error: EstimateError | None
     overhead: Overhead
     energy_before: Energy | None

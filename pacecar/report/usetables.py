@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pacecar.report.document import Cost, CostSide, Energy, Report
+from pacecar.report.hangs import CAUSE_WORDS
 from pacecar.report.tables import ROWS_MAX, Table
 from pacecar.report.words import amount, elapsed, joules, milliseconds, money, number, reading
 from pacecar.wording import percent, plural
@@ -125,6 +126,9 @@ def incidents(report: Report) -> Table | None:
         worst = f"{milliseconds(late.excess_ns)} a step, at worst, so at most {elapsed(late.lost_ns)} lost"
         what = f"{worst}; {end}. {late.evidence}"
         rows.append((f"straggler ({late.cause})", who, f"{late.since_step} to {late.last_step}", what))
+    for stop in report.stops[-ROWS_MAX:]:
+        how = f"{CAUSE_WORDS[stop.cause]} for {elapsed(stop.stopped_ns)} in {stop.phase}"
+        rows.append(("process stopped", f"rank {stop.rank}", str(stop.step), how))
     for hang in report.hangs[-ROWS_MAX:]:
         end = "went on" if hang.is_over else "was not seen to go on"
         what = f"silent for {elapsed(hang.silent_ns)} in {hang.phase}; {end}"

@@ -187,13 +187,13 @@ class Watch:
         probes, pacer = self._probes, self._pacer
         self._probes = self._pacer = self._wish = self._mine = None
         self._probed, self._heard = [], []
-        if line:
-            say(line)
         if probes is not None:
             probes.remove()
         forget_waits()
         if pacer is not None:
             pacer.close("the script trains something else now")
+        if line:
+            say(line)
 
 
 def why_no_rank(helper_of: str | None, *, is_fork: bool = False, environ: Mapping[str, str] = os.environ) -> str | None:
