@@ -15,7 +15,6 @@ import select
 import selectors
 import socket
 import struct
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -24,11 +23,13 @@ from typing import Literal
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.monitor.board import Board
 from pacecar.monitor.conversation import Conversation, Peer, own_pid
+from pacecar.monitor.faults import Faults, Part
 from pacecar.monitor.meeting import Meeting
 from pacecar.monitor.notices import Notices
 from pacecar.monitor.permission import Target, may_dump
 from pacecar.monitor.requests import Requests
 from pacecar.monitor.signals import NodeSignals
+from pacecar.monitor.threads import CLOSE_SECONDS, LIMIT_SECONDS, TURN_SECONDS, WatchedThread
 from pacecar.records import Answer, DumpRequest, JobHello, JobRecord, Request, Throttling
 from pacecar.wire import FRAME_BYTES_MAX, FrameError, Message, Refusal, encode_frame, payload_of
 
@@ -98,6 +99,7 @@ class Inbox:
         own_pid: Callable[[int], int | None] = own_pid,
         overhear: Overhear | None = None,
         dump: Dump | None = None,
+        faults: Faults | None = None,
     ) -> None:
         self._meeting = meeting
         self._board = board
@@ -108,15 +110,21 @@ class Inbox:
         self._notices = Notices(_log, WARNINGS_PER_MINUTE, clock)
         self._own_pid = own_pid
         self._overhear, self._dump = overhear, dump
+        self._faults = faults or Faults()
         self._connections: dict[int, _Connection] = {}
         self._requests = Requests(self._send)
         self._numbers = itertools.count(1)
         self._frames = 0
         self._refused: Counter[Refusal] = Counter()
         self._buffer = bytearray(FRAME_BYTES_MAX)
-        self._stopping = threading.Event()
+        self._is_stopping = False
         self._accept_again_ns: int | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: WatchedThread | None = None
+
+    @property
+    def thread(self) -> WatchedThread | None:
+        """The thread; None before `start` and after `close`."""
+        return self._thread
 
     @property
     def connections(self) -> int:
@@ -141,17 +149,28 @@ class Inbox:
         """
         for connection in list(self._connections.values()):
             hello = connection.conversation.hello
-            if hello is None:
-                continue
-            throttling = None if hello.device_uuid is None else throttles.get(hello.device_uuid)
-            if signals is not None and hello.hears_signals and connection.is_admitted:
-                self._say(connection, signals.of(hello, throttling))
-            if hello.device_uuid is None:
-                continue
-            if throttling is None and connection.told is not None:
-                throttling = Throttling(device_uuid=hello.device_uuid, reasons=None)
-            if throttling is not None and throttling != connection.told and self._say(connection, throttling):
-                connection.told = throttling
+            if hello is not None:
+                try:
+                    self._tell(connection, hello, throttles, signals)
+                except Exception as error:  # noqa: BLE001  what fails for one hook must not cost the others theirs
+                    self._faults.caught(Part.INBOX, str(connection), error)
+
+    def _tell(
+        self,
+        connection: _Connection,
+        hello: JobHello,
+        throttles: Mapping[str, Throttling],
+        signals: NodeSignals | None,
+    ) -> None:
+        throttling = None if hello.device_uuid is None else throttles.get(hello.device_uuid)
+        if signals is not None and hello.hears_signals and connection.is_admitted:
+            self._say(connection, signals.of(hello, throttling))
+        if hello.device_uuid is None:
+            return
+        if throttling is None and connection.told is not None:
+            throttling = Throttling(device_uuid=hello.device_uuid, reasons=None)
+        if throttling is not None and throttling != connection.told and self._say(connection, throttling):
+            connection.told = throttling
 
     def refused(self) -> dict[Refusal, int]:
         """Return how many frames were refused, by reason; every reason is there."""
@@ -164,18 +183,21 @@ class Inbox:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._serve, name="pacecar-inbox", daemon=True)
+        self._thread = WatchedThread("inbox", self._serve, self._clock, limit_seconds=LIMIT_SECONDS)
         self._thread.start()
 
     def close(self) -> None:
         """Stop the thread, hang up on everybody and remove the socket file."""
         if self._thread is None:
             return
-        self._stopping.set()
+        self._is_stopping = True
         os.write(self._wake_write, b"x")
-        self._thread.join()
+        has_ended = self._thread.join(CLOSE_SECONDS)
         self._thread = None
         self._meeting.close()
+        if not has_ended:  # it keeps what it works with: the number of a closed file is soon another's
+            _log.warning("the thread of the inbox does not return and is left behind")
+            return
         self._listener.close()
         for connection in list(self._connections.values()):
             connection.sock.close()
@@ -186,16 +208,31 @@ class Inbox:
         os.close(self._wake_write)
 
     def _serve(self) -> None:
-        while not self._stopping.is_set():
-            pause = None if self._accept_again_ns is None else ACCEPT_PAUSE_SECONDS
-            for key, _ in self._selector.select(pause):
+        thread = self._thread
+        assert thread is not None, "it runs this"
+        while not self._is_stopping:
+            thread.progress()
+            for key, _ in self._selector.select(TURN_SECONDS):
                 if key.fileobj is self._listener:
                     for _ in range(ACCEPTS_PER_TURN):
-                        if not self._accept():
+                        if not self._accept_safely():
                             break
                 elif isinstance(key.data, _Connection):
                     self._hear_safely(key.data)
             self._resume_accepting()
+
+    def _accept_safely(self) -> bool:
+        try:
+            return self._accept()
+        except Exception as error:  # noqa: BLE001  the outer boundary: who cannot be taken in costs nobody else
+            self._faults.caught(Part.INBOX, "a hook that connects", error)
+            self._pause_accepting()
+            return False
+
+    def _pause_accepting(self) -> None:
+        """Do not spin on a listener that stays readable."""
+        self._selector.unregister(self._listener)
+        self._accept_again_ns = self._clock.monotonic_ns() + int(ACCEPT_PAUSE_SECONDS * NS_PER_SECOND)
 
     def _accept(self) -> bool:
         """Take one hook in; return whether there may be another."""
@@ -205,8 +242,7 @@ class Inbox:
             return False
         except OSError as error:
             _log.warning("cannot accept a hook: %s; trying again in %s s", error, ACCEPT_PAUSE_SECONDS)
-            self._selector.unregister(self._listener)
-            self._accept_again_ns = self._clock.monotonic_ns() + int(ACCEPT_PAUSE_SECONDS * NS_PER_SECOND)
+            self._pause_accepting()
             return False
         sock.setblocking(False)
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
@@ -248,8 +284,8 @@ class Inbox:
     def _hear_safely(self, connection: _Connection) -> None:
         try:
             self._hear(connection)
-        except Exception:  # noqa: BLE001  the outer boundary: one peer must not end the inbox of all the others
-            _log.exception("%s: hung up on it after a bug", connection)
+        except Exception as error:  # noqa: BLE001  the outer boundary: one peer must not end the inbox of all others
+            self._faults.caught(Part.INBOX, str(connection), error)
             self._lose(connection)
 
     def _hear(self, connection: _Connection) -> None:
@@ -327,7 +363,7 @@ class Inbox:
     def _say(self, connection: _Connection, message: Message) -> bool:
         try:
             connection.sock.send(encode_frame(message), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-        except OSError as error:
+        except (OSError, FrameError) as error:
             _log.debug("%s: %s", connection, error)
             return False
         return True

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from pacecar.ranges import Nanoseconds
+
 __all__ = ["LEDGER_HEADINGS", "Ledger"]
 
 LEDGER_HEADINGS = (
@@ -37,18 +39,18 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     Raises ValueError when the parts do not add up, so that a wrong ledger cannot exist.
     """
 
-    wall_ns: int
-    compute_ns: int = 0
-    exposed_communication_ns: int = 0
-    exposed_copy_ns: int = 0
-    data_wait_ns: int = 0
-    host_bound_ns: int = 0
-    optimizer_host_ns: int = 0
-    checkpoint_ns: int = 0
-    stopped_ns: int = 0
-    unknown_ns: int = 0
-    communication_ns: int = 0
-    overlapped_communication_ns: int = 0
+    wall_ns: Nanoseconds
+    compute_ns: Nanoseconds = 0
+    exposed_communication_ns: Nanoseconds = 0
+    exposed_copy_ns: Nanoseconds = 0
+    data_wait_ns: Nanoseconds = 0
+    host_bound_ns: Nanoseconds = 0
+    optimizer_host_ns: Nanoseconds = 0
+    checkpoint_ns: Nanoseconds = 0
+    stopped_ns: Nanoseconds = 0
+    unknown_ns: Nanoseconds = 0
+    communication_ns: Nanoseconds = 0
+    overlapped_communication_ns: Nanoseconds = 0
 
     def __post_init__(self) -> None:
         # Written out: this runs twice a step inside the training process.

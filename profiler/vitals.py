@@ -34,12 +34,16 @@ from pacecar.profiler.flops import Arithmetic
 from pacecar.profiler.memory import MemoryMeter, Stats
 from pacecar.profiler.peaks import TF32, has_tf32, peak_flops_per_second, runs_in_tf32
 from pacecar.profiler.stepflops import StepFlops
+from pacecar.ranges import INT64_MAX
 from pacecar.records import DeviceMemory, StepRecord, Vitals
 
 __all__ = ["VitalsMeter"]
 
 INTERVAL_NS_MIN = 1_000_000_000
 """A record costs about 20 us, on a GPU with the allocator's figures about 100: once a second that is nothing."""
+
+FLOPS_SUM_MAX = INT64_MAX // 2
+"""A record goes before its FLOPs leave 64 bits: twenty steps of a quarter of an hour at 4e14 a second would."""
 
 FIRST_COUNT_NS = 20_000_000
 """Predicted price of a count when none was taken: a thousand operators at 10 us in forward, and as much again."""
@@ -147,7 +151,8 @@ class VitalsMeter:
             self._flops = (self._flops or 0) + self._step_flops
             self._flops_steps += 1
             self._flops_wall_ns += step.wall_ns
-        self.is_due = self._steps >= self._config.vitals_interval_steps and self._wall_ns >= INTERVAL_NS_MIN
+        is_long = self._steps >= self._config.vitals_interval_steps or (self._flops or 0) > FLOPS_SUM_MAX
+        self.is_due = is_long and self._wall_ns >= INTERVAL_NS_MIN
 
     def report(self) -> Vitals:
         """Return the record of the steps since the last one; on the training thread, and when `is_due`."""

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from pacecar.clock import FakeClock, SystemClock
 from pacecar.monitor.board import Board
-from pacecar.monitor.conversation import KNOBS_MAX, Conversation, Peer, own_pid
+from pacecar.monitor.conversation import Conversation, Peer, own_pid
 from pacecar.monitor.inbox import HELLO_SECONDS, Inbox
 from pacecar.monitor.meeting import Meeting, MeetingError
+from pacecar.ranges import ENTRIES_MAX
 from pacecar.records import Decision, Goodbye, Knobs, StepRecord, TunerStatus
 from pacecar.wire import FRAME_BYTES_MAX, VERSION, FrameError, Refusal, encode_frame
 from tests.kit.waiting import until
@@ -346,7 +347,7 @@ def test_impossible_values_are_refused(conversation, make_hello, make_step):
     for record in (
         make_step(total_steps=-1),
         make_step(dropped_records=-1),
-        make_step(knobs=Knobs(values={str(n): n for n in range(KNOBS_MAX + 1)})),
+        make_step(knobs=Knobs(values={str(n): n for n in range(ENTRIES_MAX + 1)})),
         make_step(knobs=Knobs(values={"k" * 300: 1})),
         status,
     ):

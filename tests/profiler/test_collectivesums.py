@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.profiler.collectivesums import OPERATIONS_MAX, UNNAMED, SeenCollective, sum_collectives
+from pacecar.collectives import OPERATIONS_MAX
+from pacecar.profiler.collectivesums import UNNAMED, SeenCollective, sum_collectives
 from pacecar.profiler.reading import read_rows
 from pacecar.records import CollectiveSum
 
