@@ -62,7 +62,8 @@ class FinishedStep(msgspec.Struct, eq=False):
     `listener_ns` is what the listener took at the boundaries since the last measured step, part of pacecar's own time;
     `told_ns` what it took at the last of them, which lies in this step.
     `price_ns` is what opening and reading a window cost beside the step itself, None when no window ended with it;
-    `thread_time` what the training thread took of the processor in a profiled step, None where that says nothing.
+    `thread_time` what the training thread took of the processor in a profiled step, None where that says nothing, and
+    `slowed_max_ns` by how much the profiler can have slowed it.
     A Struct, because its constructor is no python frame: one is made on the step path, by position.
     """
 
@@ -84,6 +85,7 @@ class FinishedStep(msgspec.Struct, eq=False):
     measurement: Measurement | None = None
     price_ns: int | None = None
     thread_time: ThreadTime | None = None
+    slowed_max_ns: int | None = None
     record: StepRecord | None = None
     check: EstimateCheck | None = None
     collectives: CollectiveWindow | None = None
@@ -288,6 +290,7 @@ class Books:
             profiled=is_slowed,
             thread_time=step.thread_time,
             micro_batches=timed.micro_batches,
+            slowed_max_ns=step.slowed_max_ns,
         )
         if step.was_counted:
             self._vitals.count_cost(overhead_ns - own_ns)
