@@ -210,6 +210,7 @@ def _check_counters(step: StepRecord) -> None:
         "total_tokens": step.total_tokens,
         "total_overhead_ns": step.total_overhead_ns,
         "total_windows": step.total_windows,
+        "window_price_ns": step.window_price_ns,
         "dropped_records": step.dropped_records,
     }
     _check_not_negative(counters)

@@ -55,6 +55,7 @@ __all__ = [
     "TunerOrder",
     "TunerReport",
     "TunerStatus",
+    "Uncalibrated",
     "Verdict",
     "Vitals",
     "WhatIf",
@@ -159,6 +160,11 @@ class JobHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     pod_namespace: str | None = None
 
 
+Uncalibrated = Literal["off", "unavailable", "warming_up", "price"]
+"""Why a ledger has no exact window behind it: the user wants none, this torch has none, it is too early, or one would
+cost more than the budget has earned."""
+
+
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     """One optimizer update of one rank.
 
@@ -170,7 +176,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     step on this rank: it was profiled, or the window of the step before was opened, ended or read inside it.  Such a
     step's pace says nothing about the job's settings.  `measured_every` k: steps are so short that only one in k is
     measured and has a record; the others are in the totals, with their wall time and this one's proportions.  None:
-    the hook has turned itself off, and this is its last record.
+    the hook has turned itself off, and this is its last record.  `uncalibrated` says why there is no exact window yet,
+    None after the first; `window_price_ns` what that one is expected to cost, None where nobody knows.
     """
 
     job: str
@@ -199,6 +206,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     knobs: Knobs
     disturbed: bool = False
     measured_every: int | None = 1
+    uncalibrated: Uncalibrated | None = None
+    window_price_ns: int | None = None
 
 
 class KnobSwitch(msgspec.Struct, frozen=True, kw_only=True, tag="switch"):

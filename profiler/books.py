@@ -36,7 +36,7 @@ from pacecar.profiler.pulse import WAITING_MAX, Passed, PlainStep, Pulse, raw_st
 from pacecar.profiler.sink import RecordSink
 from pacecar.profiler.steptimer import RawStep, TimedStep, time_step
 from pacecar.profiler.vitals import VitalsMeter
-from pacecar.records import BackwardWindow, CollectiveWindow, EstimateCheck, JobHello, Knobs, StepRecord
+from pacecar.records import BackwardWindow, CollectiveWindow, EstimateCheck, JobHello, Knobs, StepRecord, Uncalibrated
 
 __all__ = ["LOOK_SECONDS", "WAITING_MAX", "Books", "FinishedStep"]
 
@@ -155,6 +155,10 @@ class Books:
         self._window_price_ns = 0
         self.call_price = CallPrice()
         """What torch takes around the hooks, which they do not see."""
+        self.uncalibrated: Uncalibrated = "warming_up"
+        """Why there is no exact window yet, while there is none."""
+        self.window_price_ns: int | None = None
+        """What the first one is expected to cost; None: nobody has asked yet."""
         self.on_timed: Callable[[TimedStep, StepRecord], None] | None = None
 
     def learn_prices(self) -> None:
@@ -380,4 +384,6 @@ class Books:
             knobs=step.knobs,
             disturbed=step.disturbed,
             measured_every=self._cadence.every,
+            uncalibrated=self.uncalibrated if calibration is None else None,
+            window_price_ns=self.window_price_ns if calibration is None else None,
         )

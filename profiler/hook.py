@@ -155,16 +155,8 @@ class Hook:
         self.is_strained = self._budget.is_strained
         self.preemption = preemption = self._preemption = Preemption()
         """A listener that is about to take long says `begin`."""
-        self._opening = Opening(
-            self._meter,
-            self._budget,
-            self._books,
-            self._timer,
-            self._phases,
-            self._now_ns,
-            preemption,
-            on_device=is_cuda,
-        )
+        parts = (self._meter, self._budget, self._books, self._timer, self._phases)
+        self._opening = Opening(*parts, self._now_ns, preemption, on_device=is_cuda)
         self._listener_ns = self._told_ns = 0
         self._pulse.care_step = self._budget.next_look(0)
         self._beat_handle: RemovableHandle | None = None
@@ -242,6 +234,8 @@ class Hook:
             self._guard.wrap(self._books.learn_prices)()
         if self._config.windows:
             self._guard.wrap(self._meter.install)()
+        if not self._meter.is_installed:
+            self._books.uncalibrated = "unavailable" if self._config.windows else "off"
         self._preemption.end()
         self._budget.charge_start(self._preemption.own_ns(self._now_ns() - begun))
         self._timer.overhead_ns = 0  # no part of the first step
@@ -432,7 +426,7 @@ class Hook:
             opening.may_be_open or opening.is_probing or self.is_traced
         ):  # they would see the dispatch mode's time
             self._books.settle()
-            vitals.prepare(self._pulse.step, self._may_count)
+            vitals.prepare(self._pulse.step, opening.may_count)
             self._phases.tells_inputs = vitals.tells_inputs
             if self._phases.tells_inputs:
                 opening.slows(step)
@@ -443,12 +437,6 @@ class Hook:
         self._timer.overhead_ns += self._preemption.own_ns(ended - now_ns)
         if is_watched:
             self._meter.observed_from(ended)
-
-    def _may_count(self, price_ns: int) -> bool:
-        is_first = not self._vitals.was_ever_counted
-        if is_first:
-            price_ns = self._opening.count_price_ns(self._pulse.step)
-        return self._budget.can_afford(price_ns, on_credit=is_first)
 
     def _retire(self) -> None:
         """Leave torch as it was; not from inside an optimizer hook."""

@@ -89,6 +89,11 @@ class WindowMeter:
             self._profiler.session_ended(profile)
 
     @property
+    def is_installed(self) -> bool:
+        """Windows are possible with this torch."""
+        return self._is_installed
+
+    @property
     def outlived_by(self) -> str | None:
         """The record that was open when a window was closed, if there was one."""
         return self._profiler.outlived_by

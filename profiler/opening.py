@@ -29,7 +29,7 @@ from pacecar.profiler.budget import Budget, ThreadTime
 from pacecar.profiler.measurement import WindowMeter
 from pacecar.profiler.phases import PhaseHooks
 from pacecar.profiler.preemption import Preemption
-from pacecar.profiler.probe import Probe, is_in_backward
+from pacecar.profiler.probe import Probe
 from pacecar.profiler.steptimer import RawStep, StepTimer, time_step
 from pacecar.profiler.windowprice import OTHER_NODES_RATIO, SLICE_PRICE_NS, Part, StepShape, WindowPrice
 from pacecar.torch_internals import find
@@ -148,10 +148,9 @@ class Opening:
 
     def end(self, finished: FinishedStep) -> None:
         """Read the window of the step that is over; ending and reading it falls into the next step."""
-        if self._was_cut:
+        is_gone = self._was_cut or not self._meter.is_open
+        if is_gone:
             self._end_cut(finished)
-            return
-        if not self._meter.is_open:
             return
         begun = self._now_ns()
         finished.thread_time = finished.thread_time or self.thread_time()
@@ -186,9 +185,11 @@ class Opening:
         self._budget.probed(cost_ns)
         self._expect(shape)
 
-    def count_price_ns(self, step: int) -> int:
-        """Return what counting the operators of the forward of `step` will cost."""
-        return self._price.count_ns(self._shape(step))
+    def may_count(self, step: int, price_ns: int | None) -> bool:
+        """Return whether the FLOPs of `step` may be counted, as was done for `price_ns`; None: it is the first time."""
+        if price_ns is not None:
+            return self._budget.can_afford(price_ns)
+        return self._budget.can_afford(self._price.count_ns(self._shape(step)), on_credit=True)
 
     def abandon(self) -> None:
         """Leave torch and python as they were; what is open is not read."""
@@ -227,6 +228,7 @@ class Opening:
 
     def _expect(self, shape: StepShape) -> None:
         self._budget.expect(self._price.predict_ns(shape))
+        self._books.uncalibrated, self._books.window_price_ns = "price", self._budget.predicted_ns
         if self._budget.earned_in_ns == 0:
             self._wanted = None
             return
@@ -252,7 +254,7 @@ class Opening:
     def _entered(self, phase: str) -> None:
         """Cut an open window off where its step turns out to be another than was predicted; never raises."""
         usual_ns = self._usual_ns
-        if usual_ns is None or self._was_cut or self._budget.is_unlimited or is_in_backward():
+        if usual_ns is None or self._was_cut or self._budget.is_unlimited or self._probe.is_in_backward:
             return
         if time.thread_time_ns() - self._thread_ns < OTHER_STEP_RATIO * usual_ns + OTHER_STEP_NS:
             return
@@ -267,11 +269,12 @@ class Opening:
         self._thread_ns += time.thread_time_ns() - thread_ns  # that is no slow-down of the step's
 
     def _end_cut(self, finished: FinishedStep) -> None:
-        self._was_cut = self.may_be_open = False
+        was_cut, self._was_cut, self.may_be_open = self._was_cut, False, False
         self._phases.tell_phases(None)
         self.thread_time()  # the step was longer by its own doing
         finished.disturbed = self.has_aftermath = True
         self._budget.probed(self._price_ns)
         self._price_ns = 0
         self.mark(finished.step + 1)
-        _log.info("an exact window was cut off: its step was not like those before it")
+        if was_cut:
+            _log.info("an exact window was cut off: its step was not like those before it")

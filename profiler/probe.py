@@ -27,11 +27,9 @@ from pacecar.profiler.measurement import WindowMeter
 from pacecar.profiler.windowprice import SLICE_NS, SLOWED_NS, Part, Slice
 from pacecar.torch_internals import find
 
-__all__ = ["Probe", "is_in_backward"]
+__all__ = ["Probe"]
 
 _log = logging.getLogger(__name__)
-
-_graph_task: Callable[[], int] | None = find("torch._C._current_graph_task_id")
 
 _ENGINE_CALLS = frozenset({"run_backward"})
 """The way into autograd's engine."""
@@ -43,6 +41,7 @@ class Probe:
     def __init__(self, meter: WindowMeter, charge: Callable[[int], None]) -> None:
         self._meter = meter
         self._charge = charge
+        self._graph_task: Callable[[], int] | None = find("torch._C._current_graph_task_id")
         self._part: Part | None = None
         self._thread = 0
         self._begun_ns = 0
@@ -54,7 +53,12 @@ class Probe:
     @property
     def is_possible(self) -> bool:
         """This torch tells whether backward runs, and nobody has set a profile function."""
-        return _graph_task is not None and sys.getprofile() is None
+        return self._graph_task is not None and sys.getprofile() is None
+
+    @property
+    def is_in_backward(self) -> bool:
+        """Whether autograd's engine runs in this thread, where a session must not end; True: nobody can tell."""
+        return self._graph_task is None or self._graph_task() != -1
 
     @property
     def is_armed(self) -> bool:
@@ -92,7 +96,7 @@ class Probe:
         try:
             if not (
                 threading.get_ident() == self._thread
-                and not is_in_backward()
+                and not self.is_in_backward
                 and sys.getprofile() is None
                 and self._meter.may_open()
             ):
@@ -113,7 +117,7 @@ class Probe:
 
     def _end(self) -> None:
         try:
-            if threading.get_ident() != self._thread or is_in_backward():
+            if threading.get_ident() != self._thread or self.is_in_backward:
                 return  # a later call ends it
             spent_ns = time.thread_time_ns() - self._begun_ns
             begun = time.monotonic_ns()
@@ -131,8 +135,3 @@ class Probe:
     def _pay(self, cost_ns: int) -> None:
         self._cost_ns += cost_ns
         self._charge(cost_ns)
-
-
-def is_in_backward() -> bool:
-    """Return whether autograd's engine runs in this thread, where a session must not end; True: nobody can tell."""
-    return _graph_task is None or _graph_task() != -1

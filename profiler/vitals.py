@@ -41,9 +41,6 @@ __all__ = ["VitalsMeter"]
 INTERVAL_NS_MIN = 1_000_000_000
 """A record costs about 20 us, on a GPU with the allocator's figures about 100: once a second that is nothing."""
 
-FIRST_COUNT_NS = 20_000_000
-"""Predicted price of a count when none was taken: a thousand operators at 10 us in forward, and as much again."""
-
 FIRST_ASK_STEPS = 3
 """The budget knows hardly anything before that."""
 
@@ -119,15 +116,16 @@ class VitalsMeter:
             kind = self._device.type
             self._autocast_dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
-    def prepare(self, step: int, may_pay: Callable[[int], bool]) -> None:
-        """Let the forwards of `step`, which begins, be counted if any is unknown and `may_pay(price_ns)` says so.
+    def prepare(self, step: int, may_pay: Callable[[int, int | None], bool]) -> None:
+        """Let the forwards of `step`, which begins, be counted if any is unknown and `may_pay(step, price_ns)` says so.
 
+        The price is that of the last counts, None before the first.
         Where it does not it is asked again after the next record: to ask takes longer than most boundaries.
         """
         counter = self._counter
         if counter is None or not counter.wants_count:
             return
-        if may_pay(max(self._count_prices_ns, default=FIRST_COUNT_NS)):
+        if may_pay(step, max(self._count_prices_ns, default=None)):
             counter.arm(step)
         elif step > FIRST_ASK_STEPS:
             self._is_refused, self.wants_count = True, False
@@ -135,11 +133,6 @@ class VitalsMeter:
     def count_cost(self, price_ns: int) -> None:
         """Note what counting cost in the step that ends."""
         self._count_prices_ns = [*self._count_prices_ns[-1:], price_ns]
-
-    @property
-    def was_ever_counted(self) -> bool:
-        """Whether a count was paid for already."""
-        return bool(self._count_prices_ns)
 
     def checkpointed(self, duration_ns: int) -> None:
         """Note a checkpoint, inside a step or not."""

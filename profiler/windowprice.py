@@ -49,6 +49,9 @@ DENSEST_NS = 500
 CEILING_RATIO = ROW_NS / DENSEST_NS
 """A window costs at most so many times the processor time of its step."""
 
+CEILING_MARGIN = 1.25
+"""The step that is profiled may be longer than the mean of those before it."""
+
 MARGIN = 1.5
 """A slice is a small part of a step, and the rest of it may be denser."""
 
@@ -119,7 +122,7 @@ class WindowPrice:
 
     def ceiling_ns(self, shape: StepShape) -> int:
         """Return what the window cannot cost more than, however dense its step."""
-        return OPEN_NS + int(self._factor * CEILING_RATIO * shape.cpu_ns)
+        return OPEN_NS + int(CEILING_MARGIN * self._factor * CEILING_RATIO * shape.cpu_ns)
 
     def predict_ns(self, shape: StepShape) -> int:
         """Return what the window will cost, with a margin; the ceiling where no slice says more."""
