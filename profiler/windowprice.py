@@ -37,7 +37,7 @@ OPEN_NS = 1_000_000
 """Beginning and ending a session with hardly a row: 0.5 to 0.8 ms."""
 
 ROW_NS = 4_000
-"""A row in all.  Measured on torch 2.13 (2 cores, `bench/bench_window_price.py`): 3.2 to 4.1 us where a step has more
+"""A row in all.  Measured on torch 2.13 (2 cores, `bench/bench_budget.py`): 3.2 to 4.1 us where a step has more
 than a thousand rows, of which half is the session's end, a quarter the reading, and SLOWED_NS the operator."""
 
 SLOWED_NS = 400
