@@ -356,7 +356,7 @@ class Hook:
         finished = FinishedStep(self._books, pulse.step, raw, now, pulse.knobs, samples, tokens, pulse.usual.flops)
         if was_counted or opening.has_aftermath or self.is_traced:
             finished.was_counted, finished.disturbed = was_counted, True
-            finished.thread_time = opening.thread_time()
+            finished.thread_time, finished.slowed_max_ns = opening.thread_time(), opening.count_max_ns
             opening.has_aftermath = self.is_traced
         finished.listener_ns, self._listener_ns = self._listener_ns, 0
         finished.told_ns, self._told_ns = self._told_ns, 0

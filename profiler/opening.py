@@ -42,6 +42,9 @@ OTHER_STEP_RATIO = 2.0
 OTHER_STEP_NS = 5_000_000
 """Shorter excesses cost less than to cut a window off."""
 
+COUNT_FACTOR = 2
+"""A count that seems to have cost so many times what was predicted was another kind of step: that is the job's own."""
+
 SLOWED_ROW_NS = 3_000
 SLOWED_ROW_DEVICE_NS = 10_000
 """By how much the operator of a row can be slower, caches cold; ten times what it is in a loop."""
@@ -83,6 +86,8 @@ class Opening:
         self._thread_ns = 0
         self._was_cut = False
         self._has_told = False
+        self.count_max_ns: int | None = None
+        """What the count that was allowed last can cost at most; a window has a limit of its own (`end`)."""
         self.last_raw: RawStep | None = None
         """The last measured step."""
         self.may_be_open = False
@@ -162,6 +167,7 @@ class Opening:
             self.may_be_open = False
             self._phases.tell_phases(None)
             rows = self._meter.row_count
+            finished.slowed_max_ns = None
             if rows is not None:
                 finished.slowed_max_ns = rows * (SLOWED_ROW_DEVICE_NS if self._on_device else SLOWED_ROW_NS)
             finished.price_ns = self._price_ns + max(0, self._now_ns() - begun - self._preemption.end())
@@ -187,9 +193,11 @@ class Opening:
 
     def may_count(self, step: int, price_ns: int | None) -> bool:
         """Return whether the FLOPs of `step` may be counted, as was done for `price_ns`; None: it is the first time."""
-        if price_ns is not None:
-            return self._budget.can_afford(price_ns)
-        return self._budget.can_afford(self._price.count_ns(self._shape(step)), on_credit=True)
+        is_first = price_ns is None
+        if price_ns is None:
+            price_ns = self._price.count_ns(self._shape(step))
+        self.count_max_ns = COUNT_FACTOR * max(price_ns, OTHER_STEP_NS)
+        return self._budget.can_afford(price_ns, on_credit=is_first)
 
     def abandon(self) -> None:
         """Leave torch and python as they were; what is open is not read."""

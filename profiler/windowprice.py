@@ -135,12 +135,12 @@ class WindowPrice:
         seen_ns = sum(shape.phases.get(name, 0) for name in ("forward", "backward", "backward_tail"))
         optimizer_ns = shape.phases.get("optimizer", 0)
         densest = 1.0 / DENSEST_NS
-        rows = forward.rows_per_ns * seen_ns
-        rows += (densest if optimizer is None else optimizer.rows_per_ns) * optimizer_ns
+        rows = MARGIN * forward.rows_per_ns * seen_ns
+        rows += (densest if optimizer is None else MARGIN * optimizer.rows_per_ns) * optimizer_ns
         if self._on_device:  # the host waits for the device in what is left, and writes no rows then
-            return OPEN_NS + int(MARGIN * self._factor * ROW_NS * rows)
-        rows += densest * max(0, shape.cpu_ns - seen_ns - optimizer_ns)
-        return min(ceiling_ns, OPEN_NS + int(MARGIN * ROW_NS * rows))
+            return OPEN_NS + int(self._factor * ROW_NS * rows)
+        rows += densest * max(0, shape.cpu_ns - seen_ns - optimizer_ns)  # nothing is denser: it needs no margin
+        return min(ceiling_ns, OPEN_NS + int(ROW_NS * rows))
 
     def wanted_slice(self, shape: StepShape) -> Part | None:
         """Return of which part a slice would lower the prediction most; None: none would."""
