@@ -158,6 +158,7 @@ def _step_samples(step: StepRecord, labels: tuple[str, str]) -> Iterator[Sample]
         "pacecar_job_tokens_total": step.total_tokens,
         "pacecar_job_ledger_calibration_age_steps": step.calibration_age_steps,
         "pacecar_job_micro_batches": step.micro_batches,
+        "pacecar_job_window_predicted_seconds": step.window_price_ns,
         "pacecar_job_measured_every_steps": step.measured_every,
     }
     always = {
@@ -175,6 +176,8 @@ def _step_samples(step: StepRecord, labels: tuple[str, str]) -> Iterator[Sample]
     for metric, value in (always | optional).items():
         if value is not None:
             yield sample(metric, value, *labels)
+    if step.uncalibrated is not None:
+        yield sample("pacecar_job_ledger_uncalibrated", 1, *labels, step.uncalibrated)
     phases = {
         "data_wait": step.data_wait_ns,
         "forward": step.forward_ns,

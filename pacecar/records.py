@@ -74,6 +74,7 @@ __all__ = [
     "TunerOrder",
     "TunerReport",
     "TunerStatus",
+    "Uncalibrated",
     "Verdict",
     "Vitals",
     "WhatIf",
@@ -178,6 +179,11 @@ class JobHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     pod_namespace: Label | None = None
 
 
+Uncalibrated = Literal["off", "unavailable", "warming_up", "price"]
+"""Why a ledger has no exact window behind it: the user wants none, this torch has none, it is too early, or one would
+cost more than the budget has earned."""
+
+
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     """One optimizer update of one rank.
 
@@ -189,7 +195,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     step on this rank: it was profiled, or the window of the step before was opened, ended or read inside it.  Such a
     step's pace says nothing about the job's settings.  `measured_every` k: steps are so short that only one in k is
     measured and has a record; the others are in the totals, with their wall time and this one's proportions.  None:
-    the hook has turned itself off, and this is its last record.
+    the hook has turned itself off, and this is its last record.  `uncalibrated` says why there is no exact window yet,
+    None after the first; `window_price_ns` what that one is expected to cost, None where nobody knows.
     """
 
     job: Label
@@ -218,6 +225,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     knobs: Knobs
     disturbed: bool = False
     measured_every: PositiveCount | None = 1
+    uncalibrated: Uncalibrated | None = None
+    window_price_ns: Nanoseconds | None = None
 
 
 class KnobSwitch(msgspec.Struct, frozen=True, kw_only=True, tag="switch"):

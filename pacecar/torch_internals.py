@@ -139,6 +139,18 @@ INTERNALS: tuple[Internal, ...] = (
     Internal("torch._C._autograd._profiler_enabled", ("windows", "traces"), EVER),
     Internal("torch._C._autograd.DeviceType", ("windows",), EVER),
     Internal("torch._C._profiler._ExperimentalConfig", ("windows",), EVER),
+    Internal(
+        "torch._C._current_graph_task_id",
+        (),
+        EVER,
+        "the price of the first exact window is not sought in slices of a step, so a dear one waits until it is earned",
+    ),
+    Internal(
+        "torch._C._autograd._get_sequence_nr",
+        (),
+        EVER,
+        "that a step has many times the operators of the last window's is noticed when the window is taken",
+    ),
     Internal(_PROFILE + "_prepare_trace", ("windows",), EVER),
     Internal(_PROFILE + "_start_trace", ("windows",), EVER),
     Internal(_PROFILE + "config", ("windows",), EVER),

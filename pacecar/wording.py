@@ -50,6 +50,14 @@ The same colours as on the dashboards (`dashboards/palette.py`).
 HEADING_GLYPHS = dict(zip(LEDGER_HEADINGS, "#=+dhokx?", strict=True))
 """For terminals without colour."""
 
+UNCALIBRATED_WORDS = {
+    "off": "exact windows are switched off",
+    "unavailable": "this torch has no exact windows",
+    "warming_up": "the first exact window is still to come",
+    "price": "an exact window would cost more than the overhead budget has earned so far",
+}
+"""Why most of a ledger is unknown."""
+
 
 def percent(ratio: float | None, *, signed: bool = False) -> str:
     """Return 0.123 as "12.3 %", and what is missing as a dash."""

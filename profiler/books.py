@@ -45,6 +45,7 @@ from pacecar.records import (
     Knobs,
     ProcessStop,
     StepRecord,
+    Uncalibrated,
 )
 
 __all__ = ["LOOK_SECONDS", "WAITING_MAX", "Books", "FinishedStep"]
@@ -74,7 +75,8 @@ class FinishedStep(msgspec.Struct, eq=False):
     `listener_ns` is what the listener took at the boundaries since the last measured step, part of pacecar's own time;
     `told_ns` what it took at the last of them, which lies in this step.
     `price_ns` is what opening and reading a window cost beside the step itself, None when no window ended with it;
-    `thread_time` what the training thread took of the processor in a profiled step, None where that says nothing.
+    `thread_time` what the training thread took of the processor in a profiled step, None where that says nothing, and
+    `slowed_max_ns` by how much the profiler can have slowed it.
     A Struct, because its constructor is no python frame: one is made on the step path, by position.
     """
 
@@ -96,6 +98,7 @@ class FinishedStep(msgspec.Struct, eq=False):
     measurement: Measurement | None = None
     price_ns: int | None = None
     thread_time: ThreadTime | None = None
+    slowed_max_ns: int | None = None
     record: StepRecord | None = None
     check: EstimateCheck | None = None
     stops: list[Stop] = []
@@ -171,6 +174,10 @@ class Books:
         self._window_price_ns = 0
         self.call_price = CallPrice()
         """What torch takes around the hooks, which they do not see."""
+        self.uncalibrated: Uncalibrated = "warming_up"
+        """Why there is no exact window yet, while there is none."""
+        self.window_price_ns: int | None = None
+        """What the first one is expected to cost; None: nobody has asked yet."""
         self.on_timed: Callable[[TimedStep, StepRecord], None] | None = None
 
     def learn_prices(self) -> None:
@@ -316,6 +323,7 @@ class Books:
             profiled=is_slowed,
             thread_time=step.thread_time,
             micro_batches=timed.micro_batches,
+            slowed_max_ns=step.slowed_max_ns,
         )
         if step.was_counted:
             self._vitals.count_cost(overhead_ns - own_ns)
@@ -428,4 +436,6 @@ class Books:
             knobs=step.knobs,
             disturbed=step.disturbed,
             measured_every=self._cadence.every,
+            uncalibrated=self.uncalibrated if calibration is None else None,
+            window_price_ns=self.window_price_ns if calibration is None else None,
         )

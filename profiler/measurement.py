@@ -64,6 +64,8 @@ class WindowMeter:
         self._offset_ns = 0
         self._warm_steps_left = 0
         self._observed_from_ns: int | None = None
+        self.row_count: int | None = None
+        """Rows of the window that was closed last; None where it was cut off."""
         self.is_held: Callable[[], bool] = lambda: False
         """Whether somebody is about to profile the job himself, so that no window may open."""
 
@@ -85,6 +87,11 @@ class WindowMeter:
         """Note that a `torch.autograd.profiler.profile` has ended; windows that are installed notice by themselves."""
         if not self._is_installed:
             self._profiler.session_ended(profile)
+
+    @property
+    def is_installed(self) -> bool:
+        """Windows are possible with this torch."""
+        return self._is_installed
 
     @property
     def outlived_by(self) -> str | None:
@@ -119,6 +126,22 @@ class WindowMeter:
         self._offset_ns = self._clock_offset_ns()
         self._profiler.open()
 
+    def open_slice(self) -> None:
+        """Open a session amid a step, of which only the number of rows is wanted; `may_open()` holds."""
+        self._observed_from_ns = None
+        self._profiler.open()
+
+    def close_slice(self) -> int | None:
+        """Return how many rows the session saw; None: somebody else's profiler has ended it."""
+        if not self._profiler.is_open:
+            return None
+        return len(self._profiler.close()[0])
+
+    def cut(self) -> None:
+        """End an open window amid its step and drop what it saw."""
+        self.row_count = None
+        self._profiler.discard()
+
     def observed_from(self, now_ns: int) -> None:
         """Note the end of a boundary: from here on an open window sees everything."""
         self._profiler.step_passed()
@@ -135,6 +158,7 @@ class WindowMeter:
             self._warm_steps_left -= 1
             return None
         found, names_threads = self._profiler.close()
+        self.row_count = len(found)
         try:
             return self._read(step, found, stops, names_threads=names_threads)
         except BaseException:

@@ -81,7 +81,9 @@ class PhaseHooks:
         self._model = model
         self._optimizer = optimizer
         self._timer = timer
-        self._device = timer.device = device_timer(model_device(model))
+        device = timer.device = device_timer(model_device(model))
+        self._enter_device = None if device is None else device.enter
+        self._enter: Callable[[str], None] | None = self._enter_device
         self._events = timer.events  # bound once, not at each use
         self._guard = guard
         self._now_ns = now_ns
@@ -175,6 +177,19 @@ class PhaseHooks:
         """The phase that forward and backward are inside of: the optimizer's, when they are its closure."""
         return REST if self.optimizer_start_ns is None else "optimizer"
 
+    def tell_phases(self, listener: Callable[[str], None] | None) -> None:
+        """Let `listener` hear of each phase that the training thread enters; None: nobody.  It never raises."""
+        device = self._enter_device
+        if listener is None or device is None:
+            self._enter = listener or device
+            return
+
+        def both(phase: str) -> None:
+            device(phase)
+            listener(phase)
+
+        self._enter = both
+
     def optimizer_ended(self, now_ns: int) -> None:
         """Note the end of the optimizer's step."""
         start, self.optimizer_start_ns = self.optimizer_start_ns, None
@@ -192,8 +207,8 @@ class PhaseHooks:
             return
         self._forward_start_ns = now
         self._backward_start_ns = None
-        if self._device is not None:
-            self._device.enter("forward")
+        if self._enter is not None:
+            self._enter("forward")
         try:
             if len(args) == 1 and type(args[0]) is torch.Tensor and not kwargs and not self.tells_inputs:
                 # Most models take one tensor; its shape says the samples too.
@@ -235,8 +250,8 @@ class PhaseHooks:
         self._forward_start_ns = None
         try:
             self._events.append(("forward", start, now))
-            if self._device is not None:
-                self._device.enter(self._around)
+            if self._enter is not None:
+                self._enter(self._around)
             # Inside no_sync() DDP waits for nothing, so there is no tail to measure.
             self._has_tail = not self._is_ddp or bool(module.require_backward_grad_sync)
             if type(output) is torch.Tensor:
@@ -267,8 +282,8 @@ class PhaseHooks:
         now = self._now_ns()
         self._backward_start_ns = now
         self._compute_end_ns = None
-        if self._device is not None:
-            self._device.enter("backward")
+        if self._enter is not None:
+            self._enter("backward")
         try:
             self._queue_callback(self._compute_ended)
         except Exception:  # noqa: BLE001  as in the guard, without its second frame
@@ -282,8 +297,8 @@ class PhaseHooks:
             return
         try:
             self._events.append(("backward", start, now))
-            if self._device is not None:
-                self._device.enter("backward_tail" if self._has_tail else self._around)
+            if self._enter is not None:
+                self._enter("backward_tail" if self._has_tail else self._around)
             if self._has_tail:
                 self._compute_end_ns = now
                 self._queue_callback(self._backward_ended)
@@ -299,8 +314,8 @@ class PhaseHooks:
             return
         now = self._now_ns()
         self._events.append(("backward_tail", start, now))
-        if self._device is not None:
-            self._device.enter(self._around)
+        if self._enter is not None:
+            self._enter(self._around)
         self._backward_start_ns = self._compute_end_ns = None
         self.own_ns += self._now_ns() - now
 
@@ -308,8 +323,8 @@ class PhaseHooks:
         if is_tracing():
             return
         self.optimizer_start_ns = self._now_ns()
-        if self._device is not None:
-            self._device.enter("optimizer")
+        if self._enter is not None:
+            self._enter("optimizer")
 
 
 _is_grad_enabled = torch.is_grad_enabled

@@ -352,6 +352,7 @@ def _rank_row(total: RankSum, story: Story, tally: Tally) -> RankRow:
         windows=sum(last.total_windows for last in total.lives.values()),
         dropped_records=sum(last.dropped_records for last in total.lives.values()),
         last_words=bye.reason if bye is not None else None,
+        uncalibrated=[last.uncalibrated for last in total.lives.values()][-1] if total.lives else None,
     )
 
 

@@ -121,7 +121,10 @@ class Utilization(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank did and left behind; `slowest_ratio` is the share of common steps in which it was the last."""
+    """What one rank did and left behind; `slowest_ratio` is the share of common steps in which it was the last.
+
+    `uncalibrated` is why no exact window was behind its ledger to the end.
+    """
 
     rank: int
     host: str | None
@@ -135,6 +138,7 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
     windows: int
     dropped_records: int
     last_words: str | None
+    uncalibrated: str | None = None
 
 
 class Slowdown(msgspec.Struct, frozen=True, kw_only=True):

@@ -317,8 +317,14 @@ def test_without_a_budget_nothing_is_counted_and_with_a_small_one_new_shapes_wai
     hook.close()
     assert all(r.flops is None for r in sink.records if isinstance(r, Vitals))
     sink.records.clear()
-    attach(job, config=HookConfig(overhead_budget=1e-6, windows=False, vitals_interval_steps=1))
+    hook = attach(job, config=HookConfig(overhead_budget=1e-6, windows=False, vitals_interval_steps=1))
     job.run(6)
+    hook.close()
+    assert not any(r.disturbed for r in sink.records if isinstance(r, StepRecord)), "no training pays that back"
+    sink.records.clear()
+    hook = attach(job, config=HookConfig(overhead_budget=0.5, windows=False, vitals_interval_steps=1))
+    job.run(6)
+    hook.charge(10**9)
     x, y = job.batches[0]
     for _ in range(6):
         job.step(x[:3], y[:3])
