@@ -22,11 +22,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
+from torch.utils.hooks import unserializable_hook
 
 from pacecar.controller.ddp_private import find_ddp
 from pacecar.controller.measured import Measured
-from pacecar.profiler.compiling import is_tracing, keep_out
+from pacecar.profiler.compiling import keep_out
+from pacecar.profiler.module_calls import CallObserver, observe_calls
 from pacecar.profiler.phases import OUTPUTS_MAX, with_gradient
 from pacecar.profiler.pulse import CountedStep
 
@@ -58,16 +59,13 @@ class ForwardBoundaries:
         self._has_synchronized = False
         self._has_failed = False
         self._pid = os.getpid()
-        self._handles: list[RemovableHandle] = []
+        self._observer: CallObserver | None = None
 
     def open(self) -> None:
         """Begin; before the hook's own hooks, so that a boundary is no part of a forward."""
         kind = ForwardBoundaries
         keep_out(kind._before_forward, kind._after_forward, kind._on_gradient)
-        self._handles = [
-            self._model.register_forward_pre_hook(self._before_forward, prepend=True),
-            self._model.register_forward_hook(self._after_forward),
-        ]
+        self._observer = observe_calls(self._model, self._before_forward, self._after_forward, is_first=True)
 
     def step_ended(self, step: Measured | CountedStep | None) -> None:
         """Keep `step` for the boundary that follows."""
@@ -75,12 +73,12 @@ class ForwardBoundaries:
 
     def close(self) -> None:
         """End; no boundary comes any more."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        observer, self._observer = self._observer, None
+        if observer is not None:
+            observer.remove()
 
-    def _before_forward(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if is_tracing() or not self._has_synchronized or not (module.training and torch.is_grad_enabled()):
+    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._has_synchronized or not (module.training and torch.is_grad_enabled()):
             return
         self._has_synchronized = False
         if os.getpid() != self._pid:  # a forked child votes with nobody
@@ -95,7 +93,7 @@ class ForwardBoundaries:
         self._charge(self._now_ns() - begun)
 
     def _after_forward(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-        if is_tracing() or self._ddp is None or not (module.training and torch.is_grad_enabled()):
+        if self._ddp is None or not (module.training and torch.is_grad_enabled()):
             return
         if not getattr(self._ddp, "require_backward_grad_sync", True):
             return
@@ -104,16 +102,6 @@ class ForwardBoundaries:
             if count == OUTPUTS_MAX:
                 break
 
+    @unserializable_hook  # type: ignore[untyped-decorator]  # or torch would warn who pickles an output
     def _on_gradient(self, gradient: torch.Tensor) -> None:
         self._has_synchronized = True
-
-    def __deepcopy__(self, memo: object) -> ForwardBoundaries:
-        return _deaf()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _deaf, ()
-
-
-def _deaf() -> ForwardBoundaries:
-    """Return one that tells nobody: that of a copied or pickled model."""
-    return ForwardBoundaries(nn.Identity(), lambda step: None, now_ns=int, charge=lambda duration_ns: None)

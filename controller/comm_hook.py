@@ -85,6 +85,7 @@ class Compressor:
         self.topk_ratio = topk_ratio
         self.powersgd_rank = powersgd_rank
         self.powersgd: Any = None
+        self.powersgd_hook: Any = None
         self.residuals: dict[Tensor, Tensor] = {}
         self.dense_bytes = 0
         self.sent_bytes = 0
@@ -94,8 +95,10 @@ class Compressor:
         """The buckets are new: PowerSGD's memory of the old ones would be added to the wrong parameters."""
         self.powersgd = None
         if self.choice == "powersgd":
-            from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
+            # Imported here and not in the hook, which runs inside the job's backward.
+            from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
+            self.powersgd_hook = powerSGD_hook
             self.powersgd = PowerSGDState(
                 self.group, matrix_approximation_rank=self.powersgd_rank, start_powerSGD_iter=POWERSGD_START
             )
@@ -137,12 +140,10 @@ def _dense(state: Compressor, bucket: Bucket) -> Future[Tensor]:
 
 
 def _powersgd(state: Compressor, bucket: Bucket) -> Future[Tensor]:
-    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
-
     memory, flat = state.powersgd, bucket.buffer()
     before = memory.total_numel_after_compression
     is_compressed = memory.iter >= memory.start_powerSGD_iter
-    future: Future[Tensor] = powerSGD_hook(memory, bucket)
+    future: Future[Tensor] = state.powersgd_hook(memory, bucket)
     numel = memory.total_numel_after_compression - before if is_compressed else flat.numel()
     state.sent_bytes += sent_by_reduce(numel * flat.element_size(), state.ranks)
     return future

@@ -100,7 +100,10 @@ def initial_first_bytes(ddp: PrivateDdp) -> int:
 
 
 def set_caps(ddp: PrivateDdp, cap: int, first: int) -> None:
-    """Write the sizes where DDP's own helper looks for them; before torch 2.12 it knows no first size but its own."""
+    """Write the sizes where DDP's own helper looks for them, for the time of its call.
+
+    Before torch 2.12 it knows no first size but its own.
+    """
     ddp.bucket_bytes_cap = cap
     if hasattr(ddp, "bucket_bytes_cap_default"):
         ddp.bucket_bytes_cap_default = first < cap

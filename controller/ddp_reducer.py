@@ -23,6 +23,7 @@ Left out: the user's hooks that keep state by bucket (PowerSGD), FSDP and engine
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -72,6 +73,10 @@ class Plan:
     hook: CommHook | None = None
 
 
+_in_force: weakref.WeakKeyDictionary[nn.Module, Plan] = weakref.WeakKeyDictionary()
+"""What an earlier tuner left in force; DDP itself says what the user gave."""
+
+
 class DdpReducer:
     """The Reducer of the DistributedDataParallel that is `model`; shared by the knobs that change it."""
 
@@ -84,7 +89,7 @@ class DdpReducer:
         self.ddp = ddp
         self._initial = {} if ddp is None else {n: getattr(ddp, n) for n in private.CAP_ATTRIBUTES if hasattr(ddp, n)}
         self._initial_first = None if ddp is None else private.initial_first_bytes(ddp)
-        self._plan = None if ddp is None else Plan(ddp.bucket_bytes_cap)
+        self._plan = None if ddp is None else _in_force.get(ddp) or Plan(ddp.bucket_bytes_cap)
         self._wanted: Plan | None = None
         self._depth = 0
         self._order: tuple[int, ...] | None = None
@@ -245,15 +250,19 @@ class DdpReducer:
             raise ActuatorError("the model's parameters changed since tuning began")
         private.drop_reducer(ddp)
         cap, first = self._sizes(plan)
-        if plan.first_bytes is None and cap == self._initial["bucket_bytes_cap"]:
-            for name, initial in self._initial.items():
-                setattr(ddp, name, initial)
-        else:
-            private.set_caps(ddp, cap, first)
         if self.recipe == "ordered" and self._order is not None:
             private.build_ordered(ddp, parts, self._order, cap, first)
-        else:
+        elif plan.first_bytes is None and cap == self._initial["bucket_bytes_cap"]:
             private.build_by_helper(ddp, parts)
+        else:
+            # DDP's helper looks for the sizes in DDP, which is pickled and copied with what the user gave.
+            private.set_caps(ddp, cap, first)
+            try:
+                private.build_by_helper(ddp, parts)
+            finally:
+                for name, initial in self._initial.items():
+                    setattr(ddp, name, initial)
+        _in_force[ddp] = replace(plan, hook=None)
         for hook, state in ddp._comm_hooks:
             private.register_hook(ddp, state, hook)
         if plan.hook is not None:

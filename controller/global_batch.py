@@ -35,6 +35,8 @@ from pacecar.controller.microbatch import MicroBatcher
 from pacecar.controller.noise_meter import NoiseMeter
 from pacecar.controller.noise_scale import learning_rate_factor
 from pacecar.knobs import allows
+from pacecar.profiler import step_hooks
+from pacecar.profiler.step_hooks import after_step, before_step
 from pacecar.torch_internals import lacking
 
 __all__ = ["BatchGrouper", "GlobalBatchActuator", "LearningRate", "open_global_batch", "put_together"]
@@ -121,12 +123,12 @@ class LearningRate:
         self._before: list[Any] = []
         self._step: FrameType | None = None
         self._handles = [
-            optimizer.register_step_pre_hook(self._raise),
-            optimizer.register_step_post_hook(self._restore),
+            before_step(optimizer, self._raise),
+            after_step(optimizer, self._restore),
         ]
 
     def _raise(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ANN401  torch's signature
-        caller = sys._getframe(1)
+        caller = _step_frame()
         if self._step is not None and _is_inside(caller, self._step):
             return
         self._put_back(optimizer)  # a step that raised left its own
@@ -143,7 +145,7 @@ class LearningRate:
                 group["lr"] = rate * factor
 
     def _restore(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ANN401  torch's signature
-        if sys._getframe(1) is self._step:
+        if _step_frame() is self._step:
             self._put_back(optimizer)
 
     def _put_back(self, optimizer: Optimizer) -> None:
@@ -159,6 +161,14 @@ class LearningRate:
         """Leave the optimizer as it was."""
         for handle in self._handles:
             handle.remove()
+
+
+def _step_frame() -> FrameType | None:
+    """Return the frame of the step whose hooks run."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename == step_hooks.__file__:
+        frame = frame.f_back
+    return frame
 
 
 def _is_inside(frame: FrameType | None, outer: FrameType) -> bool:

@@ -24,9 +24,10 @@ iteration), and which numbers are worth trying (loader_knobs).
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -93,6 +94,16 @@ class SwitchableLoader:
 
     def __len__(self) -> int:
         return len(self._loader)
+
+    # Pickled and copied as the user's loader, which it stands for.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return cast, (None, self._loader)  # a function of the standard library that returns what it is given
+
+    def __copy__(self) -> DataLoader[Any]:
+        return copy.copy(self._loader)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DataLoader[Any]:
+        return copy.deepcopy(self._loader, memo)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the loader has
         if name.startswith("__") or name == "_loader":

@@ -6,7 +6,10 @@ the same run.  No dataset says whether it draws.  So the global generators (torc
 after each batch where batches are made, behind the collate function: if they moved, something drew.
 
 Runs in worker processes, whatever their start method: everything here can be pickled, and what is seen is a byte in
-shared memory.  Left out: generators of the dataset's own, which nobody can see from outside (each worker has a copy).
+shared memory.  A worker that is not forked imports this module anew, perhaps hours after the job did.  Where it cannot
+(pacecar was upgraded or removed meanwhile) it has the user's own functions in place of ours.
+
+Left out: generators of the dataset's own, which nobody can see from outside (each worker has a copy).
 """
 
 from __future__ import annotations
@@ -41,14 +44,37 @@ def fingerprint() -> int:
     return hash(tuple(states))
 
 
+_MAKE = """
+try:
+    from pacecar.controller import loader_watch
+    made = getattr(loader_watch, kind)(*state)
+except Exception:
+    made = instead
+"""
+
+
+def _pickled(kind: str, state: tuple[Any, ...], *, instead: object) -> tuple[Any, ...]:
+    """Return what pickle makes `kind(*state)` of, or `instead` in a process that cannot import this module.
+
+    Pickle names a function to call, and the only ones that are there for certain are python's own.
+    """
+    scope = {"kind": kind, "state": state, "instead": instead}
+    return eval, ("(exec(source, scope), scope['made'])[1]", {"source": _MAKE, "scope": scope})
+
+
 class Draws:
     """Whether anything drew.  `begin` and `end` stand around what must not."""
 
-    def __init__(self) -> None:
-        self._seen = torch.zeros(1, dtype=torch.uint8)
-        self._seen.share_memory_()  # type: ignore[no-untyped-call]
+    def __init__(self, seen: torch.Tensor | None = None) -> None:
+        if seen is None:
+            seen = torch.zeros(1, dtype=torch.uint8)
+            seen.share_memory_()  # type: ignore[no-untyped-call]
+        self._seen = seen
         self._before: int | None = None
         self._batches = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _pickled("Draws", (self._seen,), instead=None)
 
     @property
     def were_seen(self) -> bool:
@@ -102,6 +128,9 @@ class WatchedCollate:
         self._collate = collate
         self._draws = draws
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _pickled("WatchedCollate", (self._collate, self._draws), instead=self._collate)
+
     def __call__(self, samples: Any) -> Any:  # noqa: ANN401  the user's
         """Return what the user's function returns."""
         batch = self._collate(samples)
@@ -115,6 +144,9 @@ class WatchedInit:
     def __init__(self, init: Callable[[int], None] | None, draws: Draws) -> None:
         self._init = init
         self._draws = draws
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _pickled("WatchedInit", (self._init, self._draws), instead=self._init)
 
     def __call__(self, worker: int) -> None:
         """Prepare the worker as the user wants it."""

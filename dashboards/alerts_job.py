@@ -25,6 +25,9 @@ said last stays on the daemon's board for a while after its end, also when it wa
 DAEMON_OVER = 1.2
 """The daemon looks less often as soon as it reaches its budget; a fifth over it means that this does not help."""
 
+RESTARTS_IN_30_MINUTES = 3
+"""An upgrade and a change of settings are two."""
+
 _BUDGET = HookConfig().overhead_budget
 
 
@@ -124,6 +127,22 @@ ITSELF_ALERTS = Group("pacecar-itself", (
         + RULES.select("pacecar_build_info"), "5m", "warning",
         "The daemon of {{ $labels.instance }} is not scraped any more",
         "It was there 15 minutes ago. Nothing is known of this node, and none of its other alerts can fire."),
+    Alert("PacecarDaemonNotAnswering",
+        f"up == 0 and on ({CLUSTER}, {NODE}) "
+        f"max_over_time({RULES.select('pacecar_build_info', {NODE: '!~.+/.+'})}[15m])", "1m", "warning",
+        "The daemon of {{ $labels.instance }} serves no numbers",
+        "It did within the last 15 minutes. It has ended, hangs, or answers 503 because its newest numbers are old."),
+    Alert("PacecarDaemonRestarting",
+        f"changes({RULES.select('pacecar_daemon_start_time_seconds', {NODE: '!~.+/.+'})}[30m])"
+        f" >= {RESTARTS_IN_30_MINUTES}", "0m", "warning", "The daemon of {{ $labels.instance }} starts again and again",
+        "It was started anew {{ printf \"%.0f\" $value }} times in the last half hour."),
+    Alert("PacecarDaemonFault",
+        _increase("pacecar_daemon_faults_total", "15m", CLUSTER, NODE, "part") + " > 0 or "
+        + _increase("pacecar_daemon_thread_restarts_total", "15m", CLUSTER, NODE, "thread") + " > 0 or "
+        + combine("max", RULES.select("pacecar_daemon_thread_up") + " == 0", CLUSTER, NODE, "thread"), "0m", "warning",
+        "The daemon of {{ $labels.instance }} has a bug: {{ $labels.part }}{{ $labels.thread }}",
+        "It was contained and cost one job, collector, hook, page or step of a tick its numbers; or a thread failed. "
+        "The daemon's log has the traceback."),
     Alert("PacecarSettingsNotLoaded",
         RULES.select("pacecar_daemon_config_last_reload_successful") + " == 0", "5m", "warning",
         "The daemon of {{ $labels.instance }} could not use its newest settings",

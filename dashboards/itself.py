@@ -118,6 +118,13 @@ def _daemon() -> Section:
                 Query(combine("min", select("pacecar_daemon_glance_frequency_hertz")), "looks a second, fewest"),
                 Query(combine("sum", increase("pacecar_daemon_glance_changes_total"), "direction"), "{{direction}}"),
             ], unit="none", empty=NO_DAEMON)),
+        (24, 6, time_series("Bugs contained, threads", "Bugs that cost one job, collector, hook, page or step of a "
+            "tick its part, once; loops of threads that failed and were entered again; threads that ended or hang.", [
+                Query(combine("sum", increase("pacecar_daemon_faults_total"), "part"), "bugs: {{part}}"),
+                Query(combine("sum", increase("pacecar_daemon_thread_restarts_total"), "thread"),
+                      "restarts: {{thread}}"),
+                Query(combine("sum", f"1 - {select('pacecar_daemon_thread_up')}", "thread"), "down: {{thread}}"),
+            ], unit="none", empty=NO_DAEMON)),
     ])  # fmt: skip
 
 

@@ -13,6 +13,8 @@ __all__ = ["BAD", "GOOD", "HEADING_COLOURS", "LINE_COLOURS", "NEUTRAL", "WARN"]
 
 GREEN, VERMILION, ORANGE, SKY = "#009E73", "#D55E00", "#E69F00", "#56B4E9"
 BLUE, PINK, YELLOW, GREY = "#0072B2", "#CC79A7", "#F0E442", "#999999"
+WINE = "#882255"
+"""Of Tol's "muted" palette (2021, "Colour Schemes"): the last of Okabe and Ito's is black."""
 
 HEADING_COLOURS = {
     "compute": GREEN,
@@ -22,6 +24,7 @@ HEADING_COLOURS = {
     "host_bound": BLUE,
     "optimizer_host": PINK,
     "checkpoint": YELLOW,
+    "stopped": WINE,
     "unknown": GREY,
 }
 """Heading of the ledger -> colour, in the order in which the headings are stacked."""

@@ -13,6 +13,7 @@ import threading
 
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.monitor.boardplaces import Displaced
+from pacecar.monitor.faults import Faults
 from pacecar.monitor.jobs import Jobs, JobView
 from pacecar.monitor.notices import Notices
 from pacecar.monitor.requests import Rendezvous
@@ -30,13 +31,20 @@ _log = logging.getLogger(__name__)
 class Board:
     """The latest snapshot and the jobs.  All methods may be called from any thread."""
 
-    def __init__(self, clock: Clock, *, jobs_max: int, ranks_max: int, job_forget_seconds: float) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        jobs_max: int,
+        ranks_max: int,
+        job_forget_seconds: float,
+        faults: Faults | None = None,
+    ) -> None:
         self._lock = threading.Lock()
         self._notices = Notices(_log, LINES_PER_MINUTE, clock)
         self._snapshot: Snapshot | None = None
-        self._jobs = Jobs(
-            clock, jobs_max=jobs_max, ranks_max=ranks_max, forget_ns=int(job_forget_seconds * NS_PER_SECOND)
-        )
+        forget_ns = int(job_forget_seconds * NS_PER_SECOND)
+        self._jobs = Jobs(clock, jobs_max=jobs_max, ranks_max=ranks_max, forget_ns=forget_ns, faults=faults)
 
     def limit(self, *, jobs_max: int, ranks_max: int, job_forget_seconds: float) -> None:
         """Change the limits; what is there beyond them stays until it is over."""

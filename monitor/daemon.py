@@ -15,8 +15,10 @@ import random
 import socket as sockets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import metadata
+from typing import TypeVar
 
 from pacecar.clock import NS_PER_SECOND, Clock, SystemClock
 from pacecar.config import DaemonConfig, OtlpConfig
@@ -29,6 +31,7 @@ from pacecar.monitor.collectors.reading import Collector, Files
 from pacecar.monitor.documents import Builder, Own
 from pacecar.monitor.energy import Energies
 from pacecar.monitor.exporter import Exporter
+from pacecar.monitor.faults import Faults, Part
 from pacecar.monitor.heap import Heap
 from pacecar.monitor.inbox import Inbox
 from pacecar.monitor.inventory import DaemonError, default_collectors
@@ -41,6 +44,7 @@ from pacecar.monitor.screens import Screens
 from pacecar.monitor.series import DaemonFigures, daemon_samples, job_samples
 from pacecar.monitor.server import WebError, WebServer
 from pacecar.monitor.signals import Signals
+from pacecar.monitor.threads import CLOSE_SECONDS, LIMIT_SECONDS, Watch, WatchedThread
 from pacecar.monitor.throttles import Throttles
 from pacecar.monitor.tick import Beat, beats
 from pacecar.monitor.web import pages
@@ -52,8 +56,16 @@ __all__ = ["Daemon", "DaemonError"]
 DEADLINE_RATIO = 0.8
 """Share of the period that a tick waits for its collectors; the rest is for jitter and for publishing."""
 
-UNHEALTHY_PERIODS = 10
-"""A daemon that did not tick for so many periods says 503 on /-/healthy."""
+STALE_PERIODS = 3
+"""What a tick read this many periods ago is not served any more: pages and /-/healthy say 503 instead."""
+
+STALE_SECONDS_MIN = 3.0
+"""And never sooner than this: with short periods a busy machine would make a gap of every pause."""
+
+STALLED_PERIODS = 10
+"""A daemon that did not tick for so many periods, and LIMIT_SECONDS at least, ends for its supervisor."""
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +88,8 @@ class Daemon:
         self._budget = _budget(config)
         self._pace = Pace(self._budget.rate)
         self._heap = Heap()
+        self._faults = Faults()
+        self._watch = Watch()
         self._identity = IdentityCollector(
             Files(config.proc_root, config.sys_root),
             self._clock,
@@ -86,7 +100,7 @@ class Daemon:
         )
         self._recorder = self._make_recorder(config) if config.recorder else None
         self._on_gpus: set[int] = set()
-        self._energies = Energies()
+        self._energies = Energies(self._faults)
         self._sampler = Sampler(
             default_collectors(config, self._clock, self._members, self._identity)
             if collectors is None
@@ -102,6 +116,7 @@ class Daemon:
             jobs_max=config.jobs_max,
             ranks_max=config.ranks_max,
             job_forget_seconds=config.job_forget_seconds,
+            faults=self._faults,
         )
         self._inbox = Inbox(
             Meeting(config.socket, mode=config.socket_mode, group=config.socket_group, inherited=listener),
@@ -109,20 +124,23 @@ class Daemon:
             self._clock,
             overhear=None if self._recorder is None else self._recorder.overhear_record,
             dump=None if self._recorder is None else self._recorder.ask,
+            faults=self._faults,
         )
         self._throttles = Throttles()
         self._signals = Signals(int(config.period_seconds * NS_PER_SECOND))
         self._throttled: Mapping[str, Throttling] = {}
-        self._builder = Builder(self._identity.residence)
+        self._builder = Builder(self._identity.residence, self._faults)
         self._screens = Screens(self._clock, config.period_seconds, self._document)
-        self._exporter = Exporter(self._live_samples)
-        self._web = WebServer(config.host, config.port)
+        self._exporter = Exporter(self._live_samples, self._faults)
+        self._web = WebServer(config.host, config.port, faults=self._faults)
         self._otlp_config = otlp if otlp is not None and otlp.endpoint is not None else None
         self._otlp: Otlp | None = None
         self._stopping = threading.Event()
-        self._ticker: threading.Thread | None = None
+        self._ticker: WatchedThread | None = None
+        self._beats: Iterator[Beat] = iter(())
         self._beat: Beat | None = None
         self._started_wall_ns: int | None = None
+        self._started_ns: int | None = None
         self._spending: Change | None = None
         self._glance_changes = {"down": 0, "up": 0}
         self._security = Security()
@@ -151,7 +169,7 @@ class Daemon:
 
     def start(self) -> None:
         """Take the port and the socket and begin to tick; raises DaemonError and then holds nothing."""
-        self._started_wall_ns = self._clock.wall_ns()
+        self._started_wall_ns, self._started_ns = self._clock.wall_ns(), self._clock.monotonic_ns()
         try:
             self.secure(self._config)
             # The port first: it tells two daemons apart before either touches the socket file.
@@ -164,10 +182,13 @@ class Daemon:
         if self._recorder is not None:
             self._recorder.start()
         self._sampler.start()
-        self._ticker = threading.Thread(target=self._tick, name="pacecar-tick", daemon=True)
+        self._beats = self._make_beats()
+        limit_seconds = max(LIMIT_SECONDS, STALLED_PERIODS * self._config.period_seconds)
+        self._ticker = WatchedThread("tick", self._tick, self._clock, limit_seconds=limit_seconds)
         self._ticker.start()
         self._screens.start()
-        self._web.start(pages(self._exporter, self._screens, self.is_healthy))
+        self._web.start(pages(self._exporter, self._screens, self.sickness, self._has_begun))
+        self._watch_threads()
 
     def secure(self, config: DaemonConfig) -> None:
         """Read the web configuration anew and ask each client for it from now on; raises WebConfigError."""
@@ -197,7 +218,8 @@ class Daemon:
         self._screens.close()
         self._inbox.close()
         if self._ticker is not None:
-            self._ticker.join()
+            if not self._ticker.join(CLOSE_SECONDS):
+                _log.warning("the thread of the tick does not return and is left behind")
             self._ticker = None
             self._sampler.close()
         if self._recorder is not None:
@@ -212,7 +234,8 @@ class Daemon:
     def _readings(self) -> list[Reading]:
         """Return what a scrape would find now."""
         snapshot = self._board.snapshot()
-        ticked = [] if snapshot is None else [Reading(snapshot.wall_ns, snapshot.samples())]
+        is_old = snapshot is None or self._staleness() is not None
+        ticked = [] if snapshot is None or is_old else [Reading(snapshot.wall_ns, snapshot.samples())]
         return [*ticked, Reading(self._clock.wall_ns(), self._live_samples())]
 
     def _live_samples(self) -> list[Sample]:
@@ -247,8 +270,11 @@ class Daemon:
             web_refused=self._web.refused(),
             viewers=self._screens.viewers.figures(),
             history_left_out=self._screens.series_left_out,
+            faults=self._faults.counts(),
+            threads=self._watch.figures(),
         )
-        return [*job_samples(jobs, self._identity.residence), *daemon_samples(figures)]
+        own = self._faults.each(Part.DAEMON, "the daemon's own figures", lambda: daemon_samples(figures))
+        return [*job_samples(jobs, self._identity.residence, self._faults), *own]
 
     def _document(self, viewers: int) -> Document:
         """Return what people see now."""
@@ -272,34 +298,81 @@ class Daemon:
         )
 
     def is_healthy(self) -> bool:
-        """Return whether a tick was published lately."""
-        age = self._age_ns(self._board.snapshot())
-        return age is not None and age < UNHEALTHY_PERIODS * self._config.period_seconds * NS_PER_SECOND
+        """Return whether a tick was published lately, and all that serves hooks and clients is at work."""
+        return self._has_begun() and self.sickness() is None
+
+    def _has_begun(self) -> bool:
+        return self._board.snapshot() is not None
+
+    def sickness(self) -> str | None:
+        """Return why what is served now would be old, in words; None when it would not."""
+        troubles = self._watch.troubles()
+        return troubles[0] if troubles else self._staleness()
+
+    def stalls(self) -> list[str]:
+        """Return what does not pass by itself, in words: threads that ended or hang, ticks that do not come."""
+        late = self._late_seconds(max(LIMIT_SECONDS, STALLED_PERIODS * self._config.period_seconds))
+        return self._watch.troubles() + ([] if late is None else [f"no tick has been published for {late:.0f} s"])
+
+    def _staleness(self) -> str | None:
+        late = self._late_seconds(max(STALE_SECONDS_MIN, STALE_PERIODS * self._config.period_seconds))
+        return None if late is None else f"the newest numbers are {late:.1f} s old: no tick has been published since"
+
+    def _late_seconds(self, limit_seconds: float) -> float | None:
+        """Return how old the newest tick is, or the daemon while there was none, if that is over the limit."""
+        snapshot, now = self._board.snapshot(), self._clock.monotonic_ns()
+        since_ns = self._started_ns if snapshot is None else snapshot.started_ns
+        if since_ns is None or now - since_ns <= limit_seconds * NS_PER_SECOND:
+            return None
+        return (now - since_ns) / NS_PER_SECOND
+
+    def _watch_threads(self) -> None:
+        self._watch.add(lambda: self._ticker, lambda: self._inbox.thread, lambda: self._web.thread)
+        self._watch.add(lambda: self._web.checker, lambda: self._screens.viewers.thread, is_vital=False)
+        recorder, otlp = self._recorder, self._otlp
+        if recorder is not None:
+            self._watch.add(lambda: recorder.thread, lambda: recorder.scrivener.thread, is_vital=False)
+        if otlp is not None:
+            self._watch.add(lambda: otlp.thread, is_vital=False)
 
     def _age_ns(self, snapshot: Snapshot | None) -> int | None:
         return None if snapshot is None else max(0, self._clock.monotonic_ns() - snapshot.started_ns)
 
-    def _tick(self) -> None:
-        for beat in beats(
+    def _make_beats(self) -> Iterator[Beat]:
+        return beats(
             self._clock,
             self._stopping.wait,
             period_ns=int(self._config.period_seconds * NS_PER_SECOND),
             jitter_ratio=self._config.jitter_ratio,
             chance=random.Random(),
-        ):
+        )
+
+    def _tick(self) -> None:
+        """Tick until the daemon stops; a tick that fails costs itself, and a step of it that fails only that step."""
+        ticker = self._ticker
+        assert ticker is not None, "it runs this"
+        for beat in self._beats:  # which outlive a failure of this loop: their numbers go on
+            ticker.progress()
             self._beat = beat
-            snapshot = self._sampler.sample(beat)
-            self._on_gpus = gpu_processes(snapshot.samples())
-            energy = self._energies.take(snapshot, self._board.jobs)
-            self._exporter.publish([*snapshot.samples(), *energy])
-            self._board.publish(snapshot)
-            if self._recorder is not None:
-                self._recorder.overhear_tick(snapshot)
-            self._throttled = self._throttles.take(snapshot)
-            self._inbox.tell(self._throttled, self._signals.take(snapshot))
-            self._screens.tick()
-            self._keep_budget()
-            self._heap.tick(self._clock.monotonic_ns())
+            self._faults.contain(Part.TICK, "a tick", partial(self._take_tick, beat), None)
+
+    def _take_tick(self, beat: Beat) -> None:
+        snapshot = self._sampler.sample(beat)
+        self._on_gpus = self._step("who is on which GPU", lambda: gpu_processes(snapshot.samples()), set[int]())
+        energy = self._step("energy", lambda: self._energies.take(snapshot, self._board.jobs), list[Sample]())
+        self._exporter.publish([*snapshot.samples(), *energy])
+        self._board.publish(snapshot)
+        if self._recorder is not None:
+            self._step("the flight recorder", partial(self._recorder.overhear_tick, snapshot), None)
+        self._throttled = self._step("throttles", lambda: self._throttles.take(snapshot), {})
+        signals = self._step("signals of the node", lambda: self._signals.take(snapshot), None)
+        self._step("what hooks are told", lambda: self._inbox.tell(self._throttled, signals), None)
+        self._step("the page and its history", self._screens.tick, None)
+        self._step("the daemon's own budget", self._keep_budget, None)
+        self._step("the heap", lambda: self._heap.tick(self._clock.monotonic_ns()), None)
+
+    def _step(self, name: str, act: Callable[[], T], otherwise: T) -> T:
+        return self._faults.contain(Part.TICK, name, act, otherwise)
 
     def _make_recorder(self, config: DaemonConfig) -> Recorder:
         limits = Limits(

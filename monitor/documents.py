@@ -17,7 +17,8 @@ import msgspec
 
 from pacecar.catalog import by_name
 from pacecar.clock import NS_PER_SECOND
-from pacecar.live import VERSION, Collector, Daemon, Document, Gpu, Host, Link, Recorder
+from pacecar.live import VERSION, Collector, Daemon, Document, Gpu, Host, Job, Link, Recorder
+from pacecar.monitor.faults import Faults, Part
 from pacecar.monitor.jobdocuments import Elapsed, job_document
 from pacecar.monitor.jobs import JobView
 from pacecar.monitor.membership import Residence
@@ -81,9 +82,10 @@ class _Mark(NamedTuple):
 class Builder:
     """Builds documents, remembering what rates need."""
 
-    def __init__(self, residence: Callable[[JobHello], Residence] = _nowhere) -> None:
-        """`residence` says where a rank runs; it reads nothing."""
+    def __init__(self, residence: Callable[[JobHello], Residence] = _nowhere, faults: Faults | None = None) -> None:
+        """`residence` says where a rank runs; it reads nothing.  What raises is left out and counted in `faults`."""
         self._residence = residence
+        self._faults = faults or Faults()
         self._tick: int | None = None
         self._counters: dict[tuple[str, str, str], float] = {}
         self._counters_ns: int | None = None
@@ -108,6 +110,7 @@ class Builder:
         self._marks = {job.job: self._marks.get(job.job, deque(maxlen=LATELY_MARKS)) for job in jobs}
         shown = sorted(jobs, key=_silence)[:JOBS_MAX]
         ranks_max = max(RANKS_MIN, RANKS_MAX // max(1, len(shown)))
+        drawn = [self._job(job, now_ns, ranks_max) for job in sorted(shown, key=lambda job: job.job)]
         return Document(
             version=VERSION,
             node=own.node,
@@ -128,19 +131,25 @@ class Builder:
             host=self._host,
             gpus=self._gpus,
             links=self._links,
-            jobs=tuple(
-                job_document(job, self._lately(job, now_ns), ranks_max, self._residence)
-                for job in sorted(shown, key=lambda job: job.job)
-            ),
-            jobs_left_out=len(jobs) - len(shown),
+            jobs=tuple(job for job in drawn if job is not None),
+            jobs_left_out=len(jobs) - len(shown) + drawn.count(None),
         )
+
+    def _job(self, job: JobView, now_ns: int, ranks_max: int) -> Job | None:
+        """Return the document of `job`; None where a bug forbids it."""
+        try:
+            return job_document(job, self._lately(job, now_ns), ranks_max, self._residence)
+        except Exception as error:  # noqa: BLE001  a bug with one job must not cost the document all others
+            self._faults.caught(Part.JOB, f"job {job.job!r}", error)
+            return None
 
     def _take(self, snapshot: Snapshot, throttled: Mapping[str, Throttling]) -> None:
         samples = snapshot.samples()
         self._tick = snapshot.tick
-        self._host = _host(samples)
-        self._gpus = _gpus(samples, throttled)
-        self._links = self._read_links(samples, snapshot.started_ns)
+        contain, part, started_ns = self._faults.contain, Part.COLLECTOR, snapshot.started_ns
+        self._host = contain(part, "the host in documents", lambda: _host(samples), Host())
+        self._gpus = contain(part, "the GPUs in documents", lambda: _gpus(samples, throttled), ())
+        self._links = contain(part, "the links in documents", lambda: self._read_links(samples, started_ns), ())
         self._resident = next(
             (int(s.value) for s in samples if s.metric == "pacecar_daemon_resident_memory_bytes"), None
         )

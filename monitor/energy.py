@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from pacecar.clock import NS_PER_SECOND
 from pacecar.monitor.collectors.reading import sample
+from pacecar.monitor.faults import Faults, Part
 from pacecar.monitor.jobs import JobView, RankView
 from pacecar.records import Sample, Snapshot
 
@@ -84,6 +85,13 @@ class _Job:
         if now.at_ns - self.marks[-1].at_ns >= SPAN_SECONDS * NS_PER_SECOND:
             self.marks = [self.marks[-1], now]
 
+    def samples(self, name: str) -> Iterator[Sample]:
+        """Yield the series of the job `name`."""
+        if self.total_mj is not None:
+            yield sample("pacecar_job_energy_joules_total", self.total_mj, name)
+        for metric, millijoules in self.quotients():
+            yield sample(metric, millijoules, name)
+
     def quotients(self) -> Iterator[tuple[str, float]]:
         """Yield metric and millijoules of one step, sample and token."""
         if self.latest is None or self.latest.at_ns - self.marks[0].at_ns < MIN_SECONDS * NS_PER_SECOND:
@@ -101,8 +109,9 @@ class _Job:
 class Energies:
     """Takes ticks in order.  As many jobs as are on the board."""
 
-    def __init__(self) -> None:
+    def __init__(self, faults: Faults | None = None) -> None:
         self._jobs: dict[str, _Job] = {}
+        self._faults = faults or Faults()
 
     def take(self, snapshot: Snapshot, jobs: Callable[[], Sequence[JobView]]) -> list[Sample]:
         """Return the series of all jobs whose energy is known; `jobs` is asked only where GPUs have counters."""
@@ -113,14 +122,30 @@ class Energies:
         used = {name: {rank.hello.device_uuid for rank in ranks} for name, ranks in live.items()}
         shared = {uuid for uuid, users in Counter(u for uuids in used.values() for u in uuids).items() if users > 1}
         self._jobs = {name: self._jobs.get(name) or _Job() for name in live}
+        samples: list[Sample] = []
         for name, ranks in live.items():
-            mine = [uuid for uuid in used[name] if uuid is not None]
-            if not mine or None in used[name]:
-                self._jobs[name].begin()
-                self._jobs[name].base_mj = {}
-            elif all(uuid in energies_mj for uuid in mine):  # else: what a GPU used meanwhile is in its next reading
-                self._tick(self._jobs[name], ranks, {u: energies_mj[u] for u in mine}, shared - {None}, snapshot)
-        return list(self._samples())
+            try:
+                self._use(self._jobs[name], ranks, used[name], energies_mj, shared, snapshot)
+                samples += self._jobs[name].samples(name)
+            except Exception as error:  # noqa: BLE001  a bug with one job must not cost the others their energy
+                self._faults.caught(Part.JOB, f"job {name!r}", error)
+        return samples
+
+    def _use(
+        self,
+        job: _Job,
+        ranks: list[RankView],
+        used: set[str | None],
+        energies_mj: dict[str, int],
+        shared: set[str | None],
+        snapshot: Snapshot,
+    ) -> None:
+        mine = [uuid for uuid in used if uuid is not None]
+        if not mine or None in used:
+            job.begin()
+            job.base_mj = {}
+        elif all(uuid in energies_mj for uuid in mine):  # else: what a GPU used meanwhile is in its next reading
+            self._tick(job, ranks, {u: energies_mj[u] for u in mine}, shared - {None}, snapshot)
 
     @staticmethod
     def _tick(
@@ -134,13 +159,6 @@ class Energies:
         steps = [rank.step.total_steps for rank in ranks if rank.step is not None]
         if len(steps) == len(ranks) and len(job.base_mj) == len(energies_mj) and job.total_mj is not None:
             job.count(_Mark(snapshot.started_ns, job.total_mj, min(steps), *_work(ranks)))
-
-    def _samples(self) -> Iterator[Sample]:
-        for name, job in self._jobs.items():
-            if job.total_mj is not None:
-                yield sample("pacecar_job_energy_joules_total", job.total_mj, name)
-            for metric, millijoules in job.quotients():
-                yield sample(metric, millijoules, name)
 
 
 def _energies(snapshot: Snapshot) -> dict[str, int]:

@@ -34,6 +34,7 @@ from prometheus_client.registry import Collector
 
 from pacecar.catalog import CATALOG, Kind, by_name
 from pacecar.catalog import Metric as Entry
+from pacecar.monitor.faults import Faults, Part
 from pacecar.monitor.negotiation import GZIP_BITS, GZIP_LEVEL, choose_coding, choose_media
 from pacecar.records import Sample
 
@@ -135,7 +136,10 @@ class _Line:
 class Pen:
     """Writes samples, and remembers how their series are written.  One thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, part: Part = Part.DAEMON, faults: Faults | None = None) -> None:
+        """A sample that cannot be written is left out, and counted in `faults` as of `part`."""
+        self._part = part
+        self._faults = faults or Faults()
         self._lines: dict[tuple[str, Labels], _Line] = {}
         self._bytes = 0
 
@@ -143,12 +147,15 @@ class Pen:
         """Return metric -> its lines; of a series that comes twice the later value."""
         lines, families = self._lines, dict[str, dict[Labels, str]]()
         for sample in samples:
-            key = (sample.metric, sample.labels)
-            line = lines.get(key)
-            if line is None:
-                line = lines[key] = _Line(sample)
-                self._bytes += LINE_BYTES + 2 * len(line.start)
-            families.setdefault(sample.metric, {})[sample.labels] = line.write(sample.value)
+            try:
+                key = (sample.metric, sample.labels)
+                line = lines.get(key)
+                if line is None:
+                    line = lines[key] = _Line(sample)
+                    self._bytes += LINE_BYTES + 2 * len(line.start)
+                families.setdefault(sample.metric, {})[sample.labels] = line.write(sample.value)
+            except Exception as error:  # noqa: BLE001  one that cannot be written must not cost the page all others
+                self._faults.caught(self._part, f"a sample of {sample.metric}", error)
         if len(lines) > SERIES_MAX or self._bytes > LINES_BYTES_MAX:
             written = {(metric, labels) for metric, rows in families.items() for labels in rows}
             self._lines = {key: line for key, line in lines.items() if key in written}
@@ -187,10 +194,10 @@ class Exporter:
     `live` is asked at each scrape: jobs, and the daemon's own figures.
     """
 
-    def __init__(self, live: Callable[[], Iterable[Sample]]) -> None:
+    def __init__(self, live: Callable[[], Iterable[Sample]], faults: Faults | None = None) -> None:
         self._live = live
         self._lock = threading.Lock()
-        self._tick_pen, self._live_pen = Pen(), Pen()
+        self._tick_pen, self._live_pen = Pen(Part.COLLECTOR, faults), Pen(Part.JOB, faults)
         self._part = _Part({})
         self._ticks = 0
         self._asked: dict[Form, int] = {}

@@ -14,8 +14,6 @@ import logging
 import os
 import selectors
 import socket
-import struct
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -23,14 +21,17 @@ from typing import Literal
 
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.monitor.board import Board
-from pacecar.monitor.conversation import Conversation, Peer, own_pid
+from pacecar.monitor.connection import Connection, is_hung_up, peer_of
+from pacecar.monitor.conversation import Conversation, own_pid
 from pacecar.monitor.fairshare import giver_to, in_turns
+from pacecar.monitor.faults import Faults, Part
 from pacecar.monitor.framebudget import PAUSE_SECONDS, FrameBudgets
-from pacecar.monitor.meeting import Meeting, is_hung_up
+from pacecar.monitor.meeting import Meeting
 from pacecar.monitor.notices import Notices
 from pacecar.monitor.permission import Target, may_dump
 from pacecar.monitor.requests import Requests
 from pacecar.monitor.signals import NodeSignals
+from pacecar.monitor.threads import CLOSE_SECONDS, LIMIT_SECONDS, TURN_SECONDS, WatchedThread
 from pacecar.plaintext import clean
 from pacecar.records import Answer, DumpRequest, JobHello, JobRecord, Request, Throttling
 from pacecar.wire import FRAME_BYTES_MAX, FrameError, Message, Refusal, encode_frame, payload_of
@@ -73,29 +74,7 @@ Overhear = Callable[[JobRecord, bytes, int], None]
 Dump = Callable[[int, str, Callable[[bool, str], None]], None]
 """Writes a recording for a user who may have one, and says later whether it did; must not wait."""
 
-_PEERCRED = struct.Struct("3i")
-
 _log = logging.getLogger(__name__)
-
-
-class _Connection:
-    """One hook: its socket, what it may say, and which of its faults were logged."""
-
-    def __init__(self, number: int, sock: socket.socket, conversation: Conversation, since_ns: int) -> None:
-        self.number = number
-        self.sock = sock
-        self.conversation = conversation
-        self.since_ns = since_ns
-        self.logged: set[Refusal] = set()
-        self.is_admitted = False
-        self.is_heard = False
-        """Whether the selector knows it: not while its user is paused."""
-        self.told: Throttling | None = None
-
-    def __str__(self) -> str:
-        peer, hello = self.conversation.peer, self.conversation.hello
-        who = f"rank {hello.rank} of job {clean(hello.job)}, " if hello is not None else ""
-        return f"connection {self.number} ({who}pid {peer.pid}, uid {peer.uid})"
 
 
 class Inbox:
@@ -112,6 +91,7 @@ class Inbox:
         own_pid: Callable[[int], int | None] = own_pid,
         overhear: Overhear | None = None,
         dump: Dump | None = None,
+        faults: Faults | None = None,
     ) -> None:
         self._meeting = meeting
         self._board = board
@@ -124,15 +104,21 @@ class Inbox:
         self._notices = Notices(_log, WARNINGS_PER_MINUTE, clock)
         self._own_pid = own_pid
         self._overhear, self._dump = overhear, dump
-        self._connections: dict[int, _Connection] = {}
+        self._faults = faults or Faults()
+        self._connections: dict[int, Connection] = {}
         self._requests = Requests(self._send)
         self._numbers = itertools.count(1)
         self._frames = 0
         self._refused: Counter[Refusal] = Counter()
         self._buffer = bytearray(FRAME_BYTES_MAX)
-        self._stopping = threading.Event()
+        self._is_stopping = False
         self._accept_again_ns: int | None = None
-        self._thread: threading.Thread | None = None
+        self._thread: WatchedThread | None = None
+
+    @property
+    def thread(self) -> WatchedThread | None:
+        """The thread; None before `start` and after `close`."""
+        return self._thread
 
     @property
     def connections(self) -> int:
@@ -161,17 +147,28 @@ class Inbox:
         """
         for connection in list(self._connections.values()):
             hello = connection.conversation.hello
-            if hello is None:
-                continue
-            throttling = None if hello.device_uuid is None else throttles.get(hello.device_uuid)
-            if signals is not None and hello.hears_signals and connection.is_admitted:
-                self._say(connection, signals.of(hello, throttling))
-            if hello.device_uuid is None:
-                continue
-            if throttling is None and connection.told is not None:
-                throttling = Throttling(device_uuid=hello.device_uuid, reasons=None)
-            if throttling is not None and throttling != connection.told and self._say(connection, throttling):
-                connection.told = throttling
+            if hello is not None:
+                try:
+                    self._tell(connection, hello, throttles, signals)
+                except Exception as error:  # noqa: BLE001  what fails for one hook must not cost the others theirs
+                    self._faults.caught(Part.INBOX, str(connection), error)
+
+    def _tell(
+        self,
+        connection: Connection,
+        hello: JobHello,
+        throttles: Mapping[str, Throttling],
+        signals: NodeSignals | None,
+    ) -> None:
+        throttling = None if hello.device_uuid is None else throttles.get(hello.device_uuid)
+        if signals is not None and hello.hears_signals and connection.is_admitted:
+            self._say(connection, signals.of(hello, throttling))
+        if hello.device_uuid is None:
+            return
+        if throttling is None and connection.told is not None:
+            throttling = Throttling(device_uuid=hello.device_uuid, reasons=None)
+        if throttling is not None and throttling != connection.told and self._say(connection, throttling):
+            connection.told = throttling
 
     def displaced(self) -> dict[str, int]:
         """Return how many connections and requests made room for those of users with fewer."""
@@ -188,18 +185,21 @@ class Inbox:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_read, selectors.EVENT_READ)
-        self._thread = threading.Thread(target=self._serve, name="pacecar-inbox", daemon=True)
+        self._thread = WatchedThread("inbox", self._serve, self._clock, limit_seconds=LIMIT_SECONDS)
         self._thread.start()
 
     def close(self) -> None:
         """Stop the thread, hang up on everybody and remove the socket file."""
         if self._thread is None:
             return
-        self._stopping.set()
+        self._is_stopping = True
         os.write(self._wake_write, b"x")
-        self._thread.join()
+        has_ended = self._thread.join(CLOSE_SECONDS)
         self._thread = None
         self._meeting.close()
+        if not has_ended:  # it keeps what it works with: the number of a closed file is soon another's
+            _log.warning("the thread of the inbox does not return and is left behind")
+            return
         self._listener.close()
         for connection in list(self._connections.values()):
             connection.sock.close()
@@ -210,23 +210,34 @@ class Inbox:
         os.close(self._wake_write)
 
     def _serve(self) -> None:
-        while not self._stopping.is_set():
+        thread = self._thread
+        assert thread is not None, "it runs this"
+        while not self._is_stopping:
+            thread.progress()
             self._budgets.begin_turn()
-            for key, _ in self._selector.select(self._pause()):
+            pause = PAUSE_SECONDS if self._budgets.is_any_paused else TURN_SECONDS
+            for key, _ in self._selector.select(pause):
                 if key.fileobj is self._listener:
                     for _ in range(ACCEPTS_PER_TURN):
-                        if not self._accept():
+                        if not self._accept_safely():
                             break
-                elif isinstance(key.data, _Connection):
+                elif isinstance(key.data, Connection):
                     self._hear_safely(key.data)
             self._resume_accepting()
             self._resume_hearing()
 
-    def _pause(self) -> float | None:
-        """Return how long the selector may wait: until accepting, or hearing a user, goes on."""
-        if self._budgets.is_any_paused:
-            return PAUSE_SECONDS
-        return None if self._accept_again_ns is None else ACCEPT_PAUSE_SECONDS
+    def _accept_safely(self) -> bool:
+        try:
+            return self._accept()
+        except Exception as error:  # noqa: BLE001  the outer boundary: who cannot be taken in costs nobody else
+            self._faults.caught(Part.INBOX, "a hook that connects", error)
+            self._pause_accepting()
+            return False
+
+    def _pause_accepting(self) -> None:
+        """Do not spin on a listener that stays readable."""
+        self._selector.unregister(self._listener)
+        self._accept_again_ns = self._clock.monotonic_ns() + int(ACCEPT_PAUSE_SECONDS * NS_PER_SECOND)
 
     def _accept(self) -> bool:
         """Take one hook in; return whether there may be another."""
@@ -235,16 +246,13 @@ class Inbox:
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
             return False
         except OSError as error:
-            said = "cannot accept a hook: %s; trying again every %s s"
-            self._notices.warn("accept", said, error, ACCEPT_PAUSE_SECONDS)
-            self._selector.unregister(self._listener)
-            self._accept_again_ns = self._clock.monotonic_ns() + int(ACCEPT_PAUSE_SECONDS * NS_PER_SECOND)
+            self._notices.warn("accept", "cannot accept a hook: %s; again in %s s", error, ACCEPT_PAUSE_SECONDS)
+            self._pause_accepting()
             return False
         sock.setblocking(False)
-        credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
-        peer = Peer(*_PEERCRED.unpack(credentials))
+        peer = peer_of(sock)
         now = self._clock.monotonic_ns()
-        connection = _Connection(next(self._numbers), sock, Conversation(peer, own_pid=self._own_pid), now)
+        connection = Connection(next(self._numbers), sock, Conversation(peer, own_pid=self._own_pid), now)
         full = self._make_room(now, peer.uid)
         if full is not None:
             self._refuse(connection, FrameError(Refusal.LIMIT, f"{full} already, hung up on this one"))
@@ -262,14 +270,13 @@ class Inbox:
             self._accept_again_ns = None
             self._selector.register(self._listener, selectors.EVENT_READ)
 
-    def _listen_to(self, connection: _Connection) -> None:
+    def _listen_to(self, connection: Connection) -> None:
         self._selector.register(connection.sock, selectors.EVENT_READ, connection)
         connection.is_heard = True
 
     def _pause_hearing(self, uid: int) -> None:
         """Do not read the user of whom too much came, until his budget allows it."""
-        said = "uid %d sends more than its share of frames; it is read more slowly"
-        self._notices.warn("flood", said, uid, of=uid)
+        self._notices.warn("flood", "uid %d sends more than its share of frames: read more slowly", uid, of=uid)
         for connection in self._connections.values():
             if connection.conversation.peer.uid == uid and connection.is_heard:
                 self._selector.unregister(connection.sock)
@@ -305,14 +312,14 @@ class Inbox:
         self._lose(youngest)
         return None
 
-    def _hear_safely(self, connection: _Connection) -> None:
+    def _hear_safely(self, connection: Connection) -> None:
         try:
             self._hear(connection)
-        except Exception:  # noqa: BLE001  the outer boundary: one peer must not end the inbox of all the others
-            self._notices.tell(logging.ERROR, "bug", "%s: hung up on it after a bug", connection, trace=True)
+        except Exception as error:  # noqa: BLE001  the outer boundary: one peer must not end the inbox of all others
+            self._faults.caught(Part.INBOX, str(connection), error)
             self._lose(connection)
 
-    def _hear(self, connection: _Connection) -> None:
+    def _hear(self, connection: Connection) -> None:
         """Take what `connection` has to say, up to its turn and its user's."""
         if not connection.is_heard:
             return None  # its user was paused in this same turn
@@ -327,9 +334,7 @@ class Inbox:
                 size, _, flags, _ = connection.sock.recvmsg_into([self._buffer])
             except (BlockingIOError, InterruptedError):
                 return None
-            except (
-                ConnectionResetError
-            ):  # said once, of a peer that did not read our answers; its frames are still there
+            except ConnectionResetError:  # once, of a peer that read not all we said; its frames are still there
                 continue
             except OSError as error:
                 _log.debug("%s: %s", connection, error)
@@ -347,8 +352,8 @@ class Inbox:
                     budget.spend(LIMIT_COST_BYTES)
         return None
 
-    def _take(self, connection: _Connection, frame: bytes) -> None:
-        record, hello = connection.conversation.take(frame)
+    def _take(self, connection: Connection, frame: bytes) -> None:
+        (record, hello), uid = connection.conversation.take(frame), connection.conversation.peer.uid
         if isinstance(record, Request):
             self._ask(connection, record)
         elif isinstance(record, DumpRequest):
@@ -357,7 +362,6 @@ class Inbox:
             self._requests.answered(record, connection=connection.number)
         else:
             assert hello is not None, "a record has a hello before it"
-            uid = connection.conversation.peer.uid
             left = self._board.take(record, hello=hello, uid=uid, owner=connection.number, size=len(frame))
             for displaced in left:
                 self._notices.warn("displaced", "%s", displaced, of=displaced.place.uid)
@@ -367,10 +371,9 @@ class Inbox:
         self._frames += 1
         if isinstance(record, JobHello):
             said = "%s: hello from %s on %s"
-            of = connection.conversation.peer.uid
-            self._notices.tell(logging.INFO, "hello", said, connection, record.host, record.device, of=of)
+            self._notices.tell(logging.INFO, "hello", said, connection, record.host, record.device, of=uid)
 
-    def _ask(self, connection: _Connection, request: Request) -> None:
+    def _ask(self, connection: Connection, request: Request) -> None:
         peer = connection.conversation.peer
         said = "%s: asks job %s for %s"
         self._notices.tell(logging.INFO, "request", said, connection, request.job, request.action, of=peer.uid)
@@ -383,7 +386,7 @@ class Inbox:
         ]
         self._requests.ask(request, asker=connection.number, uid=peer.uid, targets=targets, meet=self._board.rendezvous)
 
-    def _ask_for_dump(self, connection: _Connection, request: DumpRequest) -> None:
+    def _ask_for_dump(self, connection: Connection, request: DumpRequest) -> None:
         uid = connection.conversation.peer.uid
 
         def answer(done: bool, said: str) -> None:  # called by the recorder's threads
@@ -406,15 +409,15 @@ class Inbox:
                 return self._say(connection, message)
         return False
 
-    def _say(self, connection: _Connection, message: Message) -> bool:
+    def _say(self, connection: Connection, message: Message) -> bool:
         try:
             connection.sock.send(encode_frame(message), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-        except OSError as error:
+        except (OSError, FrameError) as error:
             _log.debug("%s: %s", connection, error)
             return False
         return True
 
-    def _refuse(self, connection: _Connection, error: FrameError) -> None:
+    def _refuse(self, connection: Connection, error: FrameError) -> None:
         self._refused[error.refusal] += 1
         if error.refusal not in connection.logged:
             connection.logged.add(error.refusal)
@@ -424,14 +427,14 @@ class Inbox:
                 detail = clean(error, DETAIL_CHARACTERS_MAX)
                 self._say(connection, Answer(job="", rank=None, number=0, state="refused", detail=detail))
 
-    def _lose(self, connection: _Connection) -> None:
+    def _lose(self, connection: Connection) -> None:
         """The peer is gone: with a goodbye that is the end of a job, without one it is worth a line."""
         hello = connection.conversation.hello
         if hello is not None and self._board.leave(hello, connection.number):
             self._notices.warn("lost", "%s: went without a goodbye", connection, of=connection.conversation.peer.uid)
         self._hang_up(connection)
 
-    def _hang_up(self, connection: _Connection) -> None:
+    def _hang_up(self, connection: Connection) -> None:
         self._requests.left(connection.number)
         with suppress(KeyError, ValueError):
             self._selector.unregister(connection.sock)

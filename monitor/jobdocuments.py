@@ -109,6 +109,7 @@ def _rank(rank: RankView, where: Residence) -> Rank:
         last_record_age_seconds=_seconds(rank.step_age_ns),
         ledger_seconds=None if step is None else _in_seconds(step.ledger.parts()),
         ledger_source=None if step is None else step.source,
+        ledger_uncalibrated=None if step is None else step.uncalibrated,
         mfu_ratio=None if vitals is None else vitals.mfu_ratio,
         memory_allocated_bytes=None if memory is None else memory.allocated_bytes,
         memory_reserved_bytes=None if memory is None else memory.reserved_bytes,

@@ -29,6 +29,7 @@ from pacecar.monitor.boardplaces import (
     label_bytes,
 )  # fmt: skip
 from pacecar.monitor.crews import Crew, CrewView
+from pacecar.monitor.faults import Faults, Part
 from pacecar.monitor.requests import Rendezvous
 from pacecar.monitor.triggers import Pace
 from pacecar.records import (
@@ -41,6 +42,7 @@ from pacecar.records import (
     JobLedger,
     JobRecord,
     KnobSwitch,
+    ProcessStop,
     StepRecord,
     Straggler,
     TunerOrder,
@@ -244,8 +246,11 @@ def _nested(tallies: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
 class Jobs:
     """All jobs of this node.  Not safe for threads by itself: the board holds the lock."""
 
-    def __init__(self, clock: Clock, *, jobs_max: int, ranks_max: int, forget_ns: int) -> None:
+    def __init__(
+        self, clock: Clock, *, jobs_max: int, ranks_max: int, forget_ns: int, faults: Faults | None = None
+    ) -> None:
         self._clock = clock
+        self._faults = faults or Faults()
         self._jobs_max = jobs_max
         self._ranks_max = ranks_max
         self._forget_ns = forget_ns
@@ -277,7 +282,16 @@ class Jobs:
         """Return all jobs that are not forgotten, by name."""
         self.forget()
         now = self._clock.monotonic_ns()
-        return tuple(self._jobs[name].view(now) for name in sorted(self._jobs))
+        views = (self._view(name, now) for name in sorted(self._jobs))
+        return tuple(view for view in views if view is not None)
+
+    def _view(self, name: str, now_ns: int) -> JobView | None:
+        """Return the job `name`; None where a bug forbids it."""
+        try:
+            return self._jobs[name].view(now_ns)
+        except Exception as error:  # noqa: BLE001  a bug with one job must not cost the page all others
+            self._faults.caught(Part.JOB, f"job {name!r}", error)
+            return None
 
     def rendezvous(self, name: str) -> Rendezvous:
         """Return where the ranks of job `name` are, and a step that all will hear of in time.
@@ -374,7 +388,7 @@ class Jobs:
             case Goodbye():
                 rank.goodbye = record
                 job.crew.leave(hello.rank)
-            case JobHello():
+            case ProcessStop() | JobHello():  # a stop is in the rank's ledger, which comes with its step
                 pass
         return tuple(left)
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import errno
 import grp
 import os
-import select
 import socket
 import stat
 from contextlib import suppress
@@ -25,7 +24,7 @@ from pathlib import Path
 
 from pacecar.path_walk import Walk
 
-__all__ = ["NAME_BYTES_MAX", "Meeting", "MeetingError", "is_hung_up"]
+__all__ = ["NAME_BYTES_MAX", "Meeting", "MeetingError"]
 
 BACKLOG = 1024
 """Hooks that wait to be accepted; beyond it connect(2) fails with EAGAIN.  net.core.somaxconn may allow fewer."""
@@ -217,10 +216,3 @@ class Meeting:
             f"socket {self.path} cannot be made: {error.strerror or error};"
             " choose a path that you can write with --socket or [daemon] socket"
         )
-
-
-def is_hung_up(sock: socket.socket) -> bool:
-    """Tell the end of a connection from an empty frame: both read as nothing (recv(2))."""
-    poll = select.poll()
-    poll.register(sock, select.POLLRDHUP)
-    return bool(poll.poll(0))

@@ -35,6 +35,7 @@ from pacecar.catalog import Kind, by_name
 from pacecar.catalog import Metric as Entry
 from pacecar.clock import Clock
 from pacecar.config import OtlpConfig
+from pacecar.monitor.threads import WatchedThread
 from pacecar.records import Sample
 
 __all__ = ["Otlp", "OtlpError", "OtlpFigures", "Reading", "unit_of"]
@@ -125,7 +126,8 @@ class Otlp:
         self._reason = _Reason()
         self._exporter: Any = None  # its types differ between versions
         self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self.thread: WatchedThread | None = None
+        """The thread that exports; None before `start`."""
 
     def start(self) -> None:
         """Begin to export; raises OtlpError where the library is missing."""
@@ -140,15 +142,15 @@ class Otlp:
         library = logging.getLogger("opentelemetry")
         library.handlers, library.propagate = [self._reason], False
         self._exporter = OTLPMetricExporter(endpoint=path, timeout=self._config.timeout_seconds)
-        self._thread = threading.Thread(target=self._run, name="pacecar-otlp", daemon=True)
-        self._thread.start()
+        self.thread = WatchedThread("otlp", self._run, self._clock)
+        self.thread.start()
 
     def close(self) -> None:
         """Stop; an export under way is left behind."""
         self._stopping.set()
-        if self._thread is not None:
+        if self.thread is not None:
             self._exporter.shutdown()
-            self._thread.join(CLOSE_SECONDS_MAX)
+            self.thread.join(CLOSE_SECONDS_MAX)
 
     @property
     def figures(self) -> OtlpFigures:

@@ -30,6 +30,7 @@ from pacecar.monitor.recordqueue import HOST, RecordQueue
 from pacecar.monitor.scrivener import Capture, Scrivener
 from pacecar.monitor.shelf import Shelf
 from pacecar.monitor.tapes import Tapes
+from pacecar.monitor.threads import WatchedThread
 from pacecar.monitor.triggers import Pace, Triggers
 from pacecar.recording import Event, Header, Trigger, TriggerKind
 from pacecar.records import Goodbye, HangSuspicion, JobHello, JobRecord, Sample, Snapshot
@@ -147,24 +148,25 @@ class Recorder:
         self._wake = threading.Event()
         self._closing = False
         self._tap = _LogTap(self.note)
-        self._thread: threading.Thread | None = None
+        self.thread: WatchedThread | None = None
+        """The thread that keeps the tape; None before `start` and after `close`."""
 
     def start(self) -> None:
         """Start the threads, and hear what pacecar logs as a warning or worse."""
         self.scrivener.start()
-        self._thread = threading.Thread(target=self._run, name="pacecar-recorder", daemon=True)
-        self._thread.start()
+        self.thread = WatchedThread("recorder", self._run, self._clock)
+        self.thread.start()
         logging.getLogger("pacecar").addHandler(self._tap)
 
     def close(self) -> None:
         """Write what a trigger still wants, once; a disk that hangs is left behind."""
-        if self._thread is None:
+        if self.thread is None:
             return
         logging.getLogger("pacecar").removeHandler(self._tap)
         self._closing = True
         self._wake.set()
-        self._thread.join(CLOSE_SECONDS)
-        self._thread = None
+        self.thread.join(CLOSE_SECONDS)
+        self.thread = None
         self.scrivener.close(CLOSE_SECONDS)
 
     # --- any thread -----------------------------------------------------------------------------

@@ -26,6 +26,7 @@ import msgspec
 
 from pacecar.monitor.fairshare import giver_to
 from pacecar.monitor.permission import RANKS_NAMED_MAX, Denied, Target, reachable
+from pacecar.ranges import INT64_MAX
 from pacecar.records import Answer, Command, Request
 from pacecar.wire import Message
 
@@ -140,7 +141,7 @@ def _accepted(request: Request, command: Command, ranks: Sequence[int], world_si
         detail = f"{request.action} as soon as each hears of it, perhaps not at the same step: none was reported yet"
     expected_ns = None
     if meeting.pace_ns is not None and meeting.at is not None:
-        expected_ns = (command.at_step - meeting.at if command.at_step else 1) * meeting.pace_ns
+        expected_ns = min(INT64_MAX, (command.at_step - meeting.at if command.at_step else 1) * meeting.pace_ns)
         detail += f", in about {expected_ns / 1e9:.1f} s"
     detail += f", on {len(ranks)} of {world_size} ranks"
     missing = [str(rank) for rank in request.ranks or range(world_size) if rank not in ranks]

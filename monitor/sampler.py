@@ -107,7 +107,7 @@ class _Worker:
     def _work(self) -> None:
         while self._wait():
             started = self._clock.monotonic_ns()
-            outcome = _over_window(_collect(self.collector), self._window, started)
+            outcome = _collect(self.collector, self._window, started)
             duration = self._clock.monotonic_ns() - started
             with self._returned:
                 self.result = (outcome, duration)
@@ -133,17 +133,17 @@ class _Worker:
             self._window.take(samples)
             if self._overhear is not None and samples:
                 self._overhear(samples)
-        except Exception as error:  # noqa: BLE001  the outer boundary; the tick meets the same fault and names it
+        except BaseException as error:  # noqa: BLE001  the outer boundary; the tick meets the same fault and names it
             self.glance_failures += 1
             _log.debug("collector %s: glance: %s: %s", self.collector.name, type(error).__name__, error)
         finally:
             self.glance_cpu_ns += time.thread_time_ns() - begun
 
 
-def _collect(collector: Collector) -> Outcome:
+def _collect(collector: Collector, window: Window, now_ns: int) -> Outcome:
     try:
-        return collector.collect()
-    except Exception as error:  # noqa: BLE001  the outer boundary: a bug in one collector must not stop the others
+        return _over_window(collector.collect(), window, now_ns)
+    except BaseException as error:  # noqa: BLE001  the outer boundary: it must not end this thread, nor stop the others
         _log.debug("collector %s raised", collector.name, exc_info=True)
         return Failed(f"{type(error).__name__}: {error}")
 

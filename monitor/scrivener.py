@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.monitor.shelf import Shelf, ShelfFullError
+from pacecar.monitor.threads import WatchedThread
 from pacecar.recording import Header, parts
 
 __all__ = ["GIVE_UP_SECONDS", "RETRY_SECONDS", "Capture", "Scrivener"]
@@ -49,7 +50,8 @@ class Scrivener:
         self._stop = threading.Event()
         self._named: str | None = None
         self._is_hopeless = False
-        self._thread: threading.Thread | None = None
+        self.thread: WatchedThread | None = None
+        """The thread that writes; None before `start` and after `close`."""
 
     @property
     def is_busy(self) -> bool:
@@ -58,18 +60,17 @@ class Scrivener:
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread = threading.Thread(target=self._run, name="pacecar-scrivener", daemon=True)
-        self._thread.start()
+        self.thread = WatchedThread("scrivener", self._run, self._clock)
+        self.thread.start()
 
     def close(self, timeout_seconds: float) -> None:
         """Try once more what is not written, and end; a write that hangs is left behind."""
         self._stop.set()
         self._wake.set()
-        if self._thread is not None:
-            self._thread.join(timeout_seconds)
-            if self._thread.is_alive():
+        if self.thread is not None:
+            if not self.thread.join(timeout_seconds):
                 _log.warning("%s does not take what is written, the recording is left behind", self._shelf.folder)
-            self._thread = None
+            self.thread = None
 
     def write(self, capture: Capture) -> None:
         """Have `capture` written; one that is still there, at the daemon's end, is lost to it."""

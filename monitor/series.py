@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from pacecar.monitor.collectors.reading import sample
 from pacecar.monitor.crews import crew_samples
+from pacecar.monitor.faults import Faults, Part
 from pacecar.monitor.http import WebRefusal
 from pacecar.monitor.jobs import JobView, RankView
 from pacecar.monitor.membership import Residence, reside
 from pacecar.monitor.otlp import OtlpFigures
 from pacecar.monitor.recorder import Figures
 from pacecar.monitor.reload import ReloadFigures
+from pacecar.monitor.threads import ThreadFigures
 from pacecar.monitor.viewers import ViewerFigures
 from pacecar.records import (
     Absent,
@@ -74,24 +77,39 @@ class DaemonFigures(NamedTuple):
     displaced: Mapping[str, int] = {}
     viewers: ViewerFigures = ViewerFigures(0, 0, 0, 0)
     history_left_out: int = 0
+    faults: Mapping[str, int] = {}
+    threads: Sequence[ThreadFigures] = ()
 
 
 def _nowhere(hello: JobHello) -> Residence:
     return reside(None, {}, hello)
 
 
-def job_samples(jobs: Sequence[JobView], residence: Callable[[JobHello], Residence] = _nowhere) -> Iterator[Sample]:
-    """Yield the series of all jobs; `residence` says where a rank runs."""
+def job_samples(
+    jobs: Sequence[JobView],
+    residence: Callable[[JobHello], Residence] = _nowhere,
+    faults: Faults | None = None,
+) -> Iterator[Sample]:
+    """Yield the series of all jobs; `residence` says where a rank runs.
+
+    A rank, or what is of a whole job, that raises has no series now, and `faults` counts it.
+    """
+    faults = faults or Faults()
     for job in jobs:
+        subject = f"job {job.job!r}"
         for rank in job.ranks:
-            yield from _rank_samples(rank, residence(rank.hello))
-        yield from _tuner_samples(job)
-        yield from crew_samples(job.job, job.crew)
-        if job.what_if is not None:
-            yield from _what_if_samples(job.what_if)
+            yield from faults.each(Part.JOB, subject, partial(_rank_samples, rank, residence))
+        yield from faults.each(Part.JOB, subject, partial(_whole_job_samples, job))
 
 
-def _rank_samples(rank: RankView, residence: Residence) -> Iterator[Sample]:
+def _whole_job_samples(job: JobView) -> Iterator[Sample]:
+    yield from _tuner_samples(job)
+    yield from crew_samples(job.job, job.crew)
+    if job.what_if is not None:
+        yield from _what_if_samples(job.what_if)
+
+
+def _rank_samples(rank: RankView, residence: Callable[[JobHello], Residence]) -> Iterator[Sample]:
     hello = rank.hello
     labels = (hello.job, str(hello.rank))
     yield sample(
@@ -106,7 +124,7 @@ def _rank_samples(rank: RankView, residence: Residence) -> Iterator[Sample]:
         hello.device_uuid or "",
         hello.backend or "",
         hello.framework,
-        *residence,
+        *residence(hello),
     )
     if rank.step is not None:
         yield from _step_samples(rank.step, labels)
@@ -141,6 +159,7 @@ def _step_samples(step: StepRecord, labels: tuple[str, str]) -> Iterator[Sample]
         "pacecar_job_tokens_total": step.total_tokens,
         "pacecar_job_ledger_calibration_age_steps": step.calibration_age_steps,
         "pacecar_job_micro_batches": step.micro_batches,
+        "pacecar_job_window_predicted_seconds": step.window_price_ns,
         "pacecar_job_measured_every_steps": step.measured_every,
     }
     always = {
@@ -158,6 +177,8 @@ def _step_samples(step: StepRecord, labels: tuple[str, str]) -> Iterator[Sample]
     for metric, value in (always | optional).items():
         if value is not None:
             yield sample(metric, value, *labels)
+    if step.uncalibrated is not None:
+        yield sample("pacecar_job_ledger_uncalibrated", 1, *labels, step.uncalibrated)
     phases = {
         "data_wait": step.data_wait_ns,
         "forward": step.forward_ns,
@@ -298,6 +319,14 @@ def _service_samples(figures: DaemonFigures) -> Iterator[Sample]:
         yield sample("pacecar_daemon_config_reloads_total", count, outcome)
 
 
+def _health_samples(figures: DaemonFigures) -> Iterator[Sample]:
+    for part, count in figures.faults.items():
+        yield sample("pacecar_daemon_faults_total", count, part)
+    for thread in figures.threads:
+        yield sample("pacecar_daemon_thread_up", int(thread.is_up), thread.name)
+        yield sample("pacecar_daemon_thread_restarts_total", thread.restarts, thread.name)
+
+
 def daemon_samples(figures: DaemonFigures) -> Iterator[Sample]:
     """Yield what the daemon serves about itself; CPU time and memory are the collector's in `collectors.own`."""
     yield sample("pacecar_build_info", 1, figures.version, platform.python_version())
@@ -326,6 +355,7 @@ def daemon_samples(figures: DaemonFigures) -> Iterator[Sample]:
     if figures.recorder is not None:
         yield from _recorder_samples(figures.recorder)
     yield from _service_samples(figures)
+    yield from _health_samples(figures)
     for collector, count in figures.failures.items():
         yield sample("pacecar_collector_failures_total", count, collector)
     if figures.snapshot_age_ns is not None:

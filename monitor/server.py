@@ -23,7 +23,6 @@ import os
 import selectors
 import socket
 import ssl
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -37,9 +36,11 @@ from pacecar.monitor.checkqueue import CheckQueue
 from pacecar.monitor.clientsource import LoopbackUsers, source_of
 from pacecar.monitor.credentials import Gate, Verdict
 from pacecar.monitor.fairshare import giver_to
+from pacecar.monitor.faults import Faults, Part
 from pacecar.monitor.http import HEAD_BYTES_MAX, HttpError, WebRefusal, ends, head, parse, plain
 from pacecar.monitor.notices import Notices
 from pacecar.monitor.screens import HAND_OVER, SOURCE
+from pacecar.monitor.threads import LIMIT_SECONDS, TURN_SECONDS, WatchedThread
 from pacecar.monitor.webconfig import OPEN, Security, authorization
 
 if TYPE_CHECKING:
@@ -73,9 +74,6 @@ BACKLOG = 128
 NOTICES_PER_MINUTE = 6
 """Lines in the log about clients that were not served, for each reason and source; the metric counts them all."""
 
-BUGS_PER_MINUTE = 1
-"""Tracebacks in the log: a client may ask for the page that fails as often as it likes."""
-
 CLOSE_SECONDS = 1.0
 """What stopping waits for each thread that still answers."""
 
@@ -107,11 +105,13 @@ class _Client:
 class WebServer:
     """Serves a WSGI application at an address."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, *, faults: Faults | None = None) -> None:
         self._host = host
         self._port = port
+        self._faults = faults or Faults()
         self._listener: socket.socket | None = None
-        self._threads: list[threading.Thread] = []
+        self._server: WatchedThread | None = None
+        self._checker: WatchedThread | None = None
         self._app: WSGIApplication | None = None
         self._clock = SystemClock()
         self._clients: dict[int, _Client] = {}  # in order of age
@@ -119,8 +119,6 @@ class WebServer:
         self._by_source: Counter[str] = Counter()
         self._users = LoopbackUsers()
         self._notices = Notices(_log, NOTICES_PER_MINUTE, self._clock)
-        self._bugs = Notices(_log, BUGS_PER_MINUTE, self._clock)
-        self._check_bugs = Notices(_log, BUGS_PER_MINUTE, self._clock)  # of the other thread
         self._checks: CheckQueue[tuple[_Client, Gate, str]] = CheckQueue(self._clock)
         self._checked: Queue[tuple[_Client, Verdict]] = Queue()  # bounded by what was in the other
         self._closing = False
@@ -131,6 +129,16 @@ class WebServer:
     def port(self) -> int:
         """The port that is bound; meaningful between `bind` and `close` where port 0 was asked for."""
         return int(self._listener.getsockname()[1]) if self._listener is not None else self._port
+
+    @property
+    def thread(self) -> WatchedThread | None:
+        """The thread that serves; None before `start` and after `close`."""
+        return self._server
+
+    @property
+    def checker(self) -> WatchedThread | None:
+        """The thread that checks passwords; None before `start` and after `close`."""
+        return self._checker
 
     @property
     def connections(self) -> int:
@@ -171,38 +179,38 @@ class WebServer:
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, _READ)
         self._selector.register(self._woken, _READ)
-        self._threads = [
-            threading.Thread(target=target, name=f"pacecar-web-{name}", daemon=True)
-            for name, target in (("serve", self._serve), ("check", self._check))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._server = WatchedThread("web-serve", self._serve, self._clock, limit_seconds=LIMIT_SECONDS)
+        self._checker = WatchedThread("web-check", self._check, self._clock)
+        self._server.start()
+        self._checker.start()
 
     def close(self) -> None:
         """Stop serving and free the address; whoever is still reading is hung up on."""
         if self._listener is None:
             return
         self._closing = True
-        if self._threads:
+        if self._server is not None and self._checker is not None:
             self._rouse()
             self._checks.close()
-            for thread in self._threads:
-                thread.join(CLOSE_SECONDS)
             # One that is still at work keeps what it works with: the number of a closed file is soon another's.
-            if not any(thread.is_alive() for thread in self._threads):
+            have_ended = [thread.join(CLOSE_SECONDS) for thread in (self._server, self._checker)]
+            if all(have_ended):
                 for client in list(self._clients.values()):
                     self._drop(client)
                 self._selector.close()
                 os.close(self._woken)
                 os.close(self._wake)
                 self._users.close()
-        self._threads = []
+        self._server = self._checker = None
         self._listener.close()
         self._listener = None
 
     def _serve(self) -> None:
         assert self._listener is not None, "bound before it was started"
+        thread = self._server
+        assert thread is not None, "it runs this"
         while not self._closing:
+            thread.progress()
             for key, _ in self._selector.select(self._pause()):
                 if key.fileobj is self._listener:
                     self._accept(self._listener)
@@ -212,12 +220,12 @@ class WebServer:
                     self._take_verdicts()
             self._expire(time.monotonic())
 
-    def _pause(self) -> float | None:
-        """Return the time until somebody's deadline, or until accepting again."""
+    def _pause(self) -> float:
+        """Return the time until somebody's deadline, or until accepting again, and TURN_SECONDS at most."""
         due = [client.deadline for client in self._clients.values()]
         if self._accept_again is not None:
             due.append(self._accept_again)
-        return max(0.0, min(due) - time.monotonic()) if due else None
+        return min(TURN_SECONDS, max(0.0, min(due) - time.monotonic())) if due else TURN_SECONDS
 
     def _expire(self, now: float) -> None:
         for client in [client for client in self._clients.values() if client.deadline <= now]:
@@ -245,7 +253,14 @@ class WebServer:
             sock.setblocking(False)
             context = self._secured[0].context
             if context is not None:
-                sock = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+                try:
+                    sock.getpeername()  # a client that has reset raises in wrap_socket, too, but leaves a socket there
+                    sock = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+                except (OSError, ValueError) as error:
+                    self._count(WebRefusal.TLS)
+                    _log.debug("client %s: %s", address[0], error)
+                    sock.close()
+                    continue
             client = _Client(sock, str(address[0]), source, time.monotonic() + HEAD_SECONDS)
             self._clients[sock.fileno()] = client
             self._by_source[source] += 1
@@ -276,8 +291,8 @@ class WebServer:
             if isinstance(error, ssl.SSLError) or not client.is_shaken:
                 self._count(WebRefusal.TLS, client, error)
             self._drop(client)
-        except Exception:  # noqa: BLE001  the outer boundary: one request must not end the service of all others
-            self._bugs.tell(logging.ERROR, "bug", "%s: hung up on it after a bug", client.peer, trace=True)
+        except Exception as error:  # noqa: BLE001  the outer boundary: one request must not end the service of all others
+            self._faults.caught(Part.WEB, f"the request of {client.peer}", error)
             self._drop(client)
 
     def _go_on(self, client: _Client) -> None:
@@ -339,8 +354,8 @@ class WebServer:
                 begun = time.perf_counter_ns()
                 try:
                     verdict = gate.check(header)
-                except Exception:  # noqa: BLE001  the outer boundary: who cannot be checked does not come in
-                    self._check_bugs.tell(logging.ERROR, "bug", "a password could not be checked", trace=True)
+                except Exception as error:  # noqa: BLE001  the outer boundary: who cannot be checked does not come in
+                    self._faults.caught(Part.WEB, "a client whose password was checked", error)
                 took_ns = time.perf_counter_ns() - begun
                 self._checks.checked(client.source, is_right=verdict is Verdict.ALLOWED, took_ns=took_ns)
             self._checked.put((client, verdict))
@@ -376,9 +391,8 @@ class WebServer:
             body = b"".join(self._app(client.environ, start_response))
             if not said:
                 raise AssertionError("a page without a status")
-        except Exception:  # noqa: BLE001  a bug of ours in one page
-            path = client.environ["PATH_INFO"]
-            self._bugs.tell(logging.ERROR, "page", "%s failed", path, trace=True)
+        except Exception as error:  # noqa: BLE001  a bug of ours in one page
+            self._faults.caught(Part.WEB, f"the page {client.environ['PATH_INFO']!r}", error)
             status, headers, lines = plain("500 Internal Server Error", "a bug in pacecar; its log has the traceback")
             said[:], body, client.take = [(status, headers)], b"".join(lines), None
         if client.environ["REQUEST_METHOD"] == "HEAD":

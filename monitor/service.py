@@ -2,6 +2,7 @@
 
     SIGTERM, SIGINT   stop            SIGHUP   read the configuration anew
     a file changed    the same        each LOOK_SECONDS, a few stat(2)
+    a thread stalls   end with a status that a supervisor takes for a failure
 
 A reload happens beside the running threads: what they share is exchanged in one assignment, so no scrape waits and none
 is refused.  `reload` says what may change; the rest is named in the log and waits for a restart.
@@ -17,6 +18,7 @@ import resource
 import select
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -28,10 +30,17 @@ from pacecar.monitor.daemon import Daemon
 from pacecar.monitor.heap import Heap
 from pacecar.monitor.notify import Notifier
 from pacecar.monitor.reload import ReloadFigures, Watch, changes
+from pacecar.monitor.threads import Verdicts
 from pacecar.monitor.webconfig import WebConfigError
 from pacecar.plaintext import PlainFormatter
 
-__all__ = ["run"]
+__all__ = ["EXIT_STALLED", "run"]
+
+EXIT_STALLED = 70
+"""Status of a daemon that ends because a thread of it ended or hangs: EX_SOFTWARE of sysexits.h."""
+
+CLOSE_SECONDS = 10.0
+"""What such a daemon takes at most to close what it can."""
 
 LOOK_SECONDS = 1.0
 """Between two looks at the files.  A change is in force after two looks that saw the same."""
@@ -114,6 +123,9 @@ def run(
 ) -> int:
     """Run the daemon until SIGTERM or SIGINT and return the exit code; raises DaemonError when it cannot start.
 
+    It also ends, with EXIT_STALLED, when a thread without which it serves nothing new has ended or hangs: its
+    supervisor (systemd, Kubernetes) then starts it anew.  The process may end inside this call, if that thread cannot
+    be closed.
     `load` reads the configuration anew, from `file` among others; without it there is nothing to reload.
     """
     to_stderr = logging.StreamHandler()
@@ -133,27 +145,45 @@ def run(
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = {number: signal.signal(number, on_signal) for number in numbers}
     woken_before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    stall: str | None = None
     try:
         daemon.start()
         settings = _Settings(daemon, load, file, SystemClock())
         scheme = "http" if daemon.security.context is None else "https"
         _log.info("serving %s://%s:%d/metrics, hooks connect at %s", scheme, config.host, daemon.port, daemon.socket)
         notifier.ready(f"serving {config.host}:{daemon.port}")
-        _serve(daemon, settings, notifier, signalled)
+        stall = _serve(daemon, settings, notifier, signalled)
+        if stall is not None:
+            _log.critical("%s: the daemon ends with status %d, for its supervisor to start anew", stall, EXIT_STALLED)
         _log.info("stopping")
         notifier.stopping()
     finally:
-        daemon.close()
+        if stall is None:
+            daemon.close()
+        else:
+            _close_or_exit(daemon)
         for number, handler in before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(woken_before)
         os.close(signalled)
         os.close(wake)
-    return 0
+    return 0 if stall is None else EXIT_STALLED
 
 
-def _serve(daemon: Daemon, settings: _Settings, notifier: Notifier, signalled: int) -> None:
-    """Wait for signals, look at files and feed the watchdog, until it is time to stop."""
+def _close_or_exit(daemon: Daemon) -> None:
+    """Close a daemon of which a thread hangs; where that hangs too, end the process."""
+    closing = threading.Thread(target=daemon.close, name="pacecar-close", daemon=True)
+    closing.start()
+    closing.join(CLOSE_SECONDS)
+    if closing.is_alive():
+        _log.critical("it cannot be closed: the process ends at once")
+        logging.shutdown()
+        os._exit(EXIT_STALLED)
+
+
+def _serve(daemon: Daemon, settings: _Settings, notifier: Notifier, signalled: int) -> str | None:
+    """Wait for signals, look at files, threads and the watchdog; return None when told to stop, else what stalls."""
+    verdicts = Verdicts()
     clock = SystemClock()
     pause = min(LOOK_SECONDS, notifier.interval_seconds or LOOK_SECONDS)
     poll = select.poll()
@@ -162,11 +192,14 @@ def _serve(daemon: Daemon, settings: _Settings, notifier: Notifier, signalled: i
     while True:
         numbers = os.read(signalled, 4096) if poll.poll(1000 * pause) else b""
         if signal.SIGTERM in numbers or signal.SIGINT in numbers:
-            return
+            return None
         if signal.SIGHUP in numbers:
             _reload(daemon, settings, notifier, None)
         elif clock.monotonic_ns() - looked_ns >= 0.9e9 * LOOK_SECONDS:
             looked_ns = clock.monotonic_ns()
+            stall = verdicts.look(daemon.stalls())
+            if stall is not None:
+                return stall
             due = settings.due()
             if due:
                 _reload(daemon, settings, notifier, due)

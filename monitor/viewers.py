@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.monitor.fairshare import giver_to
+from pacecar.monitor.threads import CLOSE_SECONDS, WatchedThread
 
 __all__ = ["KEEP_ALIVE_SECONDS", "SLOW_SECONDS", "VIEWERS_MAX", "ViewerFigures", "Viewers"]
 
@@ -93,7 +94,8 @@ class Viewers:
         self._waiting: deque[_Viewer] = deque()  # bounded by viewers_max in all
         self._frame: bytes | None = None
         self._viewers: dict[socket.socket, _Viewer] = {}
-        self._thread: threading.Thread | None = None
+        self.thread: WatchedThread | None = None
+        """The thread that sends; None before `start` and after `close`."""
         self._is_closing = False
         self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector = selectors.DefaultSelector()
@@ -115,17 +117,18 @@ class Viewers:
 
     def start(self) -> None:
         """Begin to send."""
-        self._thread = threading.Thread(target=self._run, name="pacecar-viewers", daemon=True)
-        self._thread.start()
+        self.thread = WatchedThread("viewers", self._run, self._clock)
+        self.thread.start()
 
     def close(self) -> None:
         """Hang up on everybody."""
         with self._lock:
             self._is_closing = True
         self._rouse()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        has_ended = self.thread is None or self.thread.join(CLOSE_SECONDS)
+        self.thread = None
+        if not has_ended:  # it keeps what it works with
+            return
         for viewer in [*self._viewers.values(), *self._waiting]:
             _hang_up(viewer.connection)
         self._viewers.clear()

@@ -1,5 +1,9 @@
 """What is at which address?  The few pages of the daemon; `server` serves them.
 
+A page of numbers that are old says 503 with the reason, and not the numbers: whoever scrapes it then sees that the
+target is down, where frozen values would look like a machine at rest.  The page for people and its files are served all
+the same; it shows that it hears nothing.
+
 Left out on purpose: anything that writes.  Whoever may read numbers may not thereby change a job.
 """
 
@@ -15,26 +19,43 @@ if TYPE_CHECKING:
 
     Screen = Callable[[WSGIEnvironment, StartResponse], Iterable[bytes] | None]
 
-__all__ = ["pages"]
+__all__ = ["RETRY_SECONDS", "pages"]
+
+RETRY_SECONDS = 5
+"""When who was told 503 may ask again."""
+
+NUMBERS = frozenset({"/metrics", "/api/snapshot", "/api/history", "/api/events", "/-/healthy"})
+"""Addresses that say how things are now."""
 
 
-def pages(metrics: WSGIApplication, screens: Screen, is_healthy: Callable[[], bool]) -> WSGIApplication:
-    """Return the application that hands each request to its page; `screens` answers None for what is not its own."""
+def pages(
+    metrics: WSGIApplication,
+    screens: Screen,
+    sickness: Callable[[], str | None],
+    has_begun: Callable[[], bool] = lambda: True,
+) -> WSGIApplication:
+    """Return the application that hands each request to its page; `screens` answers None for what is not its own.
+
+    `sickness` says why numbers would be old, None while they are not; `has_begun` whether there are any yet.
+    """
 
     def app(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         path = environ.get("PATH_INFO", "/")
-        if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
-            allowed = ("Allow", "GET, HEAD")
-            return _answer(start_response, "405 Method Not Allowed", "text/plain", b"use GET\n", allowed)
+        is_read = environ["REQUEST_METHOD"] in ("GET", "HEAD")
+        why = sickness() if is_read and path in NUMBERS else None
+        if why is None and path == "/-/healthy" and not has_begun():
+            why = "no tick yet"
+        if why is not None:
+            return _refuse(start_response, why)
+        if not is_read:
+            return _answer(start_response, "405 Method Not Allowed", "text/plain", b"use GET\n", ("Allow", "GET, HEAD"))
         if choose_coding(environ.get("HTTP_ACCEPT_ENCODING", "")) is None:
             said = b"every coding is refused by Accept-Encoding; there are identity and gzip\n"
             return _answer(start_response, "406 Not Acceptable", "text/plain", said)
         if path == "/metrics":
             return metrics(environ, start_response)
         if path == "/-/healthy":
-            if is_healthy():
-                return _answer(start_response, "200 OK", "text/plain", b"ok\n")
-            return _answer(start_response, "503 Service Unavailable", "text/plain", b"no tick for too long\n")
+            return _answer(start_response, "200 OK", "text/plain", b"ok\n")
         answer = screens(environ, start_response)
         if answer is not None:
             return answer
@@ -43,6 +64,13 @@ def pages(metrics: WSGIApplication, screens: Screen, is_healthy: Callable[[], bo
         )
 
     return app
+
+
+def _refuse(start_response: StartResponse, why: str) -> list[bytes]:
+    body = f"{why}\n".encode()
+    headers = [("Content-Type", "text/plain"), ("Content-Length", str(len(body))), ("Cache-Control", "no-store")]
+    start_response("503 Service Unavailable", [*headers, ("Retry-After", str(RETRY_SECONDS))])
+    return [body]
 
 
 def _answer(

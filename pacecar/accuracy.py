@@ -11,6 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from pacecar.ledger import Ledger
+from pacecar.ranges import Count, Label, Nanoseconds, Rank
 
 __all__ = ["CheckedError", "EstimateCheck"]
 
@@ -23,16 +24,16 @@ class EstimateCheck(msgspec.Struct, frozen=True, kw_only=True, tag="estimate_che
     None when no usual step is known.  `windows` counts the windows that the calibration was made of.
     """
 
-    job: str
-    rank: int
-    step: int
-    ended_wall_ns: int
+    job: Label
+    rank: Rank
+    step: Count
+    ended_wall_ns: Nanoseconds
     exact: Ledger
     estimate: Ledger
-    calibration_age_steps: int
+    calibration_age_steps: Count
     is_own_setting: bool
-    windows: int
-    slowdown_ns: int | None = None
+    windows: Count
+    slowdown_ns: Nanoseconds | None = None
 
     @property
     def heading_errors_ns(self) -> dict[str, int]:

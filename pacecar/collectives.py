@@ -5,9 +5,17 @@ Part of `pacecar.records`, which is where the rooms import it from.
 
 from __future__ import annotations
 
-import msgspec
+from typing import Annotated
 
-__all__ = ["OPERATIONS", "BackwardWindow", "CollectiveSum", "CollectiveWindow"]
+import msgspec
+from msgspec import Meta
+
+from pacecar.ranges import Bytes, Count, Label, Nanoseconds, Rank
+
+__all__ = ["OPERATIONS", "OPERATIONS_MAX", "BackwardWindow", "CollectiveSum", "CollectiveWindow"]
+
+OPERATIONS_MAX = 16
+"""Operations that are told apart: torch has twelve, and each is four series of a rank."""
 
 OPERATIONS = frozenset({
     "all_reduce", "all_gather", "all_to_all", "barrier", "broadcast", "coalesced", "combine", "dispatch", "gather",
@@ -24,11 +32,11 @@ class CollectiveSum(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     many ranks.  Durations of collectives that ran at the same time are added, too.
     """
 
-    operation: str
-    count: int
-    duration_ns: int
-    bytes: int | None = None
-    bus_bytes: int | None = None
+    operation: Label
+    count: Count
+    duration_ns: Nanoseconds
+    bytes: Bytes | None = None
+    bus_bytes: Bytes | None = None
 
     @property
     def bus_bandwidth(self) -> float | None:
@@ -41,11 +49,11 @@ class CollectiveSum(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class CollectiveWindow(msgspec.Struct, frozen=True, kw_only=True, tag="collectives"):
     """The collectives of one rank in the profiled step `step`; no `sums`: there were none."""
 
-    job: str
-    rank: int
-    step: int
-    ended_wall_ns: int
-    sums: tuple[CollectiveSum, ...]
+    job: Label
+    rank: Rank
+    step: Count
+    ended_wall_ns: Nanoseconds
+    sums: Annotated[tuple[CollectiveSum, ...], Meta(max_length=OPERATIONS_MAX)]
 
 
 class BackwardWindow(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -23,6 +23,7 @@ import msgspec
 from msgspec import Meta
 
 from pacecar.knobs import KnobName
+from pacecar.ranges import Label, Ratio
 
 __all__ = [
     "Config",
@@ -42,9 +43,13 @@ CONFIG_BYTES_MAX = 1024 * 1024
 
 SYSTEM_FILE = Path("/etc/pacecar/pacecar.toml")
 
-Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
-PositiveInt = Annotated[int, Meta(ge=1)]
-PositiveFloat = Annotated[float, Meta(gt=0.0)]
+LimitSeconds = Annotated[float, Meta(ge=1.0, le=1e9)]
+"""How long something may last; 30 years stand for ever."""
+
+PositiveInt = Annotated[int, Meta(ge=1, le=10**12)]
+FlopsEach = Annotated[float, Meta(gt=0.0, le=1e18)]
+PeakFlops = Annotated[float, Meta(ge=1.0, le=1e18)]
+"""It is divided by as a whole number; the fastest board of 2026 does 2e16 a second."""
 
 
 class ConfigError(ValueError):
@@ -106,7 +111,7 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     sys_root: str = "/sys"
     jobs_max: Annotated[int, Meta(ge=1, le=10_000)] = 64
     ranks_max: Annotated[int, Meta(ge=1, le=100_000)] = 1024
-    job_forget_seconds: Annotated[float, Meta(ge=1.0)] = 900.0
+    job_forget_seconds: LimitSeconds = 900.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     web_config_file: str | None = None
     socket_mode: Annotated[str, Meta(pattern="^0?[0-7]{3}$")] | None = None
@@ -116,8 +121,8 @@ class DaemonConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     recorder_seconds: Annotated[float, Meta(ge=10.0, le=3600.0)] = 300.0
     recorder_bytes: Annotated[int, Meta(ge=1_000_000, le=1_000_000_000)] = 32_000_000
     recordings: str = msgspec.field(default_factory=default_recordings)
-    recordings_bytes: Annotated[int, Meta(ge=1_000_000)] = 256_000_000
-    stall_seconds: Annotated[float, Meta(ge=1.0)] = 300.0
+    recordings_bytes: Annotated[int, Meta(ge=1_000_000, le=10**15)] = 256_000_000
+    stall_seconds: LimitSeconds = 300.0
 
     def __post_init__(self) -> None:
         if self.recordings_bytes < self.recorder_bytes:
@@ -145,18 +150,18 @@ class HookConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     socket: str = msgspec.field(default_factory=default_socket)
     overhead_budget: Ratio = 0.01
     windows: bool = True
-    window_warmup_steps: Annotated[int, Meta(ge=1)] = 3
+    window_warmup_steps: PositiveInt = 3
     window_interval_steps: PositiveInt = 50
     vitals_interval_steps: PositiveInt = 20
     count_flops: bool = True
-    flops_per_sample: PositiveFloat | None = None
-    flops_per_token: PositiveFloat | None = None
-    peak_flops_per_second: PositiveFloat | None = None
-    job: str | None = None
+    flops_per_sample: FlopsEach | None = None
+    flops_per_token: FlopsEach | None = None
+    peak_flops_per_second: PeakFlops | None = None
+    job: Label | None = None
     run_dir: str | None = None
     crew: bool = True
     crew_period_steps: Annotated[int, Meta(ge=1, le=1024)] = 4
-    hang_seconds: Annotated[float, Meta(ge=1.0)] = 120.0
+    hang_seconds: LimitSeconds = 120.0
 
 
 class TuneConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -176,7 +181,7 @@ class TuneConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     micro_tokens_max: PositiveInt = 16_777_216
     first_bucket_bytes_min: PositiveInt = 64 * 1024
     first_bucket_bytes_max: PositiveInt = 256 * 1024 * 1024
-    loader_workers_min: Annotated[int, Meta(ge=0)] = 1
+    loader_workers_min: Annotated[int, Meta(ge=0, le=1024)] = 1
     loader_workers_max: Annotated[int, Meta(ge=0, le=1024)] = 32
     loader_prefetch_min: PositiveInt = 1
     loader_prefetch_max: Annotated[int, Meta(ge=1, le=1024)] = 16

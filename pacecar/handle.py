@@ -13,8 +13,8 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import SimpleNamespace, TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     import torch
@@ -68,12 +68,18 @@ class Pacer:
         self._orders = None if parts is None else parts.orders
         self._tracing = None if parts is None else parts.tracing
         self.inert_because = inert_because
+        self._untuned = _no_knobs()
         self._pid = os.getpid()
 
     @property
     def is_active(self) -> bool:
         """Whether the hook measures; False for an inert pacer, after `close` and after the hook gave up."""
         return self._hook is not None and self._hook.is_alive
+
+    @property
+    def has_batcher(self) -> bool:
+        """Whether there is a `batcher`; False where pacecar could not be loaded."""
+        return self._batcher is not None
 
     @property
     def batcher(self) -> MicroBatcher:
@@ -89,11 +95,7 @@ class Pacer:
     @property
     def knobs(self) -> Knobs:
         """The knobs in force and their epoch; empty values when nothing is tuned."""
-        if self._tuner is not None:
-            return self._tuner.knobs
-        from pacecar.records import Knobs
-
-        return Knobs()
+        return self._untuned if self._tuner is None else self._tuner.knobs
 
     @property
     def advice(self) -> tuple[str, ...]:
@@ -241,6 +243,10 @@ class Pacer:
             sink.close(max(0.0, deadline - time.monotonic()))
         atexit.unregister(self.close)
 
+    # Whoever keeps a pacer in an object of his own may copy or pickle that: what is attached belongs to this process.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _copied, ()
+
     def __enter__(self) -> Pacer:
         return self
 
@@ -250,10 +256,24 @@ class Pacer:
         self.close("finished" if kind is None else f"failed: {kind.__name__}")
 
 
+def _no_knobs() -> Knobs:
+    """Return what nobody turned; looked up once, as the files may be gone when a script asks."""
+    try:
+        from pacecar.records import Knobs
+
+        return Knobs()
+    except Exception:  # noqa: BLE001  the pacer is inert for that reason
+        return cast("Knobs", SimpleNamespace(epoch=0, values={}))
+
+
 def inert(reason: str, rescue: Rescue | None = None, *, level: int = logging.WARNING, scaler: Any = None) -> Pacer:  # noqa: ANN401
     """Return a pacer that does nothing, for `reason`, which is logged once."""
     logger.log(level, "pacecar does not measure this job: %s", reason)
     return Pacer(rescue, inert_because=reason, scaler=scaler)
+
+
+def _copied() -> Pacer:
+    return Pacer(None, inert_because="it is a copy or a pickle of a pacer")
 
 
 def inert_attach(error: Exception) -> Callable[..., Pacer]:

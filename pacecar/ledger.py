@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from pacecar.ranges import Nanoseconds
+
 __all__ = ["LEDGER_HEADINGS", "Ledger"]
 
 LEDGER_HEADINGS = (
@@ -17,6 +19,7 @@ LEDGER_HEADINGS = (
     "host_bound",
     "optimizer_host",
     "checkpoint",
+    "stopped",
     "unknown",
 )
 """The headings whose sum is the wall time of a step, in the order in which people read them."""
@@ -29,34 +32,37 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     exposed_communication  communication ran and no compute did
     exposed_copy           only a copy ran
     data_wait, host_bound, optimizer_host, checkpoint    nothing ran, by cause
+    stopped                the process had no processor: a signal, a debugger, a frozen group, a quota, other programs
     unknown                what could not be told; never hidden in another heading
 
     Beside the sum: `communication_ns` is all communication, `overlapped_communication_ns` the part under compute.
     Raises ValueError when the parts do not add up, so that a wrong ledger cannot exist.
     """
 
-    wall_ns: int
-    compute_ns: int = 0
-    exposed_communication_ns: int = 0
-    exposed_copy_ns: int = 0
-    data_wait_ns: int = 0
-    host_bound_ns: int = 0
-    optimizer_host_ns: int = 0
-    checkpoint_ns: int = 0
-    unknown_ns: int = 0
-    communication_ns: int = 0
-    overlapped_communication_ns: int = 0
+    wall_ns: Nanoseconds
+    compute_ns: Nanoseconds = 0
+    exposed_communication_ns: Nanoseconds = 0
+    exposed_copy_ns: Nanoseconds = 0
+    data_wait_ns: Nanoseconds = 0
+    host_bound_ns: Nanoseconds = 0
+    optimizer_host_ns: Nanoseconds = 0
+    checkpoint_ns: Nanoseconds = 0
+    stopped_ns: Nanoseconds = 0
+    unknown_ns: Nanoseconds = 0
+    communication_ns: Nanoseconds = 0
+    overlapped_communication_ns: Nanoseconds = 0
 
     def __post_init__(self) -> None:
         # Written out: this runs twice a step inside the training process.
         compute, exposed, copy, data = (
             self.compute_ns, self.exposed_communication_ns, self.exposed_copy_ns, self.data_wait_ns,
         )  # fmt: skip
-        host, optimizer, checkpoint, unknown = (
-            self.host_bound_ns, self.optimizer_host_ns, self.checkpoint_ns, self.unknown_ns,
+        host, optimizer, checkpoint, stopped, unknown = (
+            self.host_bound_ns, self.optimizer_host_ns, self.checkpoint_ns, self.stopped_ns, self.unknown_ns,
         )  # fmt: skip
-        total = compute + exposed + copy + data + host + optimizer + checkpoint + unknown
-        if total != self.wall_ns or min(compute, exposed, copy, data, host, optimizer, checkpoint, unknown) < 0:
+        total = compute + exposed + copy + data + host + optimizer + checkpoint + stopped + unknown
+        least = min(compute, exposed, copy, data, host, optimizer, checkpoint, stopped, unknown)
+        if total != self.wall_ns or least < 0:
             raise ValueError(f"ledger parts sum to {total} ns, wall time is {self.wall_ns} ns: {self.parts()}")
         if self.communication_ns != self.exposed_communication_ns + self.overlapped_communication_ns:
             raise ValueError(
@@ -87,6 +93,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             host_bound_ns=self.host_bound_ns + other.host_bound_ns,
             optimizer_host_ns=self.optimizer_host_ns + other.optimizer_host_ns,
             checkpoint_ns=self.checkpoint_ns + other.checkpoint_ns,
+            stopped_ns=self.stopped_ns + other.stopped_ns,
             unknown_ns=self.unknown_ns + other.unknown_ns,
             communication_ns=self.communication_ns + other.communication_ns,
             overlapped_communication_ns=self.overlapped_communication_ns + other.overlapped_communication_ns,

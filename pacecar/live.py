@@ -100,7 +100,10 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rank(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank; `ledger_seconds` is its last step by heading, `ledger_source` whether that is exact or an estimate."""
+    """One rank; `ledger_seconds` is its last step by heading, `ledger_source` whether that is exact or an estimate.
+
+    `ledger_uncalibrated` is why no exact window is behind it, null where one is.
+    """
 
     rank: int
     host: str
@@ -114,6 +117,7 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     last_record_age_seconds: float | None = None
     ledger_seconds: dict[str, float] | None = None
     ledger_source: str | None = None
+    ledger_uncalibrated: str | None = None
     mfu_ratio: float | None = None
     memory_allocated_bytes: int | None = None
     memory_reserved_bytes: int | None = None

@@ -87,9 +87,14 @@ def attach(
     except Exception as error:  # as below
         logger.debug("attach failed", exc_info=True)
         return inert(f"could not start: {type(error).__name__}: {error}", rescue, scaler=scaler)
-    settings = with_options(
-        base, {**options, "mode": tune, "job": job, "run_dir": None if run_dir is None else os.fspath(run_dir)}
-    )
+    given = {**options, "mode": tune, "job": job, "run_dir": None if run_dir is None else os.fspath(run_dir)}
+    try:
+        settings = with_options(base, given)
+    except ConfigError:
+        raise
+    except Exception as error:  # as below: msgspec looks at our modules anew, and they may be gone
+        logger.debug("attach failed", exc_info=True)
+        return inert(f"could not start: {type(error).__name__}: {error}", rescue, scaler=scaler)
     if not settings.hook.enabled:
         return inert("[hook] enabled is false", rescue, level=logging.INFO)
     try:

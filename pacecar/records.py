@@ -8,13 +8,30 @@ Left out on purpose: behaviour.  A record can check its own invariants and add i
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from pacecar.accuracy import EstimateCheck
 from pacecar.collectives import BackwardWindow, CollectiveSum, CollectiveWindow
 from pacecar.ledger import LEDGER_HEADINGS, Ledger
+from pacecar.ranges import (
+    ENTRIES_MAX,
+    TEXTS_MAX,
+    Count,
+    EValue,
+    Gain,
+    KnobValues,
+    Label,
+    Nanoseconds,
+    Pid,
+    PositiveCount,
+    Rank,
+    SignedNanoseconds,
+    Text,
+    WorldSize,
+)
 from pacecar.steering import Answer, Command, DumpRequest, KnobValue, Request, TunerChange, TunerOrder, TunerReport
 from pacecar.vitals import DeviceMemory, Vitals
 from pacecar.whatif import Bound, Rung, WhatIf
@@ -45,17 +62,20 @@ __all__ = [
     "Ledger",
     "Ok",
     "Outcome",
+    "ProcessStop",
     "Request",
     "Rung",
     "Sample",
     "Snapshot",
     "StepRecord",
+    "StopCause",
     "Straggler",
     "Throttling",
     "TunerChange",
     "TunerOrder",
     "TunerReport",
     "TunerStatus",
+    "Uncalibrated",
     "Verdict",
     "Vitals",
     "WhatIf",
@@ -129,8 +149,8 @@ class Snapshot(msgspec.Struct, frozen=True):
 class Knobs(msgspec.Struct, frozen=True):
     """The settings in force.  `epoch` counts the switches since attach; ranks of one job must agree on it."""
 
-    epoch: int = 0
-    values: dict[str, KnobValue] = {}
+    epoch: Count = 0
+    values: KnobValues = {}
 
 
 class JobHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
@@ -140,24 +160,29 @@ class JobHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     asks the daemon for HostSignals.  `slurm_job`, `pod_name` and `pod_namespace` are what its environment says.
     """
 
-    job: str
-    rank: int
-    local_rank: int
-    world_size: int
-    pid: int
-    host: str
-    device: str
-    device_uuid: str | None = None
-    backend: str | None = None
-    framework: str
-    pacecar_version: str
-    parallel: dict[str, int] = {}
-    started_wall_ns: int
-    interface: str | None = None
+    job: Label
+    rank: Rank
+    local_rank: Rank
+    world_size: WorldSize
+    pid: Pid
+    host: Label
+    device: Label
+    device_uuid: Label | None = None
+    backend: Label | None = None
+    framework: Label
+    pacecar_version: Label
+    parallel: Annotated[dict[Label, PositiveCount], Meta(max_length=ENTRIES_MAX)] = {}
+    started_wall_ns: Nanoseconds
+    interface: Label | None = None
     hears_signals: bool = False
-    slurm_job: str | None = None
-    pod_name: str | None = None
-    pod_namespace: str | None = None
+    slurm_job: Label | None = None
+    pod_name: Label | None = None
+    pod_namespace: Label | None = None
+
+
+Uncalibrated = Literal["off", "unavailable", "warming_up", "price"]
+"""Why a ledger has no exact window behind it: the user wants none, this torch has none, it is too early, or one would
+cost more than the budget has earned."""
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
@@ -171,47 +196,50 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     step on this rank: it was profiled, or the window of the step before was opened, ended or read inside it.  Such a
     step's pace says nothing about the job's settings.  `measured_every` k: steps are so short that only one in k is
     measured and has a record; the others are in the totals, with their wall time and this one's proportions.  None:
-    the hook has turned itself off, and this is its last record.
+    the hook has turned itself off, and this is its last record.  `uncalibrated` says why there is no exact window yet,
+    None after the first; `window_price_ns` what that one is expected to cost, None where nobody knows.
     """
 
-    job: str
-    rank: int
-    step: int
-    ended_wall_ns: int
-    wall_ns: int
-    data_wait_ns: int | None
-    forward_ns: int | None
-    backward_ns: int | None
-    optimizer_ns: int | None
-    micro_batches: int | None
-    samples: int | None
-    tokens: int | None
+    job: Label
+    rank: Rank
+    step: Count
+    ended_wall_ns: Nanoseconds
+    wall_ns: Nanoseconds
+    data_wait_ns: Nanoseconds | None
+    forward_ns: Nanoseconds | None
+    backward_ns: Nanoseconds | None
+    optimizer_ns: Nanoseconds | None
+    micro_batches: Count | None
+    samples: Count | None
+    tokens: Count | None
     ledger: Ledger
     source: Literal["exact", "estimate"]
-    calibration_age_steps: int | None
+    calibration_age_steps: Count | None
     totals: Ledger
-    total_steps: int
-    total_samples: int | None
-    total_tokens: int | None
-    overhead_ns: int
-    total_overhead_ns: int
-    total_windows: int
-    dropped_records: int
+    total_steps: Count
+    total_samples: Count | None
+    total_tokens: Count | None
+    overhead_ns: Nanoseconds
+    total_overhead_ns: Nanoseconds
+    total_windows: Count
+    dropped_records: Count
     knobs: Knobs
     disturbed: bool = False
-    measured_every: int | None = 1
+    measured_every: PositiveCount | None = 1
+    uncalibrated: Uncalibrated | None = None
+    window_price_ns: Nanoseconds | None = None
 
 
 class KnobSwitch(msgspec.Struct, frozen=True, kw_only=True, tag="switch"):
     """A knob was turned on one rank, at the boundary after `step`; `duration_ns` is what the call itself took."""
 
-    job: str
-    rank: int
-    decision: int
-    epoch: int
-    step: int
+    job: Label
+    rank: Rank
+    decision: Count
+    epoch: Count
+    step: Count
     knobs: Knobs
-    duration_ns: int
+    duration_ns: Nanoseconds
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, tag="decision"):
@@ -222,16 +250,16 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, tag="decision"):
     nothing.
     """
 
-    job: str
-    decision: int
+    job: Label
+    decision: Count
     kind: Literal["trial", "advise"]
-    knob: str
+    knob: Label
     from_value: KnobValue
     to_value: KnobValue
-    step: int
-    wall_ns: int
-    reason: str
-    expected_gain_ratio: float | None
+    step: Count
+    wall_ns: Nanoseconds
+    reason: Text
+    expected_gain_ratio: Gain | None
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
@@ -243,32 +271,32 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True, tag="verdict"):
     (negative when it gained).  `evidence` is the e-value against "no better".
     """
 
-    job: str
-    decision: int
-    knob: str
+    job: Label
+    decision: Count
+    knob: Label
     outcome: Literal["kept", "rolled_back", "barred", "abandoned"]
-    step: int
-    wall_ns: int
-    measured_gain_ratio: float | None
-    gain_low: float | None
-    gain_high: float | None
-    evidence: float | None
-    trial_steps: int
-    exploration_ns: int
-    reason: str
+    step: Count
+    wall_ns: Nanoseconds
+    measured_gain_ratio: Gain | None
+    gain_low: Gain | None
+    gain_high: Gain | None
+    evidence: EValue | None
+    trial_steps: Count
+    exploration_ns: SignedNanoseconds
+    reason: Text
 
 
 class TunerStatus(msgspec.Struct, frozen=True, kw_only=True, tag="tuner"):
     """What the tuner of one job is doing; sent on every change of `state` and of `detail`."""
 
-    job: str
-    rank: int
+    job: Label
+    rank: Rank
     state: Literal["off", "advising", "warming", "screening", "trial", "watching", "frozen"]
-    detail: str
-    step: int
-    wall_ns: int
-    exploration_ns: int
-    trials: int
+    detail: Text
+    step: Count
+    wall_ns: Nanoseconds
+    exploration_ns: SignedNanoseconds
+    trials: Count
 
 
 class Straggler(msgspec.Struct, frozen=True, kw_only=True, tag="straggler"):
@@ -278,19 +306,19 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True, tag="straggler"):
     `excess_ns` is how much longer a step it takes than the other ranks' median: what the job would gain.
     """
 
-    job: str
-    late_rank: int | None
+    job: Label
+    late_rank: Rank | None
     cause: Literal["compute", "data_wait", "host", "optimizer", "checkpoint", "link", "throttled"]
-    phase: str
-    since_step: int
-    step: int
-    wall_ns: int
-    excess_ns: int
-    evidence: str
+    phase: Label
+    since_step: Count
+    step: Count
+    wall_ns: Nanoseconds
+    excess_ns: SignedNanoseconds
+    evidence: Text
     ended: bool = False
 
 
-PHASES_OF_JOBS = ("data_wait", "forward", "backward", "tail", "optimizer", "checkpoint", "overhead", "rest")
+PHASES_OF_JOBS = ("data_wait", "forward", "backward", "tail", "optimizer", "checkpoint", "overhead", "stopped", "rest")
 """Every key of `JobLedger.total_phases_ns`."""
 
 
@@ -303,15 +331,15 @@ class JobLedger(msgspec.Struct, frozen=True, kw_only=True, tag="job_ledger"):
     measure one step in k, and the others count like those.
     """
 
-    job: str
-    ranks: int
-    step: int
-    pace_ns: int
-    median_ns: int
-    total_steps: int
-    total_wall_ns: int
-    total_phases_ns: dict[str, int]
-    total_measured_steps: int | None = None
+    job: Label
+    ranks: WorldSize
+    step: Count
+    pace_ns: Nanoseconds
+    median_ns: Nanoseconds
+    total_steps: Count
+    total_wall_ns: Nanoseconds
+    total_phases_ns: Annotated[dict[Label, Nanoseconds], Meta(max_length=ENTRIES_MAX)]
+    total_measured_steps: Count | None = None
 
 
 class HangSuspicion(msgspec.Struct, frozen=True, kw_only=True, tag="hang"):
@@ -322,30 +350,51 @@ class HangSuspicion(msgspec.Struct, frozen=True, kw_only=True, tag="hang"):
     the same one.  None where torch does not say.
     """
 
-    job: str
-    rank: int
-    step: int
-    phase: str
-    wall_ns: int
-    silent_ns: int
-    last_collective: str | None
-    collectives: int | None
-    stack: str | None
+    job: Label
+    rank: Rank
+    step: Count
+    phase: Label
+    wall_ns: Nanoseconds
+    silent_ns: Nanoseconds
+    last_collective: Text | None
+    collectives: Count | None
+    stack: Text | None
     ended: bool = False
+
+
+StopCause = Literal["throttled", "frozen", "preempted", "traced"]
+"""What the kernel calls a stop: held back by the quota of the control group; frozen with it; without a turn at a
+processor, which others had; a debugger is attached."""
+
+
+class ProcessStop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
+    """This rank's process did not run for `stopped_ns` inside step `step`, from `wall_ns` on; said when it went on.
+
+    `phase` is the host's at that moment.  `cause` None: the kernel does not say; a signal has stopped it, or a debugger
+    or freezer that has let go.
+    """
+
+    job: Label
+    rank: Rank
+    step: Count
+    phase: Label
+    wall_ns: Nanoseconds
+    stopped_ns: Nanoseconds
+    cause: StopCause | None
 
 
 class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
     """The hook closes: the job ended or detached."""
 
-    job: str
-    rank: int
-    reason: str
-    wall_ns: int
+    job: Label
+    rank: Rank
+    reason: Text
+    wall_ns: Nanoseconds
 
 
 CrewRecord = Straggler | JobLedger | HangSuspicion | WhatIf
 
-MeasuredRecord = StepRecord | Vitals | EstimateCheck | CollectiveWindow
+MeasuredRecord = StepRecord | Vitals | EstimateCheck | CollectiveWindow | ProcessStop
 
 TunerRecord = KnobSwitch | Decision | Verdict | TunerStatus | TunerOrder
 
@@ -362,5 +411,5 @@ class Throttling(msgspec.Struct, frozen=True, kw_only=True, tag="throttling"):
     `reasons` are named as in the metric of clock events; empty: nothing does.  None: the daemon does not know any more.
     """
 
-    device_uuid: str
-    reasons: tuple[str, ...] | None
+    device_uuid: Label
+    reasons: Annotated[tuple[Label, ...], Meta(max_length=TEXTS_MAX)] | None

@@ -18,13 +18,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from pacecar.ranges import Bytes, Label, Nanoseconds, Rate
+
 __all__ = ["NAMES_MAX", "HostSignals"]
 
 NAMES_MAX = 16
 """Reasons or faults in one record: all that a GPU has at one time, and a frame stays small."""
 
-Amount = Annotated[int, Meta(ge=0)]
-Rate = Annotated[float, Meta(ge=0.0)]
 Name = Annotated[str, Meta(max_length=64)]
 Names = Annotated[tuple[Name, ...], Meta(max_length=NAMES_MAX)]
 
@@ -38,18 +38,18 @@ class HostSignals(msgspec.Struct, frozen=True, kw_only=True, tag="host_signals")
     Stalled ratios are the share of that period in which some task waited for the resource (PSI).
     """
 
-    period_ns: Amount
-    taken_ns: Amount
-    device_uuid: str | None = None
+    period_ns: Nanoseconds
+    taken_ns: Nanoseconds
+    device_uuid: Label | None = None
     throttled_by: Names | None = None
     faults: Names | None = None
-    device_free_bytes: Amount | None = None
-    device_total_bytes: Amount | None = None
+    device_free_bytes: Bytes | None = None
+    device_total_bytes: Bytes | None = None
     interface: Name | None = None
     receive_bytes_per_second: Rate | None = None
     transmit_bytes_per_second: Rate | None = None
-    link_bytes_per_second: Amount | None = None
-    host_available_bytes: Amount | None = None
-    host_total_bytes: Amount | None = None
+    link_bytes_per_second: Bytes | None = None
+    host_available_bytes: Bytes | None = None
+    host_total_bytes: Bytes | None = None
     memory_stalled_ratio: Rate | None = None
     cpu_stalled_ratio: Rate | None = None

@@ -11,9 +11,31 @@ Left out: how an order is carried out (the controller's overseer) and how a repo
 
 from __future__ import annotations
 
-from typing import Literal, Union
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
+
+from pacecar.ranges import (
+    ENTRIES_MAX,
+    TEXTS_MAX,
+    Arguments,
+    Count,
+    Domains,
+    Gain,
+    KnobInteger,
+    KnobIntegers,
+    KnobValue,
+    Label,
+    Nanoseconds,
+    Rank,
+    Ranks,
+    Ratio,
+    SignedNanoseconds,
+    Text,
+    Texts,
+    Uid,
+)
 
 __all__ = [
     "ORDERS",
@@ -28,8 +50,6 @@ __all__ = [
     "TunerOrder",
     "TunerReport",
 ]
-
-KnobValue = Union[int, str]  # noqa: UP007  msgspec resolves it at run time on every Python we support
 
 ORDERS = ("freeze", "resume", "set", "rollback")
 """What may be ordered."""
@@ -49,29 +69,29 @@ class TunerOrder(msgspec.Struct, frozen=True, kw_only=True, tag="tuner_order"):
     `detail`.
     """
 
-    job: str
+    job: Label
     action: Literal["freeze", "resume", "set", "rollback"]
     outcome: Literal["done", "refused"]
-    uid: int | None
-    values: dict[str, int]
-    step: int
-    wall_ns: int
-    detail: str
+    uid: Uid | None
+    values: KnobIntegers
+    step: Count
+    wall_ns: Nanoseconds
+    detail: Text
 
 
 class TunerChange(msgspec.Struct, frozen=True, kw_only=True):
     """One decision and what became of it; `outcome` None: it is open, or it is advice."""
 
-    decision: int
+    decision: Count
     kind: Literal["trial", "advise"]
-    knob: str
-    from_value: int
-    to_value: int
-    step: int
-    expected_gain_ratio: float | None
-    measured_gain_ratio: float | None
-    outcome: str | None
-    reason: str
+    knob: Label
+    from_value: KnobInteger
+    to_value: KnobInteger
+    step: Count
+    expected_gain_ratio: Gain | None
+    measured_gain_ratio: Gain | None
+    outcome: Label | None
+    reason: Text
 
 
 class TunerReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,24 +102,24 @@ class TunerReport(msgspec.Struct, frozen=True, kw_only=True):
     `exploration_ns` was lost to trials of `elapsed_ns` of training; `budget_ratio` is the share that may be.
     """
 
-    mode: str
-    policy: str
-    state: str
-    detail: str
-    step: int
-    knobs: dict[str, int]
-    began: dict[str, int]
-    domains: dict[str, tuple[int, ...]]
-    by_hand: tuple[str, ...]
-    refused: dict[str, str]
-    trials: int
-    exploration_ns: int
-    elapsed_ns: int
-    budget_ratio: float
-    changes: tuple[TunerChange, ...] = ()
-    orders: tuple[TunerOrder, ...] = ()
-    advice: tuple[str, ...] = ()
-    node: tuple[str, ...] = ()
+    mode: Label
+    policy: Label
+    state: Label
+    detail: Text
+    step: Count
+    knobs: KnobIntegers
+    began: KnobIntegers
+    domains: Domains
+    by_hand: Texts
+    refused: Annotated[dict[Label, Text], Meta(max_length=ENTRIES_MAX)]
+    trials: Count
+    exploration_ns: SignedNanoseconds
+    elapsed_ns: Nanoseconds
+    budget_ratio: Ratio
+    changes: Annotated[tuple[TunerChange, ...], Meta(max_length=TEXTS_MAX)] = ()
+    orders: Annotated[tuple[TunerOrder, ...], Meta(max_length=TEXTS_MAX)] = ()
+    advice: Texts = ()
+    node: Texts = ()
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
@@ -108,18 +128,18 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     `ranks` says which ranks are meant, none all of them.
     """
 
-    serial: int
-    job: str
-    action: str
-    arguments: dict[str, KnobValue] = {}
-    ranks: tuple[int, ...] = ()
+    serial: Count
+    job: Label
+    action: Label
+    arguments: Arguments = {}
+    ranks: Ranks = ()
 
 
 class DumpRequest(msgspec.Struct, frozen=True, kw_only=True, tag="dump_request"):
     """Somebody asks the daemon for a recording of its last minutes; `note` says why, and is written into it."""
 
-    serial: int
-    note: str = ""
+    serial: Count
+    note: Text = ""
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, tag="command"):
@@ -129,11 +149,11 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, tag="command"):
     `uid` is who asked, as the daemon's kernel says.
     """
 
-    number: int
-    action: str
-    at_step: int
-    arguments: dict[str, KnobValue] = {}
-    uid: int | None = None
+    number: Count
+    action: Label
+    at_step: Count
+    arguments: Arguments = {}
+    uid: Uid | None = None
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
@@ -144,12 +164,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     as far as it knows.  `report` is what the tuner was asked for.
     """
 
-    job: str
-    rank: int | None
-    number: int
+    job: Label
+    rank: Rank | None
+    number: Count
     state: Literal["accepted", "done", "refused"]
-    detail: str
-    ranks: tuple[int, ...] = ()
+    detail: Text
+    ranks: Ranks = ()
     report: TunerReport | None = None
-    expected_ns: int | None = None
-    pace_ns: int | None = None
+    expected_ns: Nanoseconds | None = None
+    pace_ns: Nanoseconds | None = None

@@ -37,6 +37,7 @@ __all__ = [
 logger = logging.getLogger("pacecar")
 
 Feature = Literal[
+    "module_calls",
     "backward",
     "windows",
     "traces",
@@ -58,6 +59,7 @@ Feature = Literal[
 ]
 
 FEATURES: dict[Feature, str] = {
+    "module_calls": "forward and backward are not told apart, and `pacecar run` measures nothing",
     "backward": "the times of backward and of its tail are not measured",
     "windows": "no exact windows are taken, so ledgers are not exact",
     "traces": "no traces are taken on request",
@@ -120,6 +122,8 @@ _OTHER_RECORDER = "the other flight recorder, where there is one"
 
 INTERNALS: tuple[Internal, ...] = (
     # --- what the hook measures ---------------------------------------------------------------------------------
+    Internal("torch.nn.Module._compiled_call_impl", ("module_calls",), EVER, owner="module"),
+    Internal("torch.nn.Module._call_impl", ("module_calls",), EVER),
     Internal("torch.autograd.Variable._execution_engine.queue_callback", ("backward",), EVER),
     Internal("torch.Tensor._backward_hooks", (), EVER, "Tensor.register_hook watches the outputs, at 2 us more each"),
     Internal(
@@ -135,6 +139,18 @@ INTERNALS: tuple[Internal, ...] = (
     Internal("torch._C._autograd._profiler_enabled", ("windows", "traces"), EVER),
     Internal("torch._C._autograd.DeviceType", ("windows",), EVER),
     Internal("torch._C._profiler._ExperimentalConfig", ("windows",), EVER),
+    Internal(
+        "torch._C._current_graph_task_id",
+        (),
+        EVER,
+        "the price of the first exact window is not sought in slices of a step, so a dear one waits until it is earned",
+    ),
+    Internal(
+        "torch._C._autograd._get_sequence_nr",
+        (),
+        EVER,
+        "that a step has many times the operators of the last window's is noticed when the window is taken",
+    ),
     Internal(_PROFILE + "_prepare_trace", ("windows",), EVER),
     Internal(_PROFILE + "_start_trace", ("windows",), EVER),
     Internal(_PROFILE + "config", ("windows",), EVER),
@@ -170,7 +186,6 @@ INTERNALS: tuple[Internal, ...] = (
     Internal("torch._dynamo.utils.counters", ("flops",), EVER),
     # Marks: torch sets or reads them where the thing is in use, so that they are absent says nothing.
     Internal("torch.compiler.<function>._dynamo_marked_constant", (), EVER, "breaks of a graph", owner="mark"),
-    Internal("torch.nn.Module._compiled_call_impl", (), EVER, "the other marks tell", owner="mark"),
     Internal("torch._dynamo.<wrapper>._torchdynamo_orig_callable", (), EVER, "the other marks tell", owner="mark"),
     Internal("torch._dynamo.OptimizedModule._orig_mod", (), EVER, "only the wrapped model is seen", owner="mark"),
     # --- among ranks --------------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from pacecar.ranges import Bytes, Count, Flops, Label, Nanoseconds, PositiveFlops, Rank, Text
+
 __all__ = ["ARITHMETICS", "DeviceMemory", "Vitals"]
 
 ARITHMETICS = frozenset({
@@ -27,13 +29,13 @@ class DeviceMemory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     script last reset it, `interval_peak_bytes` since the reading before: None when the peak is older than that.
     """
 
-    allocated_bytes: int
-    reserved_bytes: int
-    allocated_peak_bytes: int | None = None
-    interval_peak_bytes: int | None = None
-    inactive_split_bytes: int | None = None
-    total_allocation_retries: int | None = None
-    total_out_of_memory: int | None = None
+    allocated_bytes: Bytes
+    reserved_bytes: Bytes
+    allocated_peak_bytes: Bytes | None = None
+    interval_peak_bytes: Bytes | None = None
+    inactive_split_bytes: Bytes | None = None
+    total_allocation_retries: Count | None = None
+    total_out_of_memory: Count | None = None
 
     @property
     def fragmentation_ratio(self) -> float | None:
@@ -53,25 +55,25 @@ class Vitals(msgspec.Struct, frozen=True, kw_only=True, tag="vitals"):
     is no MFU.  Checkpoints are all since attach, those outside any step too.
     """
 
-    job: str
-    rank: int
-    step: int
-    ended_wall_ns: int
-    steps: int
-    wall_ns: int
-    samples: int | None
-    tokens: int | None
+    job: Label
+    rank: Rank
+    step: Count
+    ended_wall_ns: Nanoseconds
+    steps: Count
+    wall_ns: Nanoseconds
+    samples: Count | None
+    tokens: Count | None
     flops_source: Literal["counted", "given"] | None = None
-    flops_reason: str | None = None
-    step_flops: int | None = None
-    flops: int | None = None
-    flops_steps: int = 0
-    flops_wall_ns: int = 0
-    arithmetic: str | None = None
-    peak_flops_per_second: int | None = None
+    flops_reason: Text | None = None
+    step_flops: Flops | None = None
+    flops: Flops | None = None
+    flops_steps: Count = 0
+    flops_wall_ns: Nanoseconds = 0
+    arithmetic: Label | None = None
+    peak_flops_per_second: PositiveFlops | None = None
     memory: DeviceMemory | None = None
-    total_checkpoints: int = 0
-    total_checkpoint_ns: int = 0
+    total_checkpoints: Count = 0
+    total_checkpoint_ns: Nanoseconds = 0
 
     @property
     def flops_per_second(self) -> float | None:

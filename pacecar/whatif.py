@@ -7,11 +7,17 @@ are found (`pacecar.profiler.ladder`).
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
-__all__ = ["RUNG_NAMES", "Bound", "Rung", "WhatIf"]
+from pacecar.ranges import Count, Gain, Label, Nanoseconds, Rank
+
+__all__ = ["RUNGS_MAX", "RUNG_NAMES", "Bound", "Rung", "WhatIf"]
+
+RUNGS_MAX = 16
+"""Rungs of a what-if ladder; each is a series."""
 
 RUNG_NAMES = frozenset({"communication_hidden", "data_free", "straggler_median", "launch_gaps_gone", "all"})
 """Every name of a rung; `Rung` says what they mean."""
@@ -39,9 +45,9 @@ class Rung(msgspec.Struct, frozen=True, gc=False):
     `gain_ratio` is the share of the step that is saved (0..1); rungs do not add up.
     """
 
-    name: str
-    step_ns: int
-    gain_ratio: float
+    name: Label
+    step_ns: Nanoseconds
+    gain_ratio: Gain
     bound: Bound
 
 
@@ -52,12 +58,12 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True, tag="what_if"):
     profiled; the oldest calibration behind the ledgers is `calibration_age_steps` old, zero where all are exact.
     """
 
-    job: str
-    of_rank: int | None
-    step: int
-    wall_ns: int
-    steps: int
-    pace_ns: int
+    job: Label
+    of_rank: Rank | None
+    step: Count
+    wall_ns: Nanoseconds
+    steps: Count
+    pace_ns: Nanoseconds
     source: Literal["exact", "estimate"]
-    calibration_age_steps: int
-    rungs: tuple[Rung, ...]
+    calibration_age_steps: Count
+    rungs: Annotated[tuple[Rung, ...], Meta(max_length=RUNGS_MAX)]

@@ -61,12 +61,16 @@ _decoder = msgspec.msgpack.Decoder(Message)
 
 
 def encode_frame(record: Message) -> bytes:
-    """Return `record` as one frame.
+    """Return `record` as one frame.  The range of its values is checked by who decodes it.
 
     Raises:
-        FrameError: the record is larger than FRAME_BYTES_MAX (refusal OVERSIZED).
+        FrameError: the record is larger than FRAME_BYTES_MAX (refusal OVERSIZED), or has a value that MessagePack
+            cannot hold (MALFORMED): an integer of more than 64 bits, text that is not Unicode.
     """
-    payload = _encoder.encode(record)
+    try:
+        payload = _encoder.encode(record)
+    except (OverflowError, UnicodeEncodeError, TypeError) as error:
+        raise FrameError(Refusal.MALFORMED, f"a {type(record).__name__} cannot be encoded: {error}") from error
     if _HEADER.size + len(payload) > FRAME_BYTES_MAX:
         raise FrameError(
             Refusal.OVERSIZED,
@@ -79,7 +83,8 @@ def decode_frame(frame: bytes) -> Message:
     """Return the record in `frame`.
 
     Raises:
-        FrameError: truncated, oversized, not pacecar's, of another version, or not a valid record.
+        FrameError: truncated, oversized, not pacecar's, of another version, or not a valid record: each field has
+            its type and is in the range that its type says (`pacecar.ranges`).
     """
     if len(frame) > FRAME_BYTES_MAX:
         raise FrameError(Refusal.OVERSIZED, f"{len(frame)} bytes is over the frame limit of {FRAME_BYTES_MAX}")

@@ -17,6 +17,7 @@ HEADING_WORDS = {
     "host_bound": "host-bound",
     "optimizer_host": "optimizer on host",
     "checkpoint": "checkpoint",
+    "stopped": "stopped",
     "unknown": "unknown",
 }
 
@@ -37,15 +38,25 @@ HEADING_COLOURS = {
     "host_bound": "#0072B2",
     "optimizer_host": "#CC79A7",
     "checkpoint": "#F0E442",
+    "stopped": "#882255",
     "unknown": "#999999",
 }
-"""Okabe and Ito's palette (2008, "Color Universal Design"), which the colour-blind can tell apart.
+"""Okabe and Ito's palette (2008, "Color Universal Design"), which the colour-blind can tell apart, and the wine of
+Tol's "muted" one (2021, "Colour Schemes") for `stopped`, as their eighth colour is black.
 
 The same colours as on the dashboards (`dashboards/palette.py`).
 """
 
-HEADING_GLYPHS = dict(zip(LEDGER_HEADINGS, "#=+dhok?", strict=True))
+HEADING_GLYPHS = dict(zip(LEDGER_HEADINGS, "#=+dhokx?", strict=True))
 """For terminals without colour."""
+
+UNCALIBRATED_WORDS = {
+    "off": "exact windows are switched off",
+    "unavailable": "this torch has no exact windows",
+    "warming_up": "the first exact window is still to come",
+    "price": "an exact window would cost more than the overhead budget has earned so far",
+}
+"""Why most of a ledger is unknown."""
 
 
 def percent(ratio: float | None, *, signed: bool = False) -> str:

@@ -8,9 +8,10 @@ communication, when communication runs and no compute does.
     charged to      ccccccoooooeeeee    c compute, o compute that hides communication, e exposed communication
 
 One instant has one heading, by this priority: compute, communication, copy, work of a kind that nobody could tell
-(unknown), and, when nothing runs, the cause: data wait, checkpoint, pacecar's own hook, optimizer, else the host did
-not feed the device (host_bound).  Outside the stretch that was observed everything is unknown: no event there is not
-the same as no work.  Work of one kind at the same instant counts once; work from before or after the window is clipped.
+(unknown), and, when nothing runs, the cause: the process was stopped, data wait, checkpoint, pacecar's own hook,
+optimizer, else the host did not feed the device (host_bound).  Outside the stretch that was observed everything is
+unknown: no event there is not the same as no work.  Work of one kind at the same instant counts once; work from before
+or after the window is clipped.
 
 On a CPU job the words mean: compute = an operator runs on a training thread, communication = gloo work runs on its own
 threads, host_bound = python between operators; see `pacecar.profiler.reading`, which makes the spans.
@@ -50,6 +51,7 @@ class Work(StrEnum):
 class Cause(StrEnum):
     """Why nothing ran, as far as the host knows.  HOOK is pacecar's own code: the device waits for the host."""
 
+    STOPPED = "stopped"
     DATA_WAIT = "data_wait"
     CHECKPOINT = "checkpoint"
     OPTIMIZER = "optimizer_host"
@@ -83,7 +85,7 @@ def _heading(running: int) -> int:
         name = "exposed_copy"
     elif runs(Work.OTHER):
         name = "unknown"
-    elif cause := next((c for c in (Cause.DATA_WAIT, Cause.CHECKPOINT, Cause.HOOK) if runs(c)), None):
+    elif cause := next((c for c in (Cause.STOPPED, Cause.DATA_WAIT, Cause.CHECKPOINT, Cause.HOOK) if runs(c)), None):
         name = cause.value  # the host itself did nothing for the device: true whether somebody looked or not
     elif not is_seen:
         name = "unknown"

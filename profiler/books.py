@@ -29,14 +29,24 @@ from pacecar.profiler.callprice import CallPrice, call_price
 from pacecar.profiler.checking import Checker
 from pacecar.profiler.counts import Totals
 from pacecar.profiler.devicetimer import STEPS_MAX
-from pacecar.profiler.estimate import Calibrations, estimate, estimate_step
+from pacecar.profiler.estimate import Calibrations, capped, estimate, estimate_step
 from pacecar.profiler.guard import Guard
 from pacecar.profiler.measurement import Measurement
 from pacecar.profiler.pulse import WAITING_MAX, Passed, PlainStep, Pulse, raw_step
 from pacecar.profiler.sink import RecordSink
-from pacecar.profiler.steptimer import RawStep, TimedStep, time_step
+from pacecar.profiler.steptimer import STOPPED, RawStep, TimedStep, phase_of, time_step
+from pacecar.profiler.stops import LATE_NS_MIN, Stop, StopDetector
 from pacecar.profiler.vitals import VitalsMeter
-from pacecar.records import BackwardWindow, CollectiveWindow, EstimateCheck, JobHello, Knobs, StepRecord
+from pacecar.records import (
+    BackwardWindow,
+    CollectiveWindow,
+    EstimateCheck,
+    JobHello,
+    Knobs,
+    ProcessStop,
+    StepRecord,
+    Uncalibrated,
+)
 
 __all__ = ["LOOK_SECONDS", "WAITING_MAX", "Books", "FinishedStep"]
 
@@ -52,6 +62,9 @@ CHUNK_STEPS = 16
 FRESH_STEPS = 128
 """So few steps more can make the budget afford a window only if it nearly can: the next turn is soon enough."""
 
+CAP_NS_MIN = 1_000_000_000
+"""In shorter steps the processor's clock, looked at five times a second, bounds the compute too loosely to matter."""
+
 LOCK_SECONDS = 1.0
 """The training thread waits no longer for the lock: in a forked child nobody may ever give it back."""
 
@@ -62,7 +75,8 @@ class FinishedStep(msgspec.Struct, eq=False):
     `listener_ns` is what the listener took at the boundaries since the last measured step, part of pacecar's own time;
     `told_ns` what it took at the last of them, which lies in this step.
     `price_ns` is what opening and reading a window cost beside the step itself, None when no window ended with it;
-    `thread_time` what the training thread took of the processor in a profiled step, None where that says nothing.
+    `thread_time` what the training thread took of the processor in a profiled step, None where that says nothing, and
+    `slowed_max_ns` by how much the profiler can have slowed it.
     A Struct, because its constructor is no python frame: one is made on the step path, by position.
     """
 
@@ -84,8 +98,10 @@ class FinishedStep(msgspec.Struct, eq=False):
     measurement: Measurement | None = None
     price_ns: int | None = None
     thread_time: ThreadTime | None = None
+    slowed_max_ns: int | None = None
     record: StepRecord | None = None
     check: EstimateCheck | None = None
+    stops: list[Stop] = []
     collectives: CollectiveWindow | None = None
 
     @property
@@ -136,8 +152,13 @@ class Books:
         guard: Guard,
         cadence: Cadence,
         pulse: Pulse,
+        stops: StopDetector,
+        *,
+        on_device: bool,
     ) -> None:
         self._cadence = cadence
+        self._stop_detector = stops
+        self._on_device = on_device
         self._hello = hello
         self._sinks = tuple(sinks)
         self._budget = budget
@@ -153,6 +174,10 @@ class Books:
         self._window_price_ns = 0
         self.call_price = CallPrice()
         """What torch takes around the hooks, which they do not see."""
+        self.uncalibrated: Uncalibrated = "warming_up"
+        """Why there is no exact window yet, while there is none."""
+        self.window_price_ns: int | None = None
+        """What the first one is expected to cost; None: nobody has asked yet."""
         self.on_timed: Callable[[TimedStep, StepRecord], None] | None = None
 
     def learn_prices(self) -> None:
@@ -189,7 +214,8 @@ class Books:
         """Calibrate by the window of `step`, if it saw anything; what was before had not this calibration."""
         self.settle()
         step.measurement = measurement
-        if measurement is not None:
+        # A step that was stopped is like no other: nothing is learned from it.
+        if measurement is not None and not step.stops:
             step.check = self._checker.learn(step.step, step.knobs, timed, measurement, step.ended_wall_ns)
             step.collectives = CollectiveWindow(
                 job=self._hello.job,
@@ -216,6 +242,14 @@ class Books:
             finally:
                 self._lock.release()
             time.sleep(0)
+
+    def time(self, step: FinishedStep) -> TimedStep:
+        """Return what was noted of `step`, added up, and note when the process did not run in it."""
+        raw = step.raw
+        if step.wall_ns >= LATE_NS_MIN:
+            self._stop_detector.look()  # its own thread may not have had its turn since
+            step.stops = self._stop_detector.stops(raw.start_ns, raw.end_ns)
+        return time_step(raw, [stop.stretch for stop in step.stops])
 
     def charge(self, cost_ns: int) -> None:
         """Add what a thread spent on records; whoever brings them away charges it here, too."""
@@ -270,24 +304,26 @@ class Books:
         return FinishedStep(self, step, raw_step(plain), ended_wall_ns, knobs, inputs.samples, None, inputs.flops)
 
     def _settle(self, step: FinishedStep) -> None:
-        timed = step.timed or time_step(step.raw)
+        timed = step.timed or self.time(step)
         price = self.call_price
-        own_ns = min(timed.overhead_ns + price.measured_ns(timed.micro_batches), step.wall_ns)
+        ran_ns = step.wall_ns - timed.phases.get(STOPPED, 0)
+        own_ns = min(timed.overhead_ns + price.measured_ns(timed.micro_batches), ran_ns)
         passed, every = step.passed, self._cadence.every
         if passed is not None and passed.steps:
             passed.cost_ns += passed.steps * price.passed_ns
             self._budget.passed(passed.wall_ns, passed.cost_ns)
             self._count_passed(passed, step, timed)
-        if not step.disturbed:
+        if not step.disturbed and not step.stops:
             self._take_cadence(step, own_ns)
             self._checker.undisturbed(timed, step.knobs)
         is_slowed = step.was_profiled or step.was_counted
         overhead_ns = self._budget.step(
-            step.wall_ns,
+            ran_ns,
             own_ns,
             profiled=is_slowed,
             thread_time=step.thread_time,
             micro_batches=timed.micro_batches,
+            slowed_max_ns=step.slowed_max_ns,
         )
         if step.was_counted:
             self._vitals.count_cost(overhead_ns - own_ns)
@@ -303,12 +339,26 @@ class Books:
         self._vitals.add(record, step.flops)
         if self._cadence.every != every or self._vitals.is_due:
             self._pulse.is_plain = False
+        told = [record, step.check, step.collectives, *self._told_stops(step)]
         for sink in self._sinks:
-            sink.put(record)
-            if step.check is not None:
-                sink.put(step.check)
-            if step.collectives is not None:
-                sink.put(step.collectives)
+            for one in told:
+                if one is not None:
+                    sink.put(one)
+
+    def _told_stops(self, step: FinishedStep) -> list[ProcessStop]:
+        """Return a record of each time that the process did not run in `step`."""
+        return [
+            ProcessStop(
+                job=self._hello.job,
+                rank=self._hello.rank,
+                step=step.step,
+                phase=phase_of(step.raw, *stop.stretch),
+                wall_ns=step.ended_wall_ns - (step.raw.end_ns - stop.start_ns),
+                stopped_ns=stop.end_ns - stop.start_ns,
+                cause=stop.cause,
+            )
+            for stop in step.stops
+        ]
 
     def _take_cadence(self, step: FinishedStep, own_ns: int) -> None:
         """Tell what measuring costs, without the listener: it is called whether or not a step is measured."""
@@ -327,11 +377,17 @@ class Books:
 
     def _count_passed(self, passed: Passed, step: FinishedStep, timed: TimedStep) -> None:
         """Add the steps before `step` to the totals as if they had been like it, but for their wall time."""
+        before_ns = step.raw.start_ns - passed.wall_ns
+        stops = self._stop_detector.stops(before_ns, step.raw.start_ns) if passed.wall_ns >= LATE_NS_MIN else []
+        stopped_ns = sum(stop.end_ns - stop.start_ns for stop in stops)
+        step.stops = [*stops, *step.stops]
         phases = {
-            name: duration * passed.wall_ns // step.wall_ns if step.wall_ns else 0
+            name: duration * (passed.wall_ns - stopped_ns) // step.wall_ns if step.wall_ns else 0
             for name, duration in timed.phases.items()
-            if name not in ("overhead", "checkpoint")
+            if name not in ("overhead", "checkpoint", STOPPED)
         }
+        if stopped_ns:
+            phases[STOPPED] = stopped_ns
         ledger = estimate(passed.wall_ns, phases, self._calibrations.find(step.knobs))
         samples, tokens = passed.samples, passed.tokens
         if samples is None and step.samples is not None:
@@ -348,6 +404,9 @@ class Books:
                 step.wall_ns, timed.phases, None if step.raw.device is None else step.raw.device.phases, calibration
             )
         )
+        if step.wall_ns >= CAP_NS_MIN and not self._on_device:
+            taken_ns = self._stop_detector.processor_ns(step.raw.start_ns, step.raw.end_ns)
+            ledger = ledger if taken_ns is None else capped(ledger, taken_ns)
         totals = self._totals
         totals.add(ledger, step.samples, step.tokens)
         return StepRecord(
@@ -377,4 +436,6 @@ class Books:
             knobs=step.knobs,
             disturbed=step.disturbed,
             measured_every=self._cadence.every,
+            uncalibrated=self.uncalibrated if calibration is None else None,
+            window_price_ns=self.window_price_ns if calibration is None else None,
         )

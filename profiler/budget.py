@@ -13,13 +13,14 @@ rank at a switch), as the job waits by that.  What the kernel gave to other prog
 done at once (windows, the tuner's meetings: `preemption`), and how slow a profiled step was is asked of the processor
 (`opening`).  Threads of ours are charged with what they took of the processor, the attach as the step path.
 
-Credit.  Before the first calibration a ledger is mostly `unknown`, so the first window is taken right after the
-warm-up, before the budget has earned it, if FIRST_CREDIT_STEPS earn back what a window usually costs; so is the first
-of a setting that was never calibrated, if CREDIT_STEPS do with what all the rest leaves of the budget.  Both are
-charged in full and everything waits until the
-running ratio is below the limit.  The consequence: a run shorter than (price of a window / ratio) ends above the
-budget: 20 ms at 0.002 take ten seconds.  Where steps are so short that they would not earn it back, the first window
-waits as well.
+Credit.  Before the first calibration a ledger is mostly `unknown`, so the first window may be taken before the budget
+has earned it, and so may the first of a setting that was never calibrated.  What is lent is never more than CREDIT_NS,
+nor than PAYBACK_NS of training earn with what all the rest leaves of the budget, nor than some hundred steps do.  A
+window that is predicted to cost more waits until that is earned, like any other.  So at every step
+
+    cost <= ratio * wall time + what the attach took + CREDIT_NS
+
+unless a window turns out dearer than predicted; one that does is cut off (`opening`).
 
 Ranks take `turns`, or a tuner's request would open the windows of all of them at once.
 
@@ -39,6 +40,7 @@ from statistics import median
 from typing import NamedTuple
 
 from pacecar.profiler.aftermath import Aftermath
+from pacecar.profiler.cadence import SHARE
 from pacecar.profiler.turns import turn_of
 
 __all__ = ["PRICE_MARGIN", "Budget", "ThreadTime"]
@@ -47,7 +49,13 @@ RECENT_STEPS = 32
 """Steps whose median is "as usual": long enough to be steady, short enough to follow the job."""
 
 FIRST_WINDOW_NS = 5_000_000
-"""Predicted price when none was ever finished: start 0.5 ms, 1000 events at 4 us."""
+"""Predicted price before anybody has looked at the step (`expect`): start 0.5 ms, 1000 events at 4 us."""
+
+CREDIT_NS = 100_000_000
+"""Most that is ever owed for a window or a count beyond what the attach took: the start-up debt that users are told."""
+
+PAYBACK_NS = 60_000_000_000
+"""Of training that must be enough to pay a credit back."""
 
 PRICES_MAX = 4
 """Windows whose dearest says what the next may cost."""
@@ -105,6 +113,7 @@ class Budget:
         self._prices: deque[tuple[int, int]] = deque(maxlen=PRICES_MAX)
         self._micro_batches = 0
         self._windows_ns = self._start_ns = 0
+        self._expected_ns = FIRST_WINDOW_NS
         self._requested = False
         self._on_credit = True
         self._last_window: int | None = None
@@ -144,11 +153,13 @@ class Budget:
         profiled: bool,
         thread_time: ThreadTime | None = None,
         micro_batches: int = 0,
+        slowed_max_ns: int | None = None,
     ) -> int:
         """Take a finished step and pacecar's own time in it; return that with a profiled step's slow-down added.
 
         Where its `thread_time` is known that says how slow it was: on a busy machine its wall time does not.
-        `micro_batches` of 0 are not known.
+        `micro_batches` of 0 are not known.  `slowed_max_ns` is what pacecar can have slowed it by at most: the rest is
+        the job's own, as an evaluation that fell into it; None: nobody can tell.
         """
         self._wall_ns += wall_ns
         self._micro_batches = micro_batches
@@ -158,6 +169,8 @@ class Budget:
             slowed = own - usual
             if thread_time is not None:  # no step takes more of the processor than it takes time
                 slowed = thread_time.spent_ns - min(thread_time.usual_ns, usual)
+            if slowed_max_ns is not None:
+                slowed = min(slowed, slowed_max_ns)
             overhead_ns = min(wall_ns, overhead_ns + max(0, slowed))
         else:
             own = max(0, wall_ns - overhead_ns)
@@ -184,6 +197,48 @@ class Budget:
         self._requested = self._on_credit = False
         self.windows += 1
 
+    def probed(self, price_ns: int) -> None:
+        """Note what a slice of a step, or a window that was cut off, cost: it is in the steps, and no window."""
+        self._windows_ns += price_ns
+
+    def expect(self, price_ns: int) -> None:
+        """Take `price_ns` for the price of the first window; before that the least it can be is taken."""
+        self._expected_ns = price_ns
+
+    def forget_prices(self) -> None:
+        """Forget what windows cost: the job's steps have become others."""
+        self._prices.clear()
+
+    @property
+    def has_prices(self) -> bool:
+        """Whether a window was taken whose price predicts the next one's."""
+        return bool(self._prices)
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether the user asked for windows whatever they cost."""
+        return self._ratio >= 1.0
+
+    @property
+    def usual_ns(self) -> int | None:
+        """The median of recent steps without pacecar's own time; None before the first."""
+        return int(median(self._recent)) if self._recent else None
+
+    @property
+    def predicted_ns(self) -> int:
+        """What the next window is expected to cost."""
+        return self._predicted_ns()
+
+    @property
+    def earned_in_ns(self) -> int | None:
+        """How much more training pays for the next window; 0: it can be paid, None: no training does."""
+        if self._can_pay():
+            return 0
+        spare = self._spare_ratio()
+        if spare <= 0.0:
+            return None
+        return max(0, round((self.cost_ns + self._predicted_ns() - self._credit_ns()) / spare) - self._wall_ns)
+
     def request(self, *, on_credit: bool = False) -> None:
         """Want a window soon, whatever the interval says; `on_credit` also before the ratio has earned it."""
         self._requested = True
@@ -193,7 +248,8 @@ class Budget:
         """Return whether something that will cost `price_ns` is within the ratio; `on_credit` before it is earned."""
         if self._ratio >= 1.0 or self._ratio <= 0.0:
             return self._ratio >= 1.0
-        return on_credit or self.cost_ns + price_ns <= self._ratio * self._wall_ns
+        lent_ns = self._first_credit_ns() if on_credit else 0
+        return self.cost_ns + price_ns <= self._ratio * self._wall_ns + lent_ns
 
     def wants_window(self, step: int) -> bool:
         """Return whether `step`, the next one, should be profiled."""
@@ -205,6 +261,10 @@ class Budget:
             return False
         return self._requested or self._last_window is None or step - self._last_window >= self._interval_steps
 
+    def next_turn(self, step: int) -> int:
+        """Return the first step from `step` on that is this rank's."""
+        return self._turn.next_from(step)
+
     def next_look(self, step: int) -> int:
         """Return the first step from `step` on that can be profiled at all, unless a window is requested before."""
         if self._last_window is not None and not self._requested:
@@ -215,21 +275,36 @@ class Budget:
         """Return in how many steps at least, up to an interval, the next window can be paid for."""
         if not self._recent or self._can_pay() or not 0.0 < self._ratio < 1.0:
             return 0
-        credit_steps = CREDIT_STEPS * self._spare_ratio() / self._ratio if self._on_credit else 0
-        missing_ns = self.cost_ns + self._predicted_ns() - self._ratio * self._wall_ns
-        steps = int(missing_ns / (self._ratio * max(1, median(self._recent))) - credit_steps)
+        missing_ns = self.cost_ns + self._predicted_ns() - self._ratio * self._wall_ns - self._credit_ns()
+        steps = int(missing_ns / (self._ratio * max(1, median(self._recent))))
         return min(max(0, steps), self._interval_steps)
 
     def _can_pay(self) -> bool:
         if self._ratio >= 1.0 or self._ratio <= 0.0:
             return self._ratio >= 1.0
-        earned = self._ratio * self._wall_ns
-        if self._on_credit and self._recent:
-            step_ns = median(self._recent)
-            if not self.windows and self._predicted_ns() <= FIRST_CREDIT_STEPS * self._ratio * step_ns:
-                return True  # whatever the attach itself has cost
-            earned += CREDIT_STEPS * self._spare_ratio() * step_ns
-        return self.cost_ns + self._predicted_ns() <= earned
+        return self.cost_ns + self._predicted_ns() <= self._ratio * self._wall_ns + self._credit_ns()
+
+    def _credit_ns(self) -> int:
+        """Return what is lent now."""
+        if not self._on_credit:
+            return 0
+        return self._limit_credit(CREDIT_STEPS, self._spare_ratio()) if self.windows else self._first_credit_ns()
+
+    def _first_credit_ns(self) -> int:
+        """Return what is lent before the first window: with it whatever the attach has cost.
+
+        What goes on is dearest in the first steps and says little then; of the budget its share is what is sure to be
+        left (`cadence`).
+        """
+        return self._start_ns + self._limit_credit(
+            FIRST_CREDIT_STEPS, max(self._spare_ratio(), (1.0 - SHARE) * self._ratio)
+        )
+
+    def _limit_credit(self, steps: int, ratio: float) -> int:
+        """Return the most that `steps` steps and PAYBACK_NS earn at `ratio`, up to CREDIT_NS."""
+        if not self._recent:
+            return 0
+        return min(CREDIT_NS, int(ratio * min(PAYBACK_NS, steps * median(self._recent))))
 
     def _spare_ratio(self) -> float:
         """Return what is left of the ratio when all goes on but for windows: only that pays a credit back."""
@@ -238,7 +313,7 @@ class Budget:
 
     def _predicted_ns(self) -> int:
         if not self._prices:
-            return FIRST_WINDOW_NS
+            return self._expected_ns
         return int(PRICE_MARGIN * max(price_ns * self._growth(count) for price_ns, count in self._prices))
 
     def _growth(self, micro_batches: int) -> float:

@@ -23,13 +23,18 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-__all__ = ["BURST", "EVERY_MAX", "REVIEW_STEPS", "Cadence", "burst_end", "next_measured"]
+__all__ = ["BURST", "EVERY_MAX", "REVIEW_STEPS", "SHARE", "Cadence", "burst_end", "next_measured"]
 
 BURST = 4
 """Steps measured in a row; as many as the ranges have by which ranks are compared."""
 
 REVIEW_STEPS = 32
 """Measured steps between two looks at k: their median is steady."""
+
+EARLY_STEPS = 4
+EARLY_NS = 10_000_000
+"""The first look comes after so few steps where they have cost so much more than their share: of the start-up debt, a
+tenth.  A step of a hundred closures costs milliseconds to measure, and a second's may be 32 of them."""
 
 EVERY_MAX = 64
 """With fewer measured steps than that a person would not see a change in time."""
@@ -63,6 +68,7 @@ class Cadence:
         self._costs: deque[int] = deque(maxlen=REVIEW_STEPS)
         self._passes: deque[float] = deque(maxlen=REVIEW_STEPS)
         self._since = 0
+        self._excess_ns = 0.0
         self._records_ns = 0
         self._records: deque[int] = deque(maxlen=REVIEWS)
         self.every: int | None = 1
@@ -82,8 +88,12 @@ class Cadence:
         if passed:
             self._passes.append(passed_cost_ns / passed)
         self._since += 1
-        if self._since >= REVIEW_STEPS and self.every is not None:
-            self._since = 0
+        if self.every is None:
+            return
+        self._excess_ns = max(0.0, self._excess_ns + cost_ns - SHARE * self._ratio * wall_ns)
+        is_early = self._excess_ns > EARLY_NS and self._since >= EARLY_STEPS
+        if self._since >= REVIEW_STEPS or is_early:
+            self._since, self._excess_ns = 0, 0.0
             self.every = self._review(self.every, STRAINED_SHARE if is_strained else SHARE)
 
     def _review(self, every: int, share: float) -> int | None:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from pacecar.profiler.module_calls import observe_calls
 from pacecar.torch_internals import find
 
 __all__ = ["CallPrice", "call_price"]
@@ -114,14 +115,14 @@ class _Bench:
             queue(first)
             self._inside_ns += now() - begun
 
-        def after(module: nn.Module, args: object, output: torch.Tensor) -> None:
+        def after(module: nn.Module, args: object, output: Any) -> None:  # noqa: ANN401  a tensor
             begun = now()
-            output.register_hook(gradient)  # type: ignore[no-untyped-call]
+            output.register_hook(gradient)
             self._inside_ns += now() - begun
 
+        observer = observe_calls(self._model, nothing, after)
         return [
-            self._model.register_forward_pre_hook(nothing, with_kwargs=True),
-            self._model.register_forward_hook(after),
+            *([] if observer is None else [observer]),
             self._optimizer.register_step_pre_hook(nothing),
             self._optimizer.register_step_post_hook(nothing),
         ]

@@ -24,7 +24,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from pacecar.collectives import OPERATIONS
+from pacecar.collectives import OPERATIONS, OPERATIONS_MAX
 from pacecar.profiler.bandwidth import bus_bandwidth_factor
 from pacecar.profiler.classification import collective_operation
 from pacecar.profiler.trace.collectives import from_metadata
@@ -32,10 +32,7 @@ from pacecar.profiler.trace.events import Args
 from pacecar.profiler.trace.table import Collective
 from pacecar.records import BackwardWindow, CollectiveSum
 
-__all__ = ["OPERATIONS_MAX", "REDUCES_MAX", "UNNAMED", "SeenCollective", "backward_window", "sum_collectives"]
-
-OPERATIONS_MAX = 16
-"""Operations that are told apart: torch has twelve.  What comes after them is `UNNAMED`."""
+__all__ = ["REDUCES_MAX", "UNNAMED", "SeenCollective", "backward_window", "sum_collectives"]
 
 UNNAMED = "unknown"
 

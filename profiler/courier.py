@@ -5,8 +5,8 @@ thread a system call, and the woken one then wants the GIL just as the next forw
 a few times a second and delivers what has come, all at once.  When the queue is full the *oldest* record
 goes, because the totals in every step record make the newest worth the most.  The thread delivers
 through a `Carrier`, and when that fails (no daemon, full disk) it waits a little longer each time, at most
-BACKOFF_SECONDS_MAX, and tries the same record again.  The end of a job waits for a daemon that is being restarted, and
-not for one that never was there.
+BACKOFF_SECONDS_MAX, and tries the same record again.  What its reader would refuse is left out first (`sendable`).  The
+end of a job waits for a daemon that is being restarted, and not for one that never was there.
 
 A forked child (a DataLoader worker) has the queue but not the thread, and locks may be held for ever there: every
 public call in another process than the first returns at once.
@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from pacecar.daemon_peer import UntrustedDaemonError
+from pacecar.profiler.sendable import Sendable
 from pacecar.records import Answer, JobRecord
 
 __all__ = ["BACKOFF_SECONDS_MAX", "LOOK_SECONDS", "QUEUE_LENGTH_MAX", "Carrier", "Courier", "Refused"]
@@ -77,6 +78,7 @@ class Courier:
 
     def __init__(self, carrier: Carrier, *, queue_length_max: int = QUEUE_LENGTH_MAX) -> None:
         self._carrier = carrier
+        self._sendable = Sendable(carrier.destination)
         self._queue: deque[JobRecord | Answer] = deque()
         self._queue_length_max = queue_length_max
         self._dropped = 0
@@ -140,7 +142,9 @@ class Courier:
                 begun = time.thread_time_ns()
                 while self._queue and time.monotonic() < self._deadline:
                     record = self._queue.popleft()
-                    if self._deliver(record):
+                    sendable = self._sendable.make(record)
+                    self._dropped += sendable is None
+                    if sendable is None or self._deliver(sendable):
                         backoff = BACKOFF_SECONDS_MIN
                         continue
                     self._put_back(record)

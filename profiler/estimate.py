@@ -22,7 +22,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from msgspec import structs
+
 from pacecar.profiler.attribution import REST
+from pacecar.profiler.steptimer import STOPPED
 from pacecar.records import LEDGER_HEADINGS, Knobs, KnobValue, Ledger
 
 __all__ = [
@@ -31,6 +34,7 @@ __all__ = [
     "WINDOWS_MAX",
     "Calibration",
     "Calibrations",
+    "capped",
     "estimate",
     "estimate_step",
     "split",
@@ -52,7 +56,7 @@ CHANGE_WINDOWS = 2
 _SHARES = 1_000_000_000
 """Shares of several windows are counted in billionths, so that weights stay integers."""
 
-_DIRECT = {"data_wait": "data_wait", "checkpoint": "checkpoint", "overhead": "host_bound"}
+_DIRECT = {"data_wait": "data_wait", "checkpoint": "checkpoint", "overhead": "host_bound", STOPPED: "stopped"}
 """Phases that the timers measure by themselves, and the heading that an uncalibrated estimate gives them."""
 
 
@@ -185,13 +189,25 @@ def estimate_step(
 
     The device's step begins and ends when the device passes the host's boundaries, so one step may be shorter or longer
     there; over many they are as long as each other.  Its phases are laid on the host's wall time in proportion.  A
-    checkpoint is the host's own, and the device's marks do not show it.
+    checkpoint is the host's own, as is a stop, and the device's marks do not show it.
     """
     mixes = None if calibration is None else calibration.on_device
-    if device is None or mixes is None or not any(device.values()) or "checkpoint" in phases:
+    if device is None or mixes is None or not any(device.values()) or {"checkpoint", STOPPED} & phases.keys():
         return estimate(wall_ns, phases, calibration)
     lengths = dict(zip(device, split(wall_ns, list(device.values())), strict=True))
     return estimate(wall_ns, lengths, mixes)
+
+
+def capped(ledger: Ledger, processor_ns: int) -> Ledger:
+    """Return `ledger` with no more compute than `processor_ns`, what the process took of the processor meanwhile.
+
+    A host that takes no processor computes nothing; what it did instead (waited for a page, a lock, a file) is unknown.
+    Not for a device job, where the device computes.
+    """
+    excess = ledger.compute_ns - processor_ns
+    if excess <= 0:
+        return ledger
+    return structs.replace(ledger, compute_ns=processor_ns, unknown_ns=ledger.unknown_ns + excess)
 
 
 def estimate(wall_ns: int, phases: Mapping[str, int], calibration: Calibration | None) -> Ledger:
@@ -230,6 +246,7 @@ def estimate(wall_ns: int, phases: Mapping[str, int], calibration: Calibration |
         host_bound_ns=parts["host_bound"],
         optimizer_host_ns=parts["optimizer_host"],
         checkpoint_ns=parts["checkpoint"],
+        stopped_ns=parts["stopped"],
         unknown_ns=parts["unknown"],
         communication_ns=parts["exposed_communication"] + overlapped,
         overlapped_communication_ns=overlapped,

@@ -48,7 +48,9 @@ from pacecar.profiler.preemption import Preemption
 from pacecar.profiler.pulse import UNUSUAL, CountedStep, Passed, Pulse, take_inputs
 from pacecar.profiler.sink import RecordSink
 from pacecar.profiler.slot import AlreadyAttachedError
+from pacecar.profiler.step_hooks import after_step
 from pacecar.profiler.steptimer import StepTimer, TimedStep
+from pacecar.profiler.stops import StopDetector
 from pacecar.profiler.vitals import VitalsMeter
 from pacecar.records import Goodbye, JobHello, Knobs, StepRecord
 
@@ -104,27 +106,20 @@ class Hook:
         name = torch.cuda.get_device_name(device) if is_cuda else None
         self._vitals = VitalsMeter(model, self._config, device=device, stats=cuda_stats(device), device_name=name)
         self._phases = PhaseHooks(
-            model,
-            optimizer,
-            self._timer,
-            self._guard,
-            now_ns=self._now_ns,
-            retire=self._retire,
-            forward_begins=self._vitals.forward_begins,
-        )
+            model, optimizer, self._timer, self._guard,
+            now_ns=self._now_ns, retire=self._retire, forward_begins=self._vitals.forward_begins,
+        )  # fmt: skip
         self._meter = self.windows = WindowMeter(self._clock, on_device=is_cuda)
         self._budget = Budget(
-            self._config.overhead_budget,
-            warmup_steps=self._config.window_warmup_steps,
+            self._config.overhead_budget, warmup_steps=self._config.window_warmup_steps,
             interval_steps=self._config.window_interval_steps,
-            rank=hello.rank,
-            world_size=hello.world_size,
-            on_device=is_cuda,
-        )
+            rank=hello.rank, world_size=hello.world_size, on_device=is_cuda,
+        )  # fmt: skip
         self.calibrations = self._calibrations = Calibrations()
         """What exact windows saw, by setting."""
         self._cadence = Cadence(self._config.overhead_budget)
         self._counts = StepCounts()
+        self._stops = StopDetector(charge=self._budget.charge)
         self._pulse = Pulse(
             self._phases,
             self._timer,
@@ -147,17 +142,17 @@ class Hook:
         self.data, self.count, self.waiting = loop.data, loop.count, loop.waiting
         self.checkpoint, self.was_paused = loop.checkpoint, loop.was_paused
         self._books = Books(
-            hello, self._sinks, self._budget, self._calibrations, self._vitals, self._guard, self._cadence, self._pulse
-        )
+            hello, self._sinks, self._budget, self._calibrations, self._vitals, self._guard, self._cadence, self._pulse,
+            self._stops, on_device=is_cuda,
+        )  # fmt: skip
         self.look, self.flush, self.charge = self._books.look, self._books.settle, self._budget.charge
         """Let other threads write the records that wait; write them now, on the training thread; add a cost."""
         self.begun, self.charge_records = self._pulse.begun, self._books.charge
         self.is_strained = self._budget.is_strained
         self.preemption = preemption = self._preemption = Preemption()
         """A listener that is about to take long says `begin`."""
-        self._opening = Opening(
-            self._meter, self._budget, self._books, self._timer, self._now_ns, preemption, on_device=is_cuda
-        )
+        parts = (self._meter, self._budget, self._books, self._timer, self._phases)
+        self._opening = Opening(*parts, self._now_ns, preemption, on_device=is_cuda)
         self._listener_ns = self._told_ns = 0
         self._pulse.care_step = self._budget.next_look(0)
         self._beat_handle: RemovableHandle | None = None
@@ -214,8 +209,9 @@ class Hook:
 
     @property
     def evaluated_ns(self) -> int | None:
-        """When a forward in evaluation was last seen, monotonic; None: never."""
-        return self._phases.evaluated_ns
+        """When a forward in evaluation was last seen, or the process went on after a stop, monotonic; None: never."""
+        self._stops.look()
+        return max((at for at in (self._phases.evaluated_ns, self._stops.went_on_ns) if at is not None), default=None)
 
     def start(self) -> None:
         """Attach to model and optimizer; the first step counts from the job's first sign of life after this.
@@ -228,13 +224,16 @@ class Hook:
         self._phases.tells_inputs = self._vitals.tells_inputs
         self._phases.install()
         keep_out(Pulse.beat)
-        self._beat_handle = self._optimizer.register_step_post_hook(self._pulse.beat)
+        self._beat_handle = after_step(self._optimizer, self._pulse.beat)
         begun = self._now_ns()
         self._preemption.begin()
         if self._now_ns is time.monotonic_ns:  # prices are of the real time
             self._guard.wrap(self._books.learn_prices)()
+            self._guard.wrap(self._stops.start)()
         if self._config.windows:
             self._guard.wrap(self._meter.install)()
+        if not self._meter.is_installed:
+            self._books.uncalibrated = "unavailable" if self._config.windows else "off"
         self._preemption.end()
         self._budget.charge_start(self._preemption.own_ns(self._now_ns() - begun))
         self._timer.overhead_ns = 0  # no part of the first step
@@ -256,6 +255,7 @@ class Hook:
         for sink in self._sinks:
             sink.put(goodbye)
         self._preemption.close()
+        self._stops.close()
         slot.free(self)
 
     def wake(self) -> None:
@@ -265,11 +265,12 @@ class Hook:
     def forked(self) -> None:
         """Be inert for good, without a word to anybody: this is a forked child of the measured process."""
         self._is_closed, self._guard.is_alive = True, False
+        self._stops.forked()
 
     def request_window(self) -> None:
         """Ask for an exact window soon, as a knob was switched; the budget decides when, a new setting has credit."""
         self._budget.request(on_credit=not self._calibrations.knows(self.knobs))
-        self._pulse.care_step = self._budget.next_look(self._pulse.step)
+        self._pulse.care_step = self._opening.next_look(self._pulse.step)
 
     # --- inside ---------------------------------------------------------------------------------
 
@@ -350,19 +351,21 @@ class Hook:
         if self._counts.has_news:
             samples, tokens = self._counts.take(samples)
         phases.guesses_samples = True
-        raw = timer.finish(now_ns)
+        raw = opening.last_raw = timer.finish(now_ns)
         now = self._wall_ns()
         finished = FinishedStep(self._books, pulse.step, raw, now, pulse.knobs, samples, tokens, pulse.usual.flops)
         if was_counted or opening.has_aftermath or self.is_traced:
             finished.was_counted, finished.disturbed = was_counted, True
-            finished.thread_time = opening.thread_time()
+            finished.thread_time, finished.slowed_max_ns = opening.thread_time(), opening.count_max_ns
             opening.has_aftermath = self.is_traced
         finished.listener_ns, self._listener_ns = self._listener_ns, 0
         finished.told_ns, self._told_ns = self._told_ns, 0
         if pulse.passed is not None:
             finished.passed, pulse.passed = pulse.passed, None
-        if opening.may_be_open and self._meter.is_open:
+        if opening.may_be_open:
             opening.end(finished)
+        elif opening.is_probing:
+            opening.end_slice(finished)
         pulse.step += 1
         self._books.enter(finished)
         if self._vitals.is_due:
@@ -388,14 +391,14 @@ class Hook:
             self._turn_off()
             return
         step, opening = self._pulse.step, self._opening
-        is_turn = self._config.windows and step == self._pulse.care_step and self._budget.wants_window(step)
+        is_turn = self._config.windows and step == self._pulse.care_step and self._opening.wants(step)
         # A window's turn does not heed the cadence.
         measured = next_measured(step, every)
         if step < measured and not is_turn and not opening.may_be_open:
             passed = self._pulse.passed = self._pulse.passed or Passed()
             # Boundaries that nobody else wants need not come here until one is measured or a window's turn.
             if step >= self._pulse.care_step:
-                self._pulse.care_step = self._budget.next_look(step + 1) if self._config.windows else sys.maxsize
+                self._pulse.care_step = opening.next_look(step + 1) if self._config.windows else sys.maxsize
             is_wanted = self.is_traced or (self._on_boundary is not None and self.wants_boundary())
             self._pulse.rests_until = 0 if is_wanted else min(measured, self._pulse.care_step)
             if self._phases.is_resting:
@@ -410,9 +413,9 @@ class Hook:
         if step == 1:
             opening.mark(step)
         if step >= self._pulse.care_step:
-            self._pulse.care_step = self._budget.next_look(step + 1) if self._config.windows else sys.maxsize
             if self._config.windows:
                 opening.try_to_open(step)
+            self._pulse.care_step = opening.next_look(step + 1) if self._config.windows else sys.maxsize
             is_watched = True
         elif opening.may_be_open:
             self._timer.keep_marks()
@@ -420,10 +423,10 @@ class Hook:
             self._pulse.care_step = min(self._pulse.care_step, burst_end(step, every))
         vitals = self._vitals
         if vitals.wants_count and not (
-            opening.may_be_open or self.is_traced
+            opening.may_be_open or opening.is_probing or self.is_traced
         ):  # they would see the dispatch mode's time
             self._books.settle()
-            vitals.prepare(self._pulse.step, self._may_count)
+            vitals.prepare(self._pulse.step, opening.may_count)
             self._phases.tells_inputs = vitals.tells_inputs
             if self._phases.tells_inputs:
                 opening.slows(step)
@@ -435,11 +438,9 @@ class Hook:
         if is_watched:
             self._meter.observed_from(ended)
 
-    def _may_count(self, price_ns: int) -> bool:
-        return self._budget.can_afford(price_ns, on_credit=not self._vitals.was_ever_counted)
-
     def _retire(self) -> None:
         """Leave torch as it was; not from inside an optimizer hook."""
+        self._opening.abandon()
         self._meter.uninstall()
         self._vitals.retire()
         self._phases.remove()

@@ -29,6 +29,7 @@ from torch import nn
 
 from pacecar.clock import Clock, SystemClock
 from pacecar.profiler.interface import collective_interface
+from pacecar.profiler.sendable import Sendable
 from pacecar.records import JobHello
 
 __all__ = ["job_id", "make_hello", "model_device"]
@@ -66,7 +67,7 @@ def make_hello(
     backend = dist.get_backend() if is_distributed else None
     if local_rank is None:
         local_rank = device.index if is_cuda and device.index is not None else rank
-    return JobHello(
+    hello = JobHello(
         job=job or job_id(environ),
         rank=rank,
         local_rank=local_rank,
@@ -85,6 +86,8 @@ def make_hello(
         pod_name=_label(environ, "POD_NAME", "MY_POD_NAME"),
         pod_namespace=_label(environ, "POD_NAMESPACE", "MY_POD_NAMESPACE"),
     )
+    sendable = Sendable("anybody").make(hello)
+    return sendable if isinstance(sendable, JobHello) else hello
 
 
 def job_id(environ: Mapping[str, str] = os.environ) -> str:

@@ -9,8 +9,9 @@ Batches are looked at and passed on; nothing here keeps one.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 
@@ -91,6 +92,16 @@ class TimedLoader(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]  # a loader without length raises its own TypeError
+
+    # Pickled and copied as the loader alone: our part of it belongs to this process.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return cast, (None, self._loader)  # a function of the standard library that returns what it is given
+
+    def __copy__(self) -> Iterable[T]:
+        return copy.copy(self._loader)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Iterable[T]:
+        return copy.deepcopy(self._loader, memo)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the loader has
         if name.startswith("__"):

@@ -19,8 +19,8 @@ from pacecar.profiler.attribution import Cause, attribute_phases
 from pacecar.profiler.collectivesums import backward_window, sum_collectives
 from pacecar.profiler.devicephases import passed_stretches
 from pacecar.profiler.reading import Activity, Reading, read_rows
-from pacecar.profiler.spans import EMPTY, Intervals, intervals, union
-from pacecar.profiler.steptimer import PHASES, TimedStep
+from pacecar.profiler.spans import EMPTY, Intervals, intervals, subtract, union
+from pacecar.profiler.steptimer import PHASES, Stretch, TimedStep
 from pacecar.profiler.window import WindowProfiler, WindowUnavailable
 from pacecar.records import BackwardWindow, CollectiveSum, Ledger
 
@@ -64,6 +64,8 @@ class WindowMeter:
         self._offset_ns = 0
         self._warm_steps_left = 0
         self._observed_from_ns: int | None = None
+        self.row_count: int | None = None
+        """Rows of the window that was closed last; None where it was cut off."""
         self.is_held: Callable[[], bool] = lambda: False
         """Whether somebody is about to profile the job himself, so that no window may open."""
 
@@ -85,6 +87,11 @@ class WindowMeter:
         """Note that a `torch.autograd.profiler.profile` has ended; windows that are installed notice by themselves."""
         if not self._is_installed:
             self._profiler.session_ended(profile)
+
+    @property
+    def is_installed(self) -> bool:
+        """Windows are possible with this torch."""
+        return self._is_installed
 
     @property
     def outlived_by(self) -> str | None:
@@ -119,14 +126,30 @@ class WindowMeter:
         self._offset_ns = self._clock_offset_ns()
         self._profiler.open()
 
+    def open_slice(self) -> None:
+        """Open a session amid a step, of which only the number of rows is wanted; `may_open()` holds."""
+        self._observed_from_ns = None
+        self._profiler.open()
+
+    def close_slice(self) -> int | None:
+        """Return how many rows the session saw; None: somebody else's profiler has ended it."""
+        if not self._profiler.is_open:
+            return None
+        return len(self._profiler.close()[0])
+
+    def cut(self) -> None:
+        """End an open window amid its step and drop what it saw."""
+        self.row_count = None
+        self._profiler.discard()
+
     def observed_from(self, now_ns: int) -> None:
         """Note the end of a boundary: from here on an open window sees everything."""
         self._profiler.step_passed()
         if self._profiler.is_open and self._observed_from_ns is None:
             self._observed_from_ns = now_ns
 
-    def close(self, step: TimedStep) -> Measurement | None:
-        """Close the window at the end of `step` and return what it saw.
+    def close(self, step: TimedStep, stops: Sequence[Stretch] = ()) -> Measurement | None:
+        """Close the window at the end of `step` and return what it saw; in `stops` the process did not run.
 
         None: the step only warmed the window, which stays open; or the clock was set; or the window was blind (see
         `why_blind`) and not the device idle.
@@ -135,13 +158,16 @@ class WindowMeter:
             self._warm_steps_left -= 1
             return None
         found, names_threads = self._profiler.close()
+        self.row_count = len(found)
         try:
-            return self._read(step, found, names_threads=names_threads)
+            return self._read(step, found, stops, names_threads=names_threads)
         except BaseException:
             self._profiler.bar_if_outlived(found)
             raise
 
-    def _read(self, step: TimedStep, found: Sequence[Activity], *, names_threads: bool) -> Measurement | None:
+    def _read(
+        self, step: TimedStep, found: Sequence[Activity], stops: Sequence[Stretch], *, names_threads: bool
+    ) -> Measurement | None:
         offset = self._offset_ns
         if abs(self._clock_offset_ns() - offset) > CLOCK_STEP_NS_MAX:
             _log.info("a window is thrown away: the wall clock was set while it was open")
@@ -162,14 +188,18 @@ class WindowMeter:
         if self._on_device and self._is_blind(why_blind(reading, start)):
             return None
         observed = (step.start_ns if self._observed_from_ns is None else self._observed_from_ns) + offset
+        stopped = union(intervals(stops) + offset)
+        # An operator that was under way has a row over all of the stop; what a device does meanwhile is work.
+        work = reading.work if self._on_device else {k: subtract(union(v), stopped) for k, v in reading.work.items()}
         causes: dict[Cause, Intervals] = {
+            Cause.STOPPED: stopped,
             Cause.DATA_WAIT: np.concatenate((stretches["data_wait"], reading.data_wait)),
             Cause.CHECKPOINT: stretches["checkpoint"],
             Cause.OPTIMIZER: stretches["optimizer"],
             Cause.HOOK: EMPTY if self._on_device else stretches["overhead"],
         }
         phases = attribute_phases(
-            reading.work, (start, end), stretches, causes=causes, observed=(min(max(observed, start), end), end)
+            work, (start, end), stretches, causes=causes, observed=(min(max(observed, start), end), end)
         )
         total = Ledger(wall_ns=0)
         for ledger in phases.values():
@@ -183,7 +213,7 @@ class WindowMeter:
         ran = stretches if not self._on_device else {} if passed is None else passed[0]
         backwards = ran.get("backward", EMPTY)
         backward = None
-        if len(backwards):
+        if len(backwards) and not len(stopped):  # else its collectives tell nothing of a link
             first, last = (int(instant) for instant in backwards[backwards[:, 0].argmax()])
             rows, until = reading.collectives, end if self._on_device else max(last, int(tails.max(initial=last)))
             backward = backward_window(rows, (first, last), until, on_device=self._on_device)
@@ -191,7 +221,7 @@ class WindowMeter:
             ledger=total,
             phases=phases,
             row_count=len(found),
-            collectives=sum_collectives(reading.collectives, (start, end)),
+            collectives=() if len(stopped) else sum_collectives(reading.collectives, (start, end)),
             on_device=on_device,
             backward=backward,
         )

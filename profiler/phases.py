@@ -1,8 +1,8 @@
 """How does the hook see forward, backward and optimizer without touching what they compute?
 
-By hooks that return None, so nothing is replaced:
+By observers, so nothing is replaced and nothing lies on the model (`module_calls`):
 
-- forward: pre-hook and hook of the top-level module, in training with gradients on (evaluation is not a micro-batch);
+- forward: the calls of the top-level module, in training with gradients on (evaluation is not a micro-batch);
 - backward begins when the gradient of an output tensor arrives.  There it queues a callback of the autograd engine,
   which runs when no more is to be computed, *before* DDP's own callback waits for the all-reduces; that one queues
   a second, which runs *after* DDP's.  The stretch between the two is the exposed tail of communication;
@@ -28,14 +28,16 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
+from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 from pacecar.profiler.attribution import REST
-from pacecar.profiler.compiling import is_tracing, keep_out, tell_while_tracing
+from pacecar.profiler.compiling import compiled_frames, is_tracing, keep_out, tell
 from pacecar.profiler.devicetimer import device_timer
 from pacecar.profiler.guard import Guard
 from pacecar.profiler.identity import model_device
 from pacecar.profiler.loader import guess_samples
+from pacecar.profiler.module_calls import CallObserver, hold_class, observe_calls
+from pacecar.profiler.step_hooks import before_step
 from pacecar.profiler.steptimer import EVENTS_MAX, StepTimer
 from pacecar.torch_internals import find, lacking, own_has
 
@@ -79,13 +81,16 @@ class PhaseHooks:
         self._model = model
         self._optimizer = optimizer
         self._timer = timer
-        self._device = timer.device = device_timer(model_device(model))
+        device = timer.device = device_timer(model_device(model))
+        self._enter_device = None if device is None else device.enter
+        self._enter: Callable[[str], None] | None = self._enter_device
         self._events = timer.events  # bound once, not at each use
         self._guard = guard
         self._now_ns = now_ns
         self._retire = retire
         self._forward_begins = forward_begins
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[CallObserver | RemovableHandle | None] = []
+        self._let_go_of_class: Callable[[], None] | None = None
         self.own_ns = 0
         """What the callbacks took since somebody set this to 0."""
         self.inputs: list[InputKey] = []
@@ -123,9 +128,8 @@ class PhaseHooks:
 
     def _register(self) -> None:
         self._handles = [
-            self._model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
-            self._model.register_forward_hook(self._after_forward),
-            self._optimizer.register_step_pre_hook(self._before_optimizer),
+            observe_calls(self._model, self._before_forward, self._after_forward),
+            before_step(self._optimizer, self._before_optimizer),
         ]
 
     def rest(self) -> None:
@@ -135,7 +139,9 @@ class PhaseHooks:
         """
         self.is_resting = True
         self._forward_start_ns = None
-        self.remove()
+        if self._let_go_of_class is None:
+            self._let_go_of_class = hold_class(self._model)
+        self._unregister()
 
     def resume(self) -> None:
         """Put the hooks back, at a boundary."""
@@ -144,8 +150,15 @@ class PhaseHooks:
 
     def remove(self) -> None:
         """Remove all hooks; not from inside one of them, as torch is iterating over its table."""
+        self._unregister()
+        if self._let_go_of_class is not None:
+            self._let_go_of_class()
+            self._let_go_of_class = None
+
+    def _unregister(self) -> None:
         for handle in self._handles:
-            handle.remove()
+            if handle is not None:
+                handle.remove()
         self._handles = []
 
     @property
@@ -164,11 +177,18 @@ class PhaseHooks:
         """The phase that forward and backward are inside of: the optimizer's, when they are its closure."""
         return REST if self.optimizer_start_ns is None else "optimizer"
 
-    def __deepcopy__(self, memo: object) -> PhaseHooks:
-        return _deaf()
+    def tell_phases(self, listener: Callable[[str], None] | None) -> None:
+        """Let `listener` hear of each phase that the training thread enters; None: nobody.  It never raises."""
+        device = self._enter_device
+        if listener is None or device is None:
+            self._enter = listener or device
+            return
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _deaf, ()
+        def both(phase: str) -> None:
+            device(phase)
+            listener(phase)
+
+        self._enter = both
 
     def optimizer_ended(self, now_ns: int) -> None:
         """Note the end of the optimizer's step."""
@@ -176,14 +196,9 @@ class PhaseHooks:
         if start is not None:
             self._events.append(("optimizer", start, now_ns))
 
-    # Without the default, whoever copies torch's tables of hooks but not the one that says which take keywords would
-    # get a TypeError in the user's forward.
-    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> None:
-        if is_tracing():
-            tell_while_tracing(_INSIDE)
-            return
+    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._guard.is_alive:
-            self._retire()  # torch has copied the table that it iterates over
+            self._retire()
             return
         now = self._now_ns()
         if not (module.training and _is_grad_enabled()):
@@ -192,8 +207,8 @@ class PhaseHooks:
             return
         self._forward_start_ns = now
         self._backward_start_ns = None
-        if self._device is not None:
-            self._device.enter("forward")
+        if self._enter is not None:
+            self._enter("forward")
         try:
             if len(args) == 1 and type(args[0]) is torch.Tensor and not kwargs and not self.tells_inputs:
                 # Most models take one tensor; its shape says the samples too.
@@ -201,7 +216,7 @@ class PhaseHooks:
                 if len(self._events) >= EVENTS_MAX:
                     self.absorb()
             else:
-                self._look_at(args, kwargs or {})
+                self._look_at(args, kwargs)
         except Exception:  # noqa: BLE001  as in the guard, without its second frame
             self._guard.failed(self._before_forward)
         self.own_ns += self._now_ns() - now
@@ -216,6 +231,11 @@ class PhaseHooks:
         if len(self._events) >= EVENTS_MAX:
             self.absorb()
 
+    def saw_no_call(self) -> None:
+        """A step ended in which the model was not called: say why, where that can be told."""
+        if compiled_frames():
+            tell(_INSIDE)
+
     def absorb(self) -> None:
         """Keep what is noted bounded, in a loop that never ends a step."""
         self.has_looked = True  # this step is not like the last one in any case
@@ -223,8 +243,6 @@ class PhaseHooks:
         del self.inputs[:-EVENTS_MAX]
 
     def _after_forward(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
-        if is_tracing():
-            return
         start = self._forward_start_ns
         if start is None or not self._guard.is_alive:
             return
@@ -232,8 +250,8 @@ class PhaseHooks:
         self._forward_start_ns = None
         try:
             self._events.append(("forward", start, now))
-            if self._device is not None:
-                self._device.enter(self._around)
+            if self._enter is not None:
+                self._enter(self._around)
             # Inside no_sync() DDP waits for nothing, so there is no tail to measure.
             self._has_tail = not self._is_ddp or bool(module.require_backward_grad_sync)
             if type(output) is torch.Tensor:
@@ -255,6 +273,7 @@ class PhaseHooks:
             self._guard.failed(self._after_forward)
         self.own_ns += self._now_ns() - now
 
+    @unserializable_hook  # type: ignore[untyped-decorator]  # or torch would warn who pickles an output
     def _on_gradient(self, gradient: torch.Tensor) -> None:
         if is_tracing():  # compiled autograd does
             return
@@ -263,8 +282,8 @@ class PhaseHooks:
         now = self._now_ns()
         self._backward_start_ns = now
         self._compute_end_ns = None
-        if self._device is not None:
-            self._device.enter("backward")
+        if self._enter is not None:
+            self._enter("backward")
         try:
             self._queue_callback(self._compute_ended)
         except Exception:  # noqa: BLE001  as in the guard, without its second frame
@@ -278,8 +297,8 @@ class PhaseHooks:
             return
         try:
             self._events.append(("backward", start, now))
-            if self._device is not None:
-                self._device.enter("backward_tail" if self._has_tail else self._around)
+            if self._enter is not None:
+                self._enter("backward_tail" if self._has_tail else self._around)
             if self._has_tail:
                 self._compute_end_ns = now
                 self._queue_callback(self._backward_ended)
@@ -295,8 +314,8 @@ class PhaseHooks:
             return
         now = self._now_ns()
         self._events.append(("backward_tail", start, now))
-        if self._device is not None:
-            self._device.enter(self._around)
+        if self._enter is not None:
+            self._enter(self._around)
         self._backward_start_ns = self._compute_end_ns = None
         self.own_ns += self._now_ns() - now
 
@@ -304,27 +323,8 @@ class PhaseHooks:
         if is_tracing():
             return
         self.optimizer_start_ns = self._now_ns()
-        if self._device is not None:
-            self._device.enter("optimizer")
-
-
-def _deaf() -> PhaseHooks:
-    """Return hooks that do nothing: those of a copied or pickled model, which nobody asked to measure.
-
-    Copying the real ones would copy the hook behind them, whose threads and locks make `copy.deepcopy(model)` and
-    `torch.save(model)` raise.
-    """
-    hooks = PhaseHooks.__new__(PhaseHooks)
-    hooks._guard = Guard(int, lambda duration_ns: None)
-    hooks._guard.is_alive = False
-    hooks._retire = _nothing
-    hooks._forward_start_ns = None
-    hooks.is_resting = False
-    return hooks
-
-
-def _nothing() -> None:
-    """Do what is left to do for hooks that do nothing."""
+        if self._enter is not None:
+            self._enter("optimizer")
 
 
 _is_grad_enabled = torch.is_grad_enabled

@@ -231,6 +231,8 @@ def take_inputs(phases: PhaseHooks, vitals: VitalsMeter) -> tuple[StepInputs, bo
     """Return what was noted of the step that ends, and whether a forward of it was counted; begin the next one."""
     was_counted = phases.tells_inputs and vitals.is_counted
     inputs, samples = phases.inputs, phases.forward_samples
+    if not inputs and not phases.has_looked:
+        phases.saw_no_call()
     for shape, _ in inputs:
         if shape:
             samples = (samples or 0) + shape[0]

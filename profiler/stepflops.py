@@ -4,11 +4,9 @@ Counting costs a python call for every operator of a forward, so it is not done 
 module's inputs are a *signature*, a signature is counted once, and all later forwards with it are a look-up.  The
 micro-batch knob, a last smaller batch and other sequence lengths are new signatures.
 
-For the one step that counts, the module's `forward` is replaced on the instance by a function that runs the real one
-inside `try ... finally`.  Hooks would not do: torch calls no forward hook when forward ends in KeyboardInterrupt, and
-a mode that stays on would slow or break whatever runs next.  The replacement is taken away at the next boundary; it
-is a plain call of the real forward in every other case, so that somebody who kept it keeps a working forward, and
-copies and pickles of the module never hold it.
+In the one step that counts, the module is called inside `try ... finally`.  Hooks would not do: torch calls no forward
+hook when forward ends in KeyboardInterrupt, and a mode that stays on would slow or break whatever runs next.  Nothing
+is put on the module for it (`module_calls`).
 
 A forward is not counted while a dispatch mode of the user's is on (his own FlopCounterMode keeps its figures), and
 never when torch.compile, TorchScript, CUDA graphs or DataParallel run the model, where a mode sees nothing or does
@@ -20,9 +18,7 @@ tokens, layer drop) is counted as it did at that one time.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import functools
 import logging
 import weakref
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -31,9 +27,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from pacecar.profiler.compiling import is_tracing
+from pacecar.profiler.compiling import compiled_frames
 from pacecar.profiler.flops import Arithmetic, ForwardCount, ForwardCounter, leave, modes_on, uncountable
-from pacecar.torch_internals import find
+from pacecar.profiler.module_calls import CallObserver, is_compiled_in_place, observe_calls
 
 __all__ = ["ATTEMPTS_MAX", "SIGNATURES_MAX", "StepFlops", "signature"]
 
@@ -66,8 +62,7 @@ class StepFlops:
         self._forwards = 0
         self._missing = 0
         self._pending: Hashable | None = None
-        self._replacement: _CountedForward | None = None
-        self._replaced: Callable[..., Any] | None = None
+        self._observer: CallObserver | None = None
         self._failed_attempts = 0
         self._trainable: int | None = None
         self._parameters: list[weakref.ref[nn.Parameter]] = []
@@ -99,7 +94,7 @@ class StepFlops:
 
     def take_noted(self, inputs: Sequence[tuple[torch.Size, bool]]) -> int | None:
         """Return what `take` does, of forwards that took one tensor each, of that shape and that requires_grad."""
-        if self._usual is not None and inputs == self._usual[0] and not self._forwards and self._replacement is None:
+        if self._usual is not None and inputs == self._usual[0] and not self._forwards and self._observer is None:
             return self._usual[1]
         if self.reason is None:
             for key in inputs:
@@ -112,7 +107,7 @@ class StepFlops:
     @property
     def is_armed(self) -> bool:
         """Whether forwards must be told before they run."""
-        return self._replacement is not None
+        return self._observer is not None
 
     def _look_up(self, key: Hashable) -> None:
         self._forwards += 1
@@ -128,7 +123,7 @@ class StepFlops:
         """Return the FLOPs of the step that ends; None when one of its forwards is unknown or none was seen."""
         flops = self._flops if self._forwards and not self._missing else None
         self.wants_count = self._missing > 0 and self.reason is None
-        if self._replacement is not None:
+        if self._observer is not None:
             self._failed_attempts = 0 if self.counted else self._failed_attempts + 1
             if self._failed_attempts >= ATTEMPTS_MAX:
                 self._give_up("another dispatch mode is on in every forward")
@@ -139,24 +134,24 @@ class StepFlops:
 
     def arm(self, step: int) -> None:
         """Let the forwards of `step`, which begins, be counted where their shapes are new."""
-        if step < WARMUP_STEPS or not self.wants_count or self._replacement is not None:
+        if step < WARMUP_STEPS or not self.wants_count or self._observer is not None:
             return
         reason = uncountable() or _not_countable(self._model)
         if reason is not None:
             self._give_up(reason)
             return
-        self._replaced = self._model.__dict__.get("forward")
-        self._replacement = _CountedForward(self._model, self._count)
-        self._model.__dict__["forward"] = self._replacement
+        self._observer = observe_calls(self._model)
+        if self._observer is None:
+            self._give_up("calls of the model cannot be observed")
+        else:
+            self._observer.set_around(self._count)
 
     def disarm(self) -> None:
-        """Give the module its own forward back, unless somebody replaced ours meanwhile."""
-        if self._replacement is not None and self._model.__dict__.get("forward") is self._replacement:
-            if self._replaced is None:
-                del self._model.__dict__["forward"]
-            else:
-                self._model.__dict__["forward"] = self._replaced
-        self._replacement = self._replaced = None
+        """Count no more."""
+        observer, self._observer = self._observer, None
+        if observer is not None:
+            observer.set_around(None)
+            observer.remove()
 
     def check_parameters(self) -> None:
         """Forget all counts when other parameters are trained than before: backward is another then."""
@@ -171,19 +166,19 @@ class StepFlops:
         self._trainable = trainable
 
     def _count(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
-        """Run `forward`, counted if its shapes are new, and return what it returns."""
+        """Call `forward`, which is the module with its hooks, counted if its shapes are new; return what it returns."""
         key = self._pending
-        if key is None or self._replacement is None or modes_on():
+        if key is None or self._observer is None or modes_on():
             return forward(*args, **kwargs)
         counter = ForwardCounter()
-        frames = _compiled_frames()
+        frames = compiled_frames()
         counter.__enter__()
         try:
             out = forward(*args, **kwargs)
         finally:
             leave(counter)
             self.counted += 1
-        if _compiled_frames() != frames:
+        if compiled_frames() != frames:
             counter.doubt = "torch.compile compiles a part of the model"
         self._learn(key, counter)
         return out
@@ -207,26 +202,6 @@ class StepFlops:
         self._usual = None
         self._known.clear()
         _log.info("pacecar counts no FLOPs: %s; flops_per_sample or flops_per_token would give them", reason)
-
-
-class _CountedForward:
-    """Stands in for `model.forward`; a copy of the model, or a pickle, gets a forward of its own and not this one."""
-
-    def __init__(self, model: nn.Module, count: Callable[..., Any]) -> None:
-        self._model = model
-        self._forward = model.forward
-        self._count = count
-        functools.update_wrapper(self, self._forward)  # whoever asks for its signature gets the real one
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  whatever the model's forward is
-        return self._forward(*args, **kwargs) if is_tracing() else self._count(self._forward, args, kwargs)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., Any]:
-        forward: Callable[..., Any] = copy.deepcopy(self._forward, memo)
-        return forward
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (self._model, "forward")
 
 
 def signature(value: object, depth: int = DEPTH_MAX) -> Hashable:
@@ -256,25 +231,16 @@ def signature(value: object, depth: int = DEPTH_MAX) -> Hashable:
     return tuple((key, signature(part, depth - 1)) for key, part in parts)
 
 
-def _compiled_frames() -> int:
-    """Return how many frames and graphs torch.compile has made in this process, without importing it."""
-    # With fullgraph=True torch 2.13 counts no frames, but graphs.
-    counters: Mapping[str, Mapping[str, int]] | None = find("torch._dynamo.utils.counters")
-    if counters is None:
-        return 0
-    return sum(counters["frames"].values()) + counters["stats"].get("unique_graphs", 0)
-
-
 def _not_countable(model: nn.Module) -> str | None:
     """Return why a dispatch mode would see nothing of `model`, or harm it; None when it may look on."""
-    if _compiled_frames():
+    if compiled_frames():
         return "torch.compile is in use"
     for module in model.modules():
         if isinstance(module, torch.jit.ScriptModule):
             return "TorchScript runs a part of the model"
         if isinstance(module, nn.DataParallel):
             return "DataParallel runs the model in threads of its own"
-        if getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_torchdynamo_orig_callable"):
+        if is_compiled_in_place(module) or hasattr(module, "_torchdynamo_orig_callable"):
             return "torch.compile is in use"
         forward = module.__dict__.get("forward")
         if getattr(forward, "__module__", None) == "torch.cuda.graphs":

@@ -4,7 +4,7 @@ A step runs from one optimizer update to the next and may hold several forwards 
 phase's time is a sum.  In the loop stretches are only noted: the job has evicted our code from the caches by the next
 one, and what is done there costs ten times what it costs in a row.  `time_step` adds them up, later and elsewhere.
 
-    data_wait | forward | backward ........... backward_tail | optimizer | overhead | rest (what is left)
+    data_wait | forward | backward ........... backward_tail | optimizer | overhead | stopped | rest (what is left)
 
 backward ends when autograd has no more to compute; backward_tail is what DDP waits after that for its last all-reduces,
 the exposed communication of a CPU job.
@@ -22,10 +22,16 @@ import msgspec
 from pacecar.profiler.attribution import REST
 from pacecar.profiler.devicetimer import DeviceStep, DeviceTimer
 
-__all__ = ["EVENTS_MAX", "PHASES", "Event", "RawStep", "StepTimer", "Stretch", "TimedStep", "time_step"]
+__all__ = [
+    "EVENTS_MAX", "PHASES", "STOPPED", "Event", "RawStep", "StepTimer", "Stretch", "TimedStep", "phase_of",
+    "stopped_within", "time_step",
+]  # fmt: skip
 
 PHASES = ("overhead", "data_wait", "checkpoint", "backward_tail", "backward", "forward", "optimizer")
 """In the order in which an instant claimed twice is given away: what nests inside another phase comes first."""
+
+STOPPED = "stopped"
+"""The phase of every instant at which the process did not run; see `stops`."""
 
 EVENTS_MAX = 4096
 """Stretches noted before they are added up in any case: a thousand micro-batches; what is beyond has no marks."""
@@ -140,8 +146,8 @@ class StepTimer:
         self.events.clear()
 
 
-def time_step(raw: RawStep) -> TimedStep:
-    """Add up what was noted of a step.
+def time_step(raw: RawStep, stops: Sequence[Stretch] = ()) -> TimedStep:
+    """Add up what was noted of a step, and of `stops`, in which the process did not run: these are no phase's.
 
     An optimizer may run a closure, with forward and backward inside: what these spent is theirs.
     """
@@ -150,21 +156,46 @@ def time_step(raw: RawStep) -> TimedStep:
     if raw.was_marked:
         for phase, start, end in raw.events:
             marks.setdefault(phase, []).append((start, end))
+    added = _add_up(raw.events, dict(phases), stops)
+    overhead_ns = raw.overhead_ns
+    if stops:
+        added[STOPPED] = stopped_within(stops, raw.start_ns, raw.end_ns)
+        overhead_ns -= sum(stopped_within(stops, start, end) for phase, start, end in raw.events if phase == "overhead")
     return TimedStep(
         start_ns=raw.start_ns,
         end_ns=raw.end_ns,
-        phases=_add_up(raw.events, dict(phases)),
+        phases=added,
         marks=marks,
         micro_batches=micro_batches + _forwards(raw.events),
-        overhead_ns=raw.overhead_ns,
+        overhead_ns=max(0, overhead_ns),
     )
 
 
-def _add_up(events: Sequence[Event], phases: dict[str, int]) -> dict[str, int]:
+def phase_of(raw: RawStep, start_ns: int, end_ns: int) -> str:
+    """Return the phase that most of a stretch was in, the innermost of several; "outside" where it was in none."""
+
+    def within(event: Event) -> tuple[int, int]:
+        _, start, end = event
+        return stopped_within([(start_ns, end_ns)], start, end), start - end
+
+    most = max(raw.events, key=within, default=None)
+    return most[0] if most is not None and 2 * within(most)[0] >= end_ns - start_ns else "outside"
+
+
+def stopped_within(stops: Sequence[Stretch], start_ns: int, end_ns: int) -> int:
+    """Return how much of `stops`, which are disjoint, lies between two instants."""
+    return sum(max(0, min(end, end_ns) - max(start, start_ns)) for start, end in stops)
+
+
+def _add_up(events: Sequence[Event], phases: dict[str, int], stops: Sequence[Stretch] = ()) -> dict[str, int]:
     for index, (phase, start, end) in enumerate(events):
         duration = end - start
         if phase == "optimizer":
             duration -= sum(e - s for _, s, e in events[:index] if s >= start)
+        if stops:
+            duration -= stopped_within(stops, start, end)
+            if phase == "optimizer":
+                duration += sum(stopped_within(stops, s, e) for _, s, e in events[:index] if s >= start)
         phases[phase] = phases.get(phase, 0) + max(0, duration)
     return phases
 

@@ -34,6 +34,7 @@ from pacecar.profiler.flops import Arithmetic
 from pacecar.profiler.memory import MemoryMeter, Stats
 from pacecar.profiler.peaks import TF32, has_tf32, peak_flops_per_second, runs_in_tf32
 from pacecar.profiler.stepflops import StepFlops
+from pacecar.ranges import INT64_MAX
 from pacecar.records import DeviceMemory, StepRecord, Vitals
 from pacecar.vitals import ARITHMETICS
 
@@ -42,8 +43,11 @@ __all__ = ["VitalsMeter"]
 INTERVAL_NS_MIN = 1_000_000_000
 """A record costs about 20 us, on a GPU with the allocator's figures about 100: once a second that is nothing."""
 
-FIRST_COUNT_NS = 20_000_000
-"""Predicted price of a count when none was taken: a thousand operators at 10 us in forward, and as much again."""
+FLOPS_SUM_MAX = INT64_MAX // 2
+"""A record goes before its FLOPs leave 64 bits: twenty steps of a quarter of an hour at 4e14 a second would."""
+
+FIRST_ASK_STEPS = 3
+"""The budget knows hardly anything before that."""
 
 _log = logging.getLogger(__name__)
 
@@ -85,7 +89,8 @@ class VitalsMeter:
         self.is_due = False
         """A record is to be made."""
         self.wants_count = False
-        """The last step had a forward of unknown FLOPs."""
+        """The last step had a forward of unknown FLOPs, and counting was not refused since the last record."""
+        self._is_refused = False
 
     @property
     def tells_inputs(self) -> bool:
@@ -100,7 +105,7 @@ class VitalsMeter:
         if counter is None:
             return None
         flops = counter.take_noted(inputs)
-        self.wants_count = counter.wants_count
+        self.wants_count = counter.wants_count and not self._is_refused
         return flops
 
     @property
@@ -116,20 +121,23 @@ class VitalsMeter:
             kind = self._device.type
             self._autocast_dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
-    def prepare(self, step: int, may_pay: Callable[[int], bool]) -> None:
-        """Let the forwards of `step`, which begins, be counted if any is unknown and `may_pay(price_ns)` says so."""
+    def prepare(self, step: int, may_pay: Callable[[int, int | None], bool]) -> None:
+        """Let the forwards of `step`, which begins, be counted if any is unknown and `may_pay(step, price_ns)` says so.
+
+        The price is that of the last counts, None before the first.
+        Where it does not it is asked again after the next record: to ask takes longer than most boundaries.
+        """
         counter = self._counter
-        if counter is not None and counter.wants_count and may_pay(max(self._count_prices_ns, default=FIRST_COUNT_NS)):
+        if counter is None or not counter.wants_count:
+            return
+        if may_pay(step, max(self._count_prices_ns, default=None)):
             counter.arm(step)
+        elif step > FIRST_ASK_STEPS:
+            self._is_refused, self.wants_count = True, False
 
     def count_cost(self, price_ns: int) -> None:
         """Note what counting cost in the step that ends."""
         self._count_prices_ns = [*self._count_prices_ns[-1:], price_ns]
-
-    @property
-    def was_ever_counted(self) -> bool:
-        """Whether a count was paid for already."""
-        return bool(self._count_prices_ns)
 
     def checkpointed(self, duration_ns: int) -> None:
         """Note a checkpoint, inside a step or not."""
@@ -148,7 +156,8 @@ class VitalsMeter:
             self._flops = (self._flops or 0) + self._step_flops
             self._flops_steps += 1
             self._flops_wall_ns += step.wall_ns
-        self.is_due = self._steps >= self._config.vitals_interval_steps and self._wall_ns >= INTERVAL_NS_MIN
+        is_long = self._steps >= self._config.vitals_interval_steps or (self._flops or 0) > FLOPS_SUM_MAX
+        self.is_due = is_long and self._wall_ns >= INTERVAL_NS_MIN
 
     def report(self) -> Vitals:
         """Return the record of the steps since the last one; on the training thread, and when `is_due`."""
@@ -169,7 +178,7 @@ class VitalsMeter:
     def _clear(self) -> None:
         self._steps = self._wall_ns = self._flops_steps = self._flops_wall_ns = 0
         self._samples = self._tokens = self._flops = None
-        self.is_due = False
+        self.is_due = self._is_refused = False
 
     def _given_flops(self, step: StepRecord) -> int | None:
         per_sample, per_token = self._config.flops_per_sample, self._config.flops_per_token

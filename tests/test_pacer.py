@@ -1,6 +1,8 @@
 """`pacecar.attach` from a script's point of view: what is an error, what is only said, and what stays the same."""
 
+import copy
 import logging
+import pickle
 from pathlib import Path
 
 import msgspec
@@ -174,3 +176,14 @@ def test_closing_takes_every_hook_away(tmp_path: Path) -> None:
     pacer.close()
     after = (len(model._forward_hooks), len(model._forward_pre_hooks), len(optimizer._optimizer_step_post_hooks))
     assert after == before
+
+
+def test_a_copy_or_a_pickle_of_what_holds_a_pacer_has_an_inert_one(tmp_path: Path) -> None:
+    model, optimizer = make_job()
+    with pacecar.attach(model, optimizer, **options(tmp_path)) as pacer:
+        mine = {"model": model, "pacer": pacer}
+        for twin in (copy.deepcopy(mine), pickle.loads(pickle.dumps(mine)), copy.copy(pacer)):
+            other = twin["pacer"] if isinstance(twin, dict) else twin
+            assert other.inert_because == "it is a copy or a pickle of a pacer"
+            other.close()
+        assert pacer.is_active

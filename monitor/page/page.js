@@ -6,7 +6,7 @@ import { drawCharts, forgetColours } from "./charts.js";
 const VERSION = 1;
 const POINTS_MAX = 600;
 const STALE_PERIODS = 4;
-const HEADINGS = ["compute", "exposed_communication", "exposed_copy", "data_wait", "host_bound", "optimizer_host", "checkpoint", "unknown"];
+const HEADINGS = ["compute", "exposed_communication", "exposed_copy", "data_wait", "host_bound", "optimizer_host", "checkpoint", "stopped", "unknown"];
 
 const $ = (id) => document.getElementById(id);
 const history = { times: [], series: new Map() };

@@ -22,21 +22,29 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
 
-from pacecar.adapters.attaching import attach_for, checked
-from pacecar.adapters.regroup import Regrouper
-from pacecar.controller.ddp_knobs import find_ddp
-from pacecar.pacer import Pacer
-from pacecar.records import Knobs
+from pacecar import inert_attach
+
+_unloaded: Exception | None = None
+try:
+    from pacecar.adapters.attaching import attach_for, checked
+    from pacecar.adapters.regroup import Regrouper
+    from pacecar.controller.ddp_knobs import find_ddp
+except Exception as error:  # noqa: BLE001  a broken install: the script trains on, with an inert pacer
+    _unloaded = error
 
 try:
     from accelerate import Accelerator
 except ImportError as error:
     raise ImportError("pacecar.adapters.accelerate needs accelerate: pip install 'accelerate>=1.15'") from error
+
+if TYPE_CHECKING:
+    from pacecar.handle import Pacer
+    from pacecar.records import Knobs
 
 __all__ = ["AcceleratePacer", "attach"]
 
@@ -59,7 +67,7 @@ class AcceleratePacer:
     def __init__(self, accelerator: Accelerator, pacer: Pacer) -> None:
         self.pacer = pacer
         self._accelerator = accelerator
-        self._regrouper = Regrouper(pacer.batcher)
+        self._regrouper = Regrouper(pacer.batcher) if pacer.has_batcher else None
 
     @property
     def is_active(self) -> bool:
@@ -87,15 +95,16 @@ class AcceleratePacer:
         what it is given, has no collectives, and is called once a micro-batch: not at all where this batch waits to be
         put together with the next ones.  So losses of one update are exact in their sum, and zero in between.
         """
-        batcher, accelerator = self.pacer.batcher, self._accelerator
-        if batcher.refused == UNUSED:
+        accelerator, regrouper = self._accelerator, self._regrouper
+        batcher = None if regrouper is None else self.pacer.batcher
+        if batcher is not None and batcher.refused == UNUSED:
             batcher.refused = None
-        if batcher.refused is not None:
+        if regrouper is None or batcher is None or batcher.refused is not None:
             loss = loss_fn(batch)
             accelerator.backward(loss)
             return loss.detach()
         total: torch.Tensor | None = None
-        for micro, share in self._regrouper.micros(batch, is_last=accelerator.sync_gradients):
+        for micro, share in regrouper.micros(batch, is_last=accelerator.sync_gradients):
             loss = loss_fn(micro)
             weighted = loss if share == 1.0 else loss * share
             accelerator.backward(weighted)
@@ -146,13 +155,16 @@ def attach(
     """
     if not isinstance(accelerator, Accelerator):
         raise TypeError(f"attach(accelerator=...): an Accelerator is needed, not {type(accelerator).__name__}")
+    if _unloaded is not None:
+        return AcceleratePacer(accelerator, inert_attach(_unloaded)(model, optimizer))
     checked(tune, options)
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     if kind in PLAIN_RUNS and accelerator.num_processes > 1 and find_ddp(model) is None:
         raise TypeError("attach(model=...): the model is needed that accelerator.prepare(model) returned")
     untuned = f"{kind} reduces gradients by itself" if kind in OWN_ENGINES else None
     pacer = attach_for("accelerate", model, optimizer, tune=tune, options=options, untuned_because=untuned)
-    pacer.batcher.refused = _refusal(accelerator, kind) or UNUSED
+    if pacer.has_batcher:
+        pacer.batcher.refused = _refusal(accelerator, kind) or UNUSED
     return AcceleratePacer(accelerator, pacer)
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pacecar.adapters.versions import untested
-from pacecar.config import Config
+from pacecar.config import Config, ConfigError
 from pacecar.options import check_names, with_options
 from pacecar.pacer import Pacer, attach
 
@@ -38,7 +38,12 @@ def checked(tune: str | None, options: dict[str, Any]) -> dict[str, Any]:
     """
     names = {key: value for key, value in options.items() if key not in ("job", "run_dir", "config", "loggers")}
     check_names(names)
-    with_options(Config(), {**names, "mode": tune})
+    try:
+        with_options(Config(), {**names, "mode": tune})
+    except ConfigError:
+        raise
+    except Exception:
+        logger.debug("options are not checked", exc_info=True)  # what is wrong with us, `attach` says
     return options
 
 

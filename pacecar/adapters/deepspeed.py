@@ -22,17 +22,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
-from pacecar.adapters.attaching import attach_for, checked, say
-from pacecar.pacer import Pacer
+from pacecar import inert_attach
+
+_unloaded: Exception | None = None
+try:
+    from pacecar.adapters.attaching import attach_for, checked, say
+    from pacecar.adapters.methods import MethodReplacement, replace_method
+except Exception as error:  # noqa: BLE001  a broken install: the script trains on, with an inert pacer
+    _unloaded = error
 
 try:
     from deepspeed.runtime.engine import DeepSpeedEngine
 except ImportError as error:
     raise ImportError("pacecar.adapters.deepspeed needs deepspeed: pip install 'deepspeed>=0.19'") from error
+
+if TYPE_CHECKING:
+    from pacecar.handle import Pacer
 
 __all__ = ["DeepSpeedPacer", "attach"]
 
@@ -67,16 +76,17 @@ class _Stepping:
         self._is_known = is_known
         self._name = "step" if is_known else "_take_model_step"
         self._theirs: Callable[..., Any] | None = getattr(engine, self._name, None)
+        self._replacement: MethodReplacement | None = None
 
     def install(self) -> bool:
         """Return whether there was anything to wrap."""
         if self._theirs is not None:
-            setattr(self._engine, self._name, self.step)
-        return self._theirs is not None
+            self._replacement = replace_method(self._engine, self._name, self.step)
+        return self._replacement is not None
 
     def remove(self) -> None:
-        if self._engine.__dict__.get(self._name) == self.step:
-            del self._engine.__dict__[self._name]
+        if self._replacement is not None:
+            self._replacement.remove()
 
     def step(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as the engine's
         """Step as the engine does; where that closes an update, a step of the job ends."""
@@ -92,6 +102,9 @@ class DeepSpeedPacer:
     def __init__(self, pacer: Pacer, stepping: _Stepping) -> None:
         self.pacer = pacer
         self._stepping = stepping
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.pacer.__reduce__()
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever Pacer has
         return getattr(self.pacer, name)
@@ -123,14 +136,17 @@ def attach(engine: Any, *, tune: str | None = None, **options: Any) -> DeepSpeed
     """
     if not isinstance(engine, DeepSpeedEngine):
         raise TypeError(f"attach(engine=...): what deepspeed.initialize returned first, not {type(engine).__name__}")
-    checked(tune, options)
     is_known = type(engine) is DeepSpeedEngine
     reason = None if is_known else f"the engine is a {type(engine).__name__}"
     beat = _Beat(engine)
+    if _unloaded is not None:
+        return DeepSpeedPacer(inert_attach(_unloaded)(engine, beat), _Stepping(engine, beat, is_known=is_known))
+    checked(tune, options)
     pacer = attach_for("deepspeed", engine, beat, tune=tune, options=options, untuned_because=reason)
-    pacer.batcher.refused = "DeepSpeed's engine counts its micro-batches itself"
+    if pacer.has_batcher:
+        pacer.batcher.refused = "DeepSpeed's engine counts its micro-batches itself"
     stepping = _Stepping(engine, beat, is_known=is_known)
     if pacer.is_active and not stepping.install():
-        say("this training is not measured: its engine has no _take_model_step")
+        say("this training is not measured: its engine has no _take_model_step, or the script has replaced its step")
         pacer.close("nothing to measure")
     return DeepSpeedPacer(pacer, stepping)

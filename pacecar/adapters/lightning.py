@@ -22,14 +22,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import LBFGS
 
-from pacecar.adapters.attaching import attach_for, checked, say
-from pacecar.adapters.regroup import Regrouper
-from pacecar.pacer import Pacer
+from pacecar import inert_attach
+
+_unloaded: Exception | None = None
+try:
+    from pacecar.adapters.attaching import attach_for, checked, say
+    from pacecar.adapters.methods import MethodReplacement, replace_method
+    from pacecar.adapters.regroup import Regrouper
+except Exception as error:  # noqa: BLE001  a broken install: the script trains on, with an inert pacer
+    _unloaded = error
 
 try:
     from lightning.pytorch import Callback
@@ -37,6 +43,9 @@ try:
     from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 except ImportError as error:
     raise ImportError("pacecar.adapters.lightning needs lightning: pip install 'lightning>=2.6'") from error
+
+if TYPE_CHECKING:
+    from pacecar.handle import Pacer
 
 __all__ = ["PacecarCallback"]
 
@@ -62,7 +71,7 @@ class PacecarCallback(Callback):  # type: ignore[misc]  # lightning is not there
     def __init__(self, tune: str | None = None, *, micro_batch: bool = False, **options: Any) -> None:  # noqa: ANN401
         self._tune = tune
         self._is_vouched_for = micro_batch
-        self._options = checked(tune, options)
+        self._options = options if _unloaded is not None else checked(tune, options)
         self._fit: _Fit | None = None
         self.pacer: Pacer | None = None
         """The pacer of the present fit, or of the last one; None before."""
@@ -83,8 +92,15 @@ class PacecarCallback(Callback):  # type: ignore[misc]  # lightning is not there
         """Detach, with the reason."""
         self._detach(f"failed: {type(exception).__name__}")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings alone: what is attached belongs to this process."""
+        return self.__dict__ | {"_fit": None, "pacer": None}
+
     def _attach(self, trainer: Any, module: Any) -> None:  # noqa: ANN401  lightning gives no types
         optimizers = trainer.optimizers
+        if _unloaded is not None:
+            self.pacer = inert_attach(_unloaded)(module, optimizers)
+            return
         if not optimizers:
             say("this training is not measured: it has no optimizer")
             return
@@ -101,6 +117,8 @@ class PacecarCallback(Callback):  # type: ignore[misc]  # lightning is not there
             options=self._options,
             untuned_because=untuned,
         )
+        if not self.pacer.has_batcher:  # it has said why
+            return
         refused = _refusal(trainer, module) or (None if self._is_vouched_for else NO_WORD)
         if refused is not None:
             self.pacer.batcher.refused = refused
@@ -130,7 +148,7 @@ class _Fit:
         self._loop = trainer.fit_loop.epoch_loop
         self._optimization = self._loop.automatic_optimization
         self._wait: AbstractContextManager[None] | None = None
-        self._ours: list[tuple[Any, str, Callable[..., Any]]] = []
+        self._ours: list[MethodReplacement] = []
         self._make: Callable[..., Any] = self._optimization._make_closure
         self._save: Callable[..., Any] = trainer.save_checkpoint
         self._before: Callable[[], None] | None = getattr(self._loop, "_on_before_fetch", None)
@@ -139,19 +157,20 @@ class _Fit:
     def install(self, *, regroups: bool) -> None:
         self._put(self._trainer, "save_checkpoint", self.save)
         if self._before is not None and self._after is not None:
-            self._put(self._loop, "_on_before_fetch", self.before_fetch)
-            self._put(self._loop, "_on_after_fetch", self.after_fetch)
-        if regroups:
-            self._put(self._optimization, "_make_closure", self.make_closure)
+            for name, ours in (("_on_before_fetch", self.before_fetch), ("_on_after_fetch", self.after_fetch)):
+                self._put(self._loop, name, ours)
+        if regroups and not self._put(self._optimization, "_make_closure", self.make_closure):
+            self._pacer.batcher.refused = "the script has set a _make_closure of its own"
 
-    def _put(self, owner: Any, name: str, method: Callable[..., Any]) -> None:  # noqa: ANN401
-        setattr(owner, name, method)
-        self._ours.append((owner, name, method))
+    def _put(self, owner: object, name: str, method: Callable[..., Any]) -> bool:
+        replacement = replace_method(owner, name, method)
+        if replacement is not None:
+            self._ours.append(replacement)
+        return replacement is not None
 
     def remove(self) -> None:
-        for owner, name, method in self._ours:
-            if owner.__dict__.get(name) == method:
-                del owner.__dict__[name]
+        for replacement in self._ours:
+            replacement.remove()
         self._ours.clear()
 
     def save(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as Trainer's

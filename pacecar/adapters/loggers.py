@@ -20,11 +20,15 @@ Left out: what is logged (`journal`); OpenTelemetry, which is the daemon's.
 from __future__ import annotations
 
 import logging
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from pacecar.adapters.journal import PERIOD_SECONDS, Entry, Journal
-from pacecar.profiler.courier import Courier
-from pacecar.records import Answer, JobRecord, StepRecord
+_unloaded: Exception | None = None
+try:
+    from pacecar.adapters.journal import PERIOD_SECONDS, Entry, Journal
+    from pacecar.profiler.courier import Courier
+    from pacecar.records import Answer, JobRecord, StepRecord
+except Exception as error:  # noqa: BLE001  a broken install: nothing is logged, and `attach` says why
+    _unloaded = error
 
 __all__ = ["Mlflow", "TensorBoard", "Wandb"]
 
@@ -38,6 +42,28 @@ TAG_CHARS_MAX = 500
 """MLflow's servers refuse longer values of tags in some versions."""
 
 _log = logging.getLogger("pacecar")
+
+if not TYPE_CHECKING and _unloaded is not None:
+    PERIOD_SECONDS = 0.0
+
+    class Courier:
+        """Takes records and drops them, in place of the one that could not be imported."""
+
+        dropped = 0
+
+        def __init__(self, *_: object) -> None:
+            self._has_said = False
+
+        def put(self, record: object) -> None:
+            """Drop `record`; say why, the first time."""
+            if not self._has_said:
+                self._has_said = True
+                _log.warning("pacecar does not write into experiment logs: %s: %s", type(_unloaded).__name__, _unloaded)
+
+        def close(self, timeout_seconds: float) -> None:
+            """Do nothing."""
+
+    Journal = Courier
 
 
 class _Writer(Protocol):

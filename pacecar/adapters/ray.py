@@ -22,17 +22,25 @@ stay.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from pacecar.adapters.attaching import attach_for, checked
-from pacecar.pacer import Pacer
+from pacecar import inert_attach
+
+_unloaded: Exception | None = None
+try:
+    from pacecar.adapters.attaching import attach_for, checked
+except Exception as error:  # noqa: BLE001  a broken install: the script trains on, with an inert pacer
+    _unloaded = error
 
 try:
     from ray import train
 except ImportError as error:
     raise ImportError("pacecar.adapters.ray needs Ray Train: pip install 'ray[train]>=2.60'") from error
+
+if TYPE_CHECKING:
+    from pacecar.handle import Pacer
 
 __all__ = ["attach"]
 
@@ -47,8 +55,12 @@ def attach(model: nn.Module, optimizer: object, *, tune: str | None = None, **op
         TypeError: an option does not exist.
         ConfigError: an option or `tune` has a value that is not allowed.
     """
-    checked(tune, options)
+    if _unloaded is None:
+        checked(tune, options)
     name = train.get_context().get_experiment_name()
     if name and options.get("job") is None:
         options = {**options, "job": name}
+    if _unloaded is not None:
+        unmeasured: Pacer = inert_attach(_unloaded)(model, optimizer)
+        return unmeasured
     return attach_for("ray", model, optimizer, tune=tune, options=options)

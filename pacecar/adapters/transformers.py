@@ -2,8 +2,8 @@
 
 A callback is told model and optimizer but not the Trainer, and neither of the two is what is needed: the model is the
 one inside DistributedDataParallel, the optimizer the one around torch's.  When training begins all is built, so the
-Trainer that called is looked up there, and from then on two of *its* attributes, for the time of one `train()`, are
-ours: `get_batch_samples`, to time the wait for data, and `training_step`, to compute other micro-batches.
+Trainer that called is looked up there, and from then on two of *its* methods, for the time of one `train()`, are ours:
+`get_batch_samples`, to time the wait for data, and `training_step`, to compute other micro-batches (`methods`).
 
 Trainer calls `training_step` once a loader batch and counts everything by these calls: steps, logs, checkpoints,
 what a resumed run skips.  So the calls stay and what is computed in them changes (`regroup`), through Trainer's own
@@ -23,20 +23,29 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim import Optimizer
 
-from pacecar.adapters.attaching import attach_for, checked, say
-from pacecar.adapters.losses import differs
-from pacecar.adapters.regroup import Regrouper
-from pacecar.pacer import Pacer
+from pacecar import inert_attach
+
+_unloaded: Exception | None = None
+try:
+    from pacecar.adapters.attaching import attach_for, checked, say
+    from pacecar.adapters.losses import differs
+    from pacecar.adapters.methods import MethodReplacement, replace_method
+    from pacecar.adapters.regroup import Regrouper
+except Exception as error:  # noqa: BLE001  a broken install: the script trains on, with an inert pacer
+    _unloaded = error
 
 try:
     from transformers import Trainer, TrainerCallback
 except ImportError as error:
     raise ImportError("pacecar.adapters.transformers needs transformers: pip install 'transformers>=5.23'") from error
+
+if TYPE_CHECKING:
+    from pacecar.handle import Pacer
 
 __all__ = ["PacecarCallback"]
 
@@ -67,7 +76,7 @@ class PacecarCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
     def __init__(self, tune: str | None = None, *, micro_batch: bool | None = None, **options: Any) -> None:  # noqa: ANN401
         self._tune = tune
         self._may_regroup = micro_batch
-        self._options = checked(tune, options)
+        self._options = options if _unloaded is not None else checked(tune, options)
         self._steps: _Steps | None = None
         self.pacer: Pacer | None = None
         """The pacer of the present training, or of the last one; None before."""
@@ -92,6 +101,9 @@ class PacecarCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
         return PacecarCallback(self._tune, micro_batch=self._may_regroup, **self._options)
 
     def _attach(self, model: Any, optimizer: Any) -> None:  # noqa: ANN401  transformers gives no types
+        if _unloaded is not None:
+            self.pacer = inert_attach(_unloaded)(model, optimizer)
+            return
         trainer = _trainer_of(self)
         if trainer is None:
             why = "the Trainer that calls this callback cannot be found"
@@ -102,6 +114,8 @@ class PacecarCallback(TrainerCallback):  # type: ignore[misc]  # transformers is
         self.pacer = attach_for(
             "transformers", trainer.model_wrapped, trainer.optimizer, tune=self._tune, options=self._options
         )
+        if not self.pacer.has_batcher:  # it has said why
+            return
         steps = _Steps(trainer, self.pacer, is_vouched_for=self._may_regroup is True)
         refused = "micro_batch=False" if self._may_regroup is False else _refusal(trainer, self._may_regroup is True)
         if refused is not None:
@@ -134,22 +148,27 @@ class _Steps:
         self._step: Callable[..., torch.Tensor] = trainer.training_step
         self._save: Callable[..., Any] | None = getattr(trainer, "_save_checkpoint", None)
         self._timed: tuple[Any, Iterator[Any]] | None = None
+        self._replacements: list[MethodReplacement] = []
         self._batches: list[Any] = []
         self._at = 0
         self._is_proven = False
 
     def install(self, *, regroups: bool) -> None:
-        self._trainer.get_batch_samples = self.fetch
+        self._replace("get_batch_samples", self.fetch)
         if self._save is not None:
-            self._trainer._save_checkpoint = self.save
-        if regroups:
-            self._trainer.training_step = self.step
+            self._replace("_save_checkpoint", self.save)
+        if regroups:  # then none of them is set on the Trainer
+            self._replace("training_step", self.step)
+
+    def _replace(self, name: str, method: Callable[..., Any]) -> None:
+        replacement = replace_method(self._trainer, name, method)
+        if replacement is not None:
+            self._replacements.append(replacement)
 
     def remove(self) -> None:
-        methods = {"get_batch_samples": self.fetch, "training_step": self.step, "_save_checkpoint": self.save}
-        for name, ours in methods.items():
-            if self._trainer.__dict__.get(name) == ours:
-                del self._trainer.__dict__[name]
+        for replacement in self._replacements:
+            replacement.remove()
+        self._replacements = []
         self._timed, self._batches = None, []
 
     def save(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  as Trainer's

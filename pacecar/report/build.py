@@ -17,7 +17,7 @@ from pacecar.proof import proven
 from pacecar.records import LEDGER_HEADINGS, StepRecord, WhatIf
 from pacecar.report.costs import Prices, cost_of
 from pacecar.report.document import Overhead, Piece, RankRow, Report, Side
-from pacecar.report.events import changes_of, hangs_of, orders_of, slowdowns_of
+from pacecar.report.events import changes_of, hangs_of, orders_of, slowdowns_of, stops_of
 from pacecar.report.figures import Interval, drift_ratio, ratio_interval, spread_of
 from pacecar.report.gather import Story, gather
 from pacecar.report.inputs import Inputs
@@ -291,6 +291,7 @@ def _assemble(inputs: Inputs, options: BuildOptions, story: Story, tally: Tally)
         ranks=ranks,
         slowdowns=slowdowns_of(story),
         hangs=hangs_of(story),
+        stops=stops_of(story),
         estimate_error=estimate_error(story.checks),
         overhead=_overhead(story, tally, options.budget_ratio),
         energy_before=energy_before,
@@ -352,6 +353,7 @@ def _rank_row(total: RankSum, story: Story, tally: Tally) -> RankRow:
         windows=sum(last.total_windows for last in total.lives.values()),
         dropped_records=sum(last.dropped_records for last in total.lives.values()),
         last_words=bye.reason if bye is not None else None,
+        uncalibrated=[last.uncalibrated for last in total.lives.values()][-1] if total.lives else None,
     )
 
 

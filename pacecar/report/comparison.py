@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pacecar.report.build import Built
 from pacecar.report.document import Comparison, ComparisonRow, Report, Side
 from pacecar.report.figures import ratio_interval
+from pacecar.report.hangs import hang_sentences
 from pacecar.report.judgement import judge, noise_of
 from pacecar.report.words import number
 
@@ -98,6 +99,7 @@ def _warnings(reports: Sequence[Report], unit: str) -> list[str]:
         said.append("samples are not known of all runs: steps a second are compared, whatever a step held")
     if len({report.job for report in reports}) < len(reports):
         said.append("the same job is there more than once")
+    said += [f"{report.run}: {sentence}" for report in reports for sentence in hang_sentences(report)]
     damaged = [report.run for report in reports if any(notice.is_damage for notice in report.notices)]
     said += [f"parts of {run} could not be read: see its own report" for run in damaged]
     return said

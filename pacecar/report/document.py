@@ -14,8 +14,25 @@ from pacecar.report.figures import Interval, Spread
 from pacecar.report.notices import Notice
 
 __all__ = [
-    "SCHEMA_VERSION", "Change", "Comparison", "ComparisonRow", "Cost", "CostSide", "Energy", "EstimateError", "Hang",
-    "Losses", "Overhead", "Piece", "RankRow", "Report", "Side", "Slowdown", "Stat", "Utilization",
+    "SCHEMA_VERSION",
+    "Change",
+    "Comparison",
+    "ComparisonRow",
+    "Cost",
+    "CostSide",
+    "Energy",
+    "EstimateError",
+    "Hang",
+    "Losses",
+    "Overhead",
+    "Piece",
+    "RankRow",
+    "Report",
+    "Side",
+    "Slowdown",
+    "Stat",
+    "Stopped",
+    "Utilization",
 ]  # fmt: skip
 
 SCHEMA_VERSION = 1
@@ -104,7 +121,10 @@ class Utilization(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank did and left behind; `slowest_ratio` is the share of common steps in which it was the last."""
+    """What one rank did and left behind; `slowest_ratio` is the share of common steps in which it was the last.
+
+    `uncalibrated` is why no exact window was behind its ledger to the end.
+    """
 
     rank: int
     host: str | None
@@ -118,6 +138,7 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
     windows: int
     dropped_records: int
     last_words: str | None
+    uncalibrated: str | None = None
 
 
 class Slowdown(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,13 +156,26 @@ class Slowdown(msgspec.Struct, frozen=True, kw_only=True):
     evidence: str
 
 
-class Hang(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank that ended no step for `silent_ns`, in `phase`."""
+class Stopped(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank whose process did not run for `stopped_ns` from `wall_ns` on; `cause` is the kernel's word, if any."""
 
     life: int
     rank: int
     step: int
     phase: str
+    wall_ns: int
+    stopped_ns: int
+    cause: str | None
+
+
+class Hang(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank that ended no step for `silent_ns` from `wall_ns` on, in `phase`."""
+
+    life: int
+    rank: int
+    step: int
+    phase: str
+    wall_ns: int
     silent_ns: int
     last_collective: str | None
     is_over: bool
@@ -261,6 +295,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[RankRow, ...]
     slowdowns: tuple[Slowdown, ...]
     hangs: tuple[Hang, ...]
+    stops: tuple[Stopped, ...] = ()
     estimate_error: EstimateError | None
     overhead: Overhead
     energy_before: Energy | None

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pacecar.knobs import setting
 from pacecar.plaintext import clean
-from pacecar.report.document import Change, Hang, Slowdown
+from pacecar.report.document import Change, Hang, Slowdown, Stopped
 from pacecar.report.gather import Key, Story
 from pacecar.report.notices import TEXT_CHARACTERS_MAX
 
-__all__ = ["changes_of", "hangs_of", "orders_of", "slowdowns_of"]
+__all__ = ["changes_of", "hangs_of", "orders_of", "slowdowns_of", "stops_of"]
 
 
 def changes_of(story: Story) -> tuple[Change, ...]:
@@ -112,8 +112,25 @@ def hangs_of(story: Story) -> tuple[Hang, ...]:
             rank=one.rank,
             step=one.step,
             phase=clean(one.phase if before is None else before.phase, TEXT_CHARACTERS_MAX),
+            wall_ns=one.wall_ns - one.silent_ns if before is None else before.wall_ns,
             silent_ns=max(one.silent_ns, 0 if before is None else before.silent_ns),
             last_collective=None if one.last_collective is None else clean(one.last_collective, TEXT_CHARACTERS_MAX),
             is_over=one.ended,
         )
     return tuple(found.values())
+
+
+def stops_of(story: Story) -> tuple[Stopped, ...]:
+    """Return each time that a rank's process did not run."""
+    return tuple(
+        Stopped(
+            life=life,
+            rank=one.rank,
+            step=one.step,
+            phase=clean(one.phase),
+            wall_ns=one.wall_ns,
+            stopped_ns=one.stopped_ns,
+            cause=one.cause,
+        )
+        for (life, _), one in story.stops
+    )

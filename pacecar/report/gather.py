@@ -24,6 +24,7 @@ from pacecar.records import (
     JobHello,
     KnobSwitch,
     KnobValue,
+    ProcessStop,
     Straggler,
     TunerOrder,
     TunerStatus,
@@ -70,6 +71,7 @@ class Story:
     rank_ladders: dict[int, WhatIf] = field(default_factory=dict)
     stragglers: deque[tuple[Key, Straggler]] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
     hangs: deque[tuple[Key, HangSuspicion]] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
+    stops: deque[tuple[Key, ProcessStop]] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
 
     @property
     def world_size(self) -> int | None:
@@ -149,6 +151,8 @@ def _take(story: Story, rank: int, life: int, record: object) -> None:
             story.stragglers.append(((life, record.step), record))
         case HangSuspicion():
             story.hangs.append(((life, record.step), record))
+        case ProcessStop():
+            story.stops.append(((life, record.step), record))
         case _:
             pass
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pacecar.records import LEDGER_HEADINGS
 from pacecar.report.charts import outcome_words
 from pacecar.report.document import Change, Report, Side
+from pacecar.report.hangs import hang_sentences
 from pacecar.report.words import (
     bounds,
     change_words,
@@ -55,7 +56,11 @@ def sides_of(report: Report) -> list[tuple[str, Side]]:
 
 
 def headline(report: Report) -> str:
-    """Return what the run showed, in one or two sentences."""
+    """Return what the run showed, in a few sentences: first whether it hung, then what tuning brought."""
+    return " ".join([*hang_sentences(report), _tuning_words(report)])
+
+
+def _tuning_words(report: Report) -> str:
     kept = [change for change in report.changes if change.outcome == "kept"]
     if report.before is None:
         return f"The run ended after {plural(report.steps, 'step')}: too early to compare anything."

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pacecar.report.document import Cost, CostSide, Energy, Report
+from pacecar.report.hangs import CAUSE_WORDS
 from pacecar.report.tables import ROWS_MAX, Table
 from pacecar.report.words import amount, elapsed, joules, milliseconds, money, number, reading
-from pacecar.wording import percent, plural
+from pacecar.wording import UNCALIBRATED_WORDS, percent, plural
 
 __all__ = ["cost_table", "energy_table", "incidents", "ranks_table", "trust_table", "usage_table"]
 
@@ -125,6 +126,9 @@ def incidents(report: Report) -> Table | None:
         worst = f"{milliseconds(late.excess_ns)} a step, at worst, so at most {elapsed(late.lost_ns)} lost"
         what = f"{worst}; {end}. {late.evidence}"
         rows.append((f"straggler ({late.cause})", who, f"{late.since_step} to {late.last_step}", what))
+    for stop in report.stops[-ROWS_MAX:]:
+        how = f"{CAUSE_WORDS[stop.cause]} for {elapsed(stop.stopped_ns)} in {stop.phase}"
+        rows.append(("process stopped", f"rank {stop.rank}", str(stop.step), how))
     for hang in report.hangs[-ROWS_MAX:]:
         end = "went on" if hang.is_over else "was not seen to go on"
         what = f"silent for {elapsed(hang.silent_ns)} in {hang.phase}; {end}"
@@ -164,8 +168,16 @@ def trust_table(report: Report) -> Table:
     steps = f"{number(report.compared_steps)} measured by all ranks, {number(report.incomplete_steps)} by some"
     if report.is_sampled:
         steps += "; one step in several was measured where that would have cost more than allowed"
+    reasons = [rank.uncalibrated for rank in report.ranks if rank.uncalibrated is not None]
+    behind = f"{plural(sum(rank.windows for rank in report.ranks), 'profiled step')}"
+    if reasons:
+        words = "; ".join(UNCALIBRATED_WORDS.get(reason, reason) for reason in dict.fromkeys(reasons))
+        behind = (
+            f"not calibrated on {len(reasons)} of {plural(len(report.ranks), 'rank')}, mostly unknown there: {words}"
+        )
     rows = [
         ("pacecar's overhead", within),
+        ("what the ledger rests on", behind),
         ("exploration", trials),
         ("error of the ledger's estimate", against),
         ("step records", records),

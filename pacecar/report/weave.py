@@ -79,6 +79,6 @@ def _is_possible(record: StepRecord) -> bool:
     counts = (
         record.step, record.wall_ns, record.ended_wall_ns, record.samples, record.tokens, record.total_steps,
         record.total_samples, record.total_tokens, record.total_overhead_ns, record.total_windows,
-        record.dropped_records, record.totals.wall_ns,
+        record.dropped_records, record.totals.wall_ns, record.window_price_ns,
     )  # fmt: skip
     return all(count is None or 0 <= count < NUMBER_END for count in counts)

@@ -13,11 +13,11 @@ from pacecar.plaintext import clean
 from pacecar.records import LEDGER_HEADINGS
 from pacecar.top.table import Column, cut, gauge, rows
 from pacecar.top.words import amount, binary, duration, percent, setting, spoken
-from pacecar.wording import HEADING_COLOURS, HEADING_WORDS, SCENARIO_WORDS
+from pacecar.wording import HEADING_COLOURS, HEADING_WORDS, SCENARIO_WORDS, UNCALIBRATED_WORDS
 
 __all__ = [
-    "alarm_lines", "bar", "gpu_lines", "host_lines", "job_facts", "job_line", "ladder_lines", "legend_lines",
-    "link_lines", "move_lines", "rank_lines", "recorder_lines",
+    "alarm_lines", "bar", "calibration_lines", "gpu_lines", "host_lines", "job_facts", "job_line", "ladder_lines",
+    "legend_lines", "link_lines", "move_lines", "rank_lines", "recorder_lines",
 ]  # fmt: skip
 
 BAD = "bold red"
@@ -158,6 +158,20 @@ def legend_lines(ledger: dict[str, float] | None, width: int, console: Console) 
         lines[-1].append("  " if len(lines[-1]) else "")
         lines[-1].append(glyph(heading, console), style=HEADING_COLOURS[heading]).append(entry)
     return [cut(line, width) for line in lines if len(line)]
+
+
+def calibration_lines(job: Job, width: int) -> list[Text]:
+    """Return a line for each reason why ledgers of the job rest on no exact window."""
+    found: dict[str, int] = {}
+    for rank in job.ranks:
+        if rank.ledger_uncalibrated is not None:
+            found[rank.ledger_uncalibrated] = found.get(rank.ledger_uncalibrated, 0) + 1
+    lines = []
+    for reason, ranks in found.items():
+        words = UNCALIBRATED_WORDS.get(reason, reason)
+        who = "" if ranks == len(job.ranks) else f" on {ranks} of {len(job.ranks)} ranks"
+        lines.append(cut(Text(clean(f"not calibrated{who}: {words}"), style="dim"), width))
+    return lines
 
 
 def alarm_lines(jobs: Sequence[Job], width: int) -> list[Text]:

@@ -231,6 +231,7 @@ def _job_page(document: Document, view: View, width: int, height: int, console: 
     lines = [Text(clean(job.job), style="bold"), *panes.job_facts(job, width)]
     lines += panes.alarm_lines([job], width)
     lines += [panes.bar(job.ledger_seconds, width, console), *panes.legend_lines(job.ledger_seconds, width, console)]
+    lines += panes.calibration_lines(job, width)
     ladder = panes.ladder_lines(job.what_if, width)
     moves = panes.move_lines([(job, move) for move in job.moves], width) if job.moves else []
     tail = ladder + moves[:4] if height < 40 else ladder + moves

@@ -1,7 +1,8 @@
 """When has an optimizer made a step?  Torch's public hook for all optimizers tells; it stays for the whole run.
 
 Until the first step this is all that there is of pacecar in a process.  The rest is imported in that step, which is the
-job's slowest anyway.
+job's slowest anyway.  The import may fail (a library is missing, pacecar was upgraded meanwhile), so what guards it
+imports nothing itself.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import torch.distributed as dist
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -34,18 +36,30 @@ def _stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     if is_tracing():
         return
     global _heard
-    if _heard is None:
-        _heard = _deaf  # whatever goes wrong now, it is tried once
-        try:
+    try:
+        if _heard is None:
+            _heard = _deaf  # whatever goes wrong now, it is tried once
             from pacecar.zerocode.watch import Watch
 
             _heard = Watch(_helper_of, is_fork=os.getpid() != _pid).heard
-        except Exception as error:  # noqa: BLE001  the job comes first
-            from pacecar.zerocode.saying import say
+        _heard(optimizer)
+    except Exception as error:  # noqa: BLE001  the job comes first
+        _heard = _deaf
+        _tell(error)
 
-            say(f"does not attach: {type(error).__name__}: {error}")
-            return
-    _heard(optimizer)
+
+def _tell(error: Exception) -> None:
+    """Say on stderr, on rank 0, why there is no pacecar here.
+
+    With what this process has loaded: whatever would have to be imported may be what is missing.
+    """
+    try:
+        rank = str(dist.get_rank()) if dist.is_available() and dist.is_initialized() else os.environ.get("RANK", "0")
+        if rank == "0":
+            line = f"pacecar: does not attach: {type(error).__name__}: {' '.join(str(error).split())}\n"
+            os.write(2, line.encode(errors="replace"))
+    except Exception:  # noqa: BLE001  a message is not worth a job
+        return
 
 
 def _deaf(optimizer: Optimizer) -> None:

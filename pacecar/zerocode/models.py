@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
-from pacecar.profiler.compiling import is_tracing, keep_out
+from pacecar.profiler.compiling import keep_out
+from pacecar.profiler.module_calls import CallObserver, is_compiled_in_place, observe_calls
 from pacecar.torch_internals import find
 
 __all__ = ["PROBES_MAX", "Probes", "children_of", "compiled_functions", "parameters_of", "roots_of"]
@@ -87,7 +87,7 @@ def _is_compiled(module: nn.Module) -> bool:
     return (
         hasattr(type(module), "_torchdynamo_orig_callable")
         or "_orig_mod" in (vars(module).get("_modules") or {})
-        or (getattr(module, "_compiled_call_impl", None) is not None)
+        or is_compiled_in_place(module)
     )
 
 
@@ -97,7 +97,7 @@ class Probes:
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._modules = modules
         self._called: dict[int, nn.Module] = {}
-        self._handles: list[RemovableHandle] = []
+        self._observers: list[CallObserver] = []
 
     def install(self) -> None:
         """Begin to note; a module that was compiled in place is not probed."""
@@ -105,14 +105,15 @@ class Probes:
         if len(self._modules) > PROBES_MAX:
             return
         for module in self._modules:
-            if getattr(module, "_compiled_call_impl", None) is None:
-                self._handles.append(module.register_forward_pre_hook(self._note))
+            observer = None if is_compiled_in_place(module) else observe_calls(module, self._note)
+            if observer is not None:
+                self._observers.append(observer)
 
     def remove(self) -> None:
         """Note no more."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        for observer in self._observers:
+            observer.remove()
+        self._observers = []
 
     def called(self, parameters: set[int]) -> list[nn.Module]:
         """Return the modules that were called and are in no other that was, those with most of `parameters` first."""
@@ -120,12 +121,6 @@ class Probes:
         outermost = [module for key, module in self._called.items() if key not in inner]
         return sorted(outermost, key=lambda module: -_covers(module, parameters))
 
-    def _note(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if not is_tracing() and module.training and torch.is_grad_enabled():
+    def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if module.training and torch.is_grad_enabled():
             self._called.setdefault(id(module), module)
-
-    def __deepcopy__(self, memo: object) -> Probes:
-        return Probes(())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Probes, ((),)

@@ -103,7 +103,8 @@ class Watch:
         if reason is not None or slot.attached:
             self._end(reason or "")
             return
-        lacks = lacking("run_models", {"module": nn.Identity()})
+        owners: dict[str, object] = {"module": nn.Identity()}
+        lacks = lacking("run_models", owners) or lacking("module_calls", owners)
         if lacks is not None:
             self._end(f"does not attach: {lacks}")
             return
@@ -186,13 +187,13 @@ class Watch:
         probes, pacer = self._probes, self._pacer
         self._probes = self._pacer = self._wish = self._mine = None
         self._probed, self._heard = [], []
-        if line:
-            say(line)
         if probes is not None:
             probes.remove()
         forget_waits()
         if pacer is not None:
             pacer.close("the script trains something else now")
+        if line:
+            say(line)
 
 
 def why_no_rank(helper_of: str | None, *, is_fork: bool = False, environ: Mapping[str, str] = os.environ) -> str | None:

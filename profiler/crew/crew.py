@@ -42,7 +42,7 @@ from pacecar.profiler.crew.totals import totals_of
 from pacecar.profiler.crew.watch import HangWatch, is_in_loader, where
 from pacecar.profiler.crew.words import VERSION, RankRange, StepNote, gather_range
 from pacecar.profiler.estimate import Calibration
-from pacecar.profiler.steptimer import TimedStep
+from pacecar.profiler.steptimer import STOPPED, TimedStep
 from pacecar.records import JobHello, JobRecord, StepRecord
 
 __all__ = ["FORWARD_WAITS_RATIO", "Crew", "Watched", "sees_waits_in_forward"]
@@ -194,7 +194,8 @@ class Crew:
     def note(self, step: TimedStep, record: StepRecord) -> None:
         """Take a finished step; on whatever thread, in order."""
         every = record.measured_every or 1
-        note = StepNote(record.step, step.wall_ns, step.phases, record.knobs.epoch, record.disturbed, every)
+        is_odd = record.disturbed or STOPPED in step.phases  # a stop is no rank's pace
+        note = StepNote(record.step, step.wall_ns, step.phases, record.knobs.epoch, is_odd, every)
         self._notes.append((note, step.end_ns))
         self._newest = record
         self._every = every

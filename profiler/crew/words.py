@@ -6,7 +6,7 @@ leaves out the steps that a window of ours disturbed on this rank.
 
     range     steps that are told in one row; all ranks cut them alike, by the number of the step (see `ranges`)
     measured  those of them that this rank's hook measured: all, one in k, or by chance none
-    wall      = data_wait + forward + backward + tail + optimizer + checkpoint + overhead + rest, of each step
+    wall      = data_wait + forward + backward + tail + optimizer + checkpoint + overhead + stopped + rest, of each step
 
 `tail` is the wait after autograd is done, for the last all-reduces: the one phase in which a rank waits for others.
 Everything else is the rank's own time, unless windows saw communication in its forward (`waits_in_forward`).  On a
@@ -40,10 +40,10 @@ __all__ = [
     "gather_range",
 ]
 
-PHASES = ("wall", "data_wait", "forward", "backward", "tail", "optimizer", "checkpoint", "overhead", "rest")
+PHASES = ("wall", "data_wait", "forward", "backward", "tail", "optimizer", "checkpoint", "overhead", "stopped", "rest")
 """The columns of a row; `tail` is the hook's `backward_tail`, `rest` what no phase claims."""
 
-VERSION = 3
+VERSION = 4
 
 ROWS_MAX = 16
 """Ranges in one message."""
@@ -53,7 +53,7 @@ _ROW_WORDS = _HEAD + 2 * len(PHASES)
 _MESSAGE_HEAD = 4
 _ROWS_END = _MESSAGE_HEAD + ROWS_MAX * _ROW_WORDS
 MESSAGE_WORDS = _ROWS_END + TOTALS_WORDS
-"""Words of 64 bits in a message: 3720 bytes a rank."""
+"""Words of 64 bits in a message: 3984 bytes a rank."""
 
 _PARTS = 1_000_000
 """Ratios travel in millionths."""

@@ -125,11 +125,13 @@ def train(
     data = [torch.randn(4, 16, generator=generator) for _ in range(steps * accumulation)]
     losses, sizes = [], []
     SEEN.take()
+    was_on_it = False
     for x in data if pacer is None else pacer.data(data):
         loss = nn.functional.mse_loss(engine(x), x[:, :4].sum(1, keepdim=True))
         engine.backward(loss)
         is_last, size = engine.is_gradient_accumulation_boundary(), engine.optimizer.reduce_bucket_size * 4
         engine.step()
+        was_on_it |= "step" in vars(engine) or "_take_model_step" in vars(engine)
         losses.append(loss.item())
         if is_last:
             sizes.append([size, *SEEN.take()])
@@ -147,7 +149,7 @@ def train(
         weights = torch.cat([p.detach().flatten() for p in engine.module.parameters()]).double().tolist()[::37]
     answer = ear.answer(stand_in) | {
         "history": losses, "weights": weights, "version": deepspeed.__version__, "sizes": sizes, "advice": advice,
-        "step_is_its_own": "step" not in engine.__dict__,
+        "step_is_its_own": not was_on_it and "MethodReplacement" not in str(vars(type(engine)).get("step")),
     }  # fmt: skip
     engine.destroy()
     return answer

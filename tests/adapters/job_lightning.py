@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import sys
 import tempfile
@@ -85,6 +86,8 @@ class Listener(Callback):
         self.ear, self.ours = ear, ours
         self.losses: list[float] = []
         self.batches = 0
+        self.left: set[str] = set()
+        """What lay on the Trainer while it trained, of what we replace."""
         self.means: list[float] = []
         self._sum = 0.0
         self._steps = 0
@@ -93,6 +96,11 @@ class Listener(Callback):
         if self.ours is not None and self.ours.pacer is not self.ear.pacer and self.ours.pacer is not None:
             self.ear.follow(self.ours.pacer)
         self._steps = trainer.global_step
+        loop = trainer.fit_loop.epoch_loop
+        owners = {"save_checkpoint": trainer, "_make_closure": loop.automatic_optimization, "_on_before_fetch": loop}
+        if self.ours is not None and copy.deepcopy(self.ours).pacer is not None:
+            self.left.add("pacer in a copy of the callback")
+        self.left |= {name for name, owner in owners.items() if name in vars(owner)}
 
     def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, *args: Any) -> None:
         self.batches += 1
@@ -158,7 +166,10 @@ def train(
         answer = ear.answer(net) | {
             "loss": (listener.losses or [0.0])[-1], "history": listener.losses, "bodies": listener.batches,
             "means": listener.means, "version": lightning.__version__,
-            "left_behind": [name for name, owner in owners.items() if name in owner.__dict__],
+            "left_behind": sorted(
+                listener.left | {name for name, owner in owners.items() if name in vars(owner)}
+                | {name for name, owner in owners.items() if "MethodReplacement" in str(vars(type(owner)).get(name))}
+            ),
         }  # fmt: skip
         if save_at is not None:
             ear.records, ear.pacer = [], None

@@ -105,13 +105,20 @@ def model_of(name: str) -> nn.Module:
     return {"regression": Regression, "ignorant": Ignorant, "contrast": Contrast}[name]()
 
 
+REPLACED = ("training_step", "get_batch_samples", "_save_checkpoint")
+
+
 class Late(TrainerCallback):
     """Follows the pacer from the moment at which it is there; ends the training early where asked."""
 
     def __init__(self, ear: Ear, ours: PacecarCallback | None) -> None:
         self.ear, self.ours = ear, ours
+        self.trainer: Trainer | None = None
+        self.left: set[str] = set()
+        """What lay on the Trainer while it trained, of what we replace."""
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.left |= {name for name in REPLACED if name in vars(self.trainer)}
         if self.ours is not None and self.ours.pacer is not self.ear.pacer:
             assert self.ours.pacer is not None
             self.ear.follow(self.ours.pacer)
@@ -151,12 +158,16 @@ def train(
             dataloader_pin_memory=False, remove_unused_columns=False, ddp_backend="gloo",
         )  # fmt: skip
 
+        lates: list[Late] = []
+
         def make(net: nn.Module, ours: PacecarCallback | None) -> Trainer:
-            callbacks = [Late(ear, ours)] if ours is None else [ours, Late(ear, ours)]
-            return kind(
-                model=net, args=arguments, train_dataset=data, callbacks=callbacks,
+            late = Late(ear, ours)
+            late.trainer = kind(
+                model=net, args=arguments, train_dataset=data, callbacks=[late] if ours is None else [ours, late],
                 data_collator=collate if model == "llama" else None,
             )  # fmt: skip
+            lates.append(late)
+            return late.trainer
 
         before = versions.TESTED["transformers"]
         if untested:
@@ -176,10 +187,12 @@ def train(
             result = made.train(resume_from_checkpoint=f"{folders[0]}/checkpoint-{save_at}")
             answer["resumed"] = ear.answer(net) | {"loss": result.training_loss}
         torch.distributed.barrier()
-        mine = [name for name in ("training_step", "get_batch_samples", "_save_checkpoint") if name in made.__dict__]
+        mine = {name for name in REPLACED if name in vars(made)}.union(*(late.left for late in lates))
+        mine |= {name for name in REPLACED if "MethodReplacement" in str(vars(kind).get(name))}
         history = [entry["loss"] for entry in made.state.log_history if "loss" in entry]
         return answer | {
-            "loss": result.training_loss, "history": history, "left_behind": mine, "version": transformers.__version__,
+            "loss": result.training_loss, "history": history, "left_behind": sorted(mine),
+            "version": transformers.__version__,
         }  # fmt: skip
 
 

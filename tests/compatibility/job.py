@@ -354,6 +354,8 @@ TORCH_NEEDS = frozenset({
     "torch.ops.aten._scaled_dot_product_flash_attention",  # made anew whenever it is asked for
     "torch.Tensor._backward_hooks",
     "torch.autograd.Variable._execution_engine.queue_callback",
+    "torch.nn.Module._call_impl",
+    "torch.nn.Module._compiled_call_impl",
     "torch.nn.Module._modules",
     "torch.nn.Module._parameters",
     "torch.distributed.algorithms.join.Joinable._join_config",

@@ -201,16 +201,19 @@ def shared(two_ranks: None) -> tuple[Any, DdpReducer, BucketActuator, FirstBucke
 
 
 def test_the_first_bucket_keeps_its_size_when_the_others_change(shared: Any) -> None:
-    ddp, _, buckets, first = shared
+    ddp, reducer, buckets, first = shared
+    own = (ddp.bucket_bytes_cap, ddp._bucket_config)
     assert first.value() == 2**20, "torch's own first bucket"
     assert first.domain() == (1024, 2048, 4096, 8192, 16384, 32768, 2**20)
     first.apply(2048)
     buckets.apply(16384)
     assert (buckets.value(), first.value()) == (16384, 2048)
-    assert (ddp._bucket_config.bucket_bytes_cap, ddp._bucket_config.first_bucket_bytes_cap) == (16384, 2048)
+    assert reducer._sizes(reducer.plan) == (16384, 2048)
+    assert (ddp.bucket_bytes_cap, ddp._bucket_config) == own, "a pickle of DDP has what the user gave"
+    assert DdpReducer(ddp).plan == reducer.plan, "the next tuner knows what is in force"
     buckets.apply(1024)
     assert first.value() == 2048, "the value stays what was asked for"
-    assert ddp._bucket_config.first_bucket_bytes_cap == 1024, "and is no larger than the others in effect"
+    assert reducer._sizes(reducer.plan) == (1024, 1024), "and is no larger than the others in effect"
 
 
 def test_what_is_gathered_is_forgotten_when_something_raises_inside(shared: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import pickle
 import random
 import sys
 import threading
@@ -15,12 +16,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+import pacecar.controller
 from pacecar.config import TuneConfig
 from pacecar.controller.actuator import ActuatorError
 from pacecar.controller.loader import SwitchableLoader, unfit
 from pacecar.controller.loader_knobs import LoaderKnobs
 from pacecar.controller.loader_limits import Room
-from pacecar.controller.loader_watch import fingerprint
+from pacecar.controller.loader_watch import Draws, WatchedCollate, WatchedInit, fingerprint
 from pacecar.controller.loader_workers import Setting
 from tests.controller.loaders import (
     Augmented,
@@ -336,3 +338,27 @@ def test_the_values_offered_fit_into_the_machine() -> None:
     assert domains(Room(8, 8 * 2**20, 2**36, None)) == [(1, 2, 4), (1, 2)], "/dev/shm of a container"
     assert domains(Room(8, 0, 2**36, None))[0] == (1, 2), "no room at all leaves what there is"
     assert domains(Room(8, None, 2**30, 2**29))[0] == (1, 2)
+
+
+def test_a_worker_that_is_not_forked_and_cannot_import_us_has_the_users_own_functions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker of the next epoch is a new python, and pacecar may have been upgraded or removed meanwhile."""
+    draws = Draws(torch.zeros(1))
+    pickled = pickle.dumps((WatchedCollate(sum, draws), WatchedInit(None, draws)))
+    watched = pickle.loads(pickled)
+    assert [type(one) for one in watched] == [WatchedCollate, WatchedInit], "where it can, it watches"
+    assert watched[0]._draws is watched[1]._draws
+    monkeypatch.delattr(pacecar.controller, "loader_watch")
+    monkeypatch.setitem(sys.modules, "pacecar.controller.loader_watch", None)
+    assert pickle.loads(pickled) == (sum, None)
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_spawned_workers_are_watched_like_forked_ones() -> None:
+    for dataset, draws in ((Numbers(8), False), (Augmented(8), True)):
+        plain = DataLoader(dataset, batch_size=2, num_workers=1, multiprocessing_context="spawn")
+        loader = SwitchableLoader(plain)
+        assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in plain]
+        assert loader.draws.were_seen is draws

@@ -7,37 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.records import Decision, Goodbye, JobHello, JobRecord, Knobs, KnobSwitch, Ledger, StepRecord, TunerStatus
+from pacecar.records import Answer, Goodbye, JobHello, JobRecord, Knobs, Ledger, Request, StepRecord
 from pacecar.wire import FRAME_BYTES_MAX, VERSION, FrameError, Refusal, decode_frame, encode_frame
+from tests.kit.anyrecord import JOB_RECORDS, Drawn, make
 
-TEXT = st.text(max_size=40)
-NUMBER = st.integers(min_value=-(2**63), max_value=2**63 - 1)
-KNOBS = st.builds(Knobs, epoch=NUMBER, values=st.dictionaries(TEXT, st.one_of(NUMBER, TEXT), max_size=4))
-WALL = st.integers(0, 2**62)
+KINDS = (*JOB_RECORDS, JobHello, Answer)
 
-RECORDS: st.SearchStrategy[JobRecord] = st.one_of(
-    st.builds(Goodbye, job=TEXT, rank=NUMBER, reason=TEXT, wall_ns=NUMBER),
-    st.builds(
-        KnobSwitch, job=TEXT, rank=NUMBER, decision=NUMBER, epoch=NUMBER, step=NUMBER, knobs=KNOBS, duration_ns=NUMBER
-    ),
-    st.builds(
-        Decision,
-        job=TEXT, decision=NUMBER, kind=st.sampled_from(["trial", "advise"]), knob=TEXT,
-        from_value=st.one_of(NUMBER, TEXT), to_value=NUMBER, step=NUMBER, wall_ns=NUMBER, reason=TEXT,
-        expected_gain_ratio=st.one_of(st.none(), st.floats(allow_nan=False)),
-    ),
-    st.builds(
-        TunerStatus,
-        job=TEXT, rank=NUMBER, state=st.sampled_from(["off", "trial", "frozen"]), detail=TEXT, step=NUMBER,
-        wall_ns=NUMBER, exploration_ns=NUMBER, trials=NUMBER,
-    ),
-    st.builds(
-        JobHello,
-        job=TEXT, rank=NUMBER, local_rank=NUMBER, world_size=NUMBER, pid=NUMBER, host=TEXT, device=TEXT,
-        device_uuid=st.none() | TEXT, backend=st.none() | TEXT, framework=TEXT, pacecar_version=TEXT,
-        parallel=st.dictionaries(TEXT, NUMBER, max_size=3), started_wall_ns=NUMBER,
-    ),
-)  # fmt: skip
+
+@st.composite
+def records(draw: st.DrawFn) -> JobRecord | Answer:
+    """Any record that a hook may send, in the ranges of its fields."""
+    source = Drawn(draw)
+    kind = source.pick(KINDS)
+    record: JobRecord | Answer = msgspec.convert(make(kind, source), kind)
+    return record
 
 
 def step_record() -> StepRecord:
@@ -51,8 +34,8 @@ def step_record() -> StepRecord:
     )  # fmt: skip
 
 
-@given(RECORDS)
-def test_every_record_survives_the_wire(record: JobRecord) -> None:
+@given(records())
+def test_every_record_survives_the_wire(record: JobRecord | Answer) -> None:
     assert decode_frame(encode_frame(record)) == record
 
 
@@ -85,8 +68,12 @@ def test_a_record_too_large_is_refused_by_the_sender() -> None:
 
 
 def test_a_frame_at_the_limit_passes_and_one_byte_more_does_not() -> None:
-    overhead = len(encode_frame(Goodbye(job="", rank=0, reason="x" * 40_000, wall_ns=0))) - 40_000
-    fits = Goodbye(job="", rank=0, reason="x" * (FRAME_BYTES_MAX - overhead), wall_ns=0)
+    def request(last: int) -> Request:
+        arguments: dict[str, int | str] = {chr(97 + n): "x" * (4090 if n < 15 else last) for n in range(16)}
+        return Request(serial=0, job="j", action="tune", arguments=arguments)
+
+    overhead = len(encode_frame(request(4000))) - 4000
+    fits = request(FRAME_BYTES_MAX - overhead)
     frame = encode_frame(fits)
     assert len(frame) == FRAME_BYTES_MAX
     assert decode_frame(frame) == fits

@@ -259,7 +259,7 @@ DDP_KNOBS = {"bucket_bytes", "first_bucket_bytes", "compression"}
 KNOBS = {
     "ddp_buckets": DDP_KNOBS, "compression": {"compression"}, "micro_batch": {"micro_batch"},
     "loader": {"loader_workers", "loader_prefetch"}, "fsdp_prefetch": {"fsdp_prefetch"},
-    "fsdp_reshard": {"fsdp_reshard"},
+    "fsdp_reshard": {"fsdp_reshard"}, "module_calls": {"backward", "flops"},
     "agreement": DDP_KNOBS | {"micro_batch", "loader_workers", "loader_prefetch"},
 }  # fmt: skip
 

@@ -31,8 +31,8 @@ OPEN = []
 
 def hook(path):
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    peer.connect(path)  # waits where the backlog is full, which it would not with a timeout
     peer.settimeout(60)
-    peer.connect(path)
     OPEN.append(peer)
     return peer
 

@@ -98,7 +98,7 @@ def test_what_hooks_send_is_in_the_closed_sets():
 
 def test_a_value_that_is_text_is_bounded_too(conversation):
     given = DECISION | {"from_value": "v" * 300}
-    with pytest.raises(FrameError, match="is over 256 bytes"):
+    with pytest.raises(FrameError, match="length <= 256"):
         conversation.take(encode_frame(Decision(**JOB, knob="compression", **given)))
 
 

@@ -95,7 +95,8 @@ def collectors(files, machine, make_hello):
 
 def speak(hook, make_hello, make_step):
     """One rank of a tuned job says one of everything."""
-    hook.say(make_hello(pid=os.getpid()), make_step(), *everything(0))
+    step = make_step(uncalibrated="price", window_price_ns=310_000_000)
+    hook.say(make_hello(pid=os.getpid()), step, *everything(0))
 
 
 def steady(page):

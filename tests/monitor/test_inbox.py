@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from pacecar.clock import FakeClock, SystemClock
 from pacecar.monitor.board import Board
-from pacecar.monitor.conversation import KNOBS_MAX, Conversation, Peer, own_pid
-from pacecar.monitor.inbox import HELLO_SECONDS, Inbox, _Connection
+from pacecar.monitor.connection import Connection
+from pacecar.monitor.conversation import Conversation, Peer, own_pid
+from pacecar.monitor.inbox import HELLO_SECONDS, Inbox
 from pacecar.monitor.meeting import Meeting, MeetingError
+from pacecar.ranges import ENTRIES_MAX
 from pacecar.records import Decision, Goodbye, Knobs, StepRecord, TunerStatus
 from pacecar.wire import FRAME_BYTES_MAX, VERSION, FrameError, Refusal, decode_frame, encode_frame
 from tests.kit.waiting import until
@@ -229,7 +231,7 @@ def test_members_are_in_turns_of_users(tmp_path, board, make_hello):
     for number, uid in enumerate([1, 1, 1, 2, 1, 2, 3]):
         conversation = Conversation(Peer(100 + number, uid, uid), own_pid=lambda pid: pid)
         conversation.hello = make_hello(pid=100 + number)
-        inbox._connections[number] = _Connection(number, None, conversation, 0)
+        inbox._connections[number] = Connection(number, None, conversation, 0)
     assert [pid for pid, _ in inbox.members()] == [100, 103, 106, 101, 105, 102, 104]
 
 
@@ -370,7 +372,7 @@ def test_impossible_values_are_refused(conversation, make_hello, make_step):
     for record in (
         make_step(total_steps=-1),
         make_step(dropped_records=-1),
-        make_step(knobs=Knobs(values={str(n): n for n in range(KNOBS_MAX + 1)})),
+        make_step(knobs=Knobs(values={str(n): n for n in range(ENTRIES_MAX + 1)})),
         make_step(knobs=Knobs(values={"bucket_bytes": "v" * 300})),
         status,
     ):

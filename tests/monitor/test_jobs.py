@@ -87,6 +87,19 @@ def test_series_of_a_rank_are_the_totals_of_its_last_record(board, make_hello, m
     assert ledger["host_bound"] == 305
 
 
+def test_a_ledger_that_is_not_calibrated_says_so_and_why_and_a_calibrated_one_says_nothing(
+    board, make_hello, make_step
+):
+    board.take(make_step(), hello=make_hello(), uid=1, owner=1)
+    names = {key[0] for key in series(board)}
+    assert names.isdisjoint({"job_ledger_uncalibrated", "job_window_predicted_seconds"})
+    step = make_step(calibration_age_steps=None, uncalibrated="price", window_price_ns=0)
+    board.take(step, hello=make_hello(), uid=1, owner=1)
+    read = series(board)
+    assert read[("job_ledger_uncalibrated", "run-7", "0", "price")] == 1
+    assert read[("job_window_predicted_seconds", "run-7", "0")] == 0
+
+
 def test_what_the_hook_could_not_measure_is_absent_and_zero_is_not(board, make_hello, make_step):
     hello = make_hello()
     step = make_step(

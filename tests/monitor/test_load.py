@@ -5,6 +5,7 @@ counted on both sides: what was sent must be what was taken and what was refused
 """
 
 import http.client
+import math
 import os
 import random
 import signal
@@ -16,16 +17,35 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from pacecar.records import Goodbye
-from pacecar.wire import encode_frame
+from pacecar.monitor.conversation import Conversation, Peer
+from pacecar.records import Decision, Goodbye, Vitals
+from pacecar.wire import FrameError, encode_frame
+from tests.kit.anyrecord import JOB_RECORDS, Drawn, make
 
 ROOT = Path(__file__).resolve().parents[2]
 
 RSS_GROWTH_MAX = 16 * 1024 * 1024
 """Between the first and the second storm of the same size; the first one fills the bounded buffers."""
+
+
+_DECISION = {
+    "job": "flood", "decision": 1, "kind": "trial", "knob": "k", "from_value": 1, "to_value": 2, "step": 1,
+    "wall_ns": 1, "reason": "r",
+}  # fmt: skip
+IMPOSSIBLE = [
+    Vitals(
+        job="flood", rank=0, step=1, ended_wall_ns=1, steps=1, wall_ns=1, samples=None, tokens=None, flops=100,
+        flops_steps=1, flops_wall_ns=1, peak_flops_per_second=0,
+    ),
+    *(Decision(**_DECISION, expected_gain_ratio=gain) for gain in (math.nan, math.inf)),
+]  # fmt: skip
+"""Well-formed records that no job can mean: they would divide by zero, or stand in the page for ever."""
 
 
 class Size(NamedTuple):
@@ -34,10 +54,38 @@ class Size(NamedTuple):
     scrapers: int
     reloads: int
     slow_seconds: float
+    drawn: int
 
 
-SHORT = Size(jobs=20, frames=2_000, scrapers=80, reloads=5, slow_seconds=0.2)
-LONG = Size(jobs=1000, frames=1_000_000, scrapers=200, reloads=50, slow_seconds=1.0)
+SHORT = Size(jobs=20, frames=2_000, scrapers=80, reloads=5, slow_seconds=0.2, drawn=40)
+LONG = Size(jobs=1000, frames=1_000_000, scrapers=200, reloads=50, slow_seconds=1.0, drawn=2_000)
+
+
+def drawn_frames(hello, count):
+    """Return frames of valid records that hypothesis made, of any type and with values at their bounds.
+
+    They are of the job and rank of `hello`.
+    """
+    frames = []
+
+    @settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(data=st.data())
+    def draw(data):
+        source = Drawn(data.draw)
+        kind = source.pick(JOB_RECORDS)
+        fields = make(kind, source)
+        fields |= {name: getattr(hello, name) for name in ("job", "rank") if name in fields}
+        conversation = Conversation(Peer(hello.pid, 0, 0))
+        conversation.take(encode_frame(hello))
+        try:
+            frame = encode_frame(msgspec.convert(fields, kind))
+            conversation.take(frame)
+        except FrameError:
+            return  # values that do not agree with each other, as a rank beyond its world
+        frames.append(frame)
+
+    draw()
+    return frames
 
 
 class Daemon:
@@ -47,6 +95,7 @@ class Daemon:
         self.path = folder / "s"
         self.file = folder / "pacecar.toml"
         self.text = f'[daemon]\nport = 0\nsocket = "{self.path}"\nperiod_seconds = 0.5\ndisable = ["gpu"]\n'
+        self.text += "recorder_bytes = 4000000\n"  # so that it is full in the first storm
         self.file.write_text(self.text + "cpu_budget = 0.5\n")
         self.manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.manager.bind(str(folder / "n"))
@@ -124,6 +173,7 @@ class Storm:
         self.legitimate = {}
         self.sent = {}
         self.gaps = []
+        self.drawn = [encode_frame(self.step(job="flood"))]
         self.lock = threading.Lock()
 
     def connect(self):
@@ -177,13 +227,13 @@ class Storm:
             "version": [good[:2] + b"\x09" + good[3:]],
             "identity": [encode_frame(self.step(job="flood", rank=1)), encode_frame(self.step(job="real", rank=0))],
         }
-        bad["malformed"] = bad["malformed"][1:]
+        bad["malformed"] = [*bad["malformed"][1:], *map(encode_frame, IMPOSSIBLE)]
         kinds = [(reason, frame) for reason, frames in bad.items() for frame in frames]
         refused = dict.fromkeys(bad, 0)
         taken = 1
         for number in range(size.frames):
             if number % 10:
-                hook.send(good)
+                hook.send(self.drawn[number % len(self.drawn)] if number % 3 == 0 else good)
                 taken += 1
             else:
                 reason, frame = kinds[number // 10 % len(kinds)]
@@ -227,6 +277,7 @@ class Storm:
                 self.gaps.append(f"{error!r} after {time.monotonic() - begun:.1f} s")
                 continue
             self.scrapes += 1
+            self.gaps += [f"{s.name} is {s.value}" for s in samples if not math.isfinite(s.value)]
             seen = {
                 int(s.labels["rank"]): s.value
                 for s in samples
@@ -274,6 +325,7 @@ class Storm:
 
 def weather(storm, size):
     """One after the other, then together, twice; memory may grow the first time only."""
+    storm.drawn = drawn_frames(storm.hello(job="flood"), size.drawn)
     storm.begin()
     acts = [storm.jobs, storm.flood, storm.slow_scrapers, storm.reloads]
     for act in acts:
@@ -286,6 +338,7 @@ def weather(storm, size):
     storm.settle()
     grown = storm.daemon.memory() - first
     assert grown < RSS_GROWTH_MAX, f"grew by {grown} bytes"
+    assert [s for s in storm.daemon.scrape() if s.name == "pacecar_daemon_faults_total" and s.value] == []
     assert storm.daemon.process.poll() is None
     return grown, storm.scrapes
 

@@ -178,7 +178,7 @@ def test_a_flood_of_requests_builds_few_documents():
     screens = Screens(SystemClock(), 1.0, build)
     server = WebServer("127.0.0.1", 0)
     server.bind()
-    server.start(pages(lambda environ, start_response: [], screens, lambda: True))
+    server.start(pages(lambda environ, start_response: [], screens, lambda: None))
     begun = time.monotonic()
     for _ in range(50):
         assert ask(server.port, "/api/snapshot")[0] == 200

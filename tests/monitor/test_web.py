@@ -20,7 +20,7 @@ def serve():
     def start(metrics):
         server = WebServer("127.0.0.1", 0)
         server.bind()
-        server.start(pages(metrics, lambda environ, start_response: None, lambda: True))
+        server.start(pages(metrics, lambda environ, start_response: None, lambda: None))
         started.append(server)
         return server
 

@@ -4,7 +4,9 @@ import base64
 import http.client
 import re
 import shutil
+import socket
 import ssl
+import struct
 import subprocess
 import threading
 import time
@@ -70,7 +72,7 @@ def serve():
         server = WebServer("127.0.0.1", 0)
         server.secure(security)
         server.bind()
-        server.start(pages(page, lambda: b"{}", lambda: True))
+        server.start(pages(page, lambda: b"{}", lambda: None))
         started.append(server)
         return server
 
@@ -251,6 +253,19 @@ def test_tls_serves_who_speaks_it_and_counts_who_does_not(serve, write, folder):
         get(server)  # not encrypted
     assert server.refused()["tls"] >= 1
     assert get(server, trusting(folder, "a")).status == 200
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # python's own, of such a socket
+def test_a_client_that_resets_before_it_is_taken_in_does_not_end_the_server(serve, write, folder):
+    """Such a socket has lost its peer when TLS is put on it, which raises there and not in the handshake."""
+    server = serve(read_security(write(TLS)))
+    reset = struct.pack("ii", 1, 0)  # close sends RST (socket(7), SO_LINGER)
+    for said in (b"", b"hello", b"GET / HTTP/1.1\r\n\r\n") * 30:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
+            client.sendall(said)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+    assert get(server, ssl.create_default_context(cafile=folder / "a.crt")).status == 200
+    assert server.thread.restarts == 0
 
 
 def test_a_client_without_a_certificate_is_refused_where_one_is_required(serve, write, folder):

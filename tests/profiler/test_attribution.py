@@ -93,7 +93,8 @@ def brute_force(work, causes, start, end):
         *((work, kind, heading) for kind, heading in (
             (Work.COMPUTE, "compute"), (Work.COMMUNICATION, "exposed_communication"),
             (Work.COPY, "exposed_copy"), (Work.OTHER, "unknown"))),
-        *((causes, cause, cause.value) for cause in (Cause.DATA_WAIT, Cause.CHECKPOINT, Cause.HOOK, Cause.OPTIMIZER)),
+        *((causes, cause, cause.value) for cause in (
+            Cause.STOPPED, Cause.DATA_WAIT, Cause.CHECKPOINT, Cause.HOOK, Cause.OPTIMIZER)),
     ]  # fmt: skip
     parts = {}
     for instant in range(start, end):

@@ -83,14 +83,14 @@ def test_what_is_kept_is_bounded(checker):
     assert len(checker._recent) == RECENT_STEPS
 
 
-parts = st.lists(st.integers(0, 10**9), min_size=8, max_size=8)
+parts = st.lists(st.integers(0, 10**9), min_size=len(LEDGER_HEADINGS), max_size=len(LEDGER_HEADINGS))
 
 
 @given(parts, parts)
 def test_the_error_is_a_distance_between_none_and_all_of_the_step(one, other):
     def ledger(values, wall):
         values = [value * wall // max(1, sum(values)) for value in values]
-        values[7] += wall - sum(values)
+        values[-1] += wall - sum(values)
         named = dict(zip((f"{heading}_ns" for heading in LEDGER_HEADINGS), values, strict=True))
         return Ledger(wall_ns=wall, communication_ns=named["exposed_communication_ns"], **named)
 

@@ -305,7 +305,8 @@ class Now:
 
 def test_the_hook_marks_every_phase_of_a_step_on_the_device(job, attach, sink):
     hook = attach(job, config=HookConfig(windows=False))
-    timer = hook._phases._device = hook._timer.device = DeviceTimer(Now)
+    timer = hook._timer.device = DeviceTimer(Now)
+    hook._phases._enter = timer.enter
     told = []
     hook.on_timed = lambda timed, record: told.append((timed, record.ledger))
     steps = []
@@ -324,7 +325,8 @@ def test_the_hook_marks_every_phase_of_a_step_on_the_device(job, attach, sink):
 def test_a_record_waits_for_the_device_and_not_for_ever(job, attach, sink):
     hook = attach(job, config=HookConfig(windows=False))
     device = Device()
-    hook._phases._device = hook._timer.device = DeviceTimer(device)
+    hook._timer.device = DeviceTimer(device)
+    hook._phases._enter = hook._timer.device.enter
     job.run(3)
     books = hook._books
     books.settle()

@@ -135,17 +135,6 @@ def test_an_exception_in_the_callback_is_logged_once_and_training_goes_on(job, a
     assert hook_counts(job) == before
 
 
-def test_a_copy_of_the_hooks_without_torchs_word_on_keywords_does_not_raise_in_forward(job, attach):
-    """Wrappers copy a module's table of hooks to another module and forget the table beside it."""
-    hook = attach(job)
-    other = nn.Linear(4, 4)
-    other._forward_pre_hooks.update(job.model._forward_pre_hooks)
-    assert other(torch.ones(2, 4)).shape == (2, 4)
-    assert hook.is_alive
-    hook.close()
-    assert other(torch.ones(2, 4)).shape == (2, 4)
-
-
 def test_a_hook_that_turned_itself_off_still_tells_its_listener_of_every_boundary(job, attach, sink):
     """The listener votes with other ranks at fixed boundaries; one that it misses would hang them."""
     heard = []

@@ -11,7 +11,7 @@ import pytest
 from pacecar.profiler.courier import LOOK_SECONDS, Courier, Refused
 from pacecar.profiler.outbox import Outbox
 from pacecar.profiler.runlog import RunLog
-from pacecar.records import Goodbye, JobRecord
+from pacecar.records import Answer, Goodbye, JobRecord, TunerReport
 from pacecar.wire import decode_frame
 from tests.kit.records import job_hello
 from tests.kit.waiting import until
@@ -119,7 +119,11 @@ def test_a_daemon_that_does_not_read_blocks_nobody(tmp_path):
 def test_a_record_that_cannot_be_framed_is_dropped_and_the_rest_goes_on(tmp_path):
     daemon = Listener(tmp_path / "s")
     outbox = Outbox(str(tmp_path / "s"), job_hello())
-    outbox.put(Goodbye(job="j", rank=0, reason="x" * 100_000, wall_ns=0))
+    report = TunerReport(
+        mode="exact", policy="pacecar", state="off", detail="", step=0, knobs={}, began={}, domains={}, by_hand=(),
+        refused={}, trials=0, exploration_ns=0, elapsed_ns=0, budget_ratio=0.0, advice=("x" * 4000,) * 20,
+    )  # fmt: skip
+    outbox.put(Answer(job="j", rank=0, number=1, state="done", detail="", report=report))
     outbox.put(record(1))
     outbox.close(WAIT_SECONDS)
     until(lambda: record(1) in daemon.frames)

@@ -1,7 +1,6 @@
 """The FLOPs of steps in a running job: once per shape, never a wrong figure, and nothing of the job's is changed."""
 
 import copy
-import inspect
 import io
 
 import pytest
@@ -12,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pacecar.config import HookConfig
 from pacecar.profiler.flops import modes_on
+from pacecar.profiler.module_calls import observe_calls
 from pacecar.profiler.stepflops import ATTEMPTS_MAX, SIGNATURES_MAX, StepFlops, signature
 from pacecar.records import StepRecord, Vitals
 
@@ -25,9 +25,7 @@ class Loop:
         self.model = model
         self.flops = StepFlops(model)
         self.step = 0
-        model.register_forward_pre_hook(
-            lambda module, args, kwargs: self.flops.forward_begins(args, kwargs), with_kwargs=True
-        )
+        observe_calls(model, lambda module, args, kwargs: self.flops.forward_begins(args, kwargs))
 
     def run(self, *batches, backward=True):
         """One step of these micro-batches; return its FLOPs."""
@@ -214,10 +212,10 @@ def test_a_scripted_part_and_data_parallel_are_not_counted():
 
 
 def test_copies_and_pickles_made_in_the_counted_step_are_whole_and_free_of_us(job, attach):
-    attach(job, config=EAGER)
+    hook = attach(job, config=EAGER)
     job.run(2)
-    assert "forward" in job.model.__dict__
-    assert inspect.signature(job.model.forward) == inspect.signature(nn.Sequential.forward.__get__(job.model))
+    assert hook._vitals._counter.is_armed
+    assert "forward" not in job.model.__dict__
     twin = copy.deepcopy(job.model)
     stream = io.BytesIO()
     torch.save(job.model, stream)
@@ -233,22 +231,22 @@ def test_copies_and_pickles_made_in_the_counted_step_are_whole_and_free_of_us(jo
         other(x).sum().backward()
 
 
-def test_a_forward_that_somebody_put_on_the_instance_is_put_back(job, attach):
+def test_a_forward_that_somebody_put_on_the_instance_is_counted_and_stays(job, attach, sink):
     own = job.model.forward
     job.model.forward = lambda *args: own(*args)
     patched = job.model.__dict__["forward"]
     attach(job, config=EAGER)
-    job.run(2)
-    assert job.model.__dict__["forward"] is not patched
-    job.run(2)
+    job.run(4)
     assert job.model.__dict__["forward"] is patched
 
 
 def test_closing_in_the_counted_step_leaves_the_model_as_it_was(job, attach):
     hook = attach(job, config=EAGER)
     job.run(2)
+    assert hook._vitals._counter.is_armed
     hook.close()
-    assert "forward" not in job.model.__dict__
+    assert not hook._vitals._counter.is_armed
+    assert job.model._compiled_call_impl is None
 
 
 @pytest.mark.parametrize(
@@ -319,8 +317,14 @@ def test_without_a_budget_nothing_is_counted_and_with_a_small_one_new_shapes_wai
     hook.close()
     assert all(r.flops is None for r in sink.records if isinstance(r, Vitals))
     sink.records.clear()
-    attach(job, config=HookConfig(overhead_budget=1e-6, windows=False, vitals_interval_steps=1))
+    hook = attach(job, config=HookConfig(overhead_budget=1e-6, windows=False, vitals_interval_steps=1))
     job.run(6)
+    hook.close()
+    assert not any(r.disturbed for r in sink.records if isinstance(r, StepRecord)), "no training pays that back"
+    sink.records.clear()
+    hook = attach(job, config=HookConfig(overhead_budget=0.5, windows=False, vitals_interval_steps=1))
+    job.run(6)
+    hook.charge(10**9)
     x, y = job.batches[0]
     for _ in range(6):
         job.step(x[:3], y[:3])

@@ -22,6 +22,7 @@ from pacecar.report.judgement import judge
 from pacecar.report.notices import ReportError
 from pacecar.report.tables import headline
 from pacecar.report.tally import BINS_MAX
+from pacecar.report.usetables import trust_table
 from tests.report.runs import MS, START_NS, hello, lines, steady, step, switch, tuned, untuned, verdict
 
 
@@ -411,3 +412,14 @@ def test_a_verdict_of_a_forgotten_decision_does_no_harm(tmp_path: Path) -> None:
     folder = untuned(tmp_path / "run", steps=60)
     append(folder, 0, verdict(9, 50))
     assert report_of(folder).changes == ()
+
+
+def test_a_run_whose_ledger_was_never_calibrated_says_so_and_why(tmp_path: Path) -> None:
+    folder = untuned(tmp_path / "run", steps=60)
+    assert [rank.uncalibrated for rank in report_of(folder).ranks] == [None, None]
+    last = step(0, 60, 50 * MS)
+    append(folder, 0, msgspec.structs.replace(last, uncalibrated="price", calibration_age_steps=None))
+    report = report_of(folder)
+    assert [rank.uncalibrated for rank in report.ranks] == ["price", None]
+    (said,) = [row for row in trust_table(report).rows if row[0] == "what the ledger rests on"]
+    assert said[1].startswith("not calibrated on 1 of 2 ranks")

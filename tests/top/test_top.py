@@ -21,7 +21,7 @@ from pacecar import live
 from pacecar.plaintext import clean
 from pacecar.top.fetch import FetchError, address, fetch
 from pacecar.top.keys import Keys
-from pacecar.top.panes import recorder_lines, where_words
+from pacecar.top.panes import calibration_lines, recorder_lines, where_words
 from pacecar.top.screen import GPU_SORTS, View, compose, everything, on_key, shown_jobs
 from pacecar.top.table import Column, gauge, rows
 from pacecar.top.words import amount, binary, duration, percent
@@ -389,3 +389,11 @@ def test_the_help_names_every_letter_that_does_something():
     text = "\n".join(screen(View(page="help"), width=130))
     for word in ("Up, Down", "PgUp", "Enter", "Esc", "F3", "F5", "F6", "N P M W T", "q  F10"):
         assert word in text
+
+
+def test_a_ledger_without_an_exact_window_is_said_to_be_so_and_why():
+    waiting = msgspec.structs.replace(rank(0), ledger_uncalibrated="price")
+    assert calibration_lines(job(ranks=2), 100) == []
+    (line,) = calibration_lines(live.Job(job="j", world_size=2, ranks=(waiting, rank(1)), ranks_left_out=0,
+                                               finished=False), 120)  # fmt: skip
+    assert line.plain.startswith("not calibrated on 1 of 2 ranks: an exact window would cost more than")

@@ -1,0 +1,84 @@
+"""Contain a bug of our own to the job, collector or step of the tick in which it shows: count it, log it once, go on.
+
+Frames are checked when they are accepted, so no record should make any page fail.  If one does all the same, the
+samples of that job are missing for that tick; the tick, the page and every other job are as they were.  A log line for
+each time would fill the disk at the rate of the scrapes, so each place in the code is logged once, with its traceback,
+and the metric counts the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from enum import StrEnum
+from typing import TypeVar
+
+__all__ = ["Faults", "Part"]
+
+PLACES_MAX = 256
+"""Places in the code that are remembered as logged; beyond that faults are counted and not logged."""
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Part(StrEnum):
+    """Where a fault was contained: the label values of the counter."""
+
+    JOB = "job"
+    COLLECTOR = "collector"
+    TICK = "tick"
+    INBOX = "inbox"
+    WEB = "web"
+    DAEMON = "daemon"
+
+
+class Faults:
+    """Counts exceptions that were caught, by part.  All methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: Counter[Part] = Counter()
+        self._logged: set[tuple[object, ...]] = set()
+
+    def counts(self) -> dict[str, int]:
+        """Return how many faults were caught, by part; every part is there."""
+        return {part.value: self._counts[part] for part in Part}
+
+    def caught(self, part: Part, subject: str, error: BaseException) -> None:
+        """Note `error`, which cost `subject` its part; called while it is handled."""
+        place = (part, type(error), *_innermost(error))
+        with self._lock:
+            self._counts[part] += 1
+            is_new = place not in self._logged and len(self._logged) < PLACES_MAX
+            if is_new:
+                self._logged.add(place)
+        if is_new:
+            _log.error(
+                "a bug costs %s its part, and nothing else (logged once, counted each time): %s: %s",
+                subject, type(error).__name__, error, exc_info=error,
+            )  # fmt: skip
+
+    def contain(self, part: Part, subject: str, act: Callable[[], T], otherwise: T) -> T:
+        """Return what `act` returns; `otherwise` where it raises."""
+        try:
+            return act()
+        except Exception as error:  # noqa: BLE001  the outer boundary: a bug in one part must not stop the others
+            self.caught(part, subject, error)
+            return otherwise
+
+    def each(self, part: Part, subject: str, samples: Callable[[], Iterable[T]]) -> Iterator[T]:
+        """Yield all of `samples()`, or nothing where it raises before its end."""
+        nothing: list[T] = []
+        yield from self.contain(part, subject, lambda: list(samples()), nothing)
+
+
+def _innermost(error: BaseException) -> tuple[object, ...]:
+    """Return file and line at which `error` was raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return () if trace is None else (trace.tb_frame.f_code.co_filename, trace.tb_lineno)

@@ -1,0 +1,165 @@
+"""Run the daemon's threads so that none of them ends, or stops to make progress, without anybody noticing.
+
+Python prints the traceback of a thread that raises and goes on without it: a daemon whose tick ended serves its last
+numbers for ever.  So each thread is run by a `WatchedThread`: an exception that leaves its loop is counted and logged,
+and the loop is entered again after a pause.  What fails RESTARTS_MAX times within RESTART_WINDOW_SECONDS has ended.
+And a loop says at each turn that it makes progress, so one that hangs is told from one that has nothing to do.
+
+`Watch` asks all of them.  It is asked by the main thread, which ends the process for its supervisor when a vital one
+ends or hangs, and by each page, which then says 503 instead of old numbers.  A process that was stopped as a whole
+(SIGSTOP, a frozen control group, a laptop's lid) is not one that hangs: `Verdicts` wants the same answer several times,
+a while apart.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from pacecar.clock import NS_PER_SECOND, Clock
+
+__all__ = [
+    "CLOSE_SECONDS", "LIMIT_SECONDS", "LOOKS", "TURN_SECONDS", "ThreadFigures", "Verdicts", "Watch", "WatchedThread",
+]  # fmt: skip
+
+TURN_SECONDS = 1.0
+"""A watched loop that waits for others takes a turn at least so often, to say that it is there."""
+
+LIMIT_SECONDS = 10.0
+"""A loop that takes no turn for so long hangs: its turns take milliseconds, on a busy machine a second."""
+
+CLOSE_SECONDS = 5.0
+"""What closing waits for a thread; one that hangs is left behind."""
+
+RESTARTS_MAX = 5
+RESTART_WINDOW_SECONDS = 60.0
+"""A thread that fails so often within so long has ended: what makes it fail does not pass."""
+
+RESTART_PAUSE_SECONDS = 0.1
+"""Before the first restart in a row; each further one takes twice as long."""
+
+LOOKS = 3
+"""Times that a thread must be found without progress, one after the other, before the process ends for it."""
+
+_log = logging.getLogger(__name__)
+
+
+class ThreadFigures(NamedTuple):
+    """One thread: whether it is there and makes progress, and how often its loop was entered again."""
+
+    name: str
+    is_up: bool
+    restarts: int
+
+
+class WatchedThread:
+    """A daemon thread that runs `run` until that returns, and again when it raises."""
+
+    def __init__(self, name: str, run: Callable[[], None], clock: Clock, *, limit_seconds: float | None = None) -> None:
+        """`limit_seconds` is how long `run` may take between two calls of `progress`; None: it makes no such calls."""
+        self.name = name
+        self.restarts = 0
+        self._run = run
+        self._clock = clock
+        self._limit_ns = None if limit_seconds is None else int(limit_seconds * NS_PER_SECOND)
+        self._moved_ns = clock.monotonic_ns()
+        self._is_closing = False
+        self._pause = threading.Event()
+        self._thread = threading.Thread(target=self._work, name=f"pacecar-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to run."""
+        self.progress()
+        self._thread.start()
+
+    def progress(self) -> None:
+        """Say that the loop takes another turn; called by it."""
+        self._moved_ns = self._clock.monotonic_ns()
+
+    def expect_end(self) -> None:
+        """Say that `run` will return soon and is not to be missed, nor entered again."""
+        self._is_closing = True
+        self._pause.set()
+
+    def join(self, timeout_seconds: float | None = None) -> bool:
+        """Wait for the end; return whether it came."""
+        self.expect_end()
+        self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
+
+    def is_alive(self) -> bool:
+        """Return whether the thread is there."""
+        return self._thread.is_alive()
+
+    def trouble(self) -> str | None:
+        """Return what is wrong, in words; None when nothing is, or the thread was told to end."""
+        if self._is_closing or self._thread.ident is None:
+            return None
+        if not self._thread.is_alive():
+            return f"the thread {self.name} has ended"
+        still_ns = self._clock.monotonic_ns() - self._moved_ns
+        if self._limit_ns is not None and still_ns > self._limit_ns:
+            return f"the thread {self.name} has made no progress for {still_ns / NS_PER_SECOND:.0f} s"
+        return None
+
+    def _work(self) -> None:
+        failures: deque[int] = deque(maxlen=RESTARTS_MAX)
+        while not self._is_closing:
+            try:
+                self._run()
+            except BaseException:  # noqa: BLE001  also SystemExit and what libraries raise: the loop must go on
+                now = self._clock.monotonic_ns()
+                failures.append(now)
+                is_over = len(failures) == RESTARTS_MAX and now - failures[0] < RESTART_WINDOW_SECONDS * NS_PER_SECOND
+                _log.exception(
+                    "the thread %s failed: %s", self.name, "it is not started again" if is_over else "started again"
+                )
+                if is_over:
+                    return
+                self.restarts += 1
+                self._pause.wait(RESTART_PAUSE_SECONDS * 2 ** len(failures))
+            else:
+                return
+
+
+_Get = Callable[[], WatchedThread | None]
+
+
+class Watch:
+    """The threads of a daemon: vital ones, without which what it serves is old or wrong, and others."""
+
+    def __init__(self) -> None:
+        self._vital: list[_Get] = []
+        self._others: list[_Get] = []
+
+    def add(self, *threads: _Get, is_vital: bool = True) -> None:
+        """Watch what `threads` return; None: it is not started."""
+        (self._vital if is_vital else self._others).extend(threads)
+
+    def troubles(self) -> list[str]:
+        """Return what is wrong with the vital threads, in words."""
+        return [trouble for thread in _started(self._vital) if (trouble := thread.trouble()) is not None]
+
+    def figures(self) -> list[ThreadFigures]:
+        """Return the state of each thread."""
+        threads = _started([*self._vital, *self._others])
+        return [ThreadFigures(thread.name, thread.trouble() is None, thread.restarts) for thread in threads]
+
+
+def _started(threads: Sequence[_Get]) -> list[WatchedThread]:
+    return [thread for get in threads if (thread := get()) is not None]
+
+
+class Verdicts:
+    """Tells a thread that hangs from a process that was stopped: only what is so LOOKS times in a row is believed."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def look(self, troubles: Sequence[str]) -> str | None:
+        """Take what is wrong now; return it in words once it is to be believed."""
+        self._count = self._count + 1 if troubles else 0
+        return "; ".join(troubles) if self._count >= LOOKS else None

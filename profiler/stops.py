@@ -1,0 +1,256 @@
+"""Tells when this process did not run at all, and how much processor time it took in a stretch.
+
+A phase is timed by the wall clock, and the wall clock goes on while a process is stopped (by a signal, a debugger, a
+frozen control group), held back by its quota or without a turn at a processor.  A rank that was stopped for 167 s would
+so be written down as having computed for most of them.  Nothing on the training thread can see it, and a handler for
+SIGCONT would be the job's business.  So a thread of ours looks at two clocks PERIOD_SECONDS apart: where it comes late
+and the processor's clock of the whole process (all threads) has hardly moved, nobody of this process ran.
+
+    wall clock       |--|--|--|-------------------------------|--|--|
+    process's clock   .2 .2 .2              .05                .2 .2
+    stopped                      ==============================
+
+The processor time in between tells when the stop began: the process ran for at most so long before it.  Several threads
+use it up faster than the wall clock goes, so with them less is called stopped than was.  What is left counts as the
+job's own time only as far as the same clock moved (`processor_ns`).
+
+Left out: stops of less than LATE_NS_MIN; a suspended machine, where the clock that steps are timed by stands still too;
+one thread that waits, as for memory that is paged in, while others could run.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from pacecar.records import StopCause
+
+__all__ = ["LATE_NS_MIN", "PERIOD_SECONDS", "KernelCounts", "Stop", "StopDetector", "cause_of"]
+
+PERIOD_SECONDS = 0.2
+"""Five looks a second are some 100 us of processor time; a stop is placed more exactly than that by the processor's
+clock."""
+
+LATE_NS_MIN = 250_000_000
+"""A thread of a busy process waits for python's lock, and on a busy machine for a processor, seldom longer."""
+
+STOPS_MAX = 256
+"""Kept for the steps that are not settled yet; of more the oldest go."""
+
+LOOKS_MAX = 512
+"""Of more every other one goes: a step of hours needs no look at each of its seconds."""
+
+COUNTS_EVERY = 10
+"""Looks between two readings of the kernel's counters: what they grew by in two seconds is small beside a stop's share
+in them."""
+
+CAUSE_SHARE_MIN = 0.5
+"""Of a stop must be in a counter of the kernel's before it is called the cause."""
+
+LOCK_SECONDS = 1.0
+"""Nobody waits longer for a look: in a forked child the lock may never be given back."""
+
+
+class Stop(NamedTuple):
+    """From `start_ns` to `end_ns` (monotonic) the process did not run; `cause` None: the kernel does not say why."""
+
+    start_ns: int
+    end_ns: int
+    cause: StopCause | None
+
+    @property
+    def stretch(self) -> tuple[int, int]:
+        """Its two instants."""
+        return self.start_ns, self.end_ns
+
+    def within(self, start_ns: int, end_ns: int) -> int:
+        """Return how much of it lies between two instants."""
+        return max(0, min(self.end_ns, end_ns) - max(self.start_ns, start_ns))
+
+
+class Counts(NamedTuple):
+    """Totals of the kernel in nanoseconds, each None where it does not say, and whether a debugger is attached."""
+
+    throttled_ns: int | None = None
+    frozen_ns: int | None = None
+    run_delay_ns: int | None = None
+    is_traced: bool = False
+
+
+def cause_of(stopped_ns: int, before: Counts, after: Counts) -> StopCause | None:
+    """Return the kernel's word for a stop of `stopped_ns` that lies between two readings; None where it has none."""
+    causes: tuple[tuple[StopCause, int | None, int | None], ...] = (
+        ("throttled", before.throttled_ns, after.throttled_ns),
+        ("frozen", before.frozen_ns, after.frozen_ns),
+        ("preempted", before.run_delay_ns, after.run_delay_ns),
+    )
+    for cause, old, new in causes:
+        if old is not None and new is not None and new - old >= CAUSE_SHARE_MIN * stopped_ns:
+            return cause
+    return "traced" if after.is_traced else None
+
+
+class KernelCounts:
+    """Reads the counters of this process; `open` on the training thread, whose turn at a processor it reads.
+
+    The quota's and the freezer's are those of its own control group (Documentation/admin-guide/cgroup-v2.rst:
+    `throttled_usec` in cpu.stat and, where the kernel counts that, `frozen_usec` in cgroup.stat.local).
+    """
+
+    def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
+        self._proc = proc
+        self._cgroups = cgroups
+        self._group: Path | None = None
+        self._thread: Path | None = None
+
+    def open(self) -> None:
+        """Find the files; what is not there is never read."""
+        self._thread = self._proc / "self" / "task" / str(threading.get_native_id()) / "schedstat"
+        path = next(
+            (line[3:] for line in _read(self._proc / "self" / "cgroup").splitlines() if line[:3] == "0::"), None
+        )
+        self._group = None if path is None else self._cgroups / path.lstrip("/")
+
+    def read(self) -> Counts:
+        """Return what the kernel says now."""
+        delay = "" if self._thread is None else _read(self._thread)
+        fields = delay.split()
+        tracer = _field(_read(self._proc / "self" / "status"), "TracerPid:")
+        return Counts(
+            throttled_ns=self._microseconds("cpu.stat", "throttled_usec"),
+            frozen_ns=self._microseconds("cgroup.stat.local", "frozen_usec"),
+            run_delay_ns=int(fields[1]) if len(fields) == 3 and fields[1].isdigit() else None,
+            is_traced=bool(tracer),
+        )
+
+    def _microseconds(self, name: str, field: str) -> int | None:
+        found = None if self._group is None else _field(_read(self._group / name), field)
+        return None if found is None else found * 1000
+
+
+def _field(text: str, name: str) -> int | None:
+    """Return the number behind `name` at the beginning of a line; None where there is none."""
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) >= 2 and words[0] == name and words[1].isdigit():
+            return int(words[1])
+    return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, ValueError):
+        return ""
+
+
+class StopDetector:
+    """Looks at the clocks from a thread of its own, and whenever somebody is about to write a long step.
+
+    `charge` is told the processor time that the thread took.  All of it may be asked from any thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        now_ns: Callable[[], int] = time.monotonic_ns,
+        processor_ns: Callable[[], int] = time.process_time_ns,
+        counts: KernelCounts | None = None,
+        charge: Callable[[int], None] = lambda duration_ns: None,
+        period_seconds: float = PERIOD_SECONDS,
+    ) -> None:
+        self._now_ns = now_ns
+        self._processor_ns = processor_ns
+        self._kernel = counts or KernelCounts()
+        self._charge = charge
+        self._period_seconds = period_seconds
+        self._lock = threading.Lock()
+        self._stops: deque[Stop] = deque(maxlen=STOPS_MAX)
+        self._at: list[int] = []
+        self._took: list[int] = []
+        self._looks = 0
+        self._counts = Counts()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.is_looking = False
+        """Whether stops are seen: between `start` and `close`."""
+
+    def start(self) -> None:
+        """Begin to look; called on the training thread."""
+        self._kernel.open()
+        self._counts = self._kernel.read()
+        self.is_looking = True
+        self.look()
+        self._thread = threading.Thread(target=self._run, name="pacecar-stops", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread, without waiting for it.  Harmless when repeated."""
+        self.is_looking = False
+        self._closing.set()
+
+    def forked(self) -> None:
+        """Be closed: this is a forked child, without the thread."""
+        self.is_looking = False
+
+    def look(self) -> None:
+        """Compare the clocks with the last look; never raises."""
+        if not self.is_looking or not self._lock.acquire(timeout=LOCK_SECONDS):
+            return
+        try:
+            self._look(self._now_ns(), self._processor_ns())
+        finally:
+            self._lock.release()
+
+    def stops(self, start_ns: int, end_ns: int) -> list[Stop]:
+        """Return the stops that lie between two instants, cut to them."""
+        return [
+            Stop(max(stop.start_ns, start_ns), min(stop.end_ns, end_ns), stop.cause)
+            for stop in list(self._stops)
+            if stop.within(start_ns, end_ns)
+        ]
+
+    @property
+    def went_on_ns(self) -> int | None:
+        """When the process went on after its last stop; None: it was never stopped."""
+        return self._stops[-1].end_ns if self._stops else None
+
+    def processor_ns(self, start_ns: int, end_ns: int) -> int | None:
+        """Return a bound of the processor time that this process took between two instants; None where nobody knows.
+
+        The bound is what it took between the last look before and the first one after, so it is never too low.
+        """
+        with self._lock:
+            first = bisect.bisect_right(self._at, start_ns) - 1
+            last = bisect.bisect_left(self._at, end_ns)
+            if first < 0 or last >= len(self._at):
+                return None
+            return self._took[last] - self._took[first]
+
+    def _look(self, now_ns: int, took_ns: int) -> None:
+        if self._at:
+            gap_ns = now_ns - self._at[-1]
+            stopped_ns = gap_ns - max(0, took_ns - self._took[-1])
+            if gap_ns - round(self._period_seconds * 1e9) >= LATE_NS_MIN and stopped_ns >= LATE_NS_MIN:
+                counts = self._kernel.read()
+                self._stops.append(Stop(now_ns - stopped_ns, now_ns, cause_of(stopped_ns, self._counts, counts)))
+                self._counts, self._looks = counts, 0
+        self._at.append(now_ns)
+        self._took.append(took_ns)
+        if len(self._at) > LOOKS_MAX:  # every other one of the older half
+            half = LOOKS_MAX // 2
+            del self._at[1:half:2], self._took[1:half:2]
+        self._looks += 1
+        if self._looks >= COUNTS_EVERY:
+            self._counts, self._looks = self._kernel.read(), 0
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._period_seconds):
+            begun = time.thread_time_ns()
+            self.look()
+            self._charge(time.thread_time_ns() - begun)

@@ -1,0 +1,174 @@
+"""Predicts what an exact window will cost, before the first one of a job was taken.
+
+A window costs by the row that the profiler writes: recording, ending and reading it take ROW_NS together, whether the
+row's operator took a microsecond or ten.  So a step of few large operators is profiled for a hundredth of its time,
+and one of tens of thousands of small ones for several times its length.  How many operators a step has nobody counts
+cheaply, but two things are known:
+
+- a *ceiling*: nothing writes rows faster than one in DENSEST_NS of the training thread's processor time.  A window
+  whose ceiling can be paid needs no other prediction;
+- *slices*: a session that is open for a few milliseconds of the forward, or of the optimizer (`probe`), says how many
+  rows that part of the step writes a microsecond.  The phases' lengths make a whole step of it; what lies in no phase,
+  and a phase without a slice, is taken to be as dense as can be.
+
+After the first window its own price is the better prediction (`budget`).  Pure: numbers in, nanoseconds out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = [
+    "CEILING_RATIO",
+    "OPEN_NS",
+    "ROW_NS",
+    "SLICE_NS",
+    "SLICE_PRICE_NS",
+    "SLOWED_NS",
+    "Part",
+    "Slice",
+    "StepShape",
+    "WindowPrice",
+]
+
+OPEN_NS = 1_000_000
+"""Beginning and ending a session with hardly a row: 0.5 to 0.8 ms."""
+
+ROW_NS = 4_000
+"""A row in all.  Measured on torch 2.13 (2 cores, `bench/bench_budget.py`): 3.2 to 4.1 us where a step has more
+than a thousand rows, of which half is the session's end, a quarter the reading, and SLOWED_NS the operator."""
+
+SLOWED_NS = 400
+"""By how much the operator of a row is slower while it is recorded."""
+
+DENSEST_NS = 500
+"""A row, at the least, takes this of the processor unprofiled: `x.mul_(1.0)` on four numbers, 2.5 us, 5 rows."""
+
+CEILING_RATIO = ROW_NS / DENSEST_NS
+"""A window costs at most so many times the processor time of its step."""
+
+CEILING_MARGIN = 1.25
+"""The step that is profiled may be longer than the mean of those before it."""
+
+MARGIN = 1.5
+"""A slice is a small part of a step, and the rest of it may be denser."""
+
+DEVICE_FACTOR = 3
+"""A launch writes rows on both sides, and a device's window is open for two steps."""
+
+COUNT_ROW_NS = 8_000
+"""What counting FLOPs takes for an operator that would write a row: 20 us for one that writes two or three."""
+
+SLICE_NS = 3_000_000
+"""Of the thread's processor time, after which a slice is ended."""
+
+SLICE_NS_MIN = 1_000_000
+"""A shorter slice says nothing: what the first operators of a session take longer is most of it."""
+
+SLICE_PRICE_NS = OPEN_NS + ROW_NS * SLICE_NS // DENSEST_NS
+"""What a slice costs at most, but for what one call that runs on below python adds to it."""
+
+OTHER_NODES_RATIO = 2.0
+"""So many times the autograd nodes are another step: what slices of the old one said is forgotten."""
+
+Part = Literal["forward", "optimizer"]
+"""A phase that a slice can be taken of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """`rows` in `cpu_ns` of the training thread with the profiler on."""
+
+    rows: int
+    cpu_ns: int
+
+    @property
+    def rows_per_ns(self) -> float:
+        """How densely rows are written without the profiler's own part in that time; where it was short, as densest."""
+        if self.cpu_ns < SLICE_NS_MIN:
+            return 1.0 / DENSEST_NS
+        undisturbed_ns = max(self.cpu_ns - SLOWED_NS * self.rows, DENSEST_NS * self.rows)
+        return self.rows / undisturbed_ns if undisturbed_ns > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What is known of a step that nobody profiled.
+
+    `cpu_ns` is what the training thread takes of the processor, where that is unknown the wall time.  `phases` are host
+    timers, None where none was ever measured.  `nodes` is how many autograd nodes a step makes, None: unknown;
+    `forwards` how often it calls the model.
+    """
+
+    cpu_ns: int
+    phases: Mapping[str, int] | None
+    nodes: int | None = None
+    forwards: int = 1
+
+
+class WindowPrice:
+    """Says what a window of a step of some shape costs at most, and which slice would help to know it better."""
+
+    def __init__(self, *, on_device: bool = False) -> None:
+        self._on_device = on_device
+        self._slices: dict[Part, Slice] = {}
+        self._nodes: int | None = None
+
+    def learn(self, part: Part, found: Slice, nodes: int | None) -> None:
+        """Take a slice of `part` of a step with so many autograd nodes."""
+        self._slices[part], self._nodes = found, nodes
+
+    def ceiling_ns(self, shape: StepShape) -> int:
+        """Return what the window cannot cost more than, however dense its step."""
+        return OPEN_NS + int(CEILING_MARGIN * self._factor * CEILING_RATIO * shape.cpu_ns)
+
+    def predict_ns(self, shape: StepShape) -> int:
+        """Return what the window will cost, with a margin; the ceiling where no slice says more."""
+        self._forget_another_step(shape)
+        ceiling_ns = self.ceiling_ns(shape)
+        forward = self._slices.get("forward")
+        if shape.phases is None or forward is None:
+            return ceiling_ns
+        optimizer = self._slices.get("optimizer")
+        seen_ns = sum(shape.phases.get(name, 0) for name in ("forward", "backward", "backward_tail"))
+        optimizer_ns = shape.phases.get("optimizer", 0)
+        densest = 1.0 / DENSEST_NS
+        rows = MARGIN * forward.rows_per_ns * seen_ns
+        rows += (densest if optimizer is None else MARGIN * optimizer.rows_per_ns) * optimizer_ns
+        if self._on_device:  # the host waits for the device in what is left, and writes no rows then
+            return OPEN_NS + int(self._factor * ROW_NS * rows)
+        rows += densest * max(0, shape.cpu_ns - seen_ns - optimizer_ns)  # nothing is denser: it needs no margin
+        return min(ceiling_ns, OPEN_NS + int(ROW_NS * rows))
+
+    def wanted_slice(self, shape: StepShape) -> Part | None:
+        """Return of which part a slice would lower the prediction most; None: none would."""
+        self._forget_another_step(shape)
+        if shape.phases is None:
+            return None
+        lengths: dict[Part, int] = {
+            "forward": sum(shape.phases.get(name, 0) for name in ("forward", "backward", "backward_tail")),
+            "optimizer": shape.phases.get("optimizer", 0),
+        }
+        missing = [part for part, duration_ns in lengths.items() if duration_ns > 0 and part not in self._slices]
+        return missing[0] if missing else None
+
+    def count_ns(self, shape: StepShape) -> int:
+        """Return what counting the operators of one forward will cost, with a margin."""
+        self._forget_another_step(shape)
+        forward_ns = shape.cpu_ns if shape.phases is None else shape.phases.get("forward", shape.cpu_ns)
+        found = self._slices.get("forward")
+        rows_per_ns = 1.0 / DENSEST_NS if found is None else MARGIN * found.rows_per_ns
+        return int(COUNT_ROW_NS * rows_per_ns * forward_ns / max(1, shape.forwards))
+
+    @property
+    def _factor(self) -> int:
+        return DEVICE_FACTOR if self._on_device else 1
+
+    def _forget_another_step(self, shape: StepShape) -> None:
+        if self._nodes is None or shape.nodes is None:
+            return
+        if shape.nodes > OTHER_NODES_RATIO * max(1, self._nodes):
+            self._slices.clear()
+            self._nodes = None

@@ -1,0 +1,182 @@
+"""A bug costs one job, one collector or one step of a tick its part: it is counted, logged once, and nothing else."""
+
+import json
+import logging
+import os
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from pacecar.clock import NS_PER_SECOND, FakeClock
+from pacecar.config import DaemonConfig
+from pacecar.monitor.daemon import Daemon
+from pacecar.monitor.faults import Faults, Part
+from pacecar.monitor.threads import LOOKS, RESTARTS_MAX, Verdicts, Watch, WatchedThread
+from pacecar.records import Ok, Sample, Vitals
+from tests.kit.waiting import until
+
+
+def get(port, path):
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def samples(port):
+    status, page = get(port, "/metrics")
+    assert status == 200, page
+    return {(s.name, *sorted(s.labels.items())): s.value for f in parse(page) for s in f.samples}
+
+
+def of_job(found, job):
+    return {name for name, *labels in found if ("training_job", job) in labels}
+
+
+@pytest.fixture
+def start(tmp_path):
+    started = []
+
+    def run(*collectors):
+        config = DaemonConfig(port=0, socket=str(tmp_path / "s"), period_seconds=0.1, recordings=str(tmp_path / "r"))
+        daemon = Daemon(config, collectors=collectors)
+        started.append(daemon)
+        daemon.start()
+        until(daemon.is_healthy, "the first tick")
+        return daemon
+
+    yield run
+    for daemon in started:
+        daemon.close()
+
+
+def test_a_job_that_cannot_be_turned_into_samples_costs_itself_alone(
+    start, steady, hooks, make_hello, make_step, caplog
+):
+    daemon = start(steady())
+    for job in ("good", "bad"):
+        hook = hooks(daemon.socket)
+        hook.say(make_hello(job=job, pid=os.getpid()), make_step(job=job))
+    until(lambda: of_job(samples(daemon.port), "bad"))
+    full = of_job(samples(daemon.port), "good")
+    impossible = Vitals(
+        job="bad", rank=0, step=1, ended_wall_ns=1, steps=1, wall_ns=1, samples=None, tokens=None, flops=1,
+        flops_steps=1, flops_wall_ns=1, peak_flops_per_second=0,
+    )  # fmt: skip
+    (view,) = [view for view in daemon._board.jobs() if view.job == "bad"]
+    with pytest.raises(ZeroDivisionError):  # what no frame can bring: the types refuse it
+        _ = impossible.mfu_ratio
+    daemon._board.take(impossible, hello=view.ranks[0].hello, uid=os.geteuid(), owner=2)  # the second connection
+    fault = ("pacecar_daemon_faults_total", ("part", "job"))
+    until(lambda: samples(daemon.port)[fault] >= 3)
+    found = samples(daemon.port)
+    assert of_job(found, "good") == full
+    assert "pacecar_job_step" not in of_job(found, "bad")
+    status, document = get(daemon.port, "/api/snapshot")
+    assert (status, [job["job"] for job in json.loads(document)["jobs"]]) == (200, ["good"])
+    ticks = ("pacecar_daemon_ticks_total",)
+    until(lambda: samples(daemon.port)[ticks] >= found[ticks] + 3, "it ticks on")
+    assert get(daemon.port, "/-/healthy")[0] == 200
+    places = [record for record in caplog.records if "job 'bad'" in record.getMessage()]
+    assert 1 <= len(places) <= 2, "once for each place in the code, however often it is met"
+
+
+class Odd:
+    """A collector whose samples cannot be written, or that raises what no collector should."""
+
+    name = "odd"
+
+    def __init__(self, error=None):
+        self.error = error
+
+    def collect(self):
+        if self.error is not None:
+            raise self.error
+        sound = Sample("pacecar_host_tasks_runnable", (), 5)
+        return Ok((Sample("no_such_metric", (), 1), Sample("pacecar_host_tasks_blocked", (), "x"), sound))
+
+    def close(self):
+        """Hold nothing."""
+
+
+@pytest.mark.parametrize("error", [None, ValueError("a bug"), SystemExit(3), KeyboardInterrupt()])
+def test_a_collector_that_is_odd_costs_itself_alone(start, steady, error):
+    daemon = start(steady(), Odd(error))
+    found = samples(daemon.port)
+    assert found["pacecar_host_cpus_online",] == 2
+    ticks = ("pacecar_daemon_ticks_total",)
+    until(lambda: samples(daemon.port)[ticks] >= found[ticks] + 3, "it ticks on")
+    found = samples(daemon.port)
+    if error is None:
+        assert found["pacecar_daemon_faults_total", ("part", "collector")] >= 1
+        assert found["pacecar_host_tasks_runnable",] == 5  # what it has that is sound is served
+    else:
+        assert found["pacecar_collector_outcome", ("collector", "odd"), ("outcome", "failed")] == 1
+    assert daemon.is_healthy()
+
+
+def test_faults_are_counted_by_part_and_logged_once_a_place(caplog):
+    faults = Faults()
+
+    def fail(number):
+        return 1 // number
+
+    with caplog.at_level(logging.ERROR):
+        for _ in range(5):
+            assert faults.contain(Part.TICK, "energy", lambda: fail(0), 9) == 9
+        assert list(faults.each(Part.JOB, "job 'a'", lambda: (1 // n for n in (1, 0)))) == []
+        assert faults.contain(Part.TICK, "energy", lambda: fail(1), 9) == 1
+    assert {part: count for part, count in faults.counts().items() if count} == {"tick": 5, "job": 1}
+    assert len(caplog.records) == 2
+    assert "energy" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+def test_a_loop_that_fails_is_entered_again_and_one_that_fails_again_and_again_has_ended():
+    clock, runs = FakeClock(), []
+
+    def run():
+        runs.append(len(runs))
+        raise SystemExit("not even this ends it")
+
+    thread = WatchedThread("t", run, clock)
+    thread._pause.set()  # do not wait between two runs
+    watch = Watch()
+    watch.add(lambda: thread)
+    assert watch.troubles() == []
+    thread.start()
+    until(lambda: not thread.is_alive())
+    assert (len(runs), thread.restarts) == (RESTARTS_MAX, RESTARTS_MAX - 1)
+    assert watch.troubles() == ["the thread t has ended"]
+    assert [(one.is_up, one.restarts) for one in watch.figures()] == [(False, RESTARTS_MAX - 1)]
+    thread.expect_end()
+    assert watch.troubles() == []
+
+
+def test_a_loop_that_takes_no_turn_is_told_from_one_that_waits():
+    clock, release = FakeClock(), threading.Event()
+    thread = WatchedThread("t", release.wait, clock, limit_seconds=10.0)
+    thread.start()
+    clock.advance(9 * NS_PER_SECOND)
+    assert thread.trouble() is None
+    thread.progress()
+    clock.advance(10_500_000_000)
+    assert thread.trouble() == "the thread t has made no progress for 10 s"
+    thread.progress()
+    assert thread.trouble() is None
+    release.set()
+    assert thread.join(30)
+
+
+def test_one_look_at_a_thread_without_progress_ends_nothing():
+    verdicts = Verdicts()
+    for _ in range(3):  # a process that was stopped: the first look after it finds old times, the next new ones
+        assert verdicts.look(["the thread tick has made no progress for 60 s"]) is None
+        assert verdicts.look([]) is None
+    said = [verdicts.look(["x", "y"]) for _ in range(LOOKS)]
+    assert said == [None] * (LOOKS - 1) + ["x; y"]
