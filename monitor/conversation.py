@@ -50,9 +50,6 @@ __all__ = ["Conversation", "Peer", "Said", "own_pid"]
 Said = tuple[JobRecord | Answer, JobHello] | tuple[Request | DumpRequest, None]
 """A hook's record or answer, with its hello; or a request of somebody who is no hook."""
 
-LABEL_BYTES_MAX = 256
-"""Of a hello's labels, in UTF-8: the record's type bounds the characters, of which each may have four bytes."""
-
 
 class Peer(NamedTuple):
     """Who is at the other end, by the kernel's word (SO_PEERCRED).  A pid of 0: in a pid namespace that is not ours."""
@@ -112,7 +109,6 @@ class Conversation:
             )
         if self.hello is not None and self.hello != hello:
             raise FrameError(Refusal.IDENTITY, f"rank {hello.rank} of job {hello.job!r} said another hello before")
-        _check_bytes(hello)
         if not hello.job:
             raise FrameError(Refusal.MALFORMED, "a job needs a name")
         if hello.rank >= hello.world_size:
@@ -142,15 +138,6 @@ def _check_record(record: JobRecord | Answer, hello: JobHello) -> None:
             raise FrameError(Refusal.IDENTITY, f"rank {hello.rank} sent the ladder of rank {record.of_rank}")
         case _:
             pass
-
-
-def _check_bytes(hello: JobHello) -> None:
-    for text in (
-        hello.job, hello.host, hello.device, hello.device_uuid, hello.backend, hello.framework, hello.interface,
-        hello.pacecar_version, hello.slurm_job, hello.pod_name, hello.pod_namespace, *hello.parallel,
-    ):  # fmt: skip
-        if text is not None and len(text.encode()) > LABEL_BYTES_MAX:
-            raise FrameError(Refusal.MALFORMED, f"the label {text[:40]!r}... is over {LABEL_BYTES_MAX} bytes")
 
 
 def _check_labels(record: JobRecord | Answer) -> None:

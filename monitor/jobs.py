@@ -342,6 +342,8 @@ class Jobs:
         """
         now = self._clock.monotonic_ns()
         left: list[Displaced] = []
+        if size > RANK_BYTES_MAX:
+            raise FrameError(Refusal.LIMIT, f"a record of {size} bytes is more than is kept of one rank")
         try:
             job, rank = self._enter(hello, uid, owner, now, left)
         except NoRoomError as full:

@@ -17,13 +17,23 @@ import msgspec
 from hypothesis import strategies as st
 from msgspec import inspect
 
+from pacecar.collectives import OPERATIONS
+from pacecar.knobs import by_name
 from pacecar.ledger import LEDGER_HEADINGS, Ledger
 from pacecar.ranges import INT64_MAX
-from pacecar.records import JobHello, JobRecord
+from pacecar.records import PHASES_OF_JOBS, JobHello, JobRecord, Rung
+from pacecar.vitals import ARITHMETICS
+from pacecar.whatif import RUNG_NAMES
 
 __all__ = ["JOB_RECORDS", "Drawn", "Rolled", "Source", "make", "mutated"]
 
 T = TypeVar("T")
+
+CLOSED: dict[str, Sequence[str]] = {
+    "knob": sorted(by_name), "values": sorted(by_name), "total_phases_ns": PHASES_OF_JOBS,
+    "operation": sorted(OPERATIONS), "arithmetic": sorted(ARITHMETICS),
+}  # fmt: skip
+"""Field -> what its value, or its keys, may be."""
 
 JOB_RECORDS: tuple[type, ...] = tuple(kind for kind in get_args(JobRecord) if kind is not JobHello)
 """Everything that a hook sends after its hello."""
@@ -83,9 +93,21 @@ def make(kind: type, source: Source, **given: Any) -> dict[str, Any]:
         return _ledger(source)
     info = _described(kind)
     fields = {f.encode_name: given.get(f.name) if f.name in given else _value(f.type, source) for f in info.fields}
+    _name(kind, fields, source)
     if info.array_like:
         raise AssertionError("no record is an array")
     return fields if info.tag is None else {info.tag_field: info.tag, **fields}
+
+
+def _name(kind: type, fields: dict[str, Any], source: Source) -> None:
+    """Take labels that name a kind of thing from their closed sets, which the daemon checks beside the types."""
+    closed = CLOSED | ({"name": sorted(RUNG_NAMES)} if kind is Rung else {})
+    for field in fields.keys() & closed.keys():
+        value = fields[field]
+        if isinstance(value, str):
+            fields[field] = source.pick(closed[field])
+        elif isinstance(value, dict):
+            fields[field] = {source.pick(closed[field]): one for one in value.values()}
 
 
 @functools.cache

@@ -102,16 +102,6 @@ def test_a_value_that_is_text_is_bounded_too(conversation):
         conversation.take(encode_frame(Decision(**JOB, knob="compression", **given)))
 
 
-def test_labels_are_bounded_in_bytes_and_not_in_characters(make_hello):
-    for job, fits in (("j" * 256, True), ("\U0001f600" * 64, True), ("\U0001f600" * 65, False)):
-        fresh = Conversation(Peer(4242, 1000, 1000), own_pid=lambda pid: None)
-        if fits:
-            fresh.take(encode_frame(make_hello(job=job)))
-        else:
-            with pytest.raises(FrameError, match="is over 256 bytes"):
-                fresh.take(encode_frame(make_hello(job=job)))
-
-
 def test_a_second_hello_is_the_first_again(conversation, make_hello):
     conversation.take(encode_frame(make_hello()))
     for changed in ({"host": "fresh"}, {"device": "fresh"}, {"framework": "fresh"}, {"backend": "fresh"}):

@@ -146,9 +146,13 @@ def test_what_is_kept_of_a_rank_and_of_a_job_is_bounded_in_bytes(board, make_hel
     board.take(make_step(), hello=hello, uid=1, owner=1, size=RANK_BYTES_MAX - 1000)
     with pytest.raises(FrameError, match="bytes of records to keep of one rank"):
         board.take(make_step(step=42), hello=hello, uid=1, owner=1, size=RANK_BYTES_MAX - 999)
+    with pytest.raises(FrameError, match="more than is kept of one rank"):
+        board.take(hello, hello=hello, uid=1, owner=1, size=RANK_BYTES_MAX + 1)
     status = TunerStatus(job="run-7", rank=0, state="off", detail="", step=0, wall_ns=0, exploration_ns=0, trials=0)
-    with pytest.raises(FrameError, match="of one job"):
-        board.take(status, hello=hello, uid=1, owner=1, size=JOB_BYTES_MAX + 1)
+    goodbye = Goodbye(job="run-7", rank=0, reason="", wall_ns=1)
+    board.take(status, hello=hello, uid=1, owner=1, size=JOB_BYTES_MAX)
+    with pytest.raises(FrameError, match="of one rank"):
+        board.take(goodbye, hello=hello, uid=1, owner=1, size=2000)
     said = "r" * 4000
     for number in range(100):
         board.take(
