@@ -102,7 +102,7 @@ def make(kind: type, source: Source, **given: Any) -> dict[str, Any]:
 def _name(kind: type, fields: dict[str, Any], source: Source) -> None:
     """Take labels that name a kind of thing from their closed sets, which the daemon checks beside the types."""
     closed = CLOSED | ({"name": sorted(RUNG_NAMES)} if kind is Rung else {})
-    for field in fields.keys() & closed.keys():
+    for field in sorted(fields.keys() & closed.keys()):
         value = fields[field]
         if isinstance(value, str):
             fields[field] = source.pick(closed[field])
