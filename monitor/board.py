@@ -12,6 +12,7 @@ import logging
 import threading
 
 from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.jobkey import JobKey
 from pacecar.monitor.faults import Faults
 from pacecar.monitor.jobs import Jobs, JobView
 from pacecar.monitor.requests import Rendezvous
@@ -50,8 +51,8 @@ class Board:
         with self._lock:
             self._snapshot = snapshot
             gone = self._jobs.forget()
-        for name in gone:
-            _log.info("job %s: forgotten, it said nothing for too long", name)
+        for key in gone:
+            _log.info("job %s: forgotten, it said nothing for too long", key)
 
     def snapshot(self) -> Snapshot | None:
         """Return the latest snapshot; None before the first tick."""
@@ -83,7 +84,7 @@ class Board:
         with self._lock:
             return self._jobs.leave(hello, owner)
 
-    def rendezvous(self, job: str) -> Rendezvous:
-        """Return where the ranks of `job` on this node are, and a step that none has reached yet."""
+    def rendezvous(self, key: JobKey) -> Rendezvous:
+        """Return where the ranks of the job `key` on this node are, and a step that none has reached yet."""
         with self._lock:
-            return self._jobs.rendezvous(job)
+            return self._jobs.rendezvous(key)

@@ -30,7 +30,8 @@ from pacecar.monitor.permission import Target, may_dump
 from pacecar.monitor.requests import Requests
 from pacecar.monitor.signals import NodeSignals
 from pacecar.monitor.threads import CLOSE_SECONDS, LIMIT_SECONDS, TURN_SECONDS, WatchedThread
-from pacecar.records import Answer, DumpRequest, JobHello, JobRecord, Request, Throttling
+from pacecar.ranges import TEXT_CHARACTERS_MAX
+from pacecar.records import Answer, DumpRequest, HelloRefused, JobHello, JobRecord, Request, Throttling
 from pacecar.wire import FRAME_BYTES_MAX, FrameError, Message, Refusal, encode_frame, payload_of
 
 __all__ = ["CONNECTIONS_MAX", "CONNECTIONS_PER_UID_MAX", "Inbox"]
@@ -56,8 +57,8 @@ ACCEPTS_PER_TURN = 64
 ACCEPT_PAUSE_SECONDS = 1.0
 """After accept failed (no file descriptors left): do not spin on a listener that stays readable."""
 
-Overhear = Callable[[JobRecord, bytes], None]
-"""Told of each record that the board took, with its encoding; must not wait."""
+Overhear = Callable[[JobRecord, bytes, JobHello], None]
+"""Told of each record that the board took, with its encoding and whose it is; must not wait."""
 
 Dump = Callable[[int, str, Callable[[bool, str], None]], None]
 """Writes a recording for a user who may have one, and says later whether it did; must not wait."""
@@ -76,7 +77,7 @@ class _Connection:
         self.conversation = conversation
         self.since_ns = since_ns
         self.logged: set[Refusal] = set()
-        self.is_admitted = False
+        self.is_admitted = self.was_turned_away = False
         self.told: Throttling | None = None
 
     def __str__(self) -> str:
@@ -322,7 +323,7 @@ class Inbox:
             self._board.take(record, hello=hello, uid=connection.conversation.peer.uid, owner=connection.number)
             connection.is_admitted = True
             if self._overhear is not None:
-                self._overhear(record, payload_of(frame))
+                self._overhear(record, payload_of(frame), hello)
         self._frames += 1
         if isinstance(record, JobHello):
             self._notices.tell(logging.INFO, "hello", "%s: hello from %s on %s", connection, record.host, record.device)
@@ -370,6 +371,9 @@ class Inbox:
 
     def _refuse(self, connection: _Connection, error: FrameError) -> None:
         self._refused[error.refusal] += 1
+        if not connection.is_admitted and not connection.was_turned_away:
+            connection.was_turned_away = True
+            self._say(connection, HelloRefused(reason=str(error)[:TEXT_CHARACTERS_MAX]))
         if error.refusal not in connection.logged:
             connection.logged.add(error.refusal)
             self._notices.warn(error.refusal, "%s: refused a frame: %s: %s", connection, error.refusal, error)

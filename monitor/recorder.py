@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.jobkey import JobKey
 from pacecar.monitor.scrivener import Capture, Scrivener
 from pacecar.monitor.shelf import Shelf
 from pacecar.monitor.tape import Tape
@@ -101,8 +102,9 @@ class Figures(NamedTuple):
 
 class _Record(NamedTuple):
     payload: bytes
+    job: JobKey
     hang: HangSuspicion | None
-    over: str | None
+    is_over: bool
 
 
 class _Ask(NamedTuple):
@@ -183,10 +185,10 @@ class Recorder:
         """Take what a collector read between two ticks."""
         self._put(samples, SAMPLE_BYTES * len(samples))
 
-    def overhear_record(self, record: JobRecord, payload: bytes) -> None:
-        """Take a record that the board took, and its encoding."""
+    def overhear_record(self, record: JobRecord, payload: bytes, hello: JobHello) -> None:
+        """Take a record that the board took, its encoding, and whose it is."""
         hang = record if isinstance(record, HangSuspicion) else None
-        self._put(_Record(payload, hang, record.job if isinstance(record, Goodbye) else None), len(payload))
+        self._put(_Record(payload, JobKey.of(hello), hang, isinstance(record, Goodbye)), len(payload))
 
     def note(self, kind: str, text: str) -> None:
         """Take something worth remembering, in words."""
@@ -266,9 +268,9 @@ class Recorder:
             case _Record():
                 self._tape.record(entry.payload, at_ns)
                 if entry.hang is not None:
-                    self._trigger(self._triggers.hang(entry.hang, self._clock.wall_ns()))
-                if entry.over is not None:
-                    self._triggers.over(entry.over)
+                    self._trigger(self._triggers.hang(str(entry.job), entry.hang, self._clock.wall_ns()))
+                if entry.is_over:
+                    self._triggers.over(str(entry.job))
             case Event():
                 self._tape.event(entry)
             case _Ask():

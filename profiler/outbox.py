@@ -19,7 +19,7 @@ from collections.abc import Callable
 
 from pacecar.daemon_peer import connect
 from pacecar.profiler.courier import QUEUE_LENGTH_MAX, Courier, Refused
-from pacecar.records import Answer, Command, JobHello, JobRecord, Throttling
+from pacecar.records import Answer, Command, HelloRefused, JobHello, JobRecord, Throttling
 from pacecar.signals import HostSignals
 from pacecar.wire import FRAME_BYTES_MAX, FrameError, decode_frame, encode_frame
 
@@ -67,6 +67,7 @@ class _SocketCarrier:
         self._hello = encode_frame(hello)
         self._socket: socket.socket | None = None
         self._has_complained = False
+        self._refusal: str | None = None
 
     @property
     def destination(self) -> str:
@@ -113,6 +114,9 @@ class _SocketCarrier:
                 self._obey(message)
             elif isinstance(message, Throttling | HostSignals) and self._heed is not None:
                 self._heed(message)
+            elif isinstance(message, HelloRefused) and message.reason != self._refusal:
+                self._refusal = message.reason  # once: each connection is told anew
+                _log.warning("pacecar: the daemon at %s does not show this rank: %s", self._path, message.reason)
 
     def close(self) -> None:
         if self._socket is not None:
