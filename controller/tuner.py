@@ -4,8 +4,8 @@
 
 The Tuner decides nothing: the policy says what to try, the agreement says when, actuators know how.  It runs on the
 training thread at step boundaries, never waits except at a switch, and nothing that it raises reaches the job: an
-exception freezes the tuner, on all ranks, and the votes go on until every rank knows (a rank that stopped voting on
-its own would hang the others).
+exception freezes the tuner, on all ranks, and the votes go on until every rank knows, so that all go back from what is
+not proven.
 
 Modes: "off" does nothing at all; "advise" lets the policy see the job and turns nothing; "exact" turns.
 
@@ -23,12 +23,14 @@ import torch.distributed as dist
 from pacecar.clock import Clock
 from pacecar.config import TuneConfig
 from pacecar.controller.actuator import Actuator
-from pacecar.controller.agreement import Agreement, LocalAgreement, MeetingError, RankAgreement
+from pacecar.controller.agreement import Agreement, LocalAgreement, MeetingError
+from pacecar.controller.channels import Subject
 from pacecar.controller.gradient_check import GradientCheck, concerns_gradients
 from pacecar.controller.measured import Backlog, Hearing, Measured
 from pacecar.controller.node import Node
 from pacecar.controller.observation import Facts, KnobSpace, Policy, Turn
 from pacecar.controller.protocol import CALM_PERIOD, PERIOD, Kind, Proposal
+from pacecar.controller.rank_agreement import RankAgreement
 from pacecar.controller.rehearsal import REHEARSAL_BOUNDARIES_MAX, Rehearsal
 from pacecar.controller.switchboard import Switchboard, at_rest
 from pacecar.controller.voice import State, Voice
@@ -185,8 +187,17 @@ class Tuner:
         if self._is_active:
             self._reverted = reason
 
+    def any_rank(self, is_so: bool) -> bool:
+        """Return whether `is_so` on any rank, which all ranks ask at the same point; else whether it is so on this."""
+        answers = self._agreement.ask(Subject.MEMORY, [float(is_so)])
+        return is_so if answers is None else any(answer[0] for answer in answers)
+
+    def tell_noise(self, numbers: Sequence[float]) -> Callable[[], list[list[float]] | None]:
+        """Tell all ranks `numbers` of the gradients' noise; what is returned waits for theirs."""
+        return self._agreement.tell(Subject.NOISE, numbers)
+
     def close(self) -> None:
-        """End, on all ranks after the same step; waits at most two seconds for what is out.  Harmless when repeated."""
+        """End.  Where all ranks do so after the same step, what is out is waited for; harmless when repeated."""
         if not self._is_active:
             return
         self._is_active = False
@@ -354,10 +365,14 @@ class Tuner:
 
     def _switch(self, proposal: Proposal) -> None:
         """Carry out what all ranks voted for, and remember what to come back to while it is not proven."""
-        if self._gradients is not None and proposal.kind is Kind.REHEARSAL:
-            self._gradients.prepare()
         if proposal.kind is Kind.KEEP:
             self._is_keeping = False
+        if not self._agreement.gather_for(proposal):  # the ranks did not come together, so none of them begins
+            if proposal.kind is Kind.REHEARSAL:
+                self._rehearse()
+            return
+        if self._gradients is not None and proposal.kind is Kind.REHEARSAL:
+            self._gradients.prepare(self._compare)
         switch = self._board.carry_out(proposal)
         if proposal.kind is Kind.REHEARSAL:
             self._rehearsed(proposal, is_done=switch.is_done)
@@ -405,11 +420,14 @@ class Tuner:
 
     def _check_gradients(self, gradients: GradientCheck) -> None:
         """Every rank hears the same answer, so all freeze and go back at this very boundary."""
-        difference = gradients.look()
+        difference = gradients.look(self._compare)
         if difference is not None and self._before is not None:
             self._agreement.freeze(f"after a switch {difference}: the ranks' models may differ since step {self._step}")
             logger.error("pacecar: %s", self._agreement.frozen)
             self._switch(Proposal(serial=0, decision=self._decision, values=self._before))
+
+    def _compare(self, numbers: Sequence[float]) -> list[list[float]] | None:
+        return self._agreement.ask(Subject.GRADIENTS, numbers)
 
     def _rehearsed(self, proposal: Proposal, *, is_done: bool) -> None:
         if self._policy is None:

@@ -181,7 +181,13 @@ INTERNALS: tuple[Internal, ...] = (
         "torch.distributed.distributed_c10d._get_default_store", ("ranks", "agreement", "run_gathering"), EVER
     ),
     Internal("torch.distributed.ProcessGroup._allgather_base", ("ranks", "agreement"), EVER),
-    Internal("torch.distributed.ProcessGroupGloo", ("ranks",), EVER),
+    Internal("torch.distributed.ProcessGroupGloo", ("ranks", "agreement"), EVER),
+    Internal(
+        "torch.distributed.ProcessGroupGloo._set_default_timeout",
+        (),
+        EVER,
+        "a gather that another rank joins a minute late fails, and tuning freezes",
+    ),
     Internal("torch.distributed.distributed_c10d._get_default_group", ("last_collective",), EVER),
     Internal("torch.distributed.ProcessGroup._get_sequence_number_for_group", ("last_collective",), EVER),
     Internal("torch._C._distributed_c10d._dump_nccl_trace_json", (), ("2.6", "2.15"), _OTHER_RECORDER),

@@ -129,7 +129,9 @@ def make_tuner(
     )
     if holds.node is not None:
         rescue.room = holds.node.room_bytes
-    rescue.reverted = tuner.reverted
+    rescue.reverted, rescue.any_rank = tuner.reverted, tuner.any_rank
+    if global_batch is not None:
+        global_batch.tell = tuner.tell_noise
     if desk is not None:
         desk.knobs, desk.refused = lambda: tuner.knobs, lambda: tuner.refused
         desk.node = tuple if holds.node is None else holds.node.describe

@@ -272,11 +272,11 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher:
 
     from pacecar.clock import SystemClock
     from pacecar.config import TuneConfig
-    from pacecar.controller.agreement import RankAgreement
     from pacecar.controller.channels import MainRoad, SideRoad
     from pacecar.controller.ddp_buckets import BucketActuator
     from pacecar.controller.microbatch_knobs import MicroBatchActuator
     from pacecar.controller.observation import Facts
+    from pacecar.controller.rank_agreement import RankAgreement
     from pacecar.controller.tuner import Tuner
     from pacecar.records import Knobs
 

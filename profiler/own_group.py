@@ -1,0 +1,53 @@
+"""Makes a gloo group of pacecar's own between all ranks of a job, without a collective of the job.
+
+`torch.distributed.new_group` will not do: it is a collective that all ranks must call in the same order as the job's
+own groups, so a rank that does not attach would answer it with something else.  This group is built from its class,
+beside torch's registry: no name is drawn, `destroy_process_group` does not know it, and nothing that the job
+communicates can be taken for one of its collectives, nor the other way round.  Its addresses are exchanged through the
+job's store.
+
+Call `make_group` only on ranks that have met (`meeting`): it waits until all of them have called it.
+
+Left out: what is sent.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from pacecar.profiler.meeting import life
+from pacecar.torch_internals import need, own_has
+
+__all__ = ["CONNECT_TIMEOUT", "OPERATION_TIMEOUT", "job_store", "make_group"]
+
+CONNECT_TIMEOUT = timedelta(seconds=60)
+"""All ranks have met, so they make their group within moments; one that died in between ends the job anyway."""
+
+OPERATION_TIMEOUT = timedelta(hours=6)
+"""A rank may be stopped for hours while a gather is out.  A gather that times out aborts gloo's connections."""
+
+
+def job_store() -> Any:  # noqa: ANN401  dist.Store; its methods are untyped
+    """Return the job's store, on a connection of its own where it can be cloned: a wait must not keep the job out.
+
+    Torch before 2.7 cannot clone one: short questions on the job's own connection must do.
+    """
+    store: Any = need("torch.distributed.distributed_c10d._get_default_store")()
+    return store.clone() if hasattr(store, "clone") else store
+
+
+def make_group(store: Any, name: str, rank: int, world_size: int) -> Any:  # noqa: ANN401  dist.ProcessGroupGloo
+    """Return the group called `name`, the same on all ranks and used once; waits for all of them.
+
+    Raises:
+        RuntimeError: it could not be made, or not all ranks came within CONNECT_TIMEOUT.
+    """
+    places = dist.distributed_c10d.PrefixStore(f"pacecar/{life(world_size)}/{name}/gloo", store)
+    kind: Any = need("torch.distributed.ProcessGroupGloo")
+    group = kind(places, rank, world_size, CONNECT_TIMEOUT)
+    if own_has(group, "torch.distributed.ProcessGroupGloo._set_default_timeout"):
+        group._set_default_timeout(OPERATION_TIMEOUT)
+    return group
