@@ -11,9 +11,9 @@ event that can come next is tried.  States that were seen are not looked into ag
                                          its hook is off, it closes pacecar and trains on, it leaves out a boundary
                                          (its step raised), or it waits no longer for the others
 
-A frame is read when all ranks have sent it and not before.  A rank that waits for one that never comes gives up where
-nothing else can happen, which takes seconds in a job; if that does not set it free either, that is a violation, unless
-a rank was lost (then the training has ended too).  In every step that two ranks make, as their common collectives count
+A frame is read when all ranks have sent it and not before.  That a rank waits for one that never comes is a violation,
+unless a rank was lost (then the training has ended too), or left out a boundary: then the one that waits gives up,
+which takes seconds in a job, and if that does not set it free, it is one.  In every step that two ranks make, as their common collectives count
 them, both must have the same values in force.  Boundaries at which an agreement has nothing to do are passed in one go:
 no other rank can tell.
 
@@ -331,9 +331,12 @@ def check(
 
 
 def _followers(world: World, bounds: Bounds, census: Census) -> Iterator[World]:
-    """Yield what can come next; where nothing can, a rank that waits gives up."""
+    """Yield what can come next; where nothing can, and a rank left out a boundary, one that waits gives up."""
     found = list(_events(world, bounds, census))
-    yield from found if found else _give_up(world, bounds, census)
+    if found or not any(rank.skipped for rank in world.ranks):
+        yield from found
+    else:
+        yield from _give_up(world, bounds, census)
 
 
 def _give_up(world: World, bounds: Bounds, census: Census) -> Iterator[World]:

@@ -8,6 +8,7 @@
     off        pacecar's hook fails until it turns itself off
     none       nothing
 
+`kind` is "ddp"; "metrics": DDP, and a loss reduced by hand in each step; "plain": gradients reduced by hand.
 `when` is a step, or a moment: "trial" (a trial's values are in force), "voted" (a vote is out that this rank is for),
 "switched" (a switch was carried out in the last boundary).  The job knows its own losses to the last bit, and what was
 in force in each step.
@@ -76,8 +77,8 @@ class Job:
         self.options = options
         torch.manual_seed(7)
         net = nn.Sequential(*[nn.Sequential(nn.Linear(48, 48), nn.Tanh()) for _ in range(6)])
-        self.is_ddp = options.get("kind", "ddp") == "ddp"
-        self.model: nn.Module = DistributedDataParallel(net, bucket_cap_mb=0.02) if self.is_ddp else net
+        self.kind = options.get("kind", "ddp")
+        self.model: nn.Module = net if self.kind == "plain" else DistributedDataParallel(net, bucket_cap_mb=0.02)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.draw = torch.Generator().manual_seed(RANK)
         self.losses: list[str] = []
@@ -121,7 +122,9 @@ class Job:
         self.optimizer.zero_grad()
         loss = self.model(batch).square().mean()
         loss.backward()
-        if not self.is_ddp:
+        if self.kind == "metrics":
+            dist.all_reduce(loss.detach().clone())
+        if self.kind == "plain":
             for parameter in self.model.parameters():
                 dist.all_reduce(parameter.grad)
         if raises == "skip":
@@ -163,7 +166,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     job.train()
     tuner = None if job.pacer is None else job.pacer._tuner
     layout = None
-    if job.is_ddp and tuner is not None and "bucket_bytes" in tuner._actuators:
+    if job.kind != "plain" and tuner is not None and "bucket_bytes" in tuner._actuators:
         layout = tuner._actuators["bucket_bytes"].value()
     if job.pacer is not None:
         job.pacer.close()

@@ -203,7 +203,7 @@ class CountsNoCollectives(RankAgreement):
     [
         ({"agreement": SwitchesAfterTheVote}, Bounds(wishes=1, faults=1, kinds=("close",)), "all ranks wait"),
         ({"agreement": KeepsItsOwnVerdict}, Bounds(wishes=1, faults=1, kinds=("late",)), "in step|all ranks wait"),
-        ({"agreement": CountsNoCollectives}, Bounds(wishes=1, faults=1, kinds=("skip",)), "in step"),
+        ({"agreement": CountsNoCollectives}, Bounds(wishes=1, faults=1, lag=3, delay=1, kinds=("skip",)), "in step"),
         ({"member": VotesWithoutADigest}, Bounds(withdrawals=0), "says"),
         ({"member": AppliesWhatItVotedFor}, Bounds(wishes=1), "says"),
         ({"member": LeavesWithoutAWord}, Bounds(wishes=0, faults=1, kinds=("freeze",)), "all ranks wait"),

@@ -34,6 +34,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "leaves out the next one": {"what": "skip", "when": 22},
     "stops measuring": {"what": "off", "when": "trial"},
     "closes in a loop of plain all-reduces": {"what": "close", "when": 20, "kind": "plain", "steps": 40},
+    "closes in a loop with all-reduces of its own": {"what": "close", "when": "voted", "kind": "metrics"},
     "never attaches": {"what": "absent", "when": 0, "steps": 30},
 }
 """The last leaves the ranks with different numbers of attachments."""
