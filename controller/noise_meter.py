@@ -38,7 +38,7 @@ Tell = Callable[[Sequence[float]], Hear]
 class NoiseMeter:
     """Measures the noise scale of a model under DDP.  Every rank makes one and runs the same backwards.
 
-    `tell` sends numbers to all ranks and returns what waits for theirs, or gives None where they cannot be had any more.
+    `tell` sends numbers to all ranks and returns what waits for theirs, which gives None where they cannot be had.
     """
 
     def __init__(self, ddp: DistributedDataParallel, tell: Tell, every_steps: int = EVERY_STEPS) -> None:

@@ -1,13 +1,13 @@
 """Lets several ranks turn a knob at the same step: `protocol.py` on gloo groups of pacecar's own.
 
-The votes are launched at fixed boundaries by all ranks, and each is read one boundary later.  A rank may stop at any
-moment: by `leave`, or because it passes no boundary any more.  What it sends last tells the others so, in the frame that
-they send next; from then on nothing is turned, on any rank, and what is in force stays, on all alike.
+The votes are launched at fixed boundaries by all ranks, and each is read one boundary later.  A rank may leave at any
+moment.  What it sends last tells the others so, in the frame that they send next; from then on nothing is turned, on
+any rank, and what is in force stays, on all alike.
 
 Between a vote and the switch that it decides lies code of the job, which may close pacecar, raise, or leave out a
 step.  So a vote alone turns nothing: at the boundary where it was read all ranks `gather_for` the switch, which proves
-that they are all there, and at the same place among the job's own collectives.  Who waits there too long and who saw all
-of them come may both be right; the job's store keeps the first word of the two, for all.
+that they are all there, and at the same place among the job's own collectives.  A rank that waits there too long and
+one that saw all of them come may both be right; the job's store keeps the first word of the two, for all.
 
 A rank that dies breaks the connections, and the frame that is waited for fails: that is as good as a farewell.
 
@@ -39,24 +39,21 @@ from pacecar.controller.observation import KnobSpace
 from pacecar.controller.offers import Offer
 from pacecar.controller.protocol import CALM_PERIOD, LEISURE_PERIOD, PERIOD, VERSION, Kind, Member, Proposal
 from pacecar.profiler.crew.collectives import sequence
-from pacecar.profiler.own_group import job_store
+from pacecar.profiler.own_group import failure, job_store
 from pacecar.torch_internals import lacking
 
 __all__ = ["RankAgreement"]
 
-CLOSE_SECONDS = 2.0
-"""What is out when the job ends has had a step to complete; after this it is abandoned."""
+CLOSE_SECONDS = 0.5
+"""What is out when the job ends has had a step to complete; after this it is abandoned, which costs nobody anything."""
 
 CLOSE_POLL_SECONDS = 0.001
-
-FAREWELL_SECONDS = 0.3
-"""Ranks that close after the same step read each other's last frame in moments; it is not needed by who goes first."""
 
 VOTE_SECONDS = 10.0
 """In step, ranks launch a vote a step before it is read.  Who waits longer waits for a rank that comes elsewhere."""
 
 ASK_SECONDS = {Subject.GRADIENTS: VOTE_SECONDS, Subject.NOISE: 60.0, Subject.MEMORY: 60.0, Subject.DONE: None}
-"""What all ranks are asked within a step, a rank may come to later.  To carry out a switch takes as long as it takes."""
+"""Within a step a rank may be later than another.  To carry out a switch takes as long as it takes."""
 
 SWITCH_SECONDS = 2.0
 """All ranks come to a switch at the same boundary, or it is left out on all of them."""
@@ -162,13 +159,13 @@ class RankAgreement:
         except MeetingError:
             raise
         except Exception as error:  # whatever the store raises: the ranks have not met
-            raise MeetingError(f"the job's store failed: {_words(error)}") from error
+            raise MeetingError(f"the job's store failed: {failure(error)}") from error
         try:
             self._side.open(store, name, member.rank)
             if self._votes:
                 self._main.open(store, name)
         except Exception as error:  # noqa: BLE001  whatever gloo raises
-            self._gone(f"a group of pacecar's own could not be made: {_words(error)}")
+            self._gone(f"a group of pacecar's own could not be made: {failure(error)}")
 
     def offer(self, offer: Offer) -> None:
         """Queue the offer for the first gather; ranges are counted from here."""
@@ -207,7 +204,7 @@ class RankAgreement:
         return heard
 
     def _side_failed(self, error: Exception) -> None:
-        self._member.freeze(f"side group failed: {_words(error)}")
+        self._member.freeze(f"side group failed: {failure(error)}")
         self._member.abandon_side()
 
     def propose(self, decision: int, values: Sequence[int], *, kind: Kind = Kind.KEEP) -> None:
@@ -239,7 +236,7 @@ class RankAgreement:
         try:
             self._vote = self._main.post(Subject.VOTE, [*ballot, place])
         except Exception as error:  # noqa: BLE001  whatever gloo raises
-            self._gone(_words(error))
+            self._gone(failure(error))
 
     def _read(self) -> Proposal | None:
         assert self._vote is not None, "launched"
@@ -262,15 +259,16 @@ class RankAgreement:
         except LeftError as error:
             self._gone(str(error), is_known=True)
         except Exception as error:  # noqa: BLE001  late, or whatever gloo raises
-            self._gone(_words(error))
+            self._gone(failure(error))
         return None
 
-    def _gone(self, reason: str, *, is_known: bool = False) -> None:
+    def _gone(self, reason: str | None, *, is_known: bool = False) -> None:
         """No frame can be had of all ranks any more: take no further part, and tell those who still come.
 
-        `is_known`: every rank has read it.
+        `reason` None: this rank was closed.  `is_known`: every rank has read it.
         """
-        self._member.freeze(reason)
+        if reason is not None:
+            self._member.freeze(reason)
         self._member.has_retired = True
         self._member.abandon_side()
         self.has_left = True
@@ -308,12 +306,12 @@ class RankAgreement:
         except LateError:
             pass
         except Exception as error:  # noqa: BLE001  whatever gloo raises
-            self._gone(_words(error))
+            self._gone(failure(error))
         is_complete = rows is not None and all(row[: len(mine)] == mine for row in rows)
         try:
             is_on = frame is not None and self._main.verdict(frame, is_complete=is_complete)
         except Exception as error:  # noqa: BLE001  the store is gone, and the job with it
-            self._gone(_words(error))
+            self._gone(failure(error))
             return False
         if is_on:
             self._missed = 0
@@ -349,7 +347,7 @@ class RankAgreement:
             starts = () if self.has_left else range(0, len(said), BODY_WORDS)
             frames.extend(self._main.post(subject, _packed(said[i : i + BODY_WORDS])) for i in starts)
         except Exception as error:  # noqa: BLE001  whatever gloo raises
-            self._gone(_words(error))
+            self._gone(failure(error))
 
         def heard() -> list[list[float]] | None:
             answers: list[list[float]] = [[] for _ in range(self._member.world_size)]
@@ -368,7 +366,9 @@ class RankAgreement:
         self._member.freeze(reason)
 
     def close(self) -> None:
-        """Let what is out complete, which it does where all ranks close after the same step; then leave."""
+        """Say farewell; let what is out complete, as it does where all ranks close after the same step; then leave."""
+        with contextlib.suppress(Exception):  # whatever gloo raises: there is nobody left to be told
+            self._main.leave()
         deadline = time.monotonic() + CLOSE_SECONDS
         while not self.has_left and time.monotonic() < deadline:
             self.listen()
@@ -379,16 +379,9 @@ class RankAgreement:
 
     def leave(self) -> None:
         """Abandon what is out, and launch nothing any more; who still comes reads that in the next frame."""
-        self._gone("this rank has left", is_known=self.has_left)
-        deadline = time.monotonic() + FAREWELL_SECONDS
-        while not self._main.is_settled() and time.monotonic() < deadline:
-            time.sleep(CLOSE_POLL_SECONDS)
+        self._gone(None, is_known=self.has_left)
         self._side.close()
         self._main.close()
-
-
-def _words(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error)[:200]}"
 
 
 def _packed(numbers: Sequence[float]) -> list[int]:

@@ -5,10 +5,7 @@
 The Tuner decides nothing: the policy says what to try, the agreement says when, actuators know how.  It runs on the
 training thread at step boundaries, never waits except at a switch, and nothing that it raises reaches the job: an
 exception freezes the tuner, on all ranks, and the votes go on until every rank knows, so that all go back from what is
-not proven.
-
-Modes: "off" does nothing at all; "advise" lets the policy see the job and turns nothing; "exact" turns.
-
+not proven.  Modes: "off" does nothing at all; "advise" lets the policy see the job and turns nothing; "exact" turns.
 Left out: measuring (the hook does), judging (the policy does).
 """
 
@@ -188,12 +185,12 @@ class Tuner:
             self._reverted = reason
 
     def any_rank(self, is_so: bool) -> bool:
-        """Return whether `is_so` on any rank, which all ranks ask at the same point; else whether it is so on this."""
+        """Return whether `is_so` on any rank, as all ranks ask at the same point; else whether it is on this."""
         answers = self._agreement.ask(Subject.MEMORY, [float(is_so)])
         return is_so if answers is None else any(answer[0] for answer in answers)
 
     def tell_noise(self, numbers: Sequence[float]) -> Callable[[], list[list[float]] | None]:
-        """Tell all ranks `numbers` of the gradients' noise; what is returned waits for theirs."""
+        """Tell all ranks of the gradients' noise; what is returned waits for theirs."""
         return self._agreement.tell(Subject.NOISE, numbers)
 
     def close(self) -> None:

@@ -21,13 +21,30 @@ import torch.distributed as dist
 from pacecar.profiler.meeting import life
 from pacecar.torch_internals import need, own_has
 
-__all__ = ["CONNECT_TIMEOUT", "OPERATION_TIMEOUT", "job_store", "make_group"]
+__all__ = ["CONNECT_TIMEOUT", "OPERATION_TIMEOUT", "failure", "is_lost", "job_store", "make_group"]
+
+_GONE = ("closed by peer", "reset by peer", "Broken pipe", "Connection refused", "Socket closed", "remote worker")
+"""What gloo says of a rank whose process ended, and torch of a store whose rank did."""
+
+WORDS_MAX = 200
 
 CONNECT_TIMEOUT = timedelta(seconds=60)
 """All ranks have met, so they make their group within moments; one that died in between ends the job anyway."""
 
 OPERATION_TIMEOUT = timedelta(hours=6)
 """A rank may be stopped for hours while a gather is out.  A gather that times out aborts gloo's connections."""
+
+
+def failure(error: BaseException) -> str:
+    """Return what went wrong between the ranks, in one line that a person need not look up."""
+    if is_lost(error):
+        return "the connection to another rank has ended"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:WORDS_MAX]}"
+
+
+def is_lost(error: BaseException) -> bool:
+    """Return whether `error` says that another rank's process ended, or closed its end."""
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _GONE)
 
 
 def job_store() -> Any:  # noqa: ANN401  dist.Store; its methods are untyped

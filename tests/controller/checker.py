@@ -13,9 +13,9 @@ event that can come next is tried.  States that were seen are not looked into ag
 
 A frame is read when all ranks have sent it and not before.  That a rank waits for one that never comes is a violation,
 unless a rank was lost (then the training has ended too), or left out a boundary: then the one that waits gives up,
-which takes seconds in a job, and if that does not set it free, it is one.  In every step that two ranks make, as their common collectives count
-them, both must have the same values in force.  Boundaries at which an agreement has nothing to do are passed in one go:
-no other rank can tell.
+which takes seconds in a job, and if that does not set it free, it is one.  In every step that two ranks make, as their
+common collectives count them, both must have the same values in force.  Boundaries at which an agreement has nothing to
+do are passed in one go: no other rank can tell.
 
 Left out: what the Tuner makes of it; the roads themselves.
 """
