@@ -187,6 +187,8 @@ class RankAgreement:
     def listen(self) -> Heard:
         """Take the gather that is out, if it is complete, and post the next."""
         heard = Heard()
+        if self.has_left:
+            return heard
         try:
             words = self._side.take()
             if words is not None:
