@@ -114,6 +114,11 @@ class Tuner:
         return self._knobs
 
     @property
+    def agreement(self) -> Agreement:
+        """How this rank reaches the others."""
+        return self._agreement
+
+    @property
     def state(self) -> State:
         """What the tuner is doing: as last reported, "off" before `start`."""
         return self._voice.state
@@ -183,15 +188,6 @@ class Tuner:
         """A knob went back by itself, for `reason`, on all ranks in the step under way."""
         if self._is_active:
             self._reverted = reason
-
-    def any_rank(self, is_so: bool) -> bool:
-        """Return whether `is_so` on any rank, as all ranks ask at the same point; else whether it is on this."""
-        answers = self._agreement.ask(Subject.MEMORY, [float(is_so)])
-        return is_so if answers is None else any(answer[0] for answer in answers)
-
-    def tell_noise(self, numbers: Sequence[float]) -> Callable[[], list[list[float]] | None]:
-        """Tell all ranks of the gradients' noise; what is returned waits for theirs."""
-        return self._agreement.tell(Subject.NOISE, numbers)
 
     def close(self) -> None:
         """End.  Where all ranks do so after the same step, what is out is waited for; harmless when repeated."""

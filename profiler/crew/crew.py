@@ -131,7 +131,8 @@ class Crew:
     """One rank's part.  `emit` takes records; `throttled` says whether the device's clocks are held down.
 
     `charge` gets the ns of processor that the thread took; `waits_in_forward` says whether windows saw the rank wait
-    for others in its forward.  `road` None: as the process group offers.  Make and start it on the training thread.
+    for others in its forward, `is_told` whether somebody has said already that a rank has gone.  `road` None: as the
+    process group offers.  Make and start it on the training thread.
     """
 
     def __init__(
@@ -146,6 +147,7 @@ class Crew:
         throttled: Callable[[], bool | None] = lambda: None,
         charge: Callable[[int], None] = lambda duration_ns: None,
         waits_in_forward: Callable[[], bool] = lambda: False,
+        is_told: Callable[[], bool] = lambda: False,
     ) -> None:
         self._hello = hello
         self._period = config.crew_period_steps
@@ -155,6 +157,7 @@ class Crew:
         self._throttled = throttled
         self._charge = charge
         self._waits_in_forward = waits_in_forward
+        self._is_told = is_told
         self._report = Report(hello, emit, self._clock)
         self._diagnosis = Diagnosis(hello.world_size)
         self._tick_seconds_max = min(TICK_SECONDS_MAX, config.hang_seconds / HANG_LOOKS)
@@ -322,8 +325,7 @@ class Crew:
         except Exception as error:  # noqa: BLE001  as in _open
             # At a job's end another rank closes first now and then, and that looks like a failure for a moment.
             if not self._closing.wait(FAREWELL_SECONDS):
-                # Where a rank ended, the job says so itself, or the tuner: that is nothing to be warned of twice.
-                self._off(_words(error), logging.INFO if is_lost(error) else logging.WARNING)
+                self._off(_words(error), logging.INFO if is_lost(error) and self._is_told() else logging.WARNING)
         self._look()
         spent = time.thread_time_ns() - begun
         self.cpu_ns += spent
