@@ -181,7 +181,9 @@ class Tuner:
             self._is_at_rest = True
             self._guarded(self._come_to_rest)
         if self._agreement.frozen is not None and self.state not in ("frozen", "off"):
-            self._say("frozen", self._agreement.frozen, level=logging.WARNING)
+            stays = self._agreement.has_left and self._proven is not None
+            detail = self._agreement.frozen + ("; the values of a trial stay in force, on all ranks" if stays else "")
+            self._say("frozen", detail, level=logging.WARNING)
             self._finish_policy()
 
     def reverted(self, reason: str) -> None:

@@ -6,7 +6,9 @@ beside torch's registry: no name is drawn, `destroy_process_group` does not know
 communicates can be taken for one of its collectives, nor the other way round.  Its addresses are exchanged through the
 job's store.
 
-Call `make_group` only on ranks that have met (`meeting`): it waits until all of them have called it.
+Where torch offers it (since 2.7) the ranks connect when they first send something, and only with the two neighbours
+that a gather needs.  Else every rank connects with every other, and `make_group` waits until all ranks, which must have
+met (`meeting`), have called it.
 
 Left out: what is sent.
 """
@@ -19,7 +21,7 @@ from typing import Any
 import torch.distributed as dist
 
 from pacecar.profiler.meeting import life
-from pacecar.torch_internals import need, own_has
+from pacecar.torch_internals import find, need, own_has
 
 __all__ = ["CONNECT_TIMEOUT", "OPERATION_TIMEOUT", "failure", "is_lost", "job_store", "make_group"]
 
@@ -57,14 +59,31 @@ def job_store() -> Any:  # noqa: ANN401  dist.Store; its methods are untyped
 
 
 def make_group(store: Any, name: str, rank: int, world_size: int) -> Any:  # noqa: ANN401  dist.ProcessGroupGloo
-    """Return the group called `name`, the same on all ranks and used once; waits for all of them.
+    """Return the group called `name`, the same on all ranks and used once.
 
     Raises:
         RuntimeError: it could not be made, or not all ranks came within CONNECT_TIMEOUT.
     """
     places = dist.distributed_c10d.PrefixStore(f"pacecar/{life(world_size)}/{name}/gloo", store)
     kind: Any = need("torch.distributed.ProcessGroupGloo")
-    group = kind(places, rank, world_size, CONNECT_TIMEOUT)
+    options = _lazy_options()
+    group = kind(places, rank, world_size, CONNECT_TIMEOUT if options is None else options)
     if own_has(group, "torch.distributed.ProcessGroupGloo._set_default_timeout"):
         group._set_default_timeout(OPERATION_TIMEOUT)
     return group
+
+
+def _lazy_options() -> Any:  # noqa: ANN401  dist.ProcessGroupGloo._Options, private in name
+    """Return what makes a group connect late, on one thread of its own; None where this torch cannot."""
+    kind, parts = "torch.distributed.ProcessGroupGloo", ("", "._devices", "._threads", "._timeout")
+    device = find(f"{kind}.create_default_device")
+    if device is None or any(find(f"{kind}._Options{part}") is None for part in parts):
+        return None
+    options = need(f"{kind}._Options")()
+    try:
+        options._devices = [device(lazy_init=True)]
+    except TypeError:  # before torch 2.7
+        return None
+    options._threads = 1
+    options._timeout = OPERATION_TIMEOUT
+    return options
