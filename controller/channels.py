@@ -68,7 +68,7 @@ class SideRoad:
 
     def open(self, store: Any, name: str, rank: int) -> None:  # noqa: ANN401  dist.Store
         """Make the group; every rank of the job must do it."""
-        self._group = make_group(store, f"{name}/side", rank, self._world_size)
+        self._group = make_group(store, f"{name}/side", rank, self._world_size, is_lazy=True)
 
     @property
     def is_busy(self) -> bool:
@@ -170,7 +170,7 @@ class MainRoad:
 
     def open(self, store: Any, name: str) -> None:  # noqa: ANN401  dist.Store
         """Make the group; every rank of the job must do it.  `store` decides where a rank gave up waiting."""
-        self._group = make_group(store, f"{name}/main", self._rank, self._world_size)
+        self._group = make_group(store, f"{name}/main", self._rank, self._world_size, is_lazy=True)
         self._store = store
         self._name = name
 

@@ -6,9 +6,9 @@ beside torch's registry: no name is drawn, `destroy_process_group` does not know
 communicates can be taken for one of its collectives, nor the other way round.  Its addresses are exchanged through the
 job's store.
 
-Where torch offers it (since 2.7) the ranks connect when they first send something, and only with the two neighbours
-that a gather needs.  Else every rank connects with every other, and `make_group` waits until all ranks, which must have
-met (`meeting`), have called it.
+The ranks must have met (`meeting`).  A lazy group connects when its ranks first send something, and only with the two
+neighbours that a gather needs, where torch offers that (since 2.7).  Else every rank connects with every other, and
+`make_group` waits until all ranks have called it.
 
 Left out: what is sent.
 """
@@ -58,15 +58,15 @@ def job_store() -> Any:  # noqa: ANN401  dist.Store; its methods are untyped
     return store.clone() if hasattr(store, "clone") else store
 
 
-def make_group(store: Any, name: str, rank: int, world_size: int) -> Any:  # noqa: ANN401  dist.ProcessGroupGloo
-    """Return the group called `name`, the same on all ranks and used once.
+def make_group(store: Any, name: str, rank: int, world_size: int, *, is_lazy: bool) -> Any:  # noqa: ANN401  dist.ProcessGroupGloo
+    """Return the group called `name`, the same on all ranks and used once; `is_lazy`: without waiting, if it can be.
 
     Raises:
         RuntimeError: it could not be made, or not all ranks came within CONNECT_TIMEOUT.
     """
     places = dist.distributed_c10d.PrefixStore(f"pacecar/{life(world_size)}/{name}/gloo", store)
     kind: Any = need("torch.distributed.ProcessGroupGloo")
-    options = _lazy_options()
+    options = _lazy_options() if is_lazy else None
     group = kind(places, rank, world_size, CONNECT_TIMEOUT if options is None else options)
     if own_has(group, "torch.distributed.ProcessGroupGloo._set_default_timeout"):
         group._set_default_timeout(OPERATION_TIMEOUT)

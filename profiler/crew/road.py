@@ -87,7 +87,7 @@ class GlooRoad:
             raise RuntimeError(reason)
         store = job_store()
         meet(store, self._rank, self._world_size, claim, name=name, seconds=self._meet_seconds, rest=rest)
-        self._group = make_group(store, name, self._rank, self._world_size)
+        self._group = make_group(store, name, self._rank, self._world_size, is_lazy=False)
 
     def post(self, words: Sequence[int]) -> None:
         """Send `words`, MESSAGE_WORDS of them."""
