@@ -49,7 +49,7 @@ BODY_WORDS = 30
 _HEAD_WORDS = 2
 
 POLL_SECONDS = 0.00005
-POLL_SECONDS_MAX = 0.002
+POLL_SECONDS_MAX = 0.0005
 """Between two looks for a frame that is waited for: shortly at first, for mostly it is there."""
 
 KEPT_FRAMES = 16
