@@ -42,7 +42,7 @@ from pacecar.profiler.crew.collectives import sequence
 from pacecar.profiler.own_group import failure, job_store
 from pacecar.torch_internals import lacking
 
-__all__ = ["RankAgreement"]
+__all__ = ["VOTE_WORDS", "RankAgreement"]
 
 CLOSE_SECONDS = 0.5
 """What is out when the job ends has had a step to complete; after this it is abandoned, which costs nobody anything."""
@@ -63,6 +63,9 @@ MISSED_MAX = 4
 out of step for good."""
 
 _BALLOT_WORDS = 5
+
+VOTE_WORDS = _BALLOT_WORDS + 1
+"""A ballot, and how many collectives the job's group has had."""
 
 _meetings = itertools.count()
 """Attachments of this process so far.  Ranks that attach equally often meet; others miss each other and are refused."""
