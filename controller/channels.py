@@ -1,7 +1,15 @@
-"""How do numbers get from rank to rank?  The two roads of `protocol.py` on torch's process groups, after a `meet`.
+"""Carries numbers from rank to rank: the two roads of `protocol.py`, each a gloo group of our own, after a `meet`.
 
-    SideRoad     numbered asynchronous gathers on a gloo group of our own, looked at and never waited for
-    MainRoad     votes on the job's own group, launched at one boundary and read at the next
+    SideRoad     numbered asynchronous gathers, looked at and never waited for
+    MainRoad     frames: what all ranks say at the same point of the training, read a step later or at once
+
+Neither is the job's own group: a rank that closes pacecar early, leaves out a step or never attaches would otherwise
+answer a vote with a gradient, which ends the process (gloo) or hangs the job (NCCL).
+
+On the main road every frame is a gather of the same few words, so that whatever two ranks send at the same place
+in the order of frames, it fits.  The first word says what the frame is.  Where the ranks' first words differ, the ranks
+are not at the same point, all of them read that in the same frame, and all of them leave.  A rank that leaves sends a
+last frame that says so, in advance: the others read it when they send theirs, and wait for nobody.
 
 Both call the group's own methods: on the step path, `dist.all_reduce` and its kind cost ten times as much, in checks
 and logging (100 us, with the caches of a training loop).
@@ -11,32 +19,45 @@ Left out: what the numbers mean.
 
 from __future__ import annotations
 
-import contextlib
+import time
+from collections import deque
 from collections.abc import Sequence
-from datetime import timedelta
+from enum import IntEnum
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from pacecar.profiler.meeting import MEET_SECONDS, MeetingError, keep_for_ever, meet
+from pacecar.profiler.meeting import MEET_SECONDS, MeetingError, keep_for_ever, life, meet
+from pacecar.profiler.own_group import make_group
 
-__all__ = ["MEET_SECONDS", "MainRoad", "MeetingError", "SideRoad", "meet"]
+__all__ = [
+    "BODY_WORDS",
+    "MEET_SECONDS",
+    "Frame",
+    "LateError",
+    "LeftError",
+    "MainRoad",
+    "MeetingError",
+    "SideRoad",
+    "Subject",
+    "meet",
+]
 
-SIDE_TIMEOUT = timedelta(minutes=30)
-"""One rank may write a checkpoint for minutes while a gather is out; being late freezes, this only cleans up."""
+BODY_WORDS = 30
+"""Words of one frame besides its head; what is longer takes several."""
 
-VOTE_WORDS = 5
+_HEAD_WORDS = 2
 
-_MINIMUM: Any = dist.AllreduceOptions() if dist.is_available() else None
-if _MINIMUM is not None:
-    _MINIMUM.reduceOp = dist.ReduceOp.MIN
-    if hasattr(_MINIMUM, "asyncOp"):  # since torch 2.7; before, every call was asynchronous
-        _MINIMUM.asyncOp = True
+POLL_SECONDS = 0.00005
+POLL_SECONDS_MAX = 0.0005
+"""Between two looks for a frame that is waited for: shortly at first, for mostly it is there."""
+
+KEPT_FRAMES = 16
+"""A thread of the group may still hold one of its latest frames: see `keep_for_ever`."""
 
 
 class SideRoad:
-    """Gathers on a gloo group of our own.  `open` is a collective of all ranks; nothing else ever waits."""
+    """Gathers on a gloo group of our own.  `open` waits for all ranks; nothing else ever waits."""
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
@@ -45,9 +66,9 @@ class SideRoad:
         self._last: Any = None
         self._gathered: torch.Tensor | None = None
 
-    def open(self) -> None:
+    def open(self, store: Any, name: str, rank: int) -> None:  # noqa: ANN401  dist.Store
         """Make the group; every rank of the job must do it."""
-        self._group = dist.new_group(backend="gloo", timeout=SIDE_TIMEOUT)
+        self._group = make_group(store, f"{name}/side", rank, self._world_size, is_lazy=True)
 
     @property
     def is_busy(self) -> bool:
@@ -79,7 +100,7 @@ class SideRoad:
     def close(self) -> None:
         """Give the group back, which ends its threads.  A gather that is out is abandoned and its group kept.
 
-        Giving back a group waits for its gathers: for half an hour, if another rank never joins one.  It waits for the
+        Giving back a group waits for its gathers: for ever, if another rank never joins one.  It waits for the
         group's threads as well, with the GIL held.  A thread that still holds the last gather must not be the one that
         frees it: that takes the GIL, and both would wait for ever.  So python keeps that gather.
         """
@@ -89,88 +110,143 @@ class SideRoad:
         keep_for_ever(*(gather for gather in (work, last) if gather is not None))
         if work is not None and not work.is_completed():
             keep_for_ever(group)
-        elif group is not None and dist.is_initialized():
-            with contextlib.suppress(ValueError):  # the job destroyed it already
-                dist.destroy_process_group(group)
+
+
+class Subject(IntEnum):
+    """What a frame is about; two ranks that send different ones at the same place are not at the same point."""
+
+    VOTE = 1
+    SWITCH = 2
+    """Every rank is about to carry out what was voted for."""
+    DONE = 3
+    """Whether it was carried out."""
+    GRADIENTS = 4
+    MEMORY = 5
+    NOISE = 6
+    LEAVE = 7
+    """No frame of this rank follows."""
+
+
+_POINTS = {
+    Subject.VOTE: "votes",
+    Subject.SWITCH: "is about to switch",
+    Subject.DONE: "has switched",
+    Subject.GRADIENTS: "compares gradients",
+    Subject.MEMORY: "asks whether a micro-batch fits",
+    Subject.NOISE: "measures the gradients' noise",
+}
+
+
+class LeftError(Exception):
+    """Another rank takes no further part, or is at another point; the message says which, and every rank reads it."""
+
+
+class LateError(Exception):
+    """Not all ranks have sent this frame in the time that it was waited for; it is still out."""
+
+
+class Frame:
+    """One frame that was sent."""
+
+    __slots__ = ("gathered", "number", "subject", "work")
+
+    def __init__(self, number: int, subject: Subject, gathered: torch.Tensor, work: Any) -> None:  # noqa: ANN401  dist.Work
+        self.number = number
+        self.subject = subject
+        self.gathered = gathered
+        self.work = work
 
 
 class MainRoad:
-    """Votes on the job's own group.
+    """Frames of one size on a gloo group of our own, in the same order on all ranks."""
 
-    Where the group has gloo the vote is a tensor on the CPU.  Where it has NCCL alone the vote lives on the device and
-    has a stream of its own, so that the training stream is not touched; the copy back is pinned and asynchronous, and
-    reading waits for an event that was recorded one training step ago.
-    """
+    def __init__(self, rank: int, world_size: int) -> None:
+        self._rank = rank
+        self._world_size = world_size
+        self._group: Any = None
+        self._store: Any = None
+        self._sent = 0
+        self._latest: deque[Frame] = deque(maxlen=KEPT_FRAMES)
 
-    def __init__(self, group: Any = None) -> None:  # noqa: ANN401  dist.ProcessGroup, None for the default group
-        self._group = group
-        self._device = torch.device("cpu")
-        self._stream: Any = None
-        self._event: Any = None
-        self._vote = torch.zeros(VOTE_WORDS, dtype=torch.int64)
-        self._on_device = self._vote
-        self._work: Any = None
-        self._last: Any = None
+    def open(self, store: Any, name: str) -> None:  # noqa: ANN401  dist.Store
+        """Make the group; every rank of the job must do it.  `store` decides where a rank gave up waiting."""
+        self._group = make_group(store, f"{name}/main", self._rank, self._world_size, is_lazy=True)
+        self._store = store
+        self._name = name
 
-    def open(self) -> None:
-        """Choose the vote's device and make its buffers; no communication.
+    def post(self, subject: Subject, words: Sequence[int]) -> Frame:
+        """Send a frame of at most BODY_WORDS `words`; does not wait.
 
-        From here on votes go to the group that is the job's now, whatever else the job makes and calls its default.
+        Raises:
+            RuntimeError: the group is gone.
         """
-        group = self._group = self._group or dist.group.WORLD
-        devices = {torch.device(d).type for d in getattr(group, "_device_types", ())}
-        if "cpu" in devices or dist.get_backend(group) != "nccl":
-            return
-        self._device = torch.device("cuda", torch.cuda.current_device())
-        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._vote = self._vote.pin_memory()
-        self._on_device = torch.zeros(VOTE_WORDS, dtype=torch.int64, device=self._device)
+        assert len(words) <= BODY_WORDS, "longer things take several frames"
+        if self._group is None:
+            raise RuntimeError("this rank has left")
+        padding = [0] * (BODY_WORDS - len(words))
+        mine = torch.tensor([int(subject), self._sent, *words, *padding], dtype=torch.int64)
+        gathered = torch.empty(self._world_size * (_HEAD_WORDS + BODY_WORDS), dtype=torch.int64)
+        frame = Frame(self._sent, subject, gathered, self._group._allgather_base(gathered, mine))
+        self._sent += 1
+        self._latest.append(frame)
+        return frame
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a vote is out."""
-        return self._work is not None
+    def take(self, frame: Frame, seconds: float | None = None) -> list[list[int]]:
+        """Return the words of every rank, in order of rank; waits for them, at most `seconds`.
 
-    def launch(self, vote: Sequence[int]) -> None:
-        """Start the all-reduce MIN of `vote`; the previous one must have been read."""
-        assert self._work is None, "one vote at a time"
-        group = self._group
-        if self._stream is None:
-            self._vote = torch.tensor(vote, dtype=torch.int64)
-            self._work = group.allreduce([self._vote], _MINIMUM)
-            return
-        for index, word in enumerate(vote):
-            self._vote[index] = word
-        with torch.cuda.stream(self._stream):
-            self._on_device.copy_(self._vote, non_blocking=True)
-            self._work = group.allreduce([self._on_device], _MINIMUM)
-            self._work.wait()  # orders our own stream after NCCL's; the host goes on
-            self._vote.copy_(self._on_device, non_blocking=True)
-            self._event.record()
+        Raises:
+            LateError: they are not all there.
+            LeftError: a rank sent something else at this place.
+            RuntimeError: the gather failed: a rank died.
+        """
+        deadline = None if seconds is None else time.monotonic() + seconds
+        pause = POLL_SECONDS
+        while not frame.work.is_completed():
+            if deadline is not None and time.monotonic() > deadline:
+                raise LateError(f"not all ranks came to the same point within {seconds:g} s")
+            time.sleep(pause)
+            pause = min(2 * pause, POLL_SECONDS_MAX)
+        frame.work.wait()  # complete: returns or raises at once
+        rows: list[list[int]] = frame.gathered.view(self._world_size, -1).tolist()
+        for rank, row in enumerate(rows):
+            if row[0] == Subject.LEAVE:
+                raise LeftError(f"rank {rank} takes no further part")
+        if len({(row[0], row[1]) for row in rows}) > 1:
+            points = ", ".join(f"rank {rank} {_point(row[0])}" for rank, row in enumerate(rows[:4]))
+            raise LeftError(f"the ranks are at different points of the training: {points}")
+        return [row[_HEAD_WORDS:] for row in rows]
 
-    def read(self) -> list[int]:
-        """Return the least of every rank's words; waits for the vote, which was launched one training step ago."""
-        work, self._work = self._work, None
-        self._last = work  # its worker thread may not have let go of it yet: see `keep_for_ever`
-        if self._stream is None:
-            work.wait()
-        else:
-            self._event.synchronize()
-        return [int(word) for word in self._vote.tolist()]
+    def verdict(self, frame: Frame, *, is_complete: bool) -> bool:
+        """Return whether all ranks carry out what they were asked for in `frame`: the same answer on all of them.
 
-    def confirm(self, *, is_done: bool) -> bool:
-        """Return whether every rank says `is_done`; blocks, and is used at switches only."""
-        self.launch([int(is_done)] * VOTE_WORDS)
-        return self.read()[0] == 1
+        A rank that waited too long for the others and one that saw all of them come may both be right.  The store keeps
+        the first word of the two.
+
+        Raises:
+            RuntimeError: the store is gone.
+        """
+        key = f"pacecar/{life(self._world_size)}/{self._name}/switch{frame.number}"
+        verdict: bytes = self._store.compare_set(key, "", "go" if is_complete else "no")
+        return verdict == b"go"
 
     def is_settled(self) -> bool:
-        """Whether no vote is out, or the one that is has completed; does not wait."""
-        return self._work is None or bool(self._work.is_completed())
+        """Whether every frame of this rank has been joined by all; does not wait."""
+        return all(frame.work.is_completed() for frame in self._latest)
+
+    def leave(self) -> None:
+        """Tell the others, in the next frame, that none follows; does not wait."""
+        if self._group is not None and not any(frame.subject is Subject.LEAVE for frame in self._latest):
+            self.post(Subject.LEAVE, [])
 
     def close(self) -> None:
-        """Abandon a vote that is out; the job's own group lives on, and its worker threads with it."""
-        for work in (self._work, self._last):
-            if work is not None:
-                keep_for_ever(work)
-        self._work = self._last = None
+        """Give the group back, as `SideRoad.close` does; it is kept while a frame is out that others have to join."""
+        group, self._group = self._group, None
+        self._store = None
+        latest, self._latest = self._latest, deque()
+        keep_for_ever(*(frame.work for frame in latest))
+        if not all(frame.work.is_completed() for frame in latest):
+            keep_for_ever(group)
+
+
+def _point(word: int) -> str:
+    return _POINTS.get(word, "is elsewhere")  # type: ignore[call-overload,no-any-return]

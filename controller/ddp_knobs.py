@@ -48,4 +48,4 @@ class DdpKnobs:
         if ddp is None or not dist.is_initialized():
             return None
         ranks = dist.get_world_size(ddp.process_group)
-        return GradientCheck(ddp, ddp.process_group) if 1 < ranks == dist.get_world_size() else None
+        return GradientCheck(ddp) if 1 < ranks == dist.get_world_size() else None

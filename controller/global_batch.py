@@ -32,7 +32,7 @@ from pacecar.config import TuneConfig
 from pacecar.controller.actuator import ActuatorError
 from pacecar.controller.cuts import samples_in
 from pacecar.controller.microbatch import MicroBatcher
-from pacecar.controller.noise_meter import NoiseMeter
+from pacecar.controller.noise_meter import NoiseMeter, Tell
 from pacecar.controller.noise_scale import learning_rate_factor
 from pacecar.knobs import allows
 from pacecar.profiler import step_hooks
@@ -190,6 +190,8 @@ class GlobalBatchActuator:
         noise_scale: Callable[[], float | None],
     ) -> None:
         self.noise_scale = noise_scale
+        self.tell: Tell = lambda numbers: lambda: None
+        """Sends numbers to all ranks, for the measurement of the noise scale."""
         self._optimizer = optimizer
         self.grouper = grouper
         self._rate = LearningRate(optimizer, self.factor)
@@ -269,7 +271,7 @@ class GlobalBatchActuator:
         """
         ddp = self._batcher.ddp
         if self._batcher.meter is None and ddp is not None and self._world_size > 1:
-            self._batcher.meter = NoiseMeter(ddp)
+            self._batcher.meter = NoiseMeter(ddp, self.tell)
         if value < self.base or value % self.base:
             raise ActuatorError(f"{value} samples are no multiple of the loader's batch over all ranks, {self.base}")
         self.grouper.multiplier = value // self.base

@@ -12,9 +12,8 @@ look makes all ranks wait for the last one.
 A job whose gradients differ between ranks by design (local SGD, a hook of its own) is not judged: a look before the
 first switch, while nothing was changed yet, has to find them equal.
 
-Of a large gradient the first HEAD_NUMEL values are read.  The look is a collective on the job's own group, made by all
-ranks at the same boundary.  What goes wrong on one rank before it becomes part of its answer; it must not be missing
-from the collective.
+Of a large gradient the first HEAD_NUMEL values are read.  All ranks look at the same boundary, and tell each other
+through the agreement.  What goes wrong on one rank before becomes part of its answer; it must not be missing.
 
 Left out: gradients that are wrong in the same way on all ranks.  The arithmetic is tested, not watched.
 """
@@ -22,11 +21,9 @@ Left out: gradients that are wrong in the same way on all ranks.  The arithmetic
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from pacecar.controller.foreach import norms_of
@@ -34,6 +31,8 @@ from pacecar.controller.foreach import norms_of
 __all__ = ["CHECKS", "GradientCheck", "concerns_gradients"]
 
 logger = logging.getLogger(__name__)
+
+Ask = Callable[[Sequence[float]], list[list[float]] | None]
 
 CHECKS = 2
 
@@ -53,25 +52,26 @@ def concerns_gradients(knobs: Iterable[str]) -> bool:
 
 
 class GradientCheck:
-    """One rank's part; `group` is the one that DDP reduces over, which must be all ranks of the job."""
+    """One rank's part, for a `model` whose gradients are reduced over all ranks of the job.
 
-    def __init__(self, model: nn.Module, group: Any) -> None:  # noqa: ANN401  dist.ProcessGroup
+    What it is given as `ask` returns the numbers of every rank, or None where they cannot be asked any more.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._names = [name for name, p in model.named_parameters() if p.requires_grad]
-        self._group = group
         self._due = 0
         self._is_meaningful: bool | None = None
-        self._last: Any = None
 
     @property
     def is_armed(self) -> bool:
         """Whether the gradients are to be looked at in this step; the same on all ranks."""
         return self._due > 0
 
-    def prepare(self) -> None:
+    def prepare(self, ask: Ask) -> None:
         """Look once while nothing was changed yet, on all ranks at the same boundary."""
         if self._is_meaningful is None:
-            difference = self._compare()
+            difference = self._compare(ask)
             self._is_meaningful = difference is None
             if difference is not None:
                 logger.info("pacecar: gradients are not compared after switches: %s before the first", difference)
@@ -80,28 +80,23 @@ class GradientCheck:
         """A switch was carried out on all ranks; `is_on` False: there is nothing to compare any more."""
         self._due = CHECKS if self._is_meaningful and is_on else 0
 
-    def look(self) -> str | None:
+    def look(self, ask: Ask) -> str | None:
         """Compare the gradients of the step that just ended; return how they differ, or None.  Blocks; all ranks call.
 
         Every rank gets the same answer.
         """
         self._due -= 1
-        return self._compare()
+        return self._compare(ask)
 
-    def _compare(self) -> str | None:
-        count = len(self._parameters)
+    def _compare(self, ask: Ask) -> str | None:
         try:
-            mine = self._norms()
-        except Exception:  # the collective must be made whatever happened
+            mine: list[float] = self._norms().tolist()
+        except Exception:  # the others wait for an answer whatever happened
             logger.exception("pacecar: gradients could not be looked at")
-            mine = torch.full((count,), -1.0, dtype=torch.float64, device=self._device())
-        both = torch.cat([mine, -mine])
-        work: Any = dist.all_reduce(both, dist.ReduceOp.MIN, group=self._group, async_op=True)
-        work.wait()
-        self._last = work  # its worker thread may not have let go of it yet (see channels.keep_for_ever)
-        words = both.tolist()
-        for name, least, negated in zip(self._names, words[:count], words[count:], strict=True):
-            most = -negated
+            mine = [-1.0] * len(self._parameters)
+        answers = ask(mine)
+        for name, norms in zip(self._names, zip(*answers or (), strict=True), strict=False):
+            least, most = min(norms), max(norms)
             if least < 0:
                 return "a rank cannot read its gradients"
             if most - least > TOLERANCE * most:
@@ -110,19 +105,13 @@ class GradientCheck:
 
     def _norms(self) -> Tensor:
         """Return the norm of every gradient's head, 0 where there is none and where it is not finite."""
-        norms = torch.zeros(len(self._parameters), dtype=torch.float64, device=self._device())
+        norms = torch.zeros(len(self._parameters), dtype=torch.float64)
         with torch.no_grad():
             there = [(i, p.grad) for i, p in enumerate(self._parameters) if p.grad is not None and not p.grad.is_sparse]
             if there:
                 found = norms_of([_head(gradient) for _, gradient in there])
-                places = torch.tensor([i for i, _ in there], device=norms.device)
-                norms[places] = torch.stack([n.to(norms.device, torch.float64) for n in found])
+                norms[[i for i, _ in there]] = torch.stack([n.to(torch.float64) for n in found]).cpu()
         return norms.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-
-    def _device(self) -> torch.device:
-        """Return where the group can reduce: the CPU where it has a backend for that."""
-        kinds = {torch.device(d).type for d in getattr(self._group or dist.group.WORLD, "_device_types", ())}
-        return torch.device("cpu") if "cpu" in kinds or not self._parameters else self._parameters[0].device
 
 
 def _head(gradient: Tensor) -> Tensor:

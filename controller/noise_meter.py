@@ -2,11 +2,12 @@
 
 The obvious place, after the step, is too late: clipping and unscaling have changed the gradient by then.  So it is
 taken inside `backward` of the last micro-batch: hooks on the parameters see each rank's own gradient just before DDP
-sends it, and when backward is over the same tensors hold the mean.  A scaler's factor is in both and cancels.  Three
-numbers a rank are summed up in an all-reduce that is not waited for: it is read at the next measurement, by all ranks
-in the same step, so that a learning rate that follows from it is the same everywhere.
+sends it, and when backward is over the same tensors hold the mean.  A scaler's factor is in both and cancels.  Each
+rank tells the others three numbers, which is not waited for: they are read at the next measurement, by all ranks in the
+same step, so that a learning rate that follows from them is the same everywhere.  On CUDA they are on the host only by
+then, and are told at the next measurement and read at the one after.
 
-Costs two passes over the gradients and one tiny all-reduce in a measured step, and nothing in the others: the hooks are
+Costs two passes over the gradients and one tiny gather in a measured step, and nothing in the others: the hooks are
 there for that backward only.  The first steps are all measured, so that something is known before a batch is tried.
 
 Left out: one rank alone (there is no second batch size), FSDP, gradients that are compressed (their mean is another).
@@ -14,11 +15,9 @@ Left out: one rank alone (there is no second batch size), FSDP, gradients that a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
@@ -26,17 +25,25 @@ from torch.utils.hooks import RemovableHandle
 from pacecar.controller.foreach import norms_of
 from pacecar.controller.noise_scale import MEASUREMENTS_MIN, NoiseScale
 
-__all__ = ["EVERY_STEPS", "NoiseMeter"]
+__all__ = ["EVERY_STEPS", "NoiseMeter", "Tell"]
 
 EVERY_STEPS = 10
 """Steps between measurements: two passes over the gradients are under 1 % of a step, a tenth of that is nothing."""
 
 
-class NoiseMeter:
-    """Measures the noise scale of a model under DDP.  Every rank makes one and runs the same backwards."""
+Hear = Callable[[], list[list[float]] | None]
+Tell = Callable[[Sequence[float]], Hear]
 
-    def __init__(self, ddp: DistributedDataParallel, every_steps: int = EVERY_STEPS) -> None:
+
+class NoiseMeter:
+    """Measures the noise scale of a model under DDP.  Every rank makes one and runs the same backwards.
+
+    `tell` sends numbers to all ranks and returns what waits for theirs, which gives None where they cannot be had.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel, tell: Tell, every_steps: int = EVERY_STEPS) -> None:
         self._ddp = ddp
+        self._tell = tell
         self._every = every_steps
         self._parameters: list[nn.Parameter] = [p for p in ddp.parameters() if p.requires_grad]
         self._backwards = 0
@@ -44,7 +51,8 @@ class NoiseMeter:
         self._handles: list[RemovableHandle] = []
         self._squares: list[Tensor] = []
         self._samples = 0
-        self._pending: tuple[Any, Tensor, torch.cuda.Event | None] | None = None
+        self._pending: Hear | None = None
+        self._on_its_way: tuple[Tensor, torch.cuda.Event] | None = None
         self.scale = NoiseScale()
 
     @property
@@ -93,31 +101,28 @@ class NoiseMeter:
         self._handles = []
 
     def _send(self, said: Tensor) -> None:
-        """Sum over the ranks without waiting; on CUDA the sum is also sent to the host."""
-        work: Any = dist.all_reduce(said, async_op=True)
+        """Tell all ranks without waiting; on CUDA only the copy to the host is begun."""
         if not said.is_cuda:
-            self._pending = (work, said, None)
+            self._pending = self._tell(said.tolist())
             return
-        work.wait()  # the stream waits, not the host
         there = torch.empty(said.shape, dtype=said.dtype, pin_memory=True).copy_(said, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(said.device))
-        self._pending = (None, there, event)
+        self._on_its_way = (there, event)
 
     def _read(self) -> None:
         """Take the last measurement: it was sent at least a step ago, so hardly anything is waited for."""
         pending, self._pending = self._pending, None
-        if pending is None:
-            return
-        work, said, event = pending
-        if event is not None:
+        answers = None if pending is None else pending()
+        if self._on_its_way is not None:
+            there, event = self._on_its_way
+            self._on_its_way = None
             event.synchronize()
-        else:
-            work.wait()
-        numbers: list[float] = said.tolist()
-        own, whole, samples = numbers
-        ranks = dist.get_world_size()
-        self.scale.observe(own / ranks, samples / ranks, whole / ranks, samples)
+            self._pending = self._tell(there.tolist())
+        if answers:
+            own, whole, samples = (sum(numbers) for numbers in zip(*answers, strict=True))
+            ranks = len(answers)
+            self.scale.observe(own / ranks, samples / ranks, whole / ranks, samples)
 
 
 def _hooked(parameter: nn.Parameter, note: Callable[[Tensor], None]) -> RemovableHandle:

@@ -113,9 +113,9 @@ class Proposal:
     values: tuple[int, ...]
     kind: Kind = Kind.KEEP
 
-    def digest(self, epoch: int, layout: int) -> int:
-        """Return 62 bits, never 0, that name this proposal under this knob epoch and layout."""
-        text = repr((self.serial, self.decision, self.values, self.kind.value, epoch, layout))
+    def digest(self, epoch: int, layout: int, place: int = 0) -> int:
+        """Return 62 bits, never 0, that name this proposal under this knob epoch and layout, at this place."""
+        text = repr((self.serial, self.decision, self.values, self.kind.value, epoch, layout, place))
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 2 | 1
 
 
@@ -265,14 +265,17 @@ class Member:
 
     # --- the main road --------------------------------------------------------------------------------
 
-    def ballot(self, *, can_apply: bool = True) -> tuple[int, int, int, int, int]:
-        """Return this rank's vote; remember what it was for.  `can_apply` False: this rank will not carry it out."""
+    def ballot(self, *, can_apply: bool = True, place: int = 0) -> tuple[int, int, int, int, int]:
+        """Return this rank's vote; remember what it was for.  `can_apply` False: this rank will not carry it out.
+
+        `place` is where this rank stands among the job's collectives: ranks at different places want different things.
+        """
         held = self._held
         self._voted = None
         if held is not None and self.frozen is None and can_apply and held.serial > self._done_serial:
             is_wanted = self.rank != 0 or (self.wanted is not None and self.wanted.serial == held.serial)
             self._voted = held if is_wanted else None
-        digest = 0 if self._voted is None else self._voted.digest(self.epoch, self._layout)
+        digest = 0 if self._voted is None else self._voted.digest(self.epoch, self._layout, place)
         is_calm = self.is_calm and self.frozen is None and self.held is None and self.wanted is None
         calm = next((p for p in (PERIOD, 2 * PERIOD) if p * self.step_ns >= CALM_NS), CALM_PERIOD) if is_calm else 0
         is_at_leisure = self.step_ns >= LONG_STEP_NS and len(self._ranges) <= LEISURE_QUEUE_MAX

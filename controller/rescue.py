@@ -7,7 +7,7 @@ seen so far runs first where it can do no harm:
 
     switch at a boundary, all ranks      micro-batch 8 -> 16
     next step, all ranks                 scratch: forward and backward of 16 without any collective, undone
-                                         all-reduce MAX: did any rank fail?
+                                         did any rank fail?
                     no: the step, at 16         yes: the step, at 8; 16 is barred on all ranks, and the tuner hears it
 
 Undone means: the gradients are the very tensors they were, buffers and random numbers are put back, DDP's flags are
@@ -29,7 +29,6 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from pacecar.controller.cuts import Given, samples_in
@@ -76,6 +75,8 @@ class Rescue:
         self._was_last = False
         self.is_used = False
         self.reverted: Callable[[str], None] = lambda reason: None
+        self.any_rank: Callable[[bool], bool] = bool
+        """Whether it is so on any rank; all ranks ask, as all of them turned at the same boundary."""
         self.room: Callable[[], int | None] = lambda: None
         """What this rank could still take of its memory; None: nobody knows."""
 
@@ -117,7 +118,7 @@ class Rescue:
                 failure = "the allocator had to flush its cache"
             if failure is not None:
                 self._free()
-        if not self._any_rank(failure is not None):
+        if not self.any_rank(failure is not None):
             limit.prove()
             return
         barred, back = limit.retreat()
@@ -159,18 +160,6 @@ class Rescue:
             if ddp is not None and flags is not None:
                 ddp.require_backward_grad_sync, ddp.require_forward_param_sync = flags
             torch.clear_autocast_cache()
-
-    def _any_rank(self, failed: bool) -> bool:
-        """Ask all ranks; they are all here, between two steps, because all of them turned at the same boundary."""
-        if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
-            return failed
-        # The job's own group, as for the votes: these are the ranks that turned, also where DDP has a part of them.
-        group = dist.group.WORLD
-        kinds = {torch.device(d).type for d in getattr(group, "_device_types", ())}
-        device = torch.device("cpu") if "cpu" in kinds or dist.get_backend(group) != "nccl" else self._device
-        worst = torch.tensor([int(failed)], device=device)
-        dist.all_reduce(worst, op=dist.ReduceOp.MAX)
-        return bool(worst.item())
 
     def _free(self) -> None:
         gc.collect()  # a traceback that somebody kept may hold the activations in a cycle

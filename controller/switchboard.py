@@ -1,7 +1,7 @@
 """How does one rank carry out what all ranks voted for?  Every knob or none, and the old values back on any failure.
 
-From the vote to `settle` the other ranks wait for this one's answer, so nothing in between may raise: what goes wrong
-here becomes the answer "no", upon which all ranks put the old values back.
+From the agreement's `gather_for` to `settle` the other ranks wait for this one's answer, so nothing in between may
+raise: what goes wrong here becomes the answer "no", upon which all ranks put the old values back.
 
 Which knobs are turned, and back to what, follows from what all ranks agreed on and from nothing that one rank could see
 differently: a rank that leaves its Reducer alone while the others build theirs anew hangs in DDP's next rebuild, also

@@ -4,11 +4,8 @@
 
 The Tuner decides nothing: the policy says what to try, the agreement says when, actuators know how.  It runs on the
 training thread at step boundaries, never waits except at a switch, and nothing that it raises reaches the job: an
-exception freezes the tuner, on all ranks, and the votes go on until every rank knows (a rank that stopped voting on
-its own would hang the others).
-
-Modes: "off" does nothing at all; "advise" lets the policy see the job and turns nothing; "exact" turns.
-
+exception freezes the tuner, on all ranks, and the votes go on until every rank knows, so that all go back from what is
+not proven.  Modes: "off" does nothing at all; "advise" lets the policy see the job and turns nothing; "exact" turns.
 Left out: measuring (the hook does), judging (the policy does).
 """
 
@@ -23,12 +20,14 @@ import torch.distributed as dist
 from pacecar.clock import Clock
 from pacecar.config import TuneConfig
 from pacecar.controller.actuator import Actuator
-from pacecar.controller.agreement import Agreement, LocalAgreement, MeetingError, RankAgreement
+from pacecar.controller.agreement import Agreement, LocalAgreement, MeetingError
+from pacecar.controller.channels import Subject
 from pacecar.controller.gradient_check import GradientCheck, concerns_gradients
 from pacecar.controller.measured import Backlog, Hearing, Measured
 from pacecar.controller.node import Node
 from pacecar.controller.observation import Facts, KnobSpace, Policy, Turn
 from pacecar.controller.protocol import CALM_PERIOD, PERIOD, Kind, Proposal
+from pacecar.controller.rank_agreement import RankAgreement
 from pacecar.controller.rehearsal import REHEARSAL_BOUNDARIES_MAX, Rehearsal
 from pacecar.controller.switchboard import Switchboard, at_rest
 from pacecar.controller.voice import State, Voice
@@ -115,6 +114,11 @@ class Tuner:
         return self._knobs
 
     @property
+    def agreement(self) -> Agreement:
+        """How this rank reaches the others."""
+        return self._agreement
+
+    @property
     def state(self) -> State:
         """What the tuner is doing: as last reported, "off" before `start`."""
         return self._voice.state
@@ -177,7 +181,9 @@ class Tuner:
             self._is_at_rest = True
             self._guarded(self._come_to_rest)
         if self._agreement.frozen is not None and self.state not in ("frozen", "off"):
-            self._say("frozen", self._agreement.frozen, level=logging.WARNING)
+            stays = self._agreement.has_left and self._proven is not None
+            detail = self._agreement.frozen + ("; the values of a trial stay in force, on all ranks" if stays else "")
+            self._say("frozen", detail, level=logging.WARNING)
             self._finish_policy()
 
     def reverted(self, reason: str) -> None:
@@ -186,7 +192,7 @@ class Tuner:
             self._reverted = reason
 
     def close(self) -> None:
-        """End, on all ranks after the same step; waits at most two seconds for what is out.  Harmless when repeated."""
+        """End.  Where all ranks do so after the same step, what is out is waited for; harmless when repeated."""
         if not self._is_active:
             return
         self._is_active = False
@@ -354,10 +360,14 @@ class Tuner:
 
     def _switch(self, proposal: Proposal) -> None:
         """Carry out what all ranks voted for, and remember what to come back to while it is not proven."""
-        if self._gradients is not None and proposal.kind is Kind.REHEARSAL:
-            self._gradients.prepare()
         if proposal.kind is Kind.KEEP:
             self._is_keeping = False
+        if not self._agreement.gather_for(proposal):  # the ranks did not come together, so none of them begins
+            if proposal.kind is Kind.REHEARSAL:
+                self._rehearse()
+            return
+        if self._gradients is not None and proposal.kind is Kind.REHEARSAL:
+            self._gradients.prepare(self._compare)
         switch = self._board.carry_out(proposal)
         if proposal.kind is Kind.REHEARSAL:
             self._rehearsed(proposal, is_done=switch.is_done)
@@ -405,11 +415,14 @@ class Tuner:
 
     def _check_gradients(self, gradients: GradientCheck) -> None:
         """Every rank hears the same answer, so all freeze and go back at this very boundary."""
-        difference = gradients.look()
+        difference = gradients.look(self._compare)
         if difference is not None and self._before is not None:
             self._agreement.freeze(f"after a switch {difference}: the ranks' models may differ since step {self._step}")
             logger.error("pacecar: %s", self._agreement.frozen)
             self._switch(Proposal(serial=0, decision=self._decision, values=self._before))
+
+    def _compare(self, numbers: Sequence[float]) -> list[list[float]] | None:
+        return self._agreement.ask(Subject.GRADIENTS, numbers)
 
     def _rehearsed(self, proposal: Proposal, *, is_done: bool) -> None:
         if self._policy is None:

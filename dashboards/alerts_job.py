@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pacecar.config import DaemonConfig, HookConfig
 from pacecar.dashboards.alerts import Alert, Group
-from pacecar.dashboards.queries import CLUSTER, JOB, NODE, RANK, combine
+from pacecar.dashboards.queries import CLUSTER, JOB, LAUNCH, NODE, RANK, combine
 from pacecar.dashboards.recording import DAEMON_BUDGET_USED, OVERHEAD, PACE, RULES
 
 __all__ = ["ITSELF_ALERTS", "JOB_ALERTS"]
 
-OF_JOB = (CLUSTER, JOB)
+OF_JOB = (CLUSTER, JOB, LAUNCH)
+"""Never the name alone: two jobs may have it, and their knobs, steps and hangs have nothing to do with each other."""
 
 LATE_RATIO = 0.1
 """A tenth of the pace: more than any knob is likely to win."""
@@ -49,7 +50,7 @@ def _silent() -> str:
     """
     age = RULES.select("pacecar_job_last_record_age_seconds")
     connected = RULES.select("pacecar_process_info", {JOB: "!="})
-    return combine("min", f"{age} and on ({', '.join((CLUSTER, NODE, JOB, RANK))}) {connected}", *OF_JOB)
+    return combine("min", f"{age} and on ({', '.join((CLUSTER, NODE, JOB, LAUNCH, RANK))}) {connected}", *OF_JOB)
 
 
 def _patience() -> str:
@@ -61,7 +62,7 @@ def _patience() -> str:
 def _speaking(expression: str, *labels: str) -> str:
     """Return what `expression` finds of jobs (or of ranks, with that label) that go on ending steps there."""
     age = RULES.select("pacecar_job_last_record_age_seconds")
-    return f"{expression} and on ({', '.join((CLUSTER, NODE, JOB, *labels))}) ({age} < {SPEAKS_SECONDS})"
+    return f"{expression} and on ({', '.join((CLUSTER, NODE, JOB, LAUNCH, *labels))}) ({age} < {SPEAKS_SECONDS})"
 
 
 def _epoch(operation: str) -> str:

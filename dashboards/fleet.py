@@ -20,7 +20,7 @@ from pacecar.dashboards.frame import dashboard, variables
 from pacecar.dashboards.pace import CAUSES
 from pacecar.dashboards.palette import BAD, GOOD, WARN
 from pacecar.dashboards.panels import Query, Section, in_order, stat, time_series
-from pacecar.dashboards.queries import CLUSTER, FLEET, GPU, JOB, NODE, combine, divide, or_zero
+from pacecar.dashboards.queries import CLUSTER, FLEET, GPU, JOB, LAUNCH, NODE, combine, divide, or_zero
 from pacecar.dashboards.ranking import Column, ranking
 
 __all__ = ["FAULTS_OF_CLOCKS", "fleet_dashboard"]
@@ -41,8 +41,8 @@ NO_DAEMON = "No daemon is scraped"
 NO_JOB = "No job has reported here"
 NO_GPU = "No GPU in these nodes"
 _BUDGET = HookConfig().overhead_budget
-_OF = f"{{{{{JOB}}}}}"
-_JOBS, _NODES, _GPUS = (CLUSTER, JOB), (CLUSTER, NODE), (CLUSTER, NODE, GPU)
+_OF = f"{{{{{JOB}}}}} {{{{{LAUNCH}}}}}"
+_JOBS, _NODES, _GPUS = (CLUSTER, JOB, LAUNCH), (CLUSTER, NODE), (CLUSTER, NODE, GPU)
 
 select, rate, increase = FLEET.select, FLEET.rate, FLEET.increase
 

@@ -16,7 +16,7 @@ from grafanalib import core
 
 from pacecar.dashboards.palette import GOOD, WARN
 from pacecar.dashboards.panels import DATASOURCE, Section, place
-from pacecar.dashboards.queries import CLUSTER, GPU, INTERVAL, JOB, NODE, ONE_JOB, RANK
+from pacecar.dashboards.queries import CLUSTER, GPU, INTERVAL, JOB, LAUNCH, NODE, ONE_JOB, RANK, Scope, combine
 
 __all__ = ["TITLES", "dashboard", "decision_marks", "variables"]
 
@@ -51,15 +51,29 @@ def _query(name: str, label: str, text: str, *, many: bool = True, all_value: st
     )  # fmt: skip
 
 
+def _launches() -> core.Template:
+    """Return the variable of the launches of one job, the newest first: that is the one that Grafana takes.
+
+    Launches are random numbers, so `label_values` would have them in no order.
+    """
+    started = Scope({CLUSTER: '=~"$cluster"', JOB: '="$job"'}).select("pacecar_job_start_time_seconds")
+    newest = combine("max", f"last_over_time({started}[$__range])", LAUNCH)
+    return _Variable(
+        name="launch", label="Launch", query=f"query_result(sort_desc({newest}))", regex=f'/{LAUNCH}="([^"]*)"/',
+        dataSource=DATASOURCE, type="query", includeAll=False, multi=False, refresh=2, sort=0, default=None,
+    )  # fmt: skip
+
+
 def variables(*names: str, one_job: bool = False) -> core.Templating:
     """Return the variables called `names`, behind data source and cluster.
 
-    With `one_job` there is one job at a time, and nodes and ranks are its own.
+    With `one_job` there is one launch of one job at a time, and nodes and ranks are its own.
     """
     within = f'{CLUSTER}=~"$cluster"'
-    of_job = f'{within}, {JOB}="$job"'
+    of_job = f'{within}, {JOB}="$job", {LAUNCH}="$launch"'
     known = {
         "job": _query("job", "Job", f"label_values(pacecar_rank_info{{{within}}}, {JOB})", many=not one_job),
+        "launch": _launches(),
         # All nodes of one job are named one by one: `.*` would be the nodes of other jobs too.
         "node": _query("node", "Node", f"label_values(pacecar_rank_info{{{of_job}}}, {NODE})", all_value=None)
         if one_job

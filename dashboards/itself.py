@@ -15,7 +15,7 @@ from pacecar.config import HookConfig
 from pacecar.dashboards.frame import dashboard, variables
 from pacecar.dashboards.palette import BAD, GOOD, WARN
 from pacecar.dashboards.panels import Query, Section, columns, look, stat, table, time_series
-from pacecar.dashboards.queries import CLUSTER, FLEET, JOB, NODE, combine, divide, or_zero
+from pacecar.dashboards.queries import CLUSTER, FLEET, JOB, LAUNCH, NODE, combine, divide, or_zero
 from pacecar.dashboards.ranking import Column, ranking
 
 __all__ = ["itself_dashboard"]
@@ -24,7 +24,7 @@ NO_DAEMON = "No daemon is scraped"
 NO_JOB = "No job has reported here"
 _BUDGET = HookConfig().overhead_budget
 _ON = f"{{{{{NODE}}}}}"
-_OF = f"{{{{{JOB}}}}}"
+_OF = f"{{{{{JOB}}}}} {{{{{LAUNCH}}}}}"
 _RIGHT: dict[str, Any] = {"custom__axisPlacement": "right"}
 
 select, rate, increase = FLEET.select, FLEET.rate, FLEET.increase
@@ -32,8 +32,8 @@ select, rate, increase = FLEET.select, FLEET.rate, FLEET.increase
 
 def _overhead() -> str:
     return divide(
-        combine("sum", rate("pacecar_job_overhead_seconds_total"), CLUSTER, JOB),
-        combine("sum", rate("pacecar_job_step_wall_seconds_total"), CLUSTER, JOB),
+        combine("sum", rate("pacecar_job_overhead_seconds_total"), CLUSTER, JOB, LAUNCH),
+        combine("sum", rate("pacecar_job_step_wall_seconds_total"), CLUSTER, JOB, LAUNCH),
     )
 
 
@@ -159,7 +159,7 @@ def _collectors() -> Section:
 
 
 def _hooks() -> Section:
-    hook = combine("sum", increase("pacecar_job_records_dropped_total"), CLUSTER, JOB)
+    hook = combine("sum", increase("pacecar_job_records_dropped_total"), CLUSTER, JOB, LAUNCH)
     return Section("Hooks in the jobs", [
         (8, 7, time_series("Overhead against its budget", "Share of step time that the hook and the tuner take, "
             "windows included. The line is the default budget.", [Query(_overhead(), _OF)],
@@ -168,15 +168,15 @@ def _hooks() -> Section:
         (8, 7, time_series("Dropped records", "Records that hooks dropped because the daemon was full, gone or slow: "
             "detail is lost, no total.", [Query(hook, _OF)], unit="none", empty=NO_JOB)),
         (8, 7, time_series("Exact windows", "Profiled windows taken: what the ledger's estimate is calibrated with.",
-            [Query(combine("sum", increase("pacecar_job_windows_total"), CLUSTER, JOB), _OF)],
+            [Query(combine("sum", increase("pacecar_job_windows_total"), CLUSTER, JOB, LAUNCH), _OF)],
             unit="none", empty=NO_JOB)),
         (12, 6, time_series("Steps measured", "One step in so many is measured, in the job where that is most: more "
             "than 1 where steps are too short for the budget.",
-            [Query(combine("max", select("pacecar_job_measured_every_steps"), CLUSTER, JOB), _OF)],
+            [Query(combine("max", select("pacecar_job_measured_every_steps"), CLUSTER, JOB, LAUNCH), _OF)],
             unit="none", empty=NO_JOB)),
         (12, 6, time_series("Hooks that turned themselves off", "Ranks whose hook measures no steps any more, because "
             "that alone was over the budget.",
-            [Query(combine("sum", f"1 - {select('pacecar_job_hook_measuring')}", CLUSTER, JOB), _OF)],
+            [Query(combine("sum", f"1 - {select('pacecar_job_hook_measuring')}", CLUSTER, JOB, LAUNCH), _OF)],
             unit="none", empty=NO_JOB, thresholds=[(1.0, BAD)])),
     ])  # fmt: skip
 

@@ -89,7 +89,7 @@ def job_dashboard() -> core.Dashboard:
     return dashboard(
         "pacecar-job",
         "One training job: its pace, where its steps went, who is late, how well its devices are used, its machines.",
-        variables("job", "node", "gpu", "rank", one_job=True),
+        variables("job", "launch", "node", "gpu", "rank", one_job=True),
         [
             pace_section(), ledger_section(), communication_section(), crew_section(), efficiency_section(), _tuner(),
             memory_section(), each_rank_section(), trust_section(), _machines(), _ranks(),

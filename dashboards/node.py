@@ -21,7 +21,7 @@ from pacecar.dashboards.node_host import cgroup_section, disk_section, host_sect
 from pacecar.dashboards.node_links import gpu_links_section, network_section, rdma_section, tcp_section
 from pacecar.dashboards.palette import BAD, GOOD, WARN
 from pacecar.dashboards.panels import Panelled, Query, Section, stat, time_series
-from pacecar.dashboards.queries import CLUSTER, JOB, NODE, ON_NODES, combine, divide, or_zero
+from pacecar.dashboards.queries import CLUSTER, JOB, LAUNCH, NODE, ON_NODES, combine, divide, or_zero
 from pacecar.dashboards.ranking import Column, ranking
 
 __all__ = ["node_dashboard"]
@@ -29,6 +29,7 @@ __all__ = ["node_dashboard"]
 NO_NODE = "No daemon is scraped there"
 NO_GPU = "No GPU on this node"
 _ON = f"{{{{{NODE}}}}}"
+_JOB = (CLUSTER, JOB, LAUNCH)
 _PORT = f"{_ON} {{{{device}}}}/{{{{port}}}}"
 
 select, rate, increase = ON_NODES.select, ON_NODES.rate, ON_NODES.increase
@@ -73,13 +74,13 @@ def _now() -> Section:
             [Query(left, "left")], unit="percentunit", empty=NO_NODE, decimals=0,
             thresholds=[(0.0, BAD), (0.05, WARN), (0.1, GOOD)])),
         (24, 5, ranking("Jobs on these nodes", "Each job with ranks here; its name leads to its own dashboard.",
-            [CLUSTER, JOB], [
-                Column("Ranks here", combine("count", ranks, CLUSTER, JOB)),
-                Column("Step", combine("max", select("pacecar_job_step"), CLUSTER, JOB)),
-                Column("Step time", combine("max", select("pacecar_job_step_duration_seconds"), CLUSTER, JOB), "s"),
-                Column("Most silent rank", combine("max", select("pacecar_job_last_record_age_seconds"), CLUSTER, JOB),
+            _JOB, [
+                Column("Ranks here", combine("count", ranks, *_JOB)),
+                Column("Step", combine("max", select("pacecar_job_step"), *_JOB)),
+                Column("Step time", combine("max", select("pacecar_job_step_duration_seconds"), *_JOB), "s"),
+                Column("Most silent rank", combine("max", select("pacecar_job_last_record_age_seconds"), *_JOB),
                        "s", steps=[(30.0, WARN), (120.0, BAD)]),
-                Column("Power here", combine("sum", rate("pacecar_job_energy_joules_total"), CLUSTER, JOB), "watt"),
+                Column("Power here", combine("sum", rate("pacecar_job_energy_joules_total"), *_JOB), "watt"),
             ], worst="Most silent rank", empty="No job has ranks on these nodes")),
     ])  # fmt: skip
 

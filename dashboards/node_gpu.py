@@ -115,9 +115,23 @@ def gpu_health_section() -> Section:
         (8, 7, time_series("Performance state", "0 is the fastest, 15 the slowest; an idle GPU rests at 8.", [
                 Query(select("pacecar_gpu_performance_state"), GPU_NAME),
             ], unit="none", empty=NO_GPU, stepped=True)),
-        (24, 6, time_series("Silent for", "Time since each GPU was last read.",
+        (8, 6, time_series("Silent for", "Time since each GPU was last read.",
             [Query(f"time() - {select('pacecar_gpu_last_success_time_seconds')}", GPU_NAME)],
             unit="s", empty=NO_GPU, thresholds=[(60.0, BAD)])),
+        (8, 6, time_series("A slow driver", "1 while readings of a GPU take longer than a tick waits: it is up, and is "
+            "read less often. On the right the time between two readings, and what a call takes.", [
+                Query(select("pacecar_gpu_driver_slow"), _of("slow")),
+                Query(select("pacecar_gpu_read_interval_seconds"), _of("between readings")),
+                Query(divide(rate("pacecar_gpu_driver_call_seconds_total"), rate("pacecar_gpu_driver_calls_total")),
+                      _of("a call")),
+            ], unit="none", empty=NO_GPU, low=0, overrides=[
+                look(".*(between readings|a call)", regex=True, unit="s", custom__axisPlacement="right")])),
+        (8, 6, time_series("Fans", "Speed that the driver asks of each fan, over its highest; revolutions a minute on "
+            "the right.", [
+                Query(select("pacecar_gpu_fan_speed_ratio"), _of("fan {{fan}}")),
+                Query(select("pacecar_gpu_fan_rpm"), _of("fan {{fan}} rpm")),
+            ], unit="percentunit", empty="The chassis cools these GPUs: their driver knows of no fan", low=0,
+            overrides=[look(".* rpm", regex=True, unit="rotrpm", custom__axisPlacement="right")])),
     ], collapsed=True)  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pacecar.dashboards.palette import BAD, WARN
 from pacecar.dashboards.panels import Query, Section, columns, look, table, time_series
-from pacecar.dashboards.queries import JOB, NODE, ON_NODES, RANK, combine, divide
+from pacecar.dashboards.queries import JOB, LAUNCH, NODE, ON_NODES, RANK, combine, divide
 
 __all__ = ["cgroup_section", "disk_section", "host_section", "memory_section", "numa_section"]
 
@@ -166,6 +166,7 @@ def cgroup_section() -> Section:
     used = divide(rate("pacecar_cgroup_cpu_seconds_total"), select("pacecar_cgroup_cpu_limit_cpus"))
     stopped = divide(rate("pacecar_cgroup_cpu_throttled_periods_total"), rate("pacecar_cgroup_cpu_periods_total"))
     memory = divide(select("pacecar_cgroup_memory_used_bytes"), select("pacecar_cgroup_memory_limit_bytes"))
+    members = (NODE, "cgroup", "member", JOB, LAUNCH, RANK)
     return Section("Containers and their limits", [
         (8, 7, time_series("CPU of the limit", "CPU time as a share of what the group may use. At one it is stopped.",
             [Query(used, group)], unit="percentunit", empty="No control group here has a CPU limit",
@@ -186,7 +187,6 @@ def cgroup_section() -> Section:
                 Query(increase("pacecar_cgroup_oom_kills_total"), f"{group} killed"),
             ], unit="none", empty=NO_CGROUP)),
         (8, 7, table("Who is in which group", "Ranks of jobs, and the daemon itself.",
-            [Query(combine("max", select("pacecar_cgroup_member_info"), NODE, "cgroup", "member", JOB, RANK), "",
-                   instant=True)], empty=NO_CGROUP,
-            transformations=columns(NODE, "cgroup", "member", JOB, RANK))),
+            [Query(combine("max", select("pacecar_cgroup_member_info"), *members), "", instant=True)],
+            empty=NO_CGROUP, transformations=columns(*members))),
     ], collapsed=True)  # fmt: skip

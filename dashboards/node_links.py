@@ -55,7 +55,10 @@ def gpu_links_section() -> Section:
             [Query(combine("sum", increase("pacecar_gpu_nvlink_link_errors_total"), NODE, "gpu", "kind"),
                    f"{GPU_NAME} {{{{kind}}}}")], unit="none", empty=NO_NVLINK)),
         (8, 7, time_series("PCIe", "Bytes per second between GPU and host or network card.",
-            _both("pacecar_gpu_pcie_{}_bytes_total", GPU_NAME), unit="Bps", empty="No PCIe counters on this node")),
+            [*_both("pacecar_gpu_pcie_{}_bytes_total", GPU_NAME),
+             Query(select("pacecar_gpu_pcie_counters_reliable"), f"{GPU_NAME} counters are right (1)")],
+            unit="Bps", empty="No PCIe counters on this node", overrides=[
+                look(".* counters are right .*", regex=True, unit="none", custom__axisPlacement="right")])),
         (8, 7, time_series("PCIe below its best", "Lanes and generation as a share of the most that GPU and slot can. "
             "The generation falls when the GPU idles; fewer lanes never come back by themselves.", [
                 Query(lanes, f"{GPU_NAME} lanes"),

@@ -21,6 +21,7 @@ __all__ = [
     "GPU",
     "INTERVAL",
     "JOB",
+    "LAUNCH",
     "NODE",
     "ONE_JOB",
     "ON_NODES",
@@ -33,8 +34,9 @@ __all__ = [
     "or_zero",
 ]
 
-JOB, RANK = by_name("pacecar_rank_info").labels[:2]
-"""The labels that say which training job and which rank; the catalog decides how they are spelt."""
+JOB, LAUNCH, RANK = by_name("pacecar_rank_info").labels[:3]
+"""The labels that say which training job, which start of that name, and which rank; the catalog decides how they are
+spelt.  Two jobs may have one name: whatever is aggregated or joined by job is by name and launch."""
 
 GPU = by_name("pacecar_gpu_info").labels[0]
 
@@ -128,8 +130,8 @@ class Scope:
 _IN_CLUSTER = {CLUSTER: '=~"$cluster"'}
 _NODES = {**_IN_CLUSTER, NODE: '=~"$node"', GPU: '=~"$gpu"'}
 
-ONE_JOB = Scope({**_IN_CLUSTER, JOB: '="$job"', RANK: '=~"$rank"'}, _NODES)
-"""One job, and the nodes that it runs on."""
+ONE_JOB = Scope({**_IN_CLUSTER, JOB: '="$job"', LAUNCH: '="$launch"', RANK: '=~"$rank"'}, _NODES)
+"""One launch of a job, and the nodes that it runs on."""
 
 ON_NODES = Scope({**_IN_CLUSTER, NODE: '=~"$node"', GPU: '=~"$gpu"'}, _NODES)
 """Nodes, and what jobs do there."""

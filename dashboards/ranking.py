@@ -16,16 +16,19 @@ from typing import Any
 from grafanalib import core
 
 from pacecar.dashboards.panels import Query, Steps, heads, look, table, thresholds_of
-from pacecar.dashboards.queries import CLUSTER, GPU, JOB, NODE
+from pacecar.dashboards.queries import CLUSTER, GPU, JOB, LAUNCH, NODE
 
 __all__ = ["LINKS", "Column", "ranking"]
 
 _CARRIED = "${datasource:queryparam}&${cluster:queryparam}&${__url_time_range}"
 
+_ONE_JOB = f"var-job=${{__value.text}}&var-launch=${{__data.fields.{heads(LAUNCH)}}}"
+"""The job of this line and not another one of its name."""
+
 LINKS = {
     JOB: [
-        {"title": "The job: where its time goes", "url": f"/d/pacecar-job?var-job=${{__value.text}}&{_CARRIED}"},
-        {"title": "Its tuning", "url": f"/d/pacecar-tuning?var-job=${{__value.text}}&{_CARRIED}"},
+        {"title": "The job: where its time goes", "url": f"/d/pacecar-job?{_ONE_JOB}&{_CARRIED}"},
+        {"title": "Its tuning", "url": f"/d/pacecar-tuning?{_ONE_JOB}&{_CARRIED}"},
     ],
     NODE: [
         {"title": "The node", "url": f"/d/pacecar-node?var-node=${{__value.text}}&{_CARRIED}"},
@@ -35,7 +38,7 @@ LINKS = {
 """Where the name of a job or a node leads."""
 
 
-WIDTHS = {CLUSTER: 90, GPU: 60, JOB: 200, NODE: 160, "knob": 140}
+WIDTHS = {CLUSTER: 90, GPU: 60, JOB: 200, LAUNCH: 150, NODE: 160, "knob": 140}
 """Columns that need less than their share, and names, which are not read when they are cut; in pixels.
 
 Not a least width: Grafana deals out the shares first, and what a column gets on top makes the table wider than its

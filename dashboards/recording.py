@@ -2,7 +2,7 @@
 
 A rate over ten thousand ranks costs little once and much in each panel, each alert and each look back over a month.  So
 what alerts compare with a bound is recorded, one series a job, node or GPU, under `level:metric:operation` (Prometheus'
-naming practice).  The dashboards do without: they work where nobody loaded the rules.
+naming practice); a job is a name and a launch.  The dashboards do without: they work where nobody loaded the rules.
 
 Every rule keeps the label `cluster`, which is absent where nobody has added it.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pacecar.dashboards.queries import CLUSTER, GPU, JOB, NODE, Scope, combine, divide
+from pacecar.dashboards.queries import CLUSTER, GPU, JOB, LAUNCH, NODE, Scope, combine, divide
 
 __all__ = [
     "DAEMON_BUDGET_USED",
@@ -29,7 +29,7 @@ __all__ = [
 RULES = Scope(interval="5m")
 """Rules look at everything, over five minutes: twenty scrapes at 15 s, so that a gap of one or two changes little."""
 
-OF_JOB, OF_NODE, OF_GPU = (CLUSTER, JOB), (CLUSTER, NODE), (CLUSTER, NODE, GPU)
+OF_JOB, OF_NODE, OF_GPU = (CLUSTER, JOB, LAUNCH), (CLUSTER, NODE), (CLUSTER, NODE, GPU)
 
 
 @dataclass(frozen=True, slots=True)

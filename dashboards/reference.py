@@ -22,7 +22,7 @@ The daemon serves these at `http://127.0.0.1:9850/metrics`, as Prometheus text o
 - A series exists only if a number was read. Zero is a measurement; what is missing is absent.
 - Counters of a job add up every step since attach. They travel in every record, so a dropped record loses no total.
 - Facts that do not change are labels of an `_info` series, whose value is always 1. Join on it:
-  `pacecar_job_step_duration_seconds * on (training_job, rank) group_left (host) pacecar_rank_info`.
+  `pacecar_job_step_duration_seconds * on (training_job, launch, rank) group_left (host) pacecar_rank_info`.
 - Metrics of a job disappear when the daemon has not heard of it for `job_forget_seconds`.
 """
 

@@ -173,7 +173,7 @@ def tuning_dashboard() -> core.Dashboard:
     return dashboard(
         "pacecar-tuning",
         "What the tuner of one job decided, what it expected, what was measured, and what the trials cost.",
-        variables("job", "node", "rank", one_job=True),
+        variables("job", "launch", "node", "rank", one_job=True),
         [_now(), _pace(), _gains(), _knobs(), _unrest()],
         annotations=decision_marks(),
     )

@@ -12,6 +12,7 @@ import logging
 import threading
 
 from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.jobkey import JobKey
 from pacecar.monitor.boardplaces import Displaced
 from pacecar.monitor.faults import Faults
 from pacecar.monitor.jobs import Jobs, JobView
@@ -56,8 +57,8 @@ class Board:
         with self._lock:
             self._snapshot = snapshot
             gone = self._jobs.forget()
-        for name in gone:
-            self._notices.tell(logging.INFO, "forgotten", "job %s: forgotten, it said nothing for too long", name)
+        for key in gone:
+            self._notices.tell(logging.INFO, "forgotten", "job %s: forgotten, it said nothing for too long", key)
 
     def snapshot(self) -> Snapshot | None:
         """Return the latest snapshot; None before the first tick."""
@@ -79,10 +80,10 @@ class Board:
         with self._lock:
             return self._jobs.paces()
 
-    def uid_of(self, job: str) -> int | None:
-        """Return whose the job of that name is; None: there is none."""
+    def uid_of(self, key: JobKey) -> int | None:
+        """Return whose the job `key` is; None: there is none."""
         with self._lock:
-            return self._jobs.uid_of(job)
+            return self._jobs.uid_of(key)
 
     def displaced(self) -> dict[str, int]:
         """Return how many jobs and ranks made room for others."""
@@ -99,7 +100,7 @@ class Board:
         with self._lock:
             return self._jobs.leave(hello, owner)
 
-    def rendezvous(self, job: str) -> Rendezvous:
-        """Return where the ranks of `job` on this node are, and a step that none has reached yet."""
+    def rendezvous(self, key: JobKey) -> Rendezvous:
+        """Return where the ranks of the job `key` on this node are, and a step that none has reached yet."""
         with self._lock:
-            return self._jobs.rendezvous(job)
+            return self._jobs.rendezvous(key)

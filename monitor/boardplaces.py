@@ -15,14 +15,24 @@ from collections import Counter
 from collections.abc import MutableMapping, Sequence
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
+from pacecar.jobkey import JobKey
 from pacecar.monitor.crews import Crew
 from pacecar.monitor.fairshare import giver_to
-from pacecar.records import JobHello
+from pacecar.records import (
+    CollectiveWindow,
+    EstimateCheck,
+    Goodbye,
+    JobHello,
+    KnobSwitch,
+    StepRecord,
+    Vitals,
+    WhatIf,
+)
 from pacecar.wire import FrameError, Refusal
 
 __all__ = [
-    "JOB_BYTES_MAX", "LABEL_BYTES_OF_A_RANK", "RANK_BYTES_MAX", "Displaced", "Kept", "Kind", "NoRoomError", "Place",
-    "Places", "choose_place", "label_bytes",
+    "JOB_BYTES_MAX", "KEPT_OF_RANK", "LABEL_BYTES_OF_A_RANK", "RANK_BYTES_MAX", "Displaced", "Kept", "Kind",
+    "NoRoomError", "Place", "Places", "choose_place", "label_bytes",
 ]  # fmt: skip
 
 RANK_BYTES_MAX = 16 * 1024
@@ -44,7 +54,7 @@ class Place(NamedTuple):
     """A job, or one `rank` of it, as one that might make room."""
 
     uid: int
-    job: str
+    job: JobKey
     rank: int | None
     is_over: bool
     heard_ns: int
@@ -61,7 +71,7 @@ class Displaced(NamedTuple):
 
     def __str__(self) -> str:
         place = self.place
-        what = f"job {place.job!r}" if place.rank is None else f"rank {place.rank} of job {place.job!r}"
+        what = f"job {str(place.job)!r}" if place.rank is None else f"rank {place.rank} of job {str(place.job)!r}"
         why = "it had ended" if place.is_over else "the youngest of the user who has most"
         return f"{what} of uid {place.uid} made room on the board for uid {self.for_uid}: {why}"
 
@@ -72,7 +82,7 @@ def label_bytes(hello: JobHello) -> int:
     return SERIES_OF_A_RANK * len(hello.job.encode()) + sum(len(text.encode()) for text in of_rank if text is not None)
 
 
-def choose_place(places: Sequence[Place], uid: int, newcomer: str, most: int, amount: int = 1) -> Place | None:
+def choose_place(places: Sequence[Place], uid: int, newcomer: JobKey, most: int, amount: int = 1) -> Place | None:
     """Return which of `places` is given up so that job `newcomer` of `uid` gets `amount` of `most`; None: none is."""
     held: Counter[int] = Counter()
     for place in places:
@@ -98,7 +108,7 @@ class NoRoomError(FrameError):
 
 
 class _Job(Protocol):
-    name: str
+    key: JobKey
     uid: int
     heard_ns: int
     began_ns: int
@@ -118,9 +128,18 @@ J = TypeVar("J", bound=_Job)
 class Places(Generic[J]):
     """The places of the jobs in a table, and of their ranks; takes away those that make room."""
 
-    def __init__(self, jobs: dict[str, J]) -> None:
+    def __init__(self, jobs: dict[JobKey, J]) -> None:
         self._jobs = jobs
         self.displaced = {"job": 0, "rank": 0}
+
+    def make_room_for(self, hello: JobHello, uid: int, jobs_max: int, ranks_max: int) -> list[Displaced]:
+        """Have jobs or ranks leave until a new rank that says `hello` fits, and return them; raises NoRoomError."""
+        left: list[Displaced] = []
+        if JobKey.of(hello) not in self._jobs:
+            self.make_room("job", hello, uid, jobs_max, left)
+        self.make_room("rank", hello, uid, ranks_max, left)
+        self.make_room("rank", hello, uid, ranks_max * LABEL_BYTES_OF_A_RANK, left, label_bytes(hello))
+        return left
 
     def make_room(
         self, kind: Kind, hello: JobHello, uid: int, most: int, left: list[Displaced], amount: int = 1
@@ -135,7 +154,7 @@ class Places(Generic[J]):
         by_bytes = amount > 1
         while (taken := self._taken(kind, by_bytes=by_bytes)) + amount > most:
             places = self._list(kind, by_bytes=by_bytes)
-            place = choose_place(places, uid, hello.job, most, amount)
+            place = choose_place(places, uid, JobKey.of(hello), most, amount)
             if place is not None:
                 self._displace(kind, place)
                 left.append(Displaced(place, uid))
@@ -152,10 +171,10 @@ class Places(Generic[J]):
 
     def _list(self, kind: Kind, *, by_bytes: bool) -> list[Place]:
         if kind == "job":
-            return [Place(j.uid, j.name, None, j.is_over, j.heard_ns, j.began_ns) for j in self._jobs.values()]
+            return [Place(j.uid, j.key, None, j.is_over, j.heard_ns, j.began_ns) for j in self._jobs.values()]
         return [
             Place(
-                job.uid, job.name, number, rank.is_over, rank.heard_ns or job.heard_ns, rank.began_ns,
+                job.uid, job.key, number, rank.is_over, rank.heard_ns or job.heard_ns, rank.began_ns,
                 rank.label_bytes if by_bytes else 1,
             )
             for job in self._jobs.values()
@@ -188,3 +207,10 @@ class Kept:
                 Refusal.LIMIT, f"{others + size} bytes of records to keep of one {self._what} is over {self._bytes_max}"
             )
         self._sizes[field] = size
+
+
+KEPT_OF_RANK: dict[type, str] = {
+    StepRecord: "step", Vitals: "vitals", EstimateCheck: "check", CollectiveWindow: "collectives", WhatIf: "what_if",
+    KnobSwitch: "switch", Goodbye: "goodbye",
+}  # fmt: skip
+"""Record -> the field of a rank that holds the last one."""

@@ -6,6 +6,8 @@ import select
 import socket
 import struct
 
+from pacecar.jobkey import JobKey
+from pacecar.monitor.boardplaces import Place
 from pacecar.monitor.conversation import Conversation, Peer
 from pacecar.plaintext import clean
 from pacecar.records import Throttling
@@ -25,10 +27,16 @@ class Connection:
         self.conversation = conversation
         self.since_ns = since_ns
         self.logged: set[Refusal] = set()
-        self.is_admitted = False
+        self.is_admitted = self.was_turned_away = False
         self.is_heard = False
         """Whether the selector knows it: not while its user is paused."""
         self.told: Throttling | None = None
+
+    def lose(self, place: Place) -> None:
+        """Have the hook told why it is not shown, with what is refused of it next, if `place` was its own."""
+        hello = self.conversation.hello
+        if hello is not None and JobKey.of(hello) == place.job and place.rank in (None, hello.rank):
+            self.is_admitted = self.was_turned_away = False
 
     def __str__(self) -> str:
         peer, hello = self.conversation.peer, self.conversation.hello

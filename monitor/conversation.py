@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pacecar.collectives import OPERATIONS
+from pacecar.jobkey import LAUNCH
 from pacecar.knobs import by_name
 from pacecar.records import (
     PHASES_OF_JOBS,
@@ -27,6 +28,7 @@ from pacecar.records import (
     Decision,
     DumpRequest,
     EstimateCheck,
+    HelloRefused,
     JobHello,
     JobLedger,
     JobRecord,
@@ -92,7 +94,7 @@ class Conversation:
             self.hello = record
         elif isinstance(record, Request | DumpRequest) and self.hello is None:
             return record, None
-        elif isinstance(record, Request | DumpRequest | Command | Throttling | HostSignals):
+        elif isinstance(record, Request | DumpRequest | Command | Throttling | HostSignals | HelloRefused):
             raise FrameError(Refusal.MALFORMED, f"a hook sends no {_kind(record)}")
         elif self.hello is None:
             raise FrameError(Refusal.NO_HELLO, f"a {_kind(record)} came before any hello")
@@ -101,11 +103,14 @@ class Conversation:
         return record, self.hello
 
     def _check_hello(self, hello: JobHello) -> None:
-        if self.hello is not None and (self.hello.job, self.hello.rank) != (hello.job, hello.rank):
+        if not LAUNCH.fullmatch(hello.launch):
+            raise FrameError(Refusal.MALFORMED, f"{hello.launch[:40]!r} is no launch: that is 16 hexadecimal digits")
+        before = self.hello
+        if before is not None and (before.job, before.launch, before.rank) != (hello.job, hello.launch, hello.rank):
             raise FrameError(
                 Refusal.IDENTITY,
-                f"this connection is rank {self.hello.rank} of job {self.hello.job!r} already, and now says to be"
-                f" rank {hello.rank} of job {hello.job!r}",
+                f"this connection is rank {before.rank} of job {before.job!r} already, and now says to be"
+                f" rank {hello.rank} of job {hello.job!r}, or of another launch",
             )
         if self.hello is not None and self.hello != hello:
             raise FrameError(Refusal.IDENTITY, f"rank {hello.rank} of job {hello.job!r} said another hello before")

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from pacecar.clock import NS_PER_SECOND
+from pacecar.jobkey import JobKey
 from pacecar.monitor.collectors.reading import sample
 from pacecar.records import HangSuspicion, JobLedger, Sample, Straggler
 
@@ -117,20 +118,20 @@ class Crew:
         )
 
 
-def crew_samples(job: str, crew: CrewView) -> Iterator[Sample]:
+def crew_samples(job: JobKey, crew: CrewView) -> Iterator[Sample]:
     """Yield the series of one job's crew."""
     for late in crew.stragglers:
         rank = "" if late.late_rank is None else str(late.late_rank)
-        yield sample("pacecar_job_straggler_excess_seconds", late.excess_ns, job, rank, late.cause)
+        yield sample("pacecar_job_straggler_excess_seconds", late.excess_ns, *job, rank, late.cause)
     for cause, count in crew.named.items():
-        yield sample("pacecar_job_stragglers_total", count, job, cause)
+        yield sample("pacecar_job_stragglers_total", count, *job, cause)
     for hung, (count, is_suspected) in crew.hangs.items():
-        yield sample("pacecar_job_hangs_total", count, job, str(hung))
-        yield sample("pacecar_job_hang_suspected", int(is_suspected), job, str(hung))
+        yield sample("pacecar_job_hangs_total", count, *job, str(hung))
+        yield sample("pacecar_job_hang_suspected", int(is_suspected), *job, str(hung))
     for rank_number, is_silent in crew.silent.items():
-        yield sample("pacecar_job_hang_silent", int(is_silent), job, str(rank_number))
+        yield sample("pacecar_job_hang_silent", int(is_silent), *job, str(rank_number))
     if crew.ledger is not None:
-        yield sample("pacecar_job_pace_seconds", crew.ledger.pace_ns, job)
-        yield sample("pacecar_job_median_pace_seconds", crew.ledger.median_ns, job)
+        yield sample("pacecar_job_pace_seconds", crew.ledger.pace_ns, *job)
+        yield sample("pacecar_job_median_pace_seconds", crew.ledger.median_ns, *job)
         for phase, duration in crew.ledger.total_phases_ns.items():
-            yield sample("pacecar_job_phase_seconds_total", duration, job, phase)
+            yield sample("pacecar_job_phase_seconds_total", duration, *job, phase)

@@ -413,7 +413,9 @@ class Daemon:
             )  # fmt: skip
 
     def _members(self) -> list[Member]:
-        return [Member(str(pid), "rank", hello.job, str(hello.rank)) for pid, hello in self._inbox.members()]
+        return [
+            Member(str(pid), "rank", hello.job, str(hello.rank), hello.launch) for pid, hello in self._inbox.members()
+        ]
 
 
 def _budget(config: DaemonConfig) -> Budget:

@@ -17,6 +17,7 @@ import msgspec
 
 from pacecar.catalog import by_name
 from pacecar.clock import NS_PER_SECOND
+from pacecar.jobkey import JobKey, titles
 from pacecar.live import VERSION, Collector, Daemon, Document, Gpu, Host, Job, Link, Recorder
 from pacecar.monitor.faults import Faults, Part
 from pacecar.monitor.jobdocuments import Elapsed, job_document
@@ -92,7 +93,7 @@ class Builder:
         self._host, self._gpus, self._links = Host(), tuple[Gpu, ...](), tuple[Link, ...]()
         self._collectors: tuple[Collector, ...] = ()
         self._resident: int | None = None
-        self._marks: dict[str, deque[_Mark]] = {}
+        self._marks: dict[JobKey, deque[_Mark]] = {}
 
     def build(
         self,
@@ -107,10 +108,11 @@ class Builder:
         """Return the document of this moment; `throttled` is what `Throttles.take` gave."""
         if snapshot is not None and snapshot.tick != self._tick:
             self._take(snapshot, throttled)
-        self._marks = {job.job: self._marks.get(job.job, deque(maxlen=LATELY_MARKS)) for job in jobs}
+        self._marks = {job.key: self._marks.get(job.key, deque(maxlen=LATELY_MARKS)) for job in jobs}
         shown = sorted(jobs, key=_silence)[:JOBS_MAX]
+        called = titles(job.key for job in jobs)
         ranks_max = max(RANKS_MIN, RANKS_MAX // max(1, len(shown)))
-        drawn = [self._job(job, now_ns, ranks_max) for job in sorted(shown, key=lambda job: job.job)]
+        drawn = [self._job(job, called[job.key], now_ns, ranks_max) for job in sorted(shown, key=lambda job: job.key)]
         return Document(
             version=VERSION,
             node=own.node,
@@ -135,10 +137,10 @@ class Builder:
             jobs_left_out=len(jobs) - len(shown) + drawn.count(None),
         )
 
-    def _job(self, job: JobView, now_ns: int, ranks_max: int) -> Job | None:
+    def _job(self, job: JobView, title: str, now_ns: int, ranks_max: int) -> Job | None:
         """Return the document of `job`; None where a bug forbids it."""
         try:
-            return job_document(job, self._lately(job, now_ns), ranks_max, self._residence)
+            return job_document(job, title, self._lately(job, now_ns), ranks_max, self._residence)
         except Exception as error:  # noqa: BLE001  a bug with one job must not cost the document all others
             self._faults.caught(Part.JOB, f"job {job.job!r}", error)
             return None
@@ -190,7 +192,7 @@ class Builder:
     def _lately(self, job: JobView, now_ns: int) -> Elapsed | None:
         """Return what the job's ranks did since the oldest mark; None while there is none."""
         mark = _mark(job, now_ns)
-        marks = self._marks[job.job]
+        marks = self._marks[job.key]
         if mark is None:
             marks.clear()
             return None

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from pacecar.clock import NS_PER_SECOND
+from pacecar.jobkey import JobKey
 from pacecar.monitor.collectors.reading import sample
 from pacecar.monitor.faults import Faults, Part
 from pacecar.monitor.jobs import JobView, RankView
@@ -85,12 +86,12 @@ class _Job:
         if now.at_ns - self.marks[-1].at_ns >= SPAN_SECONDS * NS_PER_SECOND:
             self.marks = [self.marks[-1], now]
 
-    def samples(self, name: str) -> Iterator[Sample]:
-        """Yield the series of the job `name`."""
+    def samples(self, key: JobKey) -> Iterator[Sample]:
+        """Yield the series of the job `key`."""
         if self.total_mj is not None:
-            yield sample("pacecar_job_energy_joules_total", self.total_mj, name)
+            yield sample("pacecar_job_energy_joules_total", self.total_mj, *key)
         for metric, millijoules in self.quotients():
-            yield sample(metric, millijoules, name)
+            yield sample(metric, millijoules, *key)
 
     def quotients(self) -> Iterator[tuple[str, float]]:
         """Yield metric and millijoules of one step, sample and token."""
@@ -110,7 +111,7 @@ class Energies:
     """Takes ticks in order.  As many jobs as are on the board."""
 
     def __init__(self, faults: Faults | None = None) -> None:
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[JobKey, _Job] = {}
         self._faults = faults or Faults()
 
     def take(self, snapshot: Snapshot, jobs: Callable[[], Sequence[JobView]]) -> list[Sample]:
@@ -118,17 +119,17 @@ class Energies:
         energies_mj = _energies(snapshot)
         if not energies_mj and not self._jobs:
             return []
-        live = {job.job: [rank for rank in job.ranks if rank.connected and rank.goodbye is None] for job in jobs()}
-        used = {name: {rank.hello.device_uuid for rank in ranks} for name, ranks in live.items()}
+        live = {job.key: [rank for rank in job.ranks if rank.connected and rank.goodbye is None] for job in jobs()}
+        used = {key: {rank.hello.device_uuid for rank in ranks} for key, ranks in live.items()}
         shared = {uuid for uuid, users in Counter(u for uuids in used.values() for u in uuids).items() if users > 1}
-        self._jobs = {name: self._jobs.get(name) or _Job() for name in live}
+        self._jobs = {key: self._jobs.get(key) or _Job() for key in live}
         samples: list[Sample] = []
-        for name, ranks in live.items():
+        for key, ranks in live.items():
             try:
-                self._use(self._jobs[name], ranks, used[name], energies_mj, shared, snapshot)
-                samples += self._jobs[name].samples(name)
+                self._use(self._jobs[key], ranks, used[key], energies_mj, shared, snapshot)
+                samples += self._jobs[key].samples(key)
             except Exception as error:  # noqa: BLE001  a bug with one job must not cost the others their energy
-                self._faults.caught(Part.JOB, f"job {name!r}", error)
+                self._faults.caught(Part.JOB, f"job {str(key)!r}", error)
         return samples
 
     def _use(

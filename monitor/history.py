@@ -56,7 +56,8 @@ def _points(document: Document) -> Iterator[tuple[str, float | None]]:
         for field in ("utilization_ratio", "power_watts", "temperature_celsius", "memory_used_bytes"):
             yield series_name(f"pacecar_gpu_{field}", gpu=gpu.gpu), getattr(gpu, field)
     for job in document.jobs:
-        yield series_name("pacecar_job_pace_seconds", training_job=job.job), None if job.finished else job.pace_seconds
+        labels = {"training_job": job.job} | ({"launch": job.launch} if job.launch else {})
+        yield series_name("pacecar_job_pace_seconds", **labels), None if job.finished else job.pace_seconds
     for link in document.links:
         for field in ("receive_bytes_per_second", "transmit_bytes_per_second"):
             yield series_name(f"pacecar_{link.kind}_{field}", link=link.name), getattr(link, field)

@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import Literal
 
 from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.jobkey import JobKey
 from pacecar.monitor.board import Board
 from pacecar.monitor.connection import Connection, is_hung_up, peer_of
 from pacecar.monitor.conversation import Conversation, own_pid
@@ -33,7 +34,8 @@ from pacecar.monitor.requests import Requests
 from pacecar.monitor.signals import NodeSignals
 from pacecar.monitor.threads import CLOSE_SECONDS, LIMIT_SECONDS, TURN_SECONDS, WatchedThread
 from pacecar.plaintext import clean
-from pacecar.records import Answer, DumpRequest, JobHello, JobRecord, Request, Throttling
+from pacecar.ranges import TEXT_CHARACTERS_MAX
+from pacecar.records import Answer, DumpRequest, HelloRefused, JobHello, JobRecord, Request, Throttling
 from pacecar.wire import FRAME_BYTES_MAX, FrameError, Message, Refusal, encode_frame, payload_of
 
 __all__ = ["CONNECTIONS_MAX", "CONNECTIONS_PER_UID_MAX", "Inbox"]
@@ -62,14 +64,8 @@ ACCEPT_PAUSE_SECONDS = 1.0
 LIMIT_COST_BYTES = 16 * 1024
 """What a frame costs its user besides, for which there was no room: to find that out took a look at the whole board."""
 
-DETAIL_CHARACTERS_MAX = 300
-"""Of what a hook is told."""
-
-TOLD_TO_HOOKS = frozenset({Refusal.LIMIT, Refusal.IDENTITY, Refusal.MALFORMED})
-"""Refusals that a hook is told of: those that whoever runs the job can do something about."""
-
-Overhear = Callable[[JobRecord, bytes, int], None]
-"""Told of each record that the board took, with its encoding and the uid of its sender; must not wait."""
+Overhear = Callable[[JobRecord, bytes, JobHello, int], None]
+"""Told of each record that the board took, with its encoding, whose it is and their uid; must not wait."""
 
 Dump = Callable[[int, str, Callable[[bool, str], None]], None]
 """Writes a recording for a user who may have one, and says later whether it did; must not wait."""
@@ -365,9 +361,11 @@ class Inbox:
             left = self._board.take(record, hello=hello, uid=uid, owner=connection.number, size=len(frame))
             for displaced in left:
                 self._notices.warn("displaced", "%s", displaced, of=displaced.place.uid)
+                for other in self._connections.values():
+                    other.lose(displaced.place)
             connection.is_admitted = True
             if self._overhear is not None:
-                self._overhear(record, payload_of(frame), uid)
+                self._overhear(record, payload_of(frame), hello, uid)
         self._frames += 1
         if isinstance(record, JobHello):
             said = "%s: hello from %s on %s"
@@ -382,7 +380,7 @@ class Inbox:
             for other in self._connections.values()
             if other.conversation.hello is not None and other.is_admitted
             # A job that made room, or was forgotten, may be another user's by now.
-            if self._board.uid_of(other.conversation.hello.job) in (None, other.conversation.peer.uid)
+            if self._board.uid_of(JobKey.of(other.conversation.hello)) in (None, other.conversation.peer.uid)
         ]
         self._requests.ask(request, asker=connection.number, uid=peer.uid, targets=targets, meet=self._board.rendezvous)
 
@@ -419,13 +417,13 @@ class Inbox:
 
     def _refuse(self, connection: Connection, error: FrameError) -> None:
         self._refused[error.refusal] += 1
+        if not connection.is_admitted and not connection.was_turned_away:
+            connection.was_turned_away = True
+            self._say(connection, HelloRefused(reason=clean(error, TEXT_CHARACTERS_MAX)))
         if error.refusal not in connection.logged:
             connection.logged.add(error.refusal)
             said, uid = "%s: refused a frame: %s: %s", connection.conversation.peer.uid
             self._notices.warn(error.refusal, said, connection, error.refusal, error, of=uid)
-            if error.refusal in TOLD_TO_HOOKS:
-                detail = clean(error, DETAIL_CHARACTERS_MAX)
-                self._say(connection, Answer(job="", rank=None, number=0, state="refused", detail=detail))
 
     def _lose(self, connection: Connection) -> None:
         """The peer is gone: with a goodbye that is the end of a job, without one it is worth a line."""

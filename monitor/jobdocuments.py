@@ -31,9 +31,9 @@ class Elapsed(NamedTuple):
 
 
 def job_document(
-    job: JobView, lately: Elapsed | None, ranks_max: int, residence: Callable[[JobHello], Residence]
+    job: JobView, title: str, lately: Elapsed | None, ranks_max: int, residence: Callable[[JobHello], Residence]
 ) -> Job:
-    """Return the document of `job`; `lately` is what its ranks did during the last seconds."""
+    """Return the document of `job`, called `title`; `lately` is what its ranks did during the last seconds."""
     steps = [rank.step for rank in job.ranks if rank.step is not None]
     shown = _shown(job, ranks_max)
     crew, pace_ns = job.crew.ledger, max((step.wall_ns for step in steps), default=None)
@@ -43,6 +43,9 @@ def job_document(
     ages = [rank.step_age_ns for rank in job.ranks if rank.step_age_ns is not None]
     return Job(
         job=job.job,
+        launch=job.launch,
+        title=title,
+        uid=job.uid,
         world_size=max((rank.hello.world_size for rank in job.ranks), default=None),
         ranks=tuple(_rank(rank, residence(rank.hello)) for rank in shown),
         ranks_left_out=len(job.ranks) - len(shown),

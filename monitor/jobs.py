@@ -4,7 +4,8 @@ Counters are the hook's own totals, which travel in every step record; so record
 daemon that was restarted, lose nothing.  What is counted here (switches, decisions, verdicts) counts what arrived.
 
 Everything is bounded: jobs, ranks, recent decisions, and the bytes of what a rank and a job said.  A job that says
-nothing for `job_forget_seconds` is forgotten with all its series.
+nothing for `job_forget_seconds` is forgotten with all its series.  One that is over is forgotten at once when the same
+user starts a job of that name again: what it leaves behind is of one launch.
 
 Jobs and ranks are shared out among users: `boardplaces` says who makes room for a newcomer.
 """
@@ -18,9 +19,10 @@ from typing import TypeVar
 import msgspec
 
 from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.jobkey import JobKey
 from pacecar.monitor.boardplaces import (
     JOB_BYTES_MAX,
-    LABEL_BYTES_OF_A_RANK,
+    KEPT_OF_RANK,
     RANK_BYTES_MAX,
     Displaced,
     Kept,
@@ -99,6 +101,8 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """One job as it was at one moment; `orders` is action -> outcome -> how often a person gave it."""
 
     job: str
+    launch: str
+    uid: int
     ranks: tuple[RankView, ...]
     tuner: TunerStatus | None
     decisions: tuple[Decision, ...]
@@ -111,6 +115,11 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     orders: dict[str, dict[str, int]] = {}
     forecast_error: dict[str, float] = {}
     what_if: WhatIf | None = None
+
+    @property
+    def key(self) -> JobKey:
+        """What tells this job from all others."""
+        return JobKey(self.job, self.launch)
 
 
 class _Rank:
@@ -153,8 +162,8 @@ class _Rank:
 
 
 class _Job:
-    def __init__(self, name: str, uid: int, now_ns: int) -> None:
-        self.name = name
+    def __init__(self, key: JobKey, uid: int, now_ns: int) -> None:
+        self.key = key
         self.uid = uid
         self.heard_ns = now_ns
         self.ranks: dict[int, _Rank] = {}
@@ -198,7 +207,9 @@ class _Job:
 
     def view(self, now_ns: int) -> JobView:
         return JobView(
-            job=self.name,
+            job=self.key.job,
+            launch=self.key.launch,
+            uid=self.uid,
             ranks=tuple(self.ranks[rank].view(now_ns) for rank in sorted(self.ranks)),
             tuner=self.tuner,
             decisions=tuple(self.decisions),
@@ -254,13 +265,13 @@ class Jobs:
         self._jobs_max = jobs_max
         self._ranks_max = ranks_max
         self._forget_ns = forget_ns
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[JobKey, _Job] = {}
         self._left_out = {"job": 0, "rank": 0}
         self._places = Places(self._jobs)
 
-    def uid_of(self, name: str) -> int | None:
-        """Return whose the job of that name is; None: there is none."""
-        job = self._jobs.get(name)
+    def uid_of(self, key: JobKey) -> int | None:
+        """Return whose the job `key` is; None: there is none."""
+        job = self._jobs.get(key)
         return None if job is None else job.uid
 
     def displaced(self) -> dict[str, int]:
@@ -282,24 +293,24 @@ class Jobs:
         """Return all jobs that are not forgotten, by name."""
         self.forget()
         now = self._clock.monotonic_ns()
-        views = (self._view(name, now) for name in sorted(self._jobs))
+        views = (self._view(key, now) for key in sorted(self._jobs))
         return tuple(view for view in views if view is not None)
 
-    def _view(self, name: str, now_ns: int) -> JobView | None:
-        """Return the job `name`; None where a bug forbids it."""
+    def _view(self, key: JobKey, now_ns: int) -> JobView | None:
+        """Return the job `key`; None where a bug forbids it."""
         try:
-            return self._jobs[name].view(now_ns)
+            return self._jobs[key].view(now_ns)
         except Exception as error:  # noqa: BLE001  a bug with one job must not cost the page all others
-            self._faults.caught(Part.JOB, f"job {name!r}", error)
+            self._faults.caught(Part.JOB, f"job {str(key)!r}", error)
             return None
 
-    def rendezvous(self, name: str) -> Rendezvous:
-        """Return where the ranks of job `name` are, and a step that all will hear of in time.
+    def rendezvous(self, key: JobKey) -> Rendezvous:
+        """Return where the ranks of the job `key` are, and a step that all will hear of in time.
 
         It lies MEETING_SECONDS ahead of the rank that is furthest, at the fastest pace that was seen: of the last
         step, and the mean of all, as one long step (a checkpoint) says nothing of the next.
         """
-        job = self._jobs.get(name)
+        job = self._jobs.get(key)
         seen = [] if job is None else [rank for rank in job.ranks.values() if rank.connected]
         told = [(rank.step, rank.step_ns) for rank in seen if rank.step is not None and rank.step_ns is not None]
         if not told:
@@ -320,15 +331,15 @@ class Jobs:
             steps = [(r.step_ns, r.step) for r in job.ranks.values() if not r.is_over and r.step_ns is not None]
             if steps:
                 heard_ns, step = max(steps, key=lambda one: one[0])
-                paces.append(Pace(job.name, now - heard_ns, 0 if step is None else step.wall_ns, job.uid))
+                paces.append(Pace(str(job.key), now - heard_ns, 0 if step is None else step.wall_ns, job.uid))
         return paces
 
-    def forget(self) -> list[str]:
-        """Drop the jobs that said nothing for too long, and return their names."""
+    def forget(self) -> list[JobKey]:
+        """Drop the jobs that said nothing for too long, and return which."""
         now = self._clock.monotonic_ns()
-        gone = [name for name, job in self._jobs.items() if now - job.heard_ns >= self._forget_ns]
-        for name in gone:
-            del self._jobs[name]
+        gone = [key for key, job in self._jobs.items() if now - job.heard_ns >= self._forget_ns]
+        for key in gone:
+            del self._jobs[key]
         return gone
 
     def take(self, record: JobRecord, *, hello: JobHello, uid: int, owner: int, size: int = 0) -> tuple[Displaced, ...]:
@@ -356,7 +367,7 @@ class Jobs:
         elif rank.owner != owner:
             raise FrameError(Refusal.IDENTITY, f"rank {hello.rank} of job {hello.job!r} speaks on a newer connection")
         job.heard_ns = rank.heard_ns = now
-        field = _KEPT_OF_RANK.get(type(record))
+        field = KEPT_OF_RANK.get(type(record))
         if field is not None and not (isinstance(record, WhatIf) and record.of_rank is None):
             rank.kept.keep(field, size)
         elif isinstance(record, WhatIf | TunerStatus | JobLedger):
@@ -396,7 +407,7 @@ class Jobs:
 
     def leave(self, hello: JobHello, owner: int) -> bool:
         """Note that the connection `owner` is gone; return whether it went without a goodbye."""
-        job = self._jobs.get(hello.job)
+        job = self._jobs.get(JobKey.of(hello))
         rank = job.ranks.get(hello.rank) if job is not None else None
         if rank is None or rank.owner != owner:
             return False
@@ -405,20 +416,18 @@ class Jobs:
 
     def _enter(self, hello: JobHello, uid: int, owner: int, now: int, left: list[Displaced]) -> tuple[_Job, _Rank]:
         """Return job and rank of `hello`, made if need be: also for a job that was forgotten and speaks again."""
-        job = self._jobs.get(hello.job)
+        key = JobKey.of(hello)
+        job = self._jobs.get(key)
         if job is not None and job.uid != uid:
-            raise FrameError(Refusal.IDENTITY, f"job {hello.job!r} belongs to uid {job.uid}, not to uid {uid}")
+            raise FrameError(Refusal.IDENTITY, f"job {str(key)!r} belongs to uid {job.uid}, not to uid {uid}")
         rank = job.ranks.get(hello.rank) if job is not None else None
         if job is not None and rank is not None:
             return job, rank
         self.forget()
         if job is None:
-            self._places.make_room("job", hello, uid, self._jobs_max, left)
-            job = _Job(hello.job, uid, now)
-        self._places.make_room("rank", hello, uid, self._ranks_max, left)
-        most = self._ranks_max * LABEL_BYTES_OF_A_RANK
-        self._places.make_room("rank", hello, uid, most, left, label_bytes(hello))
-        self._jobs[hello.job] = job
+            self._supersede(key, uid)
+        left += self._places.make_room_for(hello, uid, self._jobs_max, self._ranks_max)
+        job = self._jobs.setdefault(key, job or _Job(key, uid, now))
         rank = job.ranks[hello.rank] = _Rank(hello, owner, now)
         return job, rank
 
@@ -432,9 +441,8 @@ class Jobs:
         rank.hello, rank.owner, rank.connected, rank.goodbye = hello, owner, True, None
         return rank
 
-
-_KEPT_OF_RANK: dict[type, str] = {
-    StepRecord: "step", Vitals: "vitals", EstimateCheck: "check", CollectiveWindow: "collectives", WhatIf: "what_if",
-    KnobSwitch: "switch", Goodbye: "goodbye",
-}  # fmt: skip
-"""Record -> the field of a rank that holds the last one."""
+    def _supersede(self, newcomer: JobKey, uid: int) -> None:
+        """Forget the jobs of this name and user that are over: `newcomer` is their next start."""
+        for key, job in list(self._jobs.items()):
+            if key.job == newcomer.job and job.uid == uid and job.is_over:
+                del self._jobs[key]

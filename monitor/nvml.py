@@ -169,6 +169,23 @@ class PyNvml:
         info = _ask("nvmlDeviceGetMemoryInfo", handle)
         return Memory(int(info.total), int(info.used), int(info.free))
 
+    def fan_percent(self, handle: Handle, fan: int) -> int:
+        """Ask nvmlDeviceGetFanSpeed_v2."""
+        return int(_ask("nvmlDeviceGetFanSpeed_v2", handle, fan))
+
+    def fan_rpm(self, handle: Handle, fan: int) -> int:
+        """Ask nvmlDeviceGetFanSpeedRPM; pynvml's own function asks for the first fan only."""
+        if not hasattr(pynvml, "c_nvmlFanSpeedInfo_t"):
+            raise UnsupportedError("this pynvml has no nvmlDeviceGetFanSpeedRPM", pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        info = pynvml.c_nvmlFanSpeedInfo_t(version=pynvml.nvmlFanSpeedInfo_v1, fan=fan)
+        try:
+            pynvml._nvmlCheckReturn(
+                pynvml._nvmlGetFunctionPointer("nvmlDeviceGetFanSpeedRPM")(handle, ctypes.byref(info))
+            )
+        except pynvml.NVMLError as error:
+            raise _named(error.value, str(error)) from error
+        return int(info.speed)
+
     def bar1(self, handle: Handle) -> Memory:
         """Ask nvmlDeviceGetBAR1MemoryInfo."""
         info = _ask("nvmlDeviceGetBAR1MemoryInfo", handle)

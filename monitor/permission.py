@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from pacecar.jobkey import CalledJob, JobKey, ambiguity, meant
 from pacecar.records import JobHello, Request
 
 __all__ = ["NOBODY", "RANKS_NAMED_MAX", "ROOT", "Denied", "Target", "may_dump", "reachable"]
@@ -48,16 +49,23 @@ def reachable(request: Request, uid: int, targets: Iterable[Target]) -> list[Tar
     """Return those of `targets` that `uid` may reach with `request`.
 
     Raises:
-        Denied: no such job or rank is here, or the job is another user's.
+        Denied: no such job or rank is here, the job is another user's, or several are called so.
     """
     all_targets = list(targets)
-    job = [target for target in all_targets if target.hello.job == request.job]
-    if not job:
+    called = meant(request.job, (JobKey.of(target.hello) for target in all_targets))
+    if not called:
         raise Denied(_unknown(request.job, uid, all_targets))
-    if uid != ROOT and (uid == NOBODY or any(target.uid != uid for target in job)):
+    job = [
+        target
+        for target in all_targets
+        if JobKey.of(target.hello) in called and (uid == ROOT or NOBODY != uid == target.uid)
+    ]
+    if not job:
         raise Denied(f"job {request.job!r} belongs to another user")
-    meant = [target for target in job if not request.ranks or target.hello.rank in request.ranks]
-    if not meant:
+    if len({JobKey.of(target.hello) for target in job}) > 1:
+        raise Denied(ambiguity(request.job, _called(job)))
+    chosen = [target for target in job if not request.ranks or target.hello.rank in request.ranks]
+    if not chosen:
         here = sorted(target.hello.rank for target in job)
         named = ", ".join(map(str, here[:RANKS_NAMED_MAX])) + (", ..." if len(here) > RANKS_NAMED_MAX else "")
         wanted = ", ".join(map(str, request.ranks[:RANKS_NAMED_MAX]))
@@ -65,7 +73,7 @@ def reachable(request: Request, uid: int, targets: Iterable[Target]) -> list[Tar
             f"rank {wanted} of job {request.job!r} is on another node (here: {named}); ask the daemon there,"
             f' the series pacecar_rank_info{{rank="{wanted}"}} names its host'
         )
-    return meant
+    return chosen
 
 
 def may_dump(uid: int, daemon_uid: int) -> bool:
@@ -74,6 +82,13 @@ def may_dump(uid: int, daemon_uid: int) -> bool:
     Root, and the user that the daemon runs as, whose files they become.
     """
     return uid == ROOT or NOBODY != uid == daemon_uid
+
+
+def _called(targets: Sequence[Target]) -> list[CalledJob]:
+    found: dict[JobKey, list[Target]] = {}
+    for target in targets:
+        found.setdefault(JobKey.of(target.hello), []).append(target)
+    return [CalledJob(key, of[0].uid, tuple(target.hello.pid for target in of)) for key, of in sorted(found.items())]
 
 
 def _unknown(job: str, uid: int, targets: Sequence[Target]) -> str:

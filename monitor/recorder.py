@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pacecar.clock import Clock
+from pacecar.jobkey import JobKey
 from pacecar.monitor.notices import Notices
 from pacecar.monitor.pendingtriggers import AFTER_SECONDS, INTERVAL_SECONDS, Due, PendingTriggers, owner_of
 from pacecar.monitor.recordqueue import HOST, RecordQueue
@@ -103,8 +104,9 @@ class Figures(NamedTuple):
 
 class _Record(NamedTuple):
     payload: bytes
+    job: JobKey
     hang: HangSuspicion | None
-    over: str | None
+    is_over: bool
     uid: int | None
 
 
@@ -181,11 +183,11 @@ class Recorder:
         """Take what a collector read between two ticks."""
         self._put(samples, SAMPLE_BYTES * len(samples))
 
-    def overhear_record(self, record: JobRecord, payload: bytes, uid: int | None = None) -> None:
-        """Take a record of a job of `uid` that the board took, and its encoding."""
+    def overhear_record(self, record: JobRecord, payload: bytes, hello: JobHello, uid: int | None = None) -> None:
+        """Take a record that the board took, its encoding, whose it is, and of which user."""
         hang = record if isinstance(record, HangSuspicion) else None
-        over = record.job if isinstance(record, Goodbye) else None
-        self._put(_Record(payload, hang, over, uid), RECORD_BYTES + len(payload), uid)
+        entry = _Record(payload, JobKey.of(hello), hang, isinstance(record, Goodbye), uid)
+        self._put(entry, RECORD_BYTES + len(payload), uid)
 
     def note(self, kind: str, text: str) -> None:
         """Take something worth remembering, in words."""
@@ -258,9 +260,9 @@ class Recorder:
             case _Record():
                 self._tapes.record(entry.uid, entry.payload, at_ns)
                 if entry.hang is not None:
-                    self._trigger(self._triggers.hang(entry.hang, self._clock.wall_ns(), entry.uid))
-                if entry.over is not None:
-                    self._triggers.over(entry.over)
+                    self._trigger(self._triggers.hang(str(entry.job), entry.hang, self._clock.wall_ns(), entry.uid))
+                if entry.is_over:
+                    self._triggers.over(str(entry.job))
             case Event():
                 self._tapes.event(entry)
             case _Ask():

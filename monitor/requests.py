@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from pacecar.jobkey import JobKey
 from pacecar.monitor.fairshare import giver_to
 from pacecar.monitor.permission import RANKS_NAMED_MAX, Denied, Target, reachable
 from pacecar.ranges import INT64_MAX
@@ -69,7 +70,7 @@ class Requests:
         self.displaced = 0
 
     def ask(
-        self, request: Request, *, asker: int, uid: int, targets: Iterable[Target], meet: Callable[[str], Rendezvous]
+        self, request: Request, *, asker: int, uid: int, targets: Iterable[Target], meet: Callable[[JobKey], Rendezvous]
     ) -> None:
         """Pass `request` on to those of `targets` that it means, and tell the asker at once whom it reached.
 
@@ -82,7 +83,8 @@ class Requests:
         twice = [rank for rank, count in Counter(target.hello.rank for target in mine).items() if count > 1]
         if twice:
             return self._refuse(request, asker, _several(request.job, twice[0], mine))
-        meeting = meet(request.job)
+        key = JobKey.of(mine[0].hello)
+        meeting = meet(key)
         at_step = request.arguments.get("at_step", 0 if len(request.ranks) == 1 else meeting.ahead)
         if not isinstance(at_step, int) or at_step < (meeting.ahead if "at_step" in request.arguments else 0):
             return self._refuse(request, asker, _passed(request, at_step, meeting))
@@ -92,7 +94,7 @@ class Requests:
         if not reached:
             return self._refuse(request, asker, f"no rank of job {request.job!r} reads what the daemon sends")
         self._make_room(uid)
-        self._out[number] = _Out(uid, asker, request.serial, request.job, reached)
+        self._out[number] = _Out(uid, asker, request.serial, key.job, reached)
         self._send(asker, _accepted(request, command, sorted(reached.values()), mine[0].hello.world_size, meeting))
         return None
 

@@ -128,9 +128,9 @@ class Scrivener:
                 again = "it is given up" if self._is_hopeless else f"trying again every {RETRY_SECONDS:g} s"
                 _log.warning("%s; %s", said, again)
             return False, said
-        self.files += 1
         self._named, self._is_hopeless = None, False
         self._measure()
+        self.files += 1
         _log.info("wrote %s, %d bytes", path, size)
         return True, str(path)
 

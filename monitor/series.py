@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from pacecar.jobkey import JobKey
 from pacecar.monitor.collectors.reading import sample
 from pacecar.monitor.crews import crew_samples
 from pacecar.monitor.faults import Faults, Part
@@ -103,15 +104,18 @@ def job_samples(
 
 
 def _whole_job_samples(job: JobView) -> Iterator[Sample]:
+    if job.ranks:
+        started_ns = min(rank.hello.started_wall_ns for rank in job.ranks)
+        yield sample("pacecar_job_start_time_seconds", started_ns, *job.key)
     yield from _tuner_samples(job)
-    yield from crew_samples(job.job, job.crew)
+    yield from crew_samples(job.key, job.crew)
     if job.what_if is not None:
-        yield from _what_if_samples(job.what_if)
+        yield from _what_if_samples(job.key, job.what_if)
 
 
 def _rank_samples(rank: RankView, residence: Callable[[JobHello], Residence]) -> Iterator[Sample]:
     hello = rank.hello
-    labels = (hello.job, str(hello.rank))
+    labels = (*JobKey.of(hello), str(hello.rank))
     yield sample(
         "pacecar_rank_info",
         1,
@@ -153,7 +157,7 @@ def _knobs_in_force(rank: RankView) -> Knobs | None:
     return max(said, key=lambda knobs: knobs.epoch, default=None)
 
 
-def _step_samples(step: StepRecord, labels: tuple[str, str]) -> Iterator[Sample]:
+def _step_samples(step: StepRecord, labels: tuple[str, str, str]) -> Iterator[Sample]:
     optional = {
         "pacecar_job_samples_total": step.total_samples,
         "pacecar_job_tokens_total": step.total_tokens,
@@ -192,7 +196,7 @@ def _step_samples(step: StepRecord, labels: tuple[str, str]) -> Iterator[Sample]
         yield sample("pacecar_job_ledger_seconds_total", duration, *labels, heading)
 
 
-def _vitals_samples(vitals: Vitals, labels: tuple[str, str]) -> Iterator[Sample]:
+def _vitals_samples(vitals: Vitals, labels: tuple[str, str, str]) -> Iterator[Sample]:
     if vitals.flops_source is not None:
         yield sample("pacecar_job_flops_info", 1, *labels, vitals.flops_source, vitals.arithmetic or "")
     figures: dict[str, int | float | None] = {
@@ -219,14 +223,14 @@ def _vitals_samples(vitals: Vitals, labels: tuple[str, str]) -> Iterator[Sample]
             yield sample(metric, value, *labels)
 
 
-def _what_if_samples(ladder: WhatIf) -> Iterator[Sample]:
-    yield sample("pacecar_job_what_if_calibration_age_steps", ladder.calibration_age_steps, ladder.job)
+def _what_if_samples(job: JobKey, ladder: WhatIf) -> Iterator[Sample]:
+    yield sample("pacecar_job_what_if_calibration_age_steps", ladder.calibration_age_steps, *job)
     for rung in ladder.rungs:
-        yield sample("pacecar_job_what_if_step_seconds", rung.step_ns, ladder.job, rung.name)
-        yield sample("pacecar_job_what_if_gain_ratio", rung.gain_ratio, ladder.job, rung.name)
+        yield sample("pacecar_job_what_if_step_seconds", rung.step_ns, *job, rung.name)
+        yield sample("pacecar_job_what_if_gain_ratio", rung.gain_ratio, *job, rung.name)
 
 
-def _check_samples(check: EstimateCheck, labels: tuple[str, str]) -> Iterator[Sample]:
+def _check_samples(check: EstimateCheck, labels: tuple[str, str, str]) -> Iterator[Sample]:
     figures = {
         "pacecar_job_estimate_error_ratio": check.error_ratio,
         "pacecar_job_estimate_bias_limit_ratio": check.bias_limit_ratio,
@@ -240,7 +244,7 @@ def _check_samples(check: EstimateCheck, labels: tuple[str, str]) -> Iterator[Sa
             yield sample("pacecar_job_estimate_heading_error_ratio", ratio, *labels, heading)
 
 
-def _collective_samples(window: CollectiveWindow, labels: tuple[str, str]) -> Iterator[Sample]:
+def _collective_samples(window: CollectiveWindow, labels: tuple[str, str, str]) -> Iterator[Sample]:
     for one in window.sums:
         figures: dict[str, int | float | None] = {
             "pacecar_job_collectives": one.count,
@@ -256,21 +260,21 @@ def _collective_samples(window: CollectiveWindow, labels: tuple[str, str]) -> It
 def _tuner_samples(job: JobView) -> Iterator[Sample]:
     for action, outcomes in job.orders.items():
         for outcome, count in outcomes.items():
-            yield sample("pacecar_tuner_orders_total", count, job.job, action, outcome)
+            yield sample("pacecar_tuner_orders_total", count, *job.key, action, outcome)
     if job.tuner is not None:
         for state in TUNER_STATES:
-            yield sample("pacecar_tuner_state", int(state == job.tuner.state), job.job, state)
-        yield sample("pacecar_tuner_exploration_seconds", job.tuner.exploration_ns, job.job)
+            yield sample("pacecar_tuner_state", int(state == job.tuner.state), *job.key, state)
+        yield sample("pacecar_tuner_exploration_seconds", job.tuner.exploration_ns, *job.key)
     for tally in job.decision_tallies:
-        yield sample("pacecar_tuner_decisions_total", tally.count, job.job, tally.knob, tally.what)
+        yield sample("pacecar_tuner_decisions_total", tally.count, *job.key, tally.knob, tally.what)
     for tally in job.verdict_tallies:
-        yield sample("pacecar_tuner_verdicts_total", tally.count, job.job, tally.knob, tally.what)
+        yield sample("pacecar_tuner_verdicts_total", tally.count, *job.key, tally.knob, tally.what)
     for knob, ratio in job.expected_gain.items():
-        yield sample("pacecar_tuner_expected_gain_ratio", ratio, job.job, knob)
+        yield sample("pacecar_tuner_expected_gain_ratio", ratio, *job.key, knob)
     for knob, ratio in job.measured_gain.items():
-        yield sample("pacecar_tuner_measured_gain_ratio", ratio, job.job, knob)
+        yield sample("pacecar_tuner_measured_gain_ratio", ratio, *job.key, knob)
     for knob, ratio in job.forecast_error.items():
-        yield sample("pacecar_tuner_forecast_error_ratio", ratio, job.job, knob)
+        yield sample("pacecar_tuner_forecast_error_ratio", ratio, *job.key, knob)
 
 
 def _spending_samples(figures: DaemonFigures) -> Iterator[Sample]:

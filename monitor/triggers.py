@@ -23,12 +23,15 @@ __all__ = ["STALL_STEPS", "Pace", "Triggers"]
 STALL_STEPS = 20
 """A job whose steps take long is not stalled before so many of them would have ended."""
 
+TOGETHER_SECONDS = 5
+"""GPUs that are lost within so long of the first are lost for one reason, or are in its recording anyway."""
+
 JOBS_MAX = 1024
 """Jobs whose hang is remembered; the oldest of the user with most of them makes room."""
 
 
 class Pace(NamedTuple):
-    """A running job: how long ago its last step was reported, how long that took, and whose it is."""
+    """A running job (`str` of its key): how long ago its last step was reported, how long it took, and whose it is."""
 
     job: str
     age_ns: int
@@ -37,12 +40,14 @@ class Pace(NamedTuple):
 
 
 class Triggers:
-    """Remembers what was so before."""
+    """Remembers what was so before; a job is `str` of its key."""
 
     def __init__(self, *, stall_ns: int) -> None:
         self._stall_ns = stall_ns
         self._xids: dict[tuple[str, str], int | float] | None = None
         self._up: dict[str, bool] = {}
+        self._lost: set[str] = set()
+        self._lost_wall_ns = -TOGETHER_SECONDS * NS_PER_SECOND
         self._hanging: dict[str, set[int]] = {}
         self._uids: dict[str, int | None] = {}
         self._stalled: set[str] = set()
@@ -51,15 +56,16 @@ class Triggers:
         """Return what happened to GPUs since the tick before."""
         xids: dict[tuple[str, str], int | float] = {}
         found: list[Trigger] = []
+        lost: list[str] = []
         for sample in snapshot.samples():
             if sample.metric == "pacecar_gpu_xid_errors_total":
                 xids[sample.labels[0], sample.labels[1]] = sample.value
             elif sample.metric == "pacecar_gpu_up":
                 gpu, is_up = sample.labels[0], bool(sample.value)
                 if self._up.get(gpu, False) and not is_up:
-                    detail = f"GPU {gpu} answers no more"
-                    found.append(Trigger(kind="gpu_lost", subject=gpu, detail=detail, wall_ns=snapshot.wall_ns))
+                    lost.append(gpu)
                 self._up[gpu] = is_up
+        found += self._lose(lost, snapshot.wall_ns)
         if not xids:  # no driver at this tick
             return found
         if self._xids is not None:
@@ -71,28 +77,38 @@ class Triggers:
         self._xids = (self._xids or {}) | xids
         return found
 
-    def hang(self, record: HangSuspicion, wall_ns: int, uid: int | None = None) -> list[Trigger]:
-        """Return the trigger, if this is the first rank of its job, which is `uid`'s, that suspects a hang."""
-        ranks = self._hanging.get(record.job, set())
+    def _lose(self, gpus: list[str], wall_ns: int) -> Iterator[Trigger]:
+        """Yield one trigger for all GPUs that are lost together: a driver that goes takes all of them with it."""
+        together = wall_ns - self._lost_wall_ns < TOGETHER_SECONDS * NS_PER_SECOND
+        if gpus and together and self._lost.isdisjoint(gpus):
+            self._lost.update(gpus)
+        elif gpus:
+            self._lost, self._lost_wall_ns = set(gpus), wall_ns
+            who = f"GPU {gpus[0]} answers" if len(gpus) == 1 else f"GPUs {', '.join(gpus)} answer"
+            yield Trigger(kind="gpu_lost", subject=gpus[0], detail=f"{who} no more", wall_ns=wall_ns)
+
+    def hang(self, job: str, record: HangSuspicion, wall_ns: int, uid: int | None = None) -> list[Trigger]:
+        """Return the trigger, if this is the first rank of `job`, which is `uid`'s, that suspects a hang."""
+        ranks = self._hanging.get(job, set())
         if record.ended:
             ranks.discard(record.rank)
             if not ranks:
-                self.over(record.job)
+                self.over(job)
             return []
         is_new = not ranks
-        if record.job not in self._hanging and len(self._hanging) >= JOBS_MAX:
+        if job not in self._hanging and len(self._hanging) >= JOBS_MAX:
             held = Counter(self._uids.values())
             giver = giver_to(uid, held)
             giver = giver if giver is not None or uid not in held else uid
-            self.over(next(job for job, owner in self._uids.items() if giver in (None, owner)))
-        self._hanging.setdefault(record.job, ranks).add(record.rank)
-        self._uids[record.job] = uid
+            self.over(next(name for name, owner in self._uids.items() if giver in (None, owner)))
+        self._hanging.setdefault(job, ranks).add(record.rank)
+        self._uids[job] = uid
         if not is_new:
             return []
         silent = record.silent_ns / NS_PER_SECOND
-        where = f"rank {record.rank} of job {record.job}"
+        where = f"rank {record.rank} of job {job}"
         detail = clean(f"{where}: step {record.step} not over after {silent:.0f} s, in {record.phase}")
-        return [Trigger(kind="hang", subject=record.job, detail=detail, wall_ns=wall_ns, uid=uid)]
+        return [Trigger(kind="hang", subject=job, detail=detail, wall_ns=wall_ns, uid=uid)]
 
     def over(self, job: str) -> None:
         """Note that `job` said goodbye: it hangs no more."""

@@ -101,7 +101,7 @@ def assemble(
         if settings.tune.mode != "off":
             _start_tuner(parts, hook, model, optimizer, rescue, hello, settings.tune, outbox, listener, holds)
         if settings.hook.crew:
-            parts.crew = _start_crew(hook, hello, settings.hook, [*sinks, holds], throttling)
+            parts.crew = _start_crew(hook, hello, settings.hook, [*sinks, holds], throttling, parts)
     except BaseException:
         if parts.desk is not None:
             parts.desk.close()
@@ -209,7 +209,7 @@ def _start_tuner(
 
 
 def _start_crew(
-    hook: Hook, hello: JobHello, config: HookConfig, sinks: list[RecordSink], throttling: ThrottleNews
+    hook: Hook, hello: JobHello, config: HookConfig, sinks: list[RecordSink], throttling: ThrottleNews, parts: Parts
 ) -> Crew:
     crew = Crew(
         hello,
@@ -219,6 +219,7 @@ def _start_crew(
         throttled=throttling.is_throttled,
         charge=hook.charge,
         waits_in_forward=lambda: sees_waits_in_forward(hook.calibrations.find(hook.knobs)),
+        is_told=lambda: parts.tuner is not None and parts.tuner.agreement.has_left,
     )
     hook.on_timed = crew.note
     crew.start()

@@ -111,7 +111,13 @@ def _summary(recording: Recording) -> dict[str, Any]:
         "series": len(series),
         **counts,
         "ranks": [
-            {"training_job": hello.job, "rank": hello.rank, "host": hello.host, "device": hello.device}
+            {
+                "training_job": hello.job,
+                "launch": hello.launch,
+                "rank": hello.rank,
+                "host": hello.host,
+                "device": hello.device,
+            }
             for hello in header.hellos
         ],
         "records_of_jobs": {job: dict(kinds) for job, kinds in jobs.items()},

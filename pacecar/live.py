@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
+from pacecar.jobkey import JobKey
 from pacecar.steering import KnobValue
 
 __all__ = [
@@ -195,12 +196,18 @@ class Ladder(msgspec.Struct, frozen=True, kw_only=True):
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One job as this node sees it.
 
+    `job` and `launch` together are its identity, `title` is what commands on this node call it
+    (`pacecar.jobkey.titles`), `uid` is whose it is.
+
     `ledger_seconds` is where the time of its ranks here went during the last `ledger_window_seconds`, or in the last
     steps while nothing older is known (the window is then null).  `ranks` holds the most interesting ones in the order
     of their numbers, `ranks_left_out` counts the others; `moves` are decisions, newest first.
     """
 
     job: str
+    launch: str = ""
+    title: str = ""
+    uid: int | None = None
     world_size: int | None
     ranks: tuple[Rank, ...]
     ranks_left_out: int
@@ -220,6 +227,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     tuner: Tuner | None = None
     moves: tuple[Move, ...] = ()
     what_if: Ladder | None = None
+
+    @property
+    def key(self) -> JobKey:
+        """What tells this job from all others."""
+        return JobKey(self.job, self.launch)
+
+    @property
+    def called(self) -> str:
+        """What people call it; a daemon older than titles gives a name."""
+        return self.title or self.job
 
 
 class Collector(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,6 +53,7 @@ __all__ = [
     "Failed",
     "Goodbye",
     "HangSuspicion",
+    "HelloRefused",
     "JobHello",
     "JobLedger",
     "JobRecord",
@@ -158,6 +159,7 @@ class JobHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
 
     `interface` is what the rank's collectives go through; None: unknown, or they bypass the kernel.  `hears_signals`
     asks the daemon for HostSignals.  `slurm_job`, `pod_name` and `pod_namespace` are what its environment says.
+    `launch` with `job` is the job's identity (`pacecar.jobkey`); empty: not known.
     """
 
     job: Label
@@ -178,6 +180,7 @@ class JobHello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     slurm_job: Label | None = None
     pod_name: Label | None = None
     pod_namespace: Label | None = None
+    launch: Label = ""
 
 
 Uncalibrated = Literal["off", "unavailable", "warming_up", "price"]
@@ -413,3 +416,9 @@ class Throttling(msgspec.Struct, frozen=True, kw_only=True, tag="throttling"):
 
     device_uuid: Label
     reasons: Annotated[tuple[Label, ...], Meta(max_length=TEXTS_MAX)] | None
+
+
+class HelloRefused(msgspec.Struct, frozen=True, kw_only=True, tag="hello_refused"):
+    """The daemon does not show this rank, and why: said once a connection, for whoever runs the job."""
+
+    reason: Text

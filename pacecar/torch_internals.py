@@ -116,6 +116,8 @@ _DISPATCH = "torch.utils._python_dispatch."
 _PROFILE = "torch.autograd.profiler.profile."
 _FRAMES = "torch._C._dynamo.eval_frame."
 
+_GLOO_OPTIONS = ("_Options", "_Options._devices", "_Options._threads", "_Options._timeout")
+
 _ATTENTION = "torch.ops.aten._scaled_dot_product_"
 
 _OTHER_RECORDER = "the other flight recorder, where there is one"
@@ -193,7 +195,17 @@ INTERNALS: tuple[Internal, ...] = (
         "torch.distributed.distributed_c10d._get_default_store", ("ranks", "agreement", "run_gathering"), EVER
     ),
     Internal("torch.distributed.ProcessGroup._allgather_base", ("ranks", "agreement"), EVER),
-    Internal("torch.distributed.ProcessGroupGloo", ("ranks",), EVER),
+    Internal("torch.distributed.ProcessGroupGloo", ("ranks", "agreement"), EVER),
+    *(
+        Internal(f"torch.distributed.ProcessGroupGloo.{name}", (), EVER, "each rank connects with all others at once")
+        for name in (*_GLOO_OPTIONS, "create_default_device")
+    ),
+    Internal(
+        "torch.distributed.ProcessGroupGloo._set_default_timeout",
+        (),
+        EVER,
+        "a gather that another rank joins a minute late fails, and tuning freezes",
+    ),
     Internal("torch.distributed.distributed_c10d._get_default_group", ("last_collective",), EVER),
     Internal("torch.distributed.ProcessGroup._get_sequence_number_for_group", ("last_collective",), EVER),
     Internal("torch._C._distributed_c10d._dump_nccl_trace_json", (), ("2.6", "2.15"), _OTHER_RECORDER),

@@ -11,6 +11,8 @@ from torch import nn
 
 from pacecar.clock import SystemClock
 from pacecar.config import TuneConfig
+from pacecar.controller.agreement import Agreement
+from pacecar.controller.channels import Subject
 from pacecar.controller.ddp_knobs import DdpKnobs, find_ddp
 from pacecar.controller.desk import Desk
 from pacecar.controller.fsdp import fsdp_knobs
@@ -130,10 +132,19 @@ def make_tuner(
     if holds.node is not None:
         rescue.room = holds.node.room_bytes
     rescue.reverted = tuner.reverted
+    rescue.any_rank = lambda is_so: _any_rank(tuner.agreement, is_so)
+    if global_batch is not None:
+        global_batch.tell = lambda numbers: tuner.agreement.tell(Subject.NOISE, numbers)
     if desk is not None:
         desk.knobs, desk.refused = lambda: tuner.knobs, lambda: tuner.refused
         desk.node = tuple if holds.node is None else holds.node.describe
     return tuner
+
+
+def _any_rank(agreement: Agreement, is_so: bool) -> bool:
+    """Return whether `is_so` on any rank, as all ranks ask at the same point; else whether it is on this one."""
+    answers = agreement.ask(Subject.MEMORY, [float(is_so)])
+    return is_so if answers is None else any(answer[0] for answer in answers)
 
 
 def _nothing() -> None:

@@ -17,14 +17,14 @@ from enum import StrEnum
 
 import msgspec
 
-from pacecar.records import Answer, Command, DumpRequest, JobRecord, Request, Throttling
+from pacecar.records import Answer, Command, DumpRequest, HelloRefused, JobRecord, Request, Throttling
 from pacecar.signals import HostSignals
 
 __all__ = [
     "FRAME_BYTES_MAX", "VERSION", "FrameError", "Message", "Refusal", "decode_frame", "encode_frame", "payload_of",
 ]  # fmt: skip
 
-Message = JobRecord | Request | DumpRequest | Command | Answer | Throttling | HostSignals
+Message = JobRecord | Request | DumpRequest | Command | Answer | Throttling | HostSignals | HelloRefused
 """What may cross the socket, in either direction."""
 
 VERSION = 1

@@ -1,8 +1,9 @@
 """Who is this process in the job?
 
-A rank number alone does not name a series: two jobs on a node both have a rank 0.  So every record carries a job id
+A rank number alone does not name a series: two jobs on a node both have a rank 0.  So every record carries a name
 that all ranks of a job agree on without asking each other: what the user said (PACECAR_JOB), else what the launcher
-gave all of them, else the script's name and a process id: of the process that started them, or its own.
+gave all of them, else the script's name and a process id: of the process that started them, or its own.  Two jobs may
+have one name, so a hello has the launch too (`launch`), which no two have.
 
     torchrun     its run id; without one ("none") what the cluster says, and its rendezvous' port
     Slurm, LSF, PBS   the job's id
@@ -29,6 +30,7 @@ from torch import nn
 
 from pacecar.clock import Clock, SystemClock
 from pacecar.profiler.interface import collective_interface
+from pacecar.profiler.launch import launch_of
 from pacecar.profiler.sendable import Sendable
 from pacecar.records import JobHello
 
@@ -67,8 +69,10 @@ def make_hello(
     backend = dist.get_backend() if is_distributed else None
     if local_rank is None:
         local_rank = device.index if is_cuda and device.index is not None else rank
+    name = job or job_id(environ)
     hello = JobHello(
-        job=job or job_id(environ),
+        job=name,
+        launch=launch_of(name, world_size, environ),
         rank=rank,
         local_rank=local_rank,
         world_size=world_size,

@@ -20,16 +20,11 @@ from collections.abc import Callable
 from pacecar.daemon_peer import connect
 from pacecar.plaintext import clean
 from pacecar.profiler.courier import QUEUE_LENGTH_MAX, Courier, Refused
-from pacecar.records import Answer, Command, JobHello, JobRecord, Throttling
+from pacecar.records import Answer, Command, HelloRefused, JobHello, JobRecord, Throttling
 from pacecar.signals import HostSignals
 from pacecar.wire import FRAME_BYTES_MAX, FrameError, decode_frame, encode_frame
 
 __all__ = ["News", "Outbox"]
-
-REFUSALS_MAX = 4
-"""Reasons that are logged: a rank that is refused tries again for as long as it runs."""
-
-REFUSAL_CHARACTERS_MAX = 300
 
 News = Throttling | HostSignals
 """What the daemon tells without being asked."""
@@ -73,7 +68,7 @@ class _SocketCarrier:
         self._hello = encode_frame(hello)
         self._socket: socket.socket | None = None
         self._has_complained = False
-        self._refusals: set[str] = set()
+        self._refusal: str | None = None
 
     @property
     def destination(self) -> str:
@@ -120,15 +115,9 @@ class _SocketCarrier:
                 self._obey(message)
             elif isinstance(message, Throttling | HostSignals) and self._heed is not None:
                 self._heed(message)
-            elif isinstance(message, Answer) and message.state == "refused":
-                self._note_refusal(message.detail)
-
-    def _note_refusal(self, why: str) -> None:
-        """Say once for each reason why the daemon shows nothing, or less, of this rank."""
-        why = clean(why, REFUSAL_CHARACTERS_MAX)
-        if why not in self._refusals and len(self._refusals) < REFUSALS_MAX:
-            self._refusals.add(why)
-            _log.warning("pacecar: the daemon at %s refuses what this rank reports: %s", self._path, why)
+            elif isinstance(message, HelloRefused) and message.reason != self._refusal:
+                self._refusal = message.reason  # once: each connection is told anew
+                _log.warning("pacecar: the daemon at %s does not show this rank: %s", self._path, clean(message.reason))
 
     def close(self) -> None:
         if self._socket is not None:

@@ -190,7 +190,7 @@ def test_the_inbox_logs_what_hooks_say_as_text_and_a_refused_hook_has_one_line(
             for box in outboxes:
                 box.put(step_record(job=EVIL))
                 until(lambda: inbox.frames + sum(inbox.refused().values()) >= 2, "it was heard")
-            until(lambda: "refuses what this rank reports" in caplog.text, "the hook has a line")
+            until(lambda: "does not show this rank" in caplog.text, "the hook has a line")
             for number in range(20):
                 outboxes[1].put(step_record(job="late", step=number))
             until(lambda: sum(inbox.refused().values()) >= 20, "refused again and again")
@@ -200,5 +200,5 @@ def test_the_inbox_logs_what_hooks_say_as_text_and_a_refused_hook_has_one_line(
         inbox.close()
     said = [record.getMessage() for record in caplog.records]
     assert all(line.isprintable() for line in said), said
-    (line,) = [line for line in said if "beyond jobs_max = 1" in line and "refuses what this rank" in line]
+    (line,) = [line for line in said if "beyond jobs_max = 1" in line and "does not show this rank" in line]
     assert "'late' is beyond jobs_max = 1, and uid" in line

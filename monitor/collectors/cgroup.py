@@ -56,6 +56,7 @@ class Member(NamedTuple):
     kind: str
     training_job: str = ""
     rank: str = ""
+    launch: str = ""
 
 
 class Mounted(NamedTuple):
@@ -111,7 +112,8 @@ class CgroupCollector:
                 reading.fail(f"groups beyond the first {GROUPS_MAX} left out, the first of them {name}")
                 break
             groups[name] = paths
-            reading.add("pacecar_cgroup_member_info", 1, name, member.kind, member.training_job, member.rank)
+            labels = (member.kind, member.training_job, member.launch, member.rank)
+            reading.add("pacecar_cgroup_member_info", 1, name, *labels)
         for name, paths in groups.items():
             self._cpu(reading, name, mounts, paths)
             self._memory(reading, name, mounts, paths)

@@ -5,8 +5,9 @@
             -> witnesses one more thread, for Xid errors
 
 The sampler sees one collector, `gpu`, and gives it one thread; the GPUs' threads are in here, because GPUs come and go
-while the sampler's list stands.  A GPU that missed the deadline is down ("hung") in this very tick, is not waited for
-again until its call returns, and costs its own series only.
+while the sampler's list stands.  A GPU whose call does not come back in the time that its calls take is down ("hung"),
+is asked nothing until it returns, and costs its own series only; one that is only slow is up, and is read less often
+(`unit`).  No tick waits for either.
 
 When GPUs are lost the driver is opened anew, which voids all handles for as long as that takes (a few ms to a
 second), so it is tried rarely: after REINIT_AFTER_SECONDS, then ever more seldom, and never while a call hangs, because
@@ -25,8 +26,10 @@ import threading
 from collections.abc import Callable, Sequence
 
 from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.monitor.gpu.calltimes import CALL_SECONDS_FIRST
 from pacecar.monitor.gpu.device import Reading
 from pacecar.monitor.gpu.driver import DriverMissingError, Nvml, NvmlError
+from pacecar.monitor.gpu.news import News
 from pacecar.monitor.gpu.session import Found, Session, Sessions
 from pacecar.monitor.gpu.unit import Unit
 from pacecar.monitor.gpu.witness import Heard, Witnesses
@@ -82,7 +85,9 @@ class GpuCollector:
         self._witnesses = Witnesses(nvml, clock, kernel_log)
         self._listener: Worker[Heard] = Worker("gpu-xid", self._witnesses.listen, clock, self._returned)
         self._is_listening = False
+        self._news = News(clock)
         self._units: dict[str, Unit] = {}
+        self._sought: dict[int, Unit] = {}
         self._left_out = 0
         self._is_open = False
         self._closed: Absent | Failed = Absent("the NVIDIA driver is being opened")
@@ -139,11 +144,19 @@ class GpuCollector:
         if self._is_open:
             for found in self._sessions.late():
                 self._unit_of(found).attach(found)
+            self._give_up_looking()
             return
         if isinstance(result, Session):
             self._take_session(result)
         elif isinstance(result, Exception):
             self._take_refusal(result)
+
+    def _give_up_looking(self) -> None:
+        """Call a GPU hung that has not answered its first questions for as long as a first call may take."""
+        for index, age_ns in self._sessions.sought_ns().items():
+            unit = self._sought.get(index)
+            if unit is not None and age_ns >= CALL_SECONDS_FIRST * NS_PER_SECOND and unit.reason != "hung":
+                unit.detach("hung", f"no answer for {CALL_SECONDS_FIRST:g} s to its first questions")
 
     def _opening_is_due(self) -> bool:
         now = self._clock.monotonic_ns()
@@ -173,6 +186,7 @@ class GpuCollector:
             self._refuse(Absent("the NVIDIA driver sees no GPU"), "vanished")
             return
         self._is_open = True
+        self._sought = {}
         self._left_out = session.left_out
         missing = dict(self._units)
         gpus: list[tuple[int, str, str]] = []
@@ -188,20 +202,27 @@ class GpuCollector:
             self._new_unit(index).seek(sought, "error", words)
         known = {unit.facts.gpu_index for unit in self._units.values() if unit.facts is not None}
         for index in set(session.hanging) - known:
-            self._new_unit(index).detach("hung", "no answer yet")
+            self._seek(self._new_unit(index), index)
         self._witnesses.attach(gpus, has_events=session.has_events)
 
-    @staticmethod
-    def _miss(unit: Unit, problems: dict[int, tuple[Found, str]], hanging: Sequence[int]) -> None:
+    def _miss(self, unit: Unit, problems: dict[int, tuple[Found, str]], hanging: Sequence[int]) -> None:
         """Go on looking for a GPU that the session lacks, unless a call hangs in it: then it comes by itself."""
-        if unit.facts is None or unit.facts.gpu_index in hanging or unit.worker.busy_since_ns is not None:
+        if unit.worker.busy_since_ns is not None or (unit.facts is None and unit.reason == "hung"):
             unit.detach("hung", "no answer yet")
+            return
+        if unit.facts is None or unit.facts.gpu_index in hanging:
+            self._seek(unit, int(unit.label) if unit.facts is None else unit.facts.gpu_index)
             return
         found = Found(None, unit.facts)
         if unit.facts.gpu_index in problems:
             unit.seek(found, "lost", problems.pop(unit.facts.gpu_index)[1])
         else:
             unit.seek(found, "vanished", "the driver does not list it any more")
+
+    def _seek(self, unit: Unit, index: int) -> None:
+        """Note that a GPU is looked for; it may only be slow to answer, so it is not called hung yet."""
+        self._sought[index] = unit
+        unit.detach("driver", "it has not answered its first questions yet")
 
     def _unit_of(self, found: Found) -> Unit:
         """Return the unit of that GPU, by its UUID; a new one for a GPU that was never seen."""
@@ -219,7 +240,10 @@ class GpuCollector:
         while label in self._units:
             index += 1
             label = str(index)
-        unit = self._units[label] = Unit(label, self._nvml, self._clock, self._returned)
+        unit = self._units[label] = Unit(
+            label, self._nvml, self._clock, self._returned, self._news,
+            deadline_ns=int(self._deadline_seconds * NS_PER_SECOND),
+        )  # fmt: skip
         return unit
 
     def _take_refusal(self, error: Exception) -> None:
@@ -245,8 +269,10 @@ class GpuCollector:
         self._is_listening = self._witnesses.is_listening and self._listener.busy_since_ns is None
         if self._is_listening:
             self._listener.ask()
-        # Who was busy before hangs, and is not waited for again.
-        asked: list[Worker[Reading] | Worker[Heard]] = [u.worker for u in self._units.values() if u.was_asked]
+        # Who was busy before hangs or is slow, and is not waited for again.
+        asked: list[Worker[Reading] | Worker[Heard]] = [
+            u.worker for u in self._units.values() if u.was_asked and not u.is_slow
+        ]
         if self._is_listening:
             asked.append(self._listener)
         self._wait(lambda: all(worker.busy_since_ns is None for worker in asked))
@@ -282,6 +308,7 @@ class GpuCollector:
                 failures.append(f"xid events: {heard.failure}")
         samples += self._witnesses.samples()
         samples.append(Sample("pacecar_gpu_driver_openings_total", (), self._sessions.openings))
+        self._news.flush()
         if has_stopped:
             self._is_open = False
             self._look_again_ns = self._opened_ns + REOPEN_STOPPED_SECONDS * NS_PER_SECOND

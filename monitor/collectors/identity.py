@@ -42,7 +42,7 @@ PODS_MAX = 1024
 PODS_SECONDS = 10
 """Between two looks at the kubelet's folders, while a pod is unknown."""
 
-Key = tuple[str, int, int]
+Key = tuple[str, str, int, int]
 """(job, rank, when it attached) of a rank; ("", 0, pid) of a process that is none."""
 
 
@@ -92,7 +92,7 @@ class IdentityCollector:
         left_out = 0
         reads = READS_PER_TICK
         for pid, hello in (*ranks.items(), *((pid, None) for pid in self._others() if pid not in ranks)):
-            key = ("", 0, pid) if hello is None else _key(hello)
+            key = ("", "", 0, pid) if hello is None else _key(hello)
             entry = self._kept.get(key)
             if entry is None and len(self._kept) >= PROCESSES_MAX and not self._make_room(now):
                 left_out += 1
@@ -143,9 +143,9 @@ def gpu_processes(samples: Iterable[Sample]) -> set[int]:
 
 
 def _key(hello: JobHello) -> Key:
-    return hello.job, hello.rank, hello.started_wall_ns
+    return hello.job, hello.launch, hello.rank, hello.started_wall_ns
 
 
 def _tell(reading: Reading, pid: int, hello: JobHello | None, residence: Residence) -> None:
-    job, rank = ("", "") if hello is None else (hello.job, str(hello.rank))
-    reading.add("pacecar_process_info", 1, str(pid), job, rank, *residence)
+    job, launch, rank = ("", "", "") if hello is None else (hello.job, hello.launch, str(hello.rank))
+    reading.add("pacecar_process_info", 1, str(pid), job, launch, rank, *residence)

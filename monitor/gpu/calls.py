@@ -50,6 +50,7 @@ NUMBER_CALLS: dict[Number, tuple[Call, ...]] = {
     Number.ARCHITECTURE: (("nvmlDeviceGetArchitecture",),),
     Number.GPM_SUPPORT: (("nvmlGpmQueryDeviceSupport",),),
     Number.PERSISTENCE: (("nvmlDeviceGetPersistenceMode",),),
+    Number.FANS: (("nvmlDeviceGetNumFans",),),
     Number.POWER_LIMIT_DEFAULT: (("nvmlDeviceGetPowerManagementDefaultLimit",),),
 }
 """Number -> the calls that answer it, the newest name first: one that is not there passes the question on."""

@@ -7,11 +7,20 @@ half of the counter's range to the lower one, and only within one life of the dr
 
 Some counters are declared with 64 bits and wrap at 32 all the same (nvml.h says of fields 197 and 198 only that the
 value can wrap), so both widths are tried.
+
+A counter that goes round more than once between two readings is read wrong whatever one does: at 20 GB/s one of 32 bits
+goes round five times a second.  So where a link can move a whole round in the time that has passed, there is no total
+(`LinkCounter`), until the counter shows by a value that it has more bits.
 """
 
 from __future__ import annotations
 
-__all__ = ["Counter"]
+from pacecar.clock import NS_PER_SECOND
+
+__all__ = ["ROUND", "Counter", "LinkCounter"]
+
+ROUND = 1 << 32
+"""What a counter of 32 bits counts before it begins again."""
 
 
 class Counter:
@@ -31,6 +40,44 @@ class Counter:
             self.total += value if round_length is None else value + round_length - self._last
         self._last, self._may_be_anew = value, False
         return self.total
+
+    def restart(self) -> None:
+        """Note that the driver may have been loaded anew: a fall before the next value is no wrap."""
+        self._may_be_anew = True
+
+
+class LinkCounter:
+    """Adds up the bytes that a link moved; `total` never falls."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.is_wide = False
+        """Whether it has more than 32 bits: then it does not go round in this life."""
+        self._last: int | None = None
+        self._taken_ns = 0
+        self._may_be_anew = False
+
+    def take(self, value: int, now_ns: int, bytes_per_second_max: float | None) -> int | None:
+        """Return the total after the driver's counter was read as `value`; None where a round may have gone unseen.
+
+        `bytes_per_second_max` is the most that the link can move; None: not known.
+        """
+        self.is_wide = self.is_wide or value >= ROUND
+        last, elapsed_ns = self._last, now_ns - self._taken_ns
+        self._last, self._taken_ns = value, now_ns
+        if last is None:
+            self.total = value
+            return self.total if self.is_wide else None
+        moved_max = None if bytes_per_second_max is None else bytes_per_second_max * elapsed_ns / NS_PER_SECOND
+        round_later = value + ROUND - last
+        anew, self._may_be_anew = self._may_be_anew, False
+        if value >= last:
+            self.total += value - last
+        elif not anew and not self.is_wide and (moved_max is None or round_later <= moved_max):
+            self.total += round_later
+        else:  # a fall, and no link is that fast: it began again
+            self.total += value
+        return self.total if self.is_wide or (moved_max is not None and moved_max < ROUND) else None
 
     def restart(self) -> None:
         """Note that the driver may have been loaded anew: a fall before the next value is no wrap."""

@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from pacecar.clock import Clock
+from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.monitor.gpu.counter import Counter
 from pacecar.monitor.gpu.derived import CLOCK_REASONS, ClockEvents, MeanPower
 from pacecar.monitor.gpu.driver import (
@@ -35,7 +35,7 @@ from pacecar.monitor.gpu.driver import (
     UnsupportedError,
 )
 from pacecar.monitor.gpu.fieldreader import FieldReader, must_go_on
-from pacecar.monitor.gpu.fields import ENERGY, LINK_COUNT, gpu_fields, link_fields
+from pacecar.monitor.gpu.fields import ENERGY, LINK_COUNT, Field, gpu_fields, link_fields
 from pacecar.monitor.gpu.gpm import GPM_CALLS, GPM_METRICS, INSTANCE_PARTS, Gpm
 from pacecar.monitor.gpu.questions import (
     EVERY_TICK,
@@ -43,6 +43,7 @@ from pacecar.monitor.gpu.questions import (
     SECONDS_30,
     Processes,
     Question,
+    fan_questions,
     gpu_questions,
     instance_questions,
     link_questions,
@@ -55,8 +56,19 @@ __all__ = ["CALLS_PER_TICK_MAX", "LINKS_MAX", "Device", "Facts", "Reading"]
 CALLS_PER_TICK_MAX = 12
 """Driver calls for one GPU in a tick that does not probe."""
 
+PROBE_SECONDS = 0.5
+"""After so long a probe goes on at the next read: with a millisecond a call all of it takes a tenth of a second."""
+
 SLOW_CALLS_MIN = 2
 """Calls of every tick that are kept for slow questions: the dearest of them takes as many."""
+
+NARROW_NS_MAX = 120 * NS_PER_SECOND // 1000
+"""The longest time between two glances at the default of ten a second, jitter included: 36 GB/s go round once in it."""
+
+LANE_BYTES_PER_SECOND = {
+    0: 0.0, 1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7.563e9, 7: 15.125e9,
+}  # fmt: skip
+"""PCIe generation -> what a lane moves in one direction after its line code (PCI-SIG base specifications)."""
 
 LINKS_MAX = 36
 """NVML_NVLINK_MAX_LINKS of the newest header."""
@@ -79,10 +91,12 @@ class Facts(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """One tick of one GPU: what came, what failed, and how many questions that took."""
+    """One tick of one GPU: what came, what failed, and how long that took with how many calls."""
 
     samples: list[Sample]
     failures: list[str]
+    took_ns: int = 0
+    calls: int = 0
 
 
 class Device:
@@ -109,6 +123,7 @@ class Device:
         self._power_is_next = True
         self._spare_calls = self._glances = self._glance_due_ns = self._glance_gap_ns = 0
         self._reasons_supported: int | None = None
+        self._narrow: tuple[Field, ...] = ()
 
     @property
     def calls(self) -> int:
@@ -137,7 +152,7 @@ class Device:
             DriverStoppedError, DriverMissingError: the session is over; `attach` before the next read.
         """
         failures: list[str] = []
-        calls_before = self.calls
+        calls_before, begun_ns = self.calls, self._clock.monotonic_ns()
         try:
             if self._is_lost:
                 self._find_again()
@@ -148,9 +163,12 @@ class Device:
             if is_probing:
                 self._add_energy_and_links()
             samples = self._info + list(answers.values()) + self._fields.slow_samples()
+            samples += self._fields.meanings.health()
             samples += self._mean_power(answers.values()) + self._fields.link_totals(answers)
             answered = len(answers) + self._ask_questions(
-                failures, None if is_probing else CALLS_PER_TICK_MAX - 1 - self._glances
+                failures,
+                None if is_probing or self._schedule.has_unasked() else CALLS_PER_TICK_MAX - 1 - self._glances,
+                begun_ns + int(PROBE_SECONDS * NS_PER_SECOND),
             )
         except GpuLostError:
             self._is_lost = True
@@ -161,21 +179,31 @@ class Device:
             self._is_lost = True
             raise GpuLostError("it answers nothing" + (f": {failures[0]}" if failures else ""))
         self._leave_for_glances(self.calls - calls_before)
-        return Reading(samples + self._schedule.samples(), failures)
+        self._fields.meanings.pcie_bytes_per_second_max = self._pcie_bytes_per_second_max()
+        self._narrow = self._fields.meanings.narrow(NARROW_NS_MAX)
+        took_ns = self._clock.monotonic_ns() - begun_ns
+        return Reading(samples + self._schedule.samples(), failures, took_ns, self.calls - calls_before)
 
     @property
     def is_glance_due(self) -> bool:
         """Whether `glance` would ask the driver anything now; for the collector's thread, while nobody asks."""
-        if not self._is_probed or self._is_lost or self._spare_calls <= 0:
-            return False
-        return self._clock.monotonic_ns() >= self._glance_due_ns
+        return self._is_probed and not self._is_lost and (bool(self._narrow) or self._has_spare_call)
+
+    @property
+    def _has_spare_call(self) -> bool:
+        return self._spare_calls > 0 and self._clock.monotonic_ns() >= self._glance_due_ns
 
     def glance(self) -> Reading:
         """Read power or utilization, in turn, with one of the calls that ticks leave over; else nothing.
 
         The calls of a tick are bounded with the glances before it and after it, which are spread over the time between.
+        Beyond them is one call at every glance where a PCIe counter goes round within a tick.
         """
         if not self.is_glance_due:
+            return Reading([], [])
+        if self._narrow:
+            self._fields.look(self._handle, self._narrow)
+        if not self._has_spare_call:
             return Reading([], [])
         now = self._clock.monotonic_ns()
         self._spare_calls -= 1
@@ -192,6 +220,15 @@ class Device:
     def _glance_utilization(self) -> Iterable[Sample]:
         percent = self._nvml.utilization(self._handle).gpu_percent
         yield Sample("pacecar_gpu_utilization_ratio", (self.label,), percent / 100)
+
+    def _pcie_bytes_per_second_max(self) -> float | None:
+        """Return the most that the PCIe link can move in one direction; None while generation or width are unknown."""
+        generation = self._schedule.value_of(Number.PCIE_GENERATION_MAX.value)
+        width = self._schedule.value_of(Number.PCIE_WIDTH_MAX.value)
+        if generation is None or width is None:
+            return None
+        lane = LANE_BYTES_PER_SECOND.get(int(generation))
+        return None if lane is None else lane * width
 
     def _leave_for_glances(self, calls: int) -> None:
         now = self._clock.monotonic_ns()
@@ -230,6 +267,7 @@ class Device:
         self._fields.begin([*gpu_fields(), *(field for link in range(self._links) for field in link_fields(link))])
         self._schedule.add(gpu_questions(self.label))
         self._schedule.add(self._processes.questions())
+        self._schedule.add(fan_questions(self.label, self._fact(Number.FANS) or 0))
         self._schedule.add([Question("clock events", 1, EVERY_TICK, self._clock_events)])
         if mig is not None:
             self._schedule.add([Question("mig mode", 1, SECONDS_30, self._mig_mode)])
@@ -340,10 +378,16 @@ class Device:
 
     # --- asking ---------------------------------------------------------------------------------
 
-    def _ask_questions(self, failures: list[str], calls: int | None) -> int:
-        """Ask what is due and return how many answers came."""
+    def _ask_questions(self, failures: list[str], calls: int | None, until_ns: int) -> int:
+        """Ask what is due and return how many answers came.
+
+        Without a bound of `calls` slow questions are asked until `until_ns`, and the others by the next read: a driver
+        that is slow would be probed for a minute, in which nothing is known of the GPU.
+        """
         answered = 0
         for asked in self._schedule.due(self._clock.monotonic_ns(), calls):
+            if calls is None and asked.question.stale_ns and self._clock.monotonic_ns() >= until_ns:
+                break
             answered += self._ask(asked, failures)
         return answered
 

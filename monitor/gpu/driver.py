@@ -114,6 +114,7 @@ class Number(StrEnum):
     ARCHITECTURE = "architecture"
     GPM_SUPPORT = "gpm support"  # 1: the GPU performance monitor works here
     PERSISTENCE = "persistence mode"  # 1: the driver keeps the GPU initialized while nobody uses it
+    FANS = "fans"  # that the driver steers; a board that the chassis cools has none
     POWER_LIMIT_DEFAULT = "default power limit"  # mW, what the board has after a reset
 
 
@@ -253,6 +254,14 @@ class Nvml(Protocol):
 
     def memory(self, handle: Handle) -> Memory:
         """Return device memory, with what the driver reserves apart where it can tell."""
+        ...
+
+    def fan_percent(self, handle: Handle, fan: int) -> int:
+        """Return the speed that the driver asks of a fan, in percent of the highest."""
+        ...
+
+    def fan_rpm(self, handle: Handle, fan: int) -> int:
+        """Return the same in revolutions a minute."""
         ...
 
     def bar1(self, handle: Handle) -> Memory:

@@ -8,6 +8,8 @@ Left out on purpose: what the fields mean; that is the table in `fields`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.monitor.gpu.driver import (
     DriverMissingError,
@@ -96,6 +98,14 @@ class FieldReader:
                 self._take_field(field, value, answers, failures)
         return answers
 
+    def look(self, handle: Handle, fields: Sequence[Field]) -> None:
+        """Follow `fields`, counters that go round too soon to be read once a tick, in one call."""
+        self.calls += 1
+        values = self._nvml.fields(handle, [field.field for field in fields])
+        for field, value in zip(fields, values, strict=True):
+            if isinstance(value, FieldValue):
+                self.meanings.look(field, value, self._clock.monotonic_ns())
+
     def _due_fields(self) -> list[Field]:
         """Return the fast fields and the next slice of the slow ones."""
         now = self._clock.monotonic_ns()
@@ -129,7 +139,9 @@ class FieldReader:
             failures.append(f"field {field.field.number} ({field.metric}): a count of {answer.value}")
             return
         self._refusals[field] = 0
-        sample = self.meanings.sample(field, answer)
+        sample = self.meanings.sample(field, answer, self._clock.monotonic_ns())
+        if sample is None:
+            return
         if field.fast:
             answers[field] = sample
             return

@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from pacecar.monitor.gpu.counter import Counter
+from pacecar.clock import NS_PER_SECOND
+from pacecar.monitor.gpu.counter import ROUND, Counter, LinkCounter
 from pacecar.monitor.gpu.driver import ALL_LINKS, FieldId, FieldValue
 from pacecar.records import Sample
 
@@ -37,6 +38,7 @@ class Field(NamedTuple):
     factor: int = 1
     counts: bool = False
     fast: bool = False
+    of_link: bool = False
 
 
 def _counter(number: int, metric: str, *labels: str, scope: int = 0, factor: int = 1, fast: bool = False) -> Field:
@@ -52,8 +54,8 @@ CLOCK_EVENTS = "clock_event_seconds_total"
 _GPU_FIELDS = (
     _counter(83, "energy_joules_total", fast=True),
     _gauge(82, "memory_temperature_celsius", fast=True),
-    _counter(197, "pcie_transmit_bytes_total", fast=True),
-    _counter(198, "pcie_receive_bytes_total", fast=True),
+    _counter(197, "pcie_transmit_bytes_total", fast=True)._replace(of_link=True),
+    _counter(198, "pcie_receive_bytes_total", fast=True)._replace(of_link=True),
     _counter(138, "nvlink_transmit_bytes_total", scope=ALL_LINKS, factor=1024, fast=True),
     _counter(139, "nvlink_receive_bytes_total", scope=ALL_LINKS, factor=1024, fast=True),
     _counter(74, CLOCK_EVENTS, "sw_power_cap", "driver", fast=True),
@@ -125,7 +127,12 @@ class FieldMeanings:
 
     def __init__(self, gpu: str) -> None:
         self._gpu = gpu
+        self.pcie_bytes_per_second_max: float | None = None
+        """The most that the PCIe link moves in one direction; None: not known."""
         self._counters: dict[Field, Counter] = {}
+        self._link_counters: dict[Field, LinkCounter] = {}
+        self._unreliable: set[Field] = set()
+        self._missed: set[Field] = set()
         self._fields: list[Field] = []
         self._fast: list[Field] = []
         self._reasons: set[str] = set()
@@ -140,10 +147,13 @@ class FieldMeanings:
         """Note that the driver may have been loaded anew, so that its counters begin at zero."""
         for counter in self._counters.values():
             counter.restart()
+        for link in self._link_counters.values():
+            link.restart()
 
     def drop(self, field: Field) -> None:
         """Ask for `field` no more."""
         self._fields.remove(field)
+        self._unreliable.discard(field)
         if field.fast:
             self._fast.remove(field)
         if field.metric.endswith(CLOCK_EVENTS):
@@ -161,14 +171,42 @@ class FieldMeanings:
         """Return the clock event reasons of which the driver counts the time itself."""
         return self._reasons
 
-    def sample(self, field: Field, answer: FieldValue) -> Sample:
-        """Return the sample of one answer."""
+    def narrow(self, gap_ns: int) -> tuple[Field, ...]:
+        """Return the counters of the PCIe link that may go round at 32 bits, if reading them each `gap_ns` would do."""
+        most = self.pcie_bytes_per_second_max
+        if most is None or most * gap_ns >= ROUND * NS_PER_SECOND:
+            return ()
+        counters = ((field, self._link_counters.get(field)) for field in self._fast if field.of_link)
+        return tuple(field for field, counter in counters if counter is not None and not counter.is_wide)
+
+    def look(self, field: Field, answer: FieldValue, now_ns: int) -> None:
+        """Follow a counter of the PCIe link between two ticks."""
+        if self._link_counters[field].take(answer.value, now_ns, self.pcie_bytes_per_second_max) is None:
+            self._missed.add(field)
+
+    def health(self) -> Iterator[Sample]:
+        """Yield whether the counters of the PCIe link say what was moved, where there are any."""
+        links = [field for field in self._fast if field.of_link and field in self._link_counters]
+        if links:
+            yield Sample("pacecar_gpu_pcie_counters_reliable", (self._gpu,), int(self._unreliable.isdisjoint(links)))
+
+    def sample(self, field: Field, answer: FieldValue, now_ns: int) -> Sample | None:
+        """Return the sample of one answer; None for a counter that may have gone round unseen."""
         value = answer.value
-        if field.counts:
+        if field.of_link:
+            link = self._link_counters.setdefault(field, LinkCounter())
+            total = link.take(answer.value, now_ns, self.pcie_bytes_per_second_max)
+            if total is None or field in self._missed:
+                self._missed.discard(field)
+                self._unreliable.add(field)
+                return None
+            self._unreliable.discard(field)
+            value = total
+        elif field.counts:
             counter = self._counters.get(field)
             if counter is None:
                 counter = self._counters[field] = Counter()
-            value = counter.take(value, answer.bits)
+            value = counter.take(answer.value, answer.bits)
         return Sample(field.metric, (self._gpu, *field.labels), value * field.factor)
 
     def without_doubles(self) -> Iterator[Field]:

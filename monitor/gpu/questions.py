@@ -21,6 +21,7 @@ __all__ = [
     "PROCESSES_MAX",
     "Processes",
     "Question",
+    "fan_questions",
     "gpu_questions",
     "instance_questions",
     "link_questions",
@@ -28,6 +29,9 @@ __all__ = [
 
 PROCESSES_MAX = 16
 """Processes of one GPU that get series of their own, those with most memory first; `gpu_processes` counts all."""
+
+FANS_MAX = 16
+"""Fans of one GPU that get series of their own; boards have up to three."""
 
 EVERY_TICK = 0
 SECONDS_5 = 5 * NS_PER_SECOND
@@ -137,6 +141,24 @@ def link_questions(gpu: str, link: int, *, ask_state: bool) -> list[Question]:
     if ask_state:
         questions.append(Question(f"nvlink {link} state", 1, SECONDS_30, state))
     return questions
+
+
+def fan_questions(gpu: str, fans: int) -> list[Question]:
+    """Return what is asked of each fan: the share of its highest speed and, since driver 565, how fast it turns."""
+
+    def speed(fan: int) -> Ask:
+        return lambda nvml, handle: [
+            Sample("pacecar_gpu_fan_speed_ratio", (gpu, str(fan)), nvml.fan_percent(handle, fan) / 100)
+        ]
+
+    def rpm(fan: int) -> Ask:
+        return lambda nvml, handle: [Sample("pacecar_gpu_fan_rpm", (gpu, str(fan)), nvml.fan_rpm(handle, fan))]
+
+    asked = range(min(fans, FANS_MAX))
+    return [
+        *(Question(f"fan {fan} speed", 1, SECONDS_10, speed(fan)) for fan in asked),
+        *(Question(f"fan {fan} rpm", 1, SECONDS_10, rpm(fan)) for fan in asked),
+    ]
 
 
 def instance_questions(gpu: str, instance: Instance) -> list[Question]:

@@ -35,6 +35,11 @@ class Asked:
         self._was_answered = False
         self._refusals = self._failures = 0
 
+    @property
+    def is_unasked(self) -> bool:
+        """Whether it was never asked."""
+        return self._due_ns is None
+
     def overdue_ns(self, now_ns: int) -> int:
         """Return for how long the answer has been stale; negative while it is fresh."""
         return now_ns if self._due_ns is None else now_ns - self._due_ns
@@ -76,6 +81,15 @@ class Schedule:
     def fast_calls(self) -> int:
         """Return the calls of the questions of every tick."""
         return sum(asked.question.calls for asked in self._asked.values() if asked.question.stale_ns == 0)
+
+    def has_unasked(self) -> bool:
+        """Return whether a question was never asked."""
+        return any(asked.is_unasked for asked in self._asked.values())
+
+    def value_of(self, name: str) -> float | None:
+        """Return the number that the question of that name was last answered with; None when there is none."""
+        asked = self._asked.get(name)
+        return asked.samples[0].value if asked is not None and asked.samples else None
 
     def clear(self) -> None:
         """Forget all questions and answers."""

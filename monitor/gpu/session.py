@@ -83,6 +83,12 @@ class Sessions:
             tuple(found), tuple(problems), tuple(self._finders), max(0, count - GPUS_MAX), self._watch(found)
         )
 
+    def sought_ns(self) -> dict[int, int]:
+        """Return index -> for how long a GPU has been looked for, of those that have not answered."""
+        now = self._clock.monotonic_ns()
+        since = {index: worker.busy_since_ns for index, (_, worker) in self._finders.items()}
+        return {index: now - begun for index, begun in since.items() if begun is not None}
+
     def is_anyone_hanging(self) -> bool:
         """Return whether a look for a GPU has not come back."""
         return any(worker.busy_since_ns is not None for _, worker in self._finders.values())

@@ -24,7 +24,8 @@ const CHARTS = [
 const drawn = new Map();
 
 function labelOf(series) {
-  const values = [...series.matchAll(/="((?:[^"\\]|\\.)*)"/g)].map((found) => found[1].replaceAll('\\"', '"').replaceAll("\\\\", "\\"));
+  const short = series.replace(/launch="([0-9a-f]{4})[0-9a-f]*"/, 'launch="$1"'); // enough to tell two jobs of one name apart
+  const values = [...short.matchAll(/="((?:[^"\\]|\\.)*)"/g)].map((found) => found[1].replaceAll('\\"', '"').replaceAll("\\\\", "\\"));
   return (series.includes("{gpu=") ? "GPU " : "") + values.join(" ") || "node";
 }
 

@@ -143,7 +143,7 @@ function ledgerBar(ledger, isThin) {
 
 function drawJobs(said) {
   const filter = $("filter").value.trim().toLowerCase();
-  const jobs = said.jobs.filter((job) => job.job.toLowerCase().includes(filter));
+  const jobs = said.jobs.filter((job) => job.title.toLowerCase().includes(filter));
   if (!jobs.length) return [el("p", { class: "none" }, said.jobs.length ? "No job has that in its name." : "No job reports to this daemon.")];
   const more = said.jobs_left_out ? [el("p", { class: "none" }, `${said.jobs_left_out} more jobs are in metrics.`)] : [];
   return [...jobs.map(drawJob), ...more];
@@ -157,11 +157,12 @@ function drawJob(job, order) {
     ["Tokens", job.tokens_per_second === null ? null : `${scaled(job.tokens_per_second, "/s")}`],
     ["MFU", job.mfu_ratio === null ? null : percent(job.mfu_ratio, 1)],
     ["Ranks here", `${job.ranks.length + job.ranks_left_out} of ${number(job.world_size)}`],
+    ["User", job.uid === null ? null : `uid ${job.uid}`], ["Launch", job.launch || null],
     ["Last heard", job.last_record_age_seconds === null ? null : `${seconds(job.last_record_age_seconds)} ago`],
   ].filter(([, value]) => value !== null);
   const id = `job-${order}`;
-  return el("article", { class: "job", key: job.job, "aria-labelledby": id },
-    el("h3", { id }, job.job, job.finished ? el("span", { class: "badge" }, "finished") : null, job.tuner ? el("span", { class: "badge" }, `tuner: ${job.tuner.state}`) : null),
+  return el("article", { class: "job", key: `${job.job}@${job.launch}`, "aria-labelledby": id },
+    el("h3", { id }, job.title, job.finished ? el("span", { class: "badge" }, "finished") : null, job.tuner ? el("span", { class: "badge" }, `tuner: ${job.tuner.state}`) : null),
     el("dl", { class: "facts" }, facts.map(([name, value]) => el("div", { key: name }, el("dt", {}, name), el("dd", {}, value)))),
     ...alarms(job),
     el("h4", {}, job.ledger_window_seconds === null ? "Where the last step went" : `Where the last ${seconds(job.ledger_window_seconds)} went`),
@@ -222,7 +223,7 @@ function drawRanks(job) {
     { title: "Allocated", sort: (r) => r.memory_allocated_bytes, cell: (r) => bytes(r.memory_allocated_bytes) },
     { title: "State", text: true, cell: (r) => (r.finished ? "finished" : !r.connected ? el("span", { class: "bad" }, "gone") : late.has(r.rank) ? el("span", { class: "bad" }, "late") : "ok") },
   ];
-  return table(`Ranks of ${job.job}`, columns, job.ranks, (rank) => rank.rank, sorting[`Ranks of ${job.job}`]);
+  return table(`Ranks of ${job.title}`, columns, job.ranks, (rank) => rank.rank, sorting[`Ranks of ${job.title}`]);
 }
 
 const LINK_COLUMNS = [

@@ -237,7 +237,8 @@ def _assemble(inputs: Inputs, options: BuildOptions, story: Story, tally: Tally)
     sides = {name: _side(part, stretches.rates(name)) for name, part in stretches.parts.items()}
     before, after = sides.get("before"), sides.get("after")
     hosts, utilization = utilization_of(inputs, story, tally, stretches.parts, sides)
-    energy_before, energy_after = energies_of(inputs, story.job, hosts, before, after)
+    launches = frozenset({hello.launch for hello in story.hellos.values()} | {""})  # older hooks know of none
+    energy_before, energy_after = energies_of(inputs, story.job, launches, hosts, before, after)
     if before is None:
         text = "the run ended in its warm-up, or no step was measured by all ranks: there is nothing to compare"
         inputs.notices.add(inputs.name, "short", text, is_damage=False)

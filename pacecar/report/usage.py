@@ -73,7 +73,7 @@ def _stat(moments: Moments) -> Stat | None:
 
 
 def energies_of(
-    inputs: Inputs, job: str, hosts: Hosts, before: Side | None, after: Side | None
+    inputs: Inputs, job: str, launches: frozenset[str], hosts: Hosts, before: Side | None, after: Side | None
 ) -> tuple[Energy | None, Energy | None]:
     """Return the energy before and after, by the GPUs' counters in recordings.
 
@@ -83,7 +83,7 @@ def energies_of(
         None if side is None else _recorded(hosts, name, side) for name, side in (("before", before), ("after", after))
     ]
     if found[0] is None and found[1] is None and inputs.metrics is not None:
-        last = _last_answer(inputs, job)
+        last = _last_answer(inputs, job, launches)
         found = [None, last] if after is not None else [last, None]
     return found[0], found[1]
 
@@ -104,7 +104,7 @@ def _recorded(hosts: Hosts, name: str, side: Side) -> Energy | None:
     )
 
 
-def _last_answer(inputs: Inputs, job: str) -> Energy | None:
+def _last_answer(inputs: Inputs, job: str, launches: frozenset[str]) -> Energy | None:
     """Return what the daemon's last answer says of the job's energy; None where it says nothing."""
     assert inputs.metrics is not None, "asked only where there is one"
     values: dict[str, float] = {}
@@ -113,7 +113,7 @@ def _last_answer(inputs: Inputs, job: str) -> Energy | None:
             if not family.name.startswith("pacecar_job_energy_per_"):
                 continue
             for one in family.samples:
-                if one.labels.get("training_job") == job:
+                if one.labels.get("training_job") == job and one.labels.get("launch", "") in launches:
                     values[family.name] = float(one.value)
     except (ValueError, OSError) as error:
         inputs.notices.add(inputs.metrics.name, "metrics", f"cannot be read: {error}")

@@ -114,7 +114,7 @@ def _job_state(job: Job) -> Text:
 
 
 JOB_COLUMNS: tuple[Column[Job], ...] = (
-    Column("Job", 22, lambda job: job.job, is_text=True),
+    Column("Job", 22, lambda job: job.called, is_text=True),
     Column("Step", 7, lambda job: amount(job.step) if job.step is None or job.step > 9_999_999 else str(job.step)),
     Column("Pace", 7, lambda job: duration(job.pace_seconds)),
     Column("Samples", 8, lambda job: amount(job.samples_per_second, "/s"), rank=3),
@@ -180,12 +180,11 @@ def alarm_lines(jobs: Sequence[Job], width: int) -> list[Text]:
     for job in jobs:
         for hang in job.hangs:
             what = "says nothing while others wait" if hang.silent else "ends no step: it may hang"
-            lines.append(cut(Text(clean(f"! {job.job}: rank {hang.rank} {what}"), style=BAD), width))
+            lines.append(cut(Text(clean(f"! {job.called}: rank {hang.rank} {what}"), style=BAD), width))
         for late in job.stragglers:
             who = "the ranks are held up" if late.rank is None else f"rank {late.rank} is late"
-            text = (
-                f"! {job.job}: {who} by {duration(late.excess_seconds)} a step ({spoken(late.cause)}): {late.evidence}"
-            )
+            cost = f"{duration(late.excess_seconds)} a step ({spoken(late.cause)})"
+            text = f"! {job.called}: {who} by {cost}: {late.evidence}"
             lines.append(cut(Text(clean(text), style="yellow"), width))
     return lines
 
@@ -196,7 +195,7 @@ def _outcome(move: Move) -> Text:
 
 
 MOVE_COLUMNS: tuple[Column[tuple[Job, Move]], ...] = (
-    Column("Job", 12, lambda both: both[0].job, rank=3, is_text=True),
+    Column("Job", 12, lambda both: both[0].called, rank=3, is_text=True),
     Column("Step", 6, lambda both: str(both[1].step)),
     Column("Knob", 14, lambda both: spoken(both[1].knob), is_text=True),
     Column("Change", 13, lambda both: f"{setting(both[1].knob, both[1].from_value)}>"

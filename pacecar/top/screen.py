@@ -13,6 +13,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
+from pacecar.jobkey import JobKey
 from pacecar.live import Document, Gpu, Job
 from pacecar.plaintext import clean
 from pacecar.top import panes
@@ -54,7 +55,7 @@ class View:
     """What the person chose."""
 
     page: str = "overview"
-    job: str | None = None
+    job: JobKey | None = None
     rank: int = 0
     gpu_sort: str = "number"
     job_sort: str = "name"
@@ -73,7 +74,7 @@ class Pane(NamedTuple):
 
 def shown_jobs(document: Document, view: View) -> list[Job]:
     """Return the jobs that pass the filter, in order."""
-    jobs = [job for job in document.jobs if view.filter.lower() in job.job.lower()]
+    jobs = [job for job in document.jobs if view.filter.lower() in str(job.key).lower()]
     if view.job_sort == "pace":
         return sorted(jobs, key=lambda job: -(job.pace_seconds or 0.0))
     if view.job_sort == "heard":
@@ -90,7 +91,7 @@ def _sorted_gpus(document: Document, by: str) -> list[Gpu]:
 
 
 def _jobs(jobs: list[Job], view: View, width: int, console: Console) -> list[Text]:
-    chosen = next((number for number, job in enumerate(jobs) if job.job == view.job), None)
+    chosen = next((number for number, job in enumerate(jobs) if job.key == view.job), None)
     head, *lines = panes.job_line(jobs, width, chosen)
     result = [head]
     for job, line in zip(jobs, lines, strict=True):
@@ -109,11 +110,11 @@ def _panes(document: Document, view: View, width: int, console: Console) -> list
             Text("no job" + (" has that in its name" if view.filter else " reports"), style="dim"),
         ]
     gpu_lines = panes.gpu_lines(_sorted_gpus(document, view.gpu_sort), width)
-    chosen = next((job for job in jobs if job.job == view.job), None) or _troubled(jobs)
+    chosen = next((job for job in jobs if job.key == view.job), None) or _troubled(jobs)
     legend = [] if chosen is None else panes.legend_lines(chosen.ledger_seconds, width, console)
     ranks: list[Text] = []
     if chosen is not None:
-        head = cut(Text(f"Ranks of {clean(chosen.job)}", style="bold"), width)
+        head = cut(Text(f"Ranks of {clean(chosen.called)}", style="bold"), width)
         ranks = [head, *panes.rank_lines(chosen.ranks, width, console, None)]
     ladder = [] if chosen is None or chosen.what_if is None else panes.ladder_lines(chosen.what_if, width)
     return [
@@ -193,7 +194,7 @@ def _window(part: Pane, size: int, view: View, document: Document) -> list[Text]
         return part.lines
     start = 1
     if part.step > 1 and size > part.step:
-        names = [job.job for job in shown_jobs(document, view)]
+        names = [job.key for job in shown_jobs(document, view)]
         place = names.index(view.job) if view.job in names else 0
         start = 1 + part.step * max(0, place - (size - 1) // part.step + 1)
     return [part.lines[0], *part.lines[start : start + size - 1]][:size]
@@ -225,10 +226,10 @@ def _footer(view: View, width: int) -> Text:
 
 
 def _job_page(document: Document, view: View, width: int, height: int, console: Console) -> list[Text]:
-    job = next((job for job in document.jobs if job.job == view.job), None)
+    job = next((job for job in document.jobs if job.key == view.job), None)
     if job is None:
         return [cut(Text("this job is gone; Esc goes back", style="dim"), width)]
-    lines = [Text(clean(job.job), style="bold"), *panes.job_facts(job, width)]
+    lines = [Text(clean(job.called), style="bold"), *panes.job_facts(job, width)]
     lines += panes.alarm_lines([job], width)
     lines += [panes.bar(job.ledger_seconds, width, console), *panes.legend_lines(job.ledger_seconds, width, console)]
     lines += panes.calibration_lines(job, width)
@@ -250,7 +251,7 @@ def everything(document: Document, width: int, console: Console) -> list[Text]:
     for part in _panes(document, view, width, console)[:-2]:  # of one job; all follow
         lines += [Text(), *part.lines] if part.lines else []
     for job in document.jobs:
-        lines += [Text(), cut(Text(clean(job.job), style="bold"), width), *panes.job_facts(job, width)]
+        lines += [Text(), cut(Text(clean(job.called), style="bold"), width), *panes.job_facts(job, width)]
         lines += panes.rank_lines(job.ranks, width, console, None)
         lines += panes.ladder_lines(job.what_if, width)
     return lines
@@ -302,12 +303,12 @@ _STRIDES = {"up": -1, "k": -1, "down": 1, "j": 1, "tab": 1, "shift_tab": -1, "pa
 
 
 def _move(key: str, view: View, document: Document) -> None:
-    jobs = [job.job for job in shown_jobs(document, view)]
+    jobs = [job.key for job in shown_jobs(document, view)]
     if not jobs:
         return
     stride = _STRIDES.get(key)
     if stride is not None and view.page == "job" and key not in ("tab", "shift_tab"):
-        ranks = next((len(job.ranks) for job in document.jobs if job.job == view.job), 1)
+        ranks = next((len(job.ranks) for job in document.jobs if job.key == view.job), 1)
         view.rank = max(0, min(ranks - 1, view.rank + stride))
     elif stride is not None:
         place = jobs.index(view.job) + stride if view.job in jobs else (0 if stride > 0 else len(jobs) - 1)

@@ -42,6 +42,8 @@ from pacecar.profiler.crew.totals import totals_of
 from pacecar.profiler.crew.watch import HangWatch, is_in_loader, where
 from pacecar.profiler.crew.words import VERSION, RankRange, StepNote, gather_range
 from pacecar.profiler.estimate import Calibration
+from pacecar.profiler.meeting import MeetingError
+from pacecar.profiler.own_group import failure, is_lost
 from pacecar.profiler.steptimer import STOPPED, TimedStep
 from pacecar.records import JobHello, JobRecord, StepRecord
 
@@ -129,7 +131,8 @@ class Crew:
     """One rank's part.  `emit` takes records; `throttled` says whether the device's clocks are held down.
 
     `charge` gets the ns of processor that the thread took; `waits_in_forward` says whether windows saw the rank wait
-    for others in its forward.  `road` None: as the process group offers.  Make and start it on the training thread.
+    for others in its forward, `is_told` whether somebody has said already that a rank has gone.  `road` None: as the
+    process group offers.  Make and start it on the training thread.
     """
 
     def __init__(
@@ -144,6 +147,7 @@ class Crew:
         throttled: Callable[[], bool | None] = lambda: None,
         charge: Callable[[int], None] = lambda duration_ns: None,
         waits_in_forward: Callable[[], bool] = lambda: False,
+        is_told: Callable[[], bool] = lambda: False,
     ) -> None:
         self._hello = hello
         self._period = config.crew_period_steps
@@ -153,6 +157,7 @@ class Crew:
         self._throttled = throttled
         self._charge = charge
         self._waits_in_forward = waits_in_forward
+        self._is_told = is_told
         self._report = Report(hello, emit, self._clock)
         self._diagnosis = Diagnosis(hello.world_size)
         self._tick_seconds_max = min(TICK_SECONDS_MAX, config.hang_seconds / HANG_LOOKS)
@@ -216,19 +221,27 @@ class Crew:
                 self._turn()
             self._turn()
             self._take_last()
-        except Exception:  # noqa: BLE001  a thread's own outer boundary: the job must not see a traceback it cannot act on
-            _log.warning("pacecar no longer watches this rank after an error", exc_info=True)
+        except Exception as error:  # noqa: BLE001  a thread's own outer boundary
+            # One line: nobody can act on where in this thread it was, and at the end of a job nobody wants to.
+            _log.warning("pacecar no longer watches this rank: %s", _words(error))
+            _log.debug("the error was", exc_info=True)
         finally:
             self._surroundings.close()
             if self._road is not None:
                 self._road.close()
 
     def _take_last(self) -> None:
-        """Hear the gather that all ranks post when they close, if they do so together."""
+        """Hear the gather that all ranks post when they close, if they do so together.
+
+        A rank that was faster has ended by now, and its connections with it: there is nothing more to hear.
+        """
         deadline = time.monotonic() + LAST_SECONDS
-        while self._exchange is not None and self._exchange.is_out and time.monotonic() < deadline:
-            time.sleep(LAST_POLL_SECONDS)
-            self._hear(self._exchange)
+        try:
+            while self._exchange is not None and self._exchange.is_out and time.monotonic() < deadline:
+                time.sleep(LAST_POLL_SECONDS)
+                self._hear(self._exchange)
+        except RuntimeError:
+            _log.debug("the last gather was not heard", exc_info=True)
         self._report.finish()
 
     def _open(self) -> None:
@@ -242,7 +255,7 @@ class Crew:
             )
         except Exception as error:  # noqa: BLE001  whatever store and gloo raise: the job goes on without a crew
             if not self._closing.is_set():
-                self._off(str(error))
+                self._off(str(error) if isinstance(error, MeetingError) else failure(error))
             return
         self._surroundings.open(self._training[1])
         self._exchange = Exchange(
@@ -254,10 +267,10 @@ class Crew:
             raise RuntimeError("closed before the ranks met")
         self._look()
 
-    def _off(self, reason: str) -> None:
+    def _off(self, reason: str, level: int = logging.WARNING) -> None:
         road, self._road, self._exchange = self._road, None, None
         self.off_because = reason
-        _log.warning("pacecar does not compare the ranks of this job: %s", reason)
+        _log.log(level, "pacecar does not compare the ranks of this job: %s", reason)
         if road is not None:
             road.close()
 
@@ -312,7 +325,7 @@ class Crew:
         except Exception as error:  # noqa: BLE001  as in _open
             # At a job's end another rank closes first now and then, and that looks like a failure for a moment.
             if not self._closing.wait(FAREWELL_SECONDS):
-                self._off(_words(error))
+                self._off(_words(error), logging.INFO if is_lost(error) and self._is_told() else logging.WARNING)
         self._look()
         spent = time.thread_time_ns() - begun
         self.cpu_ns += spent
@@ -398,7 +411,7 @@ class Crew:
 
 
 def _words(error: Exception) -> str:
-    return str(error) if isinstance(error, RangesError) else f"{type(error).__name__}: {str(error)[:200]}"
+    return str(error) if isinstance(error, RangesError) else failure(error)
 
 
 def sees_waits_in_forward(calibration: Calibration | None) -> bool:

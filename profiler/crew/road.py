@@ -1,10 +1,8 @@
 """How do the messages of `words` get from rank to rank without the job noticing?  A gloo group of our own, on a thread.
 
-torch.distributed.new_group will not do: it is a collective that all ranks must call in the same order as the job's
-own groups, so it belongs on the training thread and blocks it until the last rank attaches.  This group is built from
-its class, beside torch's registry: no name is drawn, `destroy_process_group()` does not know it, and a thread may wait
-for the others as long as it likes.  The ranks meet in the store first, on a connection of their own where the store
-can be cloned, because a wait in the job's own connection would keep the job out of it.
+A thread may wait for the others as long as it likes, as the group is none of the job's (`own_group`).  The ranks meet
+in the store first, on a connection of their own where the store can be cloned, because a wait in the job's own
+connection would keep the job out of it.
 
 Gathers are numbered, one is out at a time, and nobody waits for one.  All calls come from one thread.
 """
@@ -14,15 +12,14 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
 from pacecar.profiler.crew.words import MESSAGE_WORDS
-from pacecar.profiler.meeting import MEET_SECONDS, keep_for_ever, life, meet
-from pacecar.torch_internals import lacking, need
+from pacecar.profiler.meeting import MEET_SECONDS, keep_for_ever, meet
+from pacecar.profiler.own_group import job_store, make_group
+from pacecar.torch_internals import lacking
 
 __all__ = ["CLOSE_SECONDS", "GlooRoad", "Road"]
 
@@ -30,9 +27,6 @@ CLOSE_SECONDS = 0.3
 """At the job's end all ranks post the same gathers, so what is out completes in this or never."""
 
 CLOSE_POLL_SECONDS = 0.005
-
-TIMEOUT = timedelta(hours=6)
-"""A rank may be stopped for hours while a gather is out.  A gather that times out aborts gloo's connections."""
 
 
 class Road(Protocol):
@@ -91,12 +85,9 @@ class GlooRoad:
         reason = lacking("ranks")
         if reason is not None:
             raise RuntimeError(reason)
-        store: Any = need("torch.distributed.distributed_c10d._get_default_store")()
-        if hasattr(store, "clone"):  # torch before 2.7 has none: short questions on the job's connection must do
-            store = store.clone()
+        store = job_store()
         meet(store, self._rank, self._world_size, claim, name=name, seconds=self._meet_seconds, rest=rest)
-        store = dist.distributed_c10d.PrefixStore(f"pacecar/{life(self._world_size)}/{name}/gloo", store)
-        self._group = dist.ProcessGroupGloo(store, self._rank, self._world_size, TIMEOUT)
+        self._group = make_group(store, name, self._rank, self._world_size, is_lazy=False)
 
     def post(self, words: Sequence[int]) -> None:
         """Send `words`, MESSAGE_WORDS of them."""

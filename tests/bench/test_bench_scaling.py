@@ -47,8 +47,8 @@ def nodes():
 
 def test_nodes_have_ranks_and_jobs_of_their_own(nodes):
     first, second = (set(scraped(node)) for node in nodes)
-    assert 'pacecar_job_step{rank="3",training_job="job-0"}' in first
-    assert f'pacecar_job_step{{rank="{GPUS + 3}",training_job="job-1"}}' in second
+    assert 'pacecar_job_step{launch="x",rank="3",training_job="job-0"}' in first
+    assert f'pacecar_job_step{{launch="x",rank="{GPUS + 3}",training_job="job-1"}}' in second
     assert len(first) == len(second) == len(ROWS)
 
 

@@ -7,11 +7,15 @@ event that can come next is tried.  States that were seen are not looked into ag
     a rank comes to its next boundary    not before all ranks are done with the `lag`th before it; 1 in training
     a gather that all ranks posted       is seen by each rank now or later, at most `delay` looks later
     rank 0 wishes, or takes it back      where it looks at the side road, as often as there are `wishes`
-    a fault, `faults` of them            a rank freezes, loses its side road, will not or cannot carry out, or is lost
+    a fault, `faults` of them            a rank freezes, loses its side road, will not or cannot carry out, or is lost;
+                                         its hook is off, it closes pacecar and trains on, it leaves out a boundary
+                                         (its step raised), or it waits no longer for the others
 
-A vote is read when all ranks have launched it and not before; a rank whose vote never comes blocks the others, which is
-a violation unless that rank was lost (then the training has ended too).  Boundaries at which an agreement has nothing
-to do are passed in one go: no other rank can tell.
+A frame is read when all ranks have sent it and not before.  That a rank waits for one that never comes is a violation,
+unless a rank was lost (then the training has ended too), or left out a boundary: then the one that waits gives up,
+which takes seconds in a job, and if that does not set it free, it is one.  In every step that two ranks make, as their
+common collectives count them, both must have the same values in force.  Boundaries at which an agreement has nothing to
+do are passed in one go: no other rank can tell.
 
 Left out: what the Tuner makes of it; the roads themselves.
 """
@@ -23,9 +27,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pacecar.controller.agreement import RankAgreement
+from pacecar.controller.channels import LateError, LeftError, Subject
 from pacecar.controller.offers import KnobOffer, Offer
 from pacecar.controller.protocol import PERIOD, Member, Proposal
+from pacecar.controller.rank_agreement import RankAgreement
 
 __all__ = ["Bounds", "Census", "ViolationError", "check"]
 
@@ -38,8 +43,8 @@ class ViolationError(AssertionError):
     """An order of events in which the ranks part or hang; the message tells it."""
 
 
-class BlockedError(Exception):
-    """This rank waits for a vote of another one."""
+class BlockedError(BaseException):
+    """This rank waits for a frame of another one."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class Bounds:
     times_wishes: bool = False
     step_ns: int = 0
     kinds: tuple[str, ...] = ("freeze", "side", "refuse", "fail", "lose")
+    """Besides these there are "off", "close", "skip" and "late"."""
 
 
 @dataclass
@@ -67,6 +73,8 @@ class Census:
     switches: int = 0
     failures: int = 0
     retired: int = 0
+    left_out: int = 0
+    left: int = 0
     longest_wish: int = 0
 
 
@@ -99,38 +107,60 @@ class Main:
     """One rank's end of the main road."""
 
     def __init__(self, world: World, rank: int) -> None:
-        self.world, self.rank, self.read_votes, self.is_busy = world, rank, 0, False
-        self.answers: tuple[bool, ...] = ()
+        self.world, self.rank, self.sent = world, rank, 0
+        self.has_said_farewell = self.gives_up = False
+        self.waits_for: int | None = None
+        """The frame that this rank sent and could not read: whatever sends it again means this one."""
 
-    def launch(self, vote: Sequence[int]) -> None:
-        ballots = self.world.votes.setdefault(self.read_votes, [None] * len(self.world.ranks))
-        ballots[self.rank] = tuple(vote)
-        self.is_busy = True
+    def post(self, subject: Subject, words: Sequence[int]) -> int:
+        if self.waits_for is not None:
+            frame, self.waits_for = self.waits_for, None
+            return frame
+        assert not self.has_said_farewell, "nothing follows a farewell"
+        frame = self.sent
+        self.sent += 1
+        rows = self.world.frames.setdefault(frame, [None] * len(self.world.ranks))
+        rows[self.rank] = (subject, *words)
+        self.has_said_farewell = subject is Subject.LEAVE
+        return frame
 
-    def read(self) -> list[int]:
-        ballots = self.world.votes[self.read_votes]
-        if None in ballots:
+    def take(self, frame: int, seconds: float | None) -> list[list[int]]:
+        rows = self.world.frames[frame]
+        if self.gives_up:
+            self.gives_up = False
+            raise LateError("planted")
+        if None in rows:
             raise BlockedError
-        self.is_busy, self.read_votes = False, self.read_votes + 1
-        return [min(words) for words in zip(*ballots, strict=True)]
+        subjects = {row[0] for row in rows}
+        if Subject.LEAVE in subjects:
+            raise LeftError("a rank takes no further part")
+        if len(subjects) > 1:
+            raise LeftError("different points")
+        return [list(row[1:]) for row in rows]
 
-    def confirm(self, *, is_done: bool) -> bool:
-        answer, *rest = self.answers
-        self.answers = tuple(rest)
-        return answer
+    def verdict(self, frame: int, *, is_complete: bool) -> bool:
+        return self.world.verdicts.setdefault(frame, is_complete)
+
+    def leave(self) -> None:
+        if not self.has_said_farewell:
+            self.post(Subject.LEAVE, [])
 
 
 class Rank:
     """One rank: its agreement, what is in force, and how far it is within a boundary."""
 
-    def __init__(self, world: World, rank: int, member: type[Member], settle: Settle) -> None:
-        self.agreement = RankAgreement(rank, len(world.ranks), votes=True)
+    def __init__(
+        self, world: World, rank: int, member: type[Member], settle: Settle, agreement: type[RankAgreement]
+    ) -> None:
+        self.agreement = agreement(rank, len(world.ranks), votes=True)
         self.agreement._member = member(rank, len(world.ranks))
         self.agreement._side = Side(world, rank)  # type: ignore[assignment]
         self.agreement._main = Main(world, rank)  # type: ignore[assignment]
+        self.agreement._collectives = lambda: 0
         self.settle = settle
         self.value, self.at, self.next, self.phase = 0, 0, 1, "step"
-        self.is_lost = self.refuses = self.was_frozen = False
+        self.skipped, self.steps = 0, 0
+        self.is_lost = self.is_off = self.is_closed = self.was_frozen = False
         self.proposal: Proposal | None = None
         self.is_done = True
 
@@ -142,12 +172,15 @@ class Rank:
             mine = copied(getattr(self.agreement, road))
             mine.world = world
             setattr(twin.agreement, road, mine)
+        twin.agreement._collectives = lambda: twin.at + twin.skipped
         return twin
 
     @property
-    def reach(self) -> int:
-        """The boundary that this rank is done with whatever the others do."""
-        return self.next - 1 if self.phase == "step" else self.at - 1
+    def reach(self) -> float:
+        """The step of the job, as its collectives count them, that this rank is done with whatever the others do."""
+        if self.is_closed:
+            return float("inf")
+        return self.skipped + (self.next - 1 if self.phase == "step" else self.at - 1)
 
     def rest(self) -> None:
         """This boundary is done: find the next one at which there is something to do."""
@@ -158,10 +191,20 @@ class Rank:
         self.next, agreement._boundary = agreement._boundary, self.at
 
     def key(self) -> tuple[Any, ...]:
-        parts: list[Any] = [self.value, self.at, self.phase, self.is_lost, self.was_frozen, self.proposal, self.is_done]
+        parts: list[Any] = [self.value, self.at, self.phase, self.skipped, self.steps, self.is_off, self.is_closed]
+        parts += [self.is_lost, self.was_frozen, self.proposal, self.is_done]
         for thing in (self.agreement, self.agreement._member, self.agreement._side, self.agreement._main):
             for name, value in vars(thing).items():
-                if name not in ("world", "_member", "_side", "_main", "_meet_seconds", "spaces"):
+                if name not in (
+                    "world",
+                    "_member",
+                    "_side",
+                    "_main",
+                    "_meet_seconds",
+                    "spaces",
+                    "_collectives",
+                    "_confirm",
+                ):
                     parts.append(frozen(value))
         return tuple(parts)
 
@@ -182,24 +225,26 @@ def frozen(value: Any) -> Any:
 class World:
     """A state of the whole job.  `wishes` and so on are what may still happen."""
 
-    def __init__(self, bounds: Bounds, member: type[Member], settle: Settle) -> None:
+    def __init__(self, bounds: Bounds, member: type[Member], settle: Settle, agreement: type[RankAgreement]) -> None:
         self.ranks: list[Rank] = [None] * bounds.ranks  # type: ignore[list-item]
         self.gathers: dict[int, list[Any]] = {}
-        self.votes: dict[int, list[Any]] = {}
+        self.frames: dict[int, list[Any]] = {}
+        self.verdicts: dict[int, bool] = {}
         self.outcomes: dict[int, Proposal | None] = {}
         self.in_force: dict[int, tuple[int, int]] = {}
         self.wishes, self.withdrawals, self.faults = bounds.wishes, bounds.withdrawals, bounds.faults
         self.wished_at: int | None = None
         self.step_ns = bounds.step_ns
         self.story: tuple[Any, ...] = ()
-        self.ranks = [Rank(self, rank, member, settle) for rank in range(bounds.ranks)]
+        self.ranks = [Rank(self, rank, member, settle, agreement) for rank in range(bounds.ranks)]
         for rank in self.ranks:
             rank.rest()
 
     def clone(self, *event: object) -> World:
         twin = copied(self)
         twin.gathers = {n: list(g) for n, g in self.gathers.items()}
-        twin.votes = {n: list(v) for n, v in self.votes.items()}
+        twin.frames = {n: list(v) for n, v in self.frames.items()}
+        twin.verdicts = dict(self.verdicts)
         twin.outcomes, twin.in_force = dict(self.outcomes), dict(self.in_force)
         twin.ranks = [rank.clone(twin) for rank in self.ranks]
         twin.story = (self.story, event)
@@ -208,10 +253,12 @@ class World:
     def forget(self) -> None:
         """Drop what no rank will look at any more."""
         taken = min(rank.agreement._side.taken for rank in self.ranks)  # type: ignore[attr-defined]
-        read = min(rank.agreement._main.read_votes for rank in self.ranks)  # type: ignore[attr-defined]
-        at = min(rank.at for rank in self.ranks)
+        here = [rank for rank in self.ranks if not rank.agreement.has_left]
+        read = min((_unread(rank) for rank in here), default=1 << 30)
+        at = min((rank.steps for rank in self.ranks if not rank.is_closed), default=0)
         self.gathers = {n: g for n, g in self.gathers.items() if n >= taken}
-        self.votes = {n: v for n, v in self.votes.items() if n >= read}
+        self.frames = {n: v for n, v in self.frames.items() if n >= read}
+        self.verdicts = {n: v for n, v in self.verdicts.items() if n >= read}
         self.outcomes = {n: o for n, o in self.outcomes.items() if n >= read}
         self.in_force = {b: k for b, k in self.in_force.items() if b > at}
 
@@ -220,7 +267,8 @@ class World:
         return (
             tuple(rank.key() for rank in self.ranks),
             tuple((n, tuple(g)) for n, g in sorted(self.gathers.items())),
-            tuple((n, tuple(v)) for n, v in sorted(self.votes.items())),
+            tuple((n, tuple(v)) for n, v in sorted(self.frames.items())),
+            tuple(sorted(self.verdicts.items())),
             tuple(sorted(self.in_force.items())),
             tuple(sorted(self.outcomes.items())),
             (self.wishes, self.withdrawals, self.faults, self.wished_at),
@@ -234,14 +282,27 @@ class World:
         return ViolationError(what + "; it came so:\n  " + "\n  ".join(reversed(events)))
 
 
-def check(bounds: Bounds, *, member: type[Member] = Member, settle: Settle = RankAgreement.settle) -> Census:
+def _unread(rank: Rank) -> int:
+    """Return the first frame that `rank` has still to read, or to send."""
+    main: Main = rank.agreement._main  # type: ignore[assignment]
+    frames = [frame for frame in (rank.agreement._vote, main.waits_for) if frame is not None]
+    return min([main.sent, *frames])  # type: ignore[list-item,type-var]
+
+
+def check(
+    bounds: Bounds,
+    *,
+    member: type[Member] = Member,
+    settle: Settle = RankAgreement.settle,
+    agreement: type[RankAgreement] = RankAgreement,
+) -> Census:
     """Look into every order of events; return what was seen.
 
     Raises:
         ViolationError: ranks part, hang, apply what none wants, or a frozen one applies.
     """
     census = Census()
-    first = World(bounds, member, settle)
+    first = World(bounds, member, settle, agreement)
     seen = {first.key()}
     waiting = deque([first])
     while waiting:
@@ -260,38 +321,85 @@ def check(bounds: Bounds, *, member: type[Member] = Member, settle: Settle = Ran
         if (
             not followers
             and not has_lost
-            and any(r.next <= bounds.boundaries or r.phase != "step" for r in world.ranks)
+            and any((r.next <= bounds.boundaries or r.phase != "step") and not r.is_closed for r in world.ranks)
         ):
             raise world.violate(f"all ranks wait, at {[(rank.at, rank.phase) for rank in world.ranks]}")
         if not followers:
             census.retired += all(rank.agreement.has_retired for rank in world.ranks)
+            census.left += all(rank.agreement.has_left for rank in world.ranks)
     return census
 
 
 def _followers(world: World, bounds: Bounds, census: Census) -> Iterator[World]:
-    """Yield what can come next.
+    """Yield what can come next; where nothing can, and a rank left out a boundary, one that waits gives up."""
+    found = list(_events(world, bounds, census))
+    if found or not any(rank.skipped for rank in world.ranks):
+        yield from found
+    else:
+        yield from _give_up(world, bounds, census)
 
-    What a rank does with a vote touches no gather, so no other rank's next step comes out differently for it: where one
-    is able to, that alone is tried now, and what others do meanwhile comes after it.
+
+def _give_up(world: World, bounds: Bounds, census: Census) -> Iterator[World]:
+    for i, rank in enumerate(world.ranks):
+        if rank.phase in ("decide", "gather") and not rank.is_lost:
+            late = world.clone(f"rank {i} waits no longer")
+            late.ranks[i].agreement._main.gives_up = True  # type: ignore[attr-defined]
+            yield from (_decide if rank.phase == "decide" else _gather)(late, i, bounds, census)
+
+
+def _events(world: World, bounds: Bounds, census: Census) -> Iterator[World]:
+    """Yield what can come next while nobody gives up.
+
+    What a rank does with a frame touches no gather, so no other rank's next step comes out differently for it: where
+    one is able to, that alone is tried now, and what others do meanwhile comes after it.
     """
     if all(rank.phase == "settle" for rank in world.ranks):
         yield _settle(world, census)
         return
     for i, rank in enumerate(world.ranks):
-        if rank.phase in ("decide", "apply") and not rank.is_lost:
-            step = _decide if rank.phase == "decide" else _apply
-            found = list(step(world, i, bounds))
+        if rank.phase in _WITHIN and not rank.is_lost:
+            found = list(_WITHIN[rank.phase](world, i, bounds, census))
             if found:
                 yield from found
                 yield from _lose(world, i, bounds)
+                if world.faults and "late" in bounds.kinds and rank.phase != "apply":
+                    spent = world.clone()
+                    spent.faults -= 1
+                    yield from _give_up(spent, bounds, census)
                 return
     for i, rank in enumerate(world.ranks):
-        if rank.is_lost:
+        if rank.is_lost or rank.is_closed:
             continue
         yield from _lose(world, i, bounds)
-        is_free = rank.next - min(other.reach for other in world.ranks) <= bounds.lag
-        if rank.phase == "step" and rank.next <= bounds.boundaries and is_free:
+        if rank.phase != "step":
+            continue
+        yield from _mischief(world, i, bounds)
+        is_free = rank.next + rank.skipped - min(other.reach for other in world.ranks) <= bounds.lag
+        if rank.next <= bounds.boundaries and is_free:
             yield from _boundary(world, i, bounds, census)
+
+
+def _mischief(world: World, i: int, bounds: Bounds) -> Iterator[World]:
+    """Rank `i` does, between two boundaries, what no other rank does."""
+    if not world.faults:
+        return
+    for kind in ("off", "close", "skip"):
+        if kind not in bounds.kinds or (kind == "off" and world.ranks[i].is_off):
+            continue
+        done = world.clone(f"rank {i}:", kind)
+        done.faults -= 1
+        rank = done.ranks[i]
+        if kind == "off":
+            rank.is_off = True
+        elif kind == "skip":
+            rank.skipped += 1
+        else:
+            rank.is_closed = True
+            rank.agreement._gone("closed", is_known=rank.agreement.has_left)
+            for step, known in done.in_force.items():
+                if step > rank.steps and known[1] != rank.value:
+                    raise done.violate(f"in step {step} one rank has {known[1]}, rank {i}, which closed, {rank.value}")
+        yield done
 
 
 def _lose(world: World, i: int, bounds: Bounds) -> Iterator[World]:
@@ -321,14 +429,13 @@ def _listen(world: World, i: int, *, sees: bool, fault: str) -> None:
     agreement = rank.agreement
     world.faults -= bool(fault)
     target = rank.at + 1 if fault else rank.next
+    pace = None if rank.is_off else 1
     while rank.at < target - 1:
         rank.at += 1
-        agreement.note(rank.at, 1, profiled=False)
+        agreement.note(rank.at, pace, profiled=False)
     rank.at += 1
-    known = world.in_force.setdefault(rank.at, (agreement._member.epoch, rank.value))
-    if known != (agreement._member.epoch, rank.value):
-        raise world.violate(f"at boundary {rank.at} one rank has (epoch, value) {known}, rank {i} {rank.value}")
-    agreement.note(rank.at, 1, profiled=False)
+    _make_steps(world, i)
+    agreement.note(rank.at, pace, profiled=False)
     if rank.at == PERIOD:
         agreement.offer(OFFER)
     if fault == "freeze":
@@ -341,6 +448,20 @@ def _listen(world: World, i: int, *, sees: bool, fault: str) -> None:
     rank.phase = "decide"
     if hasattr(agreement, "rest"):
         agreement.rest(is_calm=bool(agreement.spaces), step_ns=world.step_ns)
+
+
+def _make_steps(world: World, i: int) -> None:
+    """Rank `i` has made the steps up to this boundary, with what is in force on it."""
+    rank = world.ranks[i]
+    mine = (rank.agreement._member.epoch, rank.value)
+    for step in range(rank.steps + 1, rank.at + rank.skipped + 1):
+        known = world.in_force.setdefault(step, mine)
+        if known != mine:
+            raise world.violate(f"in step {step} one rank has (epoch, value) {known}, rank {i} {mine}")
+        for other in world.ranks:
+            if other.is_closed and step > other.steps and other.value != rank.value:
+                raise world.violate(f"in step {step} rank {i} has {rank.value}, one that closed {other.value}")
+    rank.steps = max(rank.steps, rank.at + rank.skipped)
 
 
 def _wishes(world: World, bounds: Bounds) -> Iterator[World]:
@@ -368,28 +489,27 @@ def _watch_wish(world: World, census: Census) -> None:
         world.wished_at = None
 
 
-def _decide(world: World, i: int, bounds: Bounds) -> Iterator[World]:
+def _decide(world: World, i: int, bounds: Bounds, census: Census) -> Iterator[World]:
     """Rank `i` votes, or reads a vote if all ranks have launched it."""
-    votes = world.ranks[i].agreement._member.held is not None and not world.ranks[i].agreement._main.is_busy
+    votes = world.ranks[i].agreement._member.held is not None and world.ranks[i].agreement._vote is None
     refusals = [False, True] if world.faults and votes and "refuse" in bounds.kinds else [False]
     for refuses in refusals:
         decided = world.clone(f"rank {i} decides", "and refuses" if refuses else "")
         rank = decided.ranks[i]
         agreement = rank.agreement
-        main: Main = agreement._main  # type: ignore[assignment]
-        number, was_busy = main.read_votes, main.is_busy
+        number: Any = agreement._vote
         try:
             proposal = agreement.decide(lambda held, no=refuses: not no)
         except BlockedError:
             continue
         decided.faults -= refuses
-        if main.is_busy and not was_busy:
+        if agreement._vote is not None and number is None:
             rank.was_frozen = agreement.frozen is not None
         rank.rest()
-        if main.read_votes > number:
+        if number is not None and agreement._vote is None and not agreement.has_left:
             _compare(decided, i, number, proposal)
         if proposal is not None:
-            rank.proposal, rank.phase = proposal, "apply"
+            rank.proposal, rank.phase = proposal, "gather"
         yield decided
 
 
@@ -401,13 +521,38 @@ def _compare(world: World, i: int, number: int, proposal: Proposal | None) -> No
         raise world.violate(f"rank {i} was frozen when it voted and applies {proposal}")
 
 
-def _apply(world: World, i: int, bounds: Bounds) -> Iterator[World]:
+def _gather(world: World, i: int, bounds: Bounds, census: Census) -> Iterator[World]:
+    """Rank `i` says that it is about to switch, and goes on when all ranks have, or when it gives up."""
+    gathered = world.clone(f"rank {i} is about to switch")
+    rank = gathered.ranks[i]
+    main: Main = rank.agreement._main  # type: ignore[assignment]
+    was_waiting = main.waits_for
+    assert rank.proposal is not None
+    try:
+        is_on = rank.agreement.gather_for(rank.proposal)
+    except BlockedError:
+        if was_waiting is None:
+            main.waits_for = main.sent - 1
+            yield gathered
+        return
+    if is_on:
+        rank.phase = "apply"
+    else:
+        census.left_out += 1
+        rank.proposal, rank.phase = None, "step"
+    yield gathered
+
+
+def _apply(world: World, i: int, bounds: Bounds, census: Census) -> Iterator[World]:
     for fails in [False, True] if world.faults and "fail" in bounds.kinds else [False]:
         applied = world.clone(f"rank {i} applies", "and fails" if fails else "")
         applied.faults -= fails
         applied.ranks[i].is_done = not fails
         applied.ranks[i].phase = "settle"
         yield applied
+
+
+_WITHIN = {"decide": _decide, "gather": _gather, "apply": _apply}
 
 
 def _settle(world: World, census: Census) -> World:
@@ -420,7 +565,12 @@ def _settle(world: World, census: Census) -> World:
         proposal, old = rank.proposal, rank.value
         assert proposal is not None
         rank.value = proposal.values[0] if rank.is_done else old
-        rank.agreement._main.answers = (all(done), True)  # type: ignore[attr-defined]
+        answers = [all(done), True]
+
+        def confirm(*, is_done: bool, answers: list[bool] = answers) -> bool:
+            return answers.pop(0)
+
+        rank.agreement._confirm = confirm  # type: ignore[method-assign]
 
         def undo(rank: Rank = rank, old: int = old) -> bool:
             rank.value = old

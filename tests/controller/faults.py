@@ -249,8 +249,6 @@ def _train(rank: int, world: int, point: Point, log: Path, folder: Path) -> dict
 
 def _spoil(fault: Fault, tuner: Any, folder: Path) -> None:
     """The faults of the surroundings, at the end of a step."""
-    import torch.distributed as dist
-
     fault("boundary")
     for place in ("side", "store"):
         try:
@@ -259,10 +257,7 @@ def _spoil(fault: Fault, tuner: Any, folder: Path) -> None:
             if place == "store":
                 (folder / "store").unlink(missing_ok=True)
             elif tuner is not None:
-                side = tuner._agreement._side
-                if side._group is not None:
-                    dist.destroy_process_group(side._group)
-                side._group = dist.GroupMember.NON_GROUP_MEMBER
+                tuner._agreement._side._group = None
 
 
 def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher: Any) -> tuple[Any, Any]:
@@ -272,11 +267,11 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher:
 
     from pacecar.clock import SystemClock
     from pacecar.config import TuneConfig
-    from pacecar.controller.agreement import RankAgreement
-    from pacecar.controller.channels import MainRoad, SideRoad
+    from pacecar.controller.channels import MainRoad, SideRoad, Subject
     from pacecar.controller.ddp_buckets import BucketActuator
     from pacecar.controller.microbatch_knobs import MicroBatchActuator
     from pacecar.controller.observation import Facts
+    from pacecar.controller.rank_agreement import RankAgreement
     from pacecar.controller.tuner import Tuner
     from pacecar.records import Knobs
 
@@ -297,17 +292,14 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher:
             return super().advance(observations)
 
     class Votes(MainRoad):
-        def launch(self, vote: Any) -> None:
-            fault("vote")
-            super().launch(vote)
+        def post(self, subject: Subject, words: Any) -> Any:
+            fault({Subject.VOTE: "vote", Subject.DONE: "confirm"}.get(subject, "elsewhere"))
+            return super().post(subject, words)
 
-        def read(self) -> list[int]:
-            fault("read")
-            return super().read()
-
-        def confirm(self, *, is_done: bool) -> bool:
-            fault("confirm")
-            return super().confirm(is_done=is_done)
+        def take(self, frame: Any, seconds: float | None = None) -> list[list[int]]:
+            if frame.subject is Subject.VOTE:
+                fault("read")
+            return super().take(frame, seconds)
 
     class Side(SideRoad):
         def post(self, words: Any) -> None:
@@ -316,7 +308,7 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher:
 
     config = TuneConfig(bucket_bytes_min=4096)
     agreement = RankAgreement(rank, world, votes=True)
-    agreement._side, agreement._main = Side(world), Votes()
+    agreement._side, agreement._main = Side(world), Votes(rank, world)
     buckets = Buckets(ddp, config)
     in_force = [Knobs()]
     tuner: Any = Tuner(
@@ -335,7 +327,7 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher:
 
 def _keeps_what_it_has(agreement: Any, proposal: Any, *, is_done: bool, undo: Any) -> bool:
     """Settle as it must not be done, to see that this harness finds it: what others failed at is not taken back."""
-    agreement._main.confirm(is_done=is_done)
+    agreement._confirm(is_done=is_done)
     (agreement._member.applied if is_done else agreement._member.failed)(proposal)
     return is_done
 

@@ -15,6 +15,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from pacecar.controller.channels import SideRoad
+from pacecar.profiler.own_group import job_store
 
 RANK = int(os.environ["RANK"])
 
@@ -26,7 +27,7 @@ dist.init_process_group(
     timeout=timedelta(seconds=60),
 )
 road = SideRoad(2)
-road.open()
+road.open(job_store(), "exit", RANK)
 if RANK == 0:
     road.post([1, 2, 3])
     atexit.register(sum, range(10**8))

@@ -24,11 +24,11 @@ from torch.nn.parallel import DistributedDataParallel
 from pacecar.clock import SystemClock
 from pacecar.config import TuneConfig
 from pacecar.controller.actuator import ActuatorError
-from pacecar.controller.agreement import RankAgreement
 from pacecar.controller.ddp_buckets import BucketActuator
 from pacecar.controller.microbatch import MicroBatcher
 from pacecar.controller.microbatch_knobs import MicroBatchActuator
 from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
+from pacecar.controller.rank_agreement import RankAgreement
 from pacecar.controller.tuner import Tuner
 from pacecar.records import JobRecord, Knobs, KnobSwitch, StepRecord, TunerStatus
 
@@ -135,8 +135,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
         walls.append(now - last)
         last = now
         if options.get("break_side") == step and RANK == WORLD - 1:
-            dist.destroy_process_group(tuner._agreement._side._group)
-            tuner._agreement._side._group = dist.GroupMember.NON_GROUP_MEMBER
+            tuner._agreement._side._group = None
         if options.get("absent") == RANK:
             continue
         begin = time.perf_counter_ns()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pacecar.controller.agreement import RankAgreement
 from pacecar.controller.protocol import CALM_NS, LEISURE_PERIOD, LONG_STEP_NS, PERIOD, Member, Proposal
+from pacecar.controller.rank_agreement import RankAgreement
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tests are no package
 from checker import Bounds, ViolationError, check
@@ -25,6 +25,27 @@ def test_two_ranks_with_one_fault_anywhere_never_part() -> None:
     assert census.switches > 10
     assert census.failures > 5
     assert census.retired > 100
+
+
+@pytest.mark.parametrize("kind", ["close", "skip", "late", "off"])
+def test_one_of_two_ranks_may_close_leave_out_a_boundary_wait_no_longer_or_not_measure_at_any_moment(kind: str) -> None:
+    census = check(Bounds(faults=1, wishes=1, boundaries=4 * PERIOD, delay=1, kinds=(kind,)))
+    assert census.switches > 0
+    assert (census.left > 0) == (kind in ("close", "late")), (
+        "every rank takes no further part, and the training goes on"
+    )
+    assert (census.left_out > 0) == (kind in ("close", "skip", "late")), (
+        "a switch that was voted for is left out by all"
+    )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("step_ns", [0, LONG_STEP_NS])
+def test_one_of_three_ranks_may_do_so(step_ns: int) -> None:
+    kinds = ("close", "skip", "late", "off")
+    census = check(Bounds(ranks=3, faults=1, wishes=1, boundaries=3 * PERIOD, delay=1, kinds=kinds, step_ns=step_ns))
+    assert census.switches > 0
+    assert census.left > 0
 
 
 @pytest.mark.slow
@@ -68,6 +89,7 @@ def test_at_every_second_step_a_wish_is_applied_or_replaced_within_four_periods_
         Bounds(faults=2, wishes=1, boundaries=4 * PERIOD, delay=1),
         Bounds(faults=1, wishes=1, withdrawals=1, lag=3, boundaries=4 * PERIOD),
         Bounds(ranks=3, faults=1, wishes=1, boundaries=4 * PERIOD, delay=1),
+        Bounds(faults=2, wishes=2, boundaries=4 * PERIOD, delay=1, kinds=("close", "skip", "late", "freeze", "fail")),
         Bounds(faults=1, wishes=2, boundaries=5 * PERIOD, delay=1, step_ns=LONG_STEP_NS),
         Bounds(ranks=3, faults=1, wishes=1, boundaries=3 * PERIOD, delay=1, step_ns=LONG_STEP_NS),
     ],
@@ -76,6 +98,7 @@ def test_at_every_second_step_a_wish_is_applied_or_replaced_within_four_periods_
         "two faults",
         "ranks that lag by three steps",
         "three ranks",
+        "two of what one rank alone does",
         "two wishes of ranks at leisure",
         "three ranks at leisure",
     ],
@@ -90,8 +113,8 @@ def test_wider_bounds(bounds: Bounds) -> None:
 class VotesWithoutADigest(Member):
     """Says that it holds something, not what."""
 
-    def ballot(self, *, can_apply: bool = True) -> Any:
-        digest, _, *rest = super().ballot(can_apply=can_apply)
+    def ballot(self, *, can_apply: bool = True, place: int = 0) -> Any:
+        digest, _, *rest = super().ballot(can_apply=can_apply, place=place)
         return (min(digest, 1), -min(digest, 1), *rest)
 
 
@@ -106,10 +129,10 @@ class LeavesWithoutAWord(Member):
 class VotesThoughFrozen(Member):
     """Votes for what it holds after it froze, and says that it is alive."""
 
-    def ballot(self, *, can_apply: bool = True) -> Any:
+    def ballot(self, *, can_apply: bool = True, place: int = 0) -> Any:
         frozen, self.frozen = self.frozen, None
         try:
-            return super().ballot(can_apply=can_apply)
+            return super().ballot(can_apply=can_apply, place=place)
         finally:
             self.frozen = frozen
 
@@ -138,9 +161,49 @@ def keeps_what_it_has(agreement: RankAgreement, proposal: Proposal, *, is_done: 
     return is_done
 
 
+class SwitchesAfterTheVote(RankAgreement):
+    """Takes the vote for the switch: whoever voted will be there."""
+
+    def gather_for(self, proposal: Proposal) -> bool:
+        return not self.has_left
+
+
+class KeepsItsOwnVerdict(RankAgreement):
+    """Goes on by what it saw itself, where others may have given up."""
+
+    def gather_for(self, proposal: Proposal) -> bool:
+        main: Any = self._main
+        verdict, main.verdict = main.verdict, lambda frame, *, is_complete: is_complete
+        try:
+            return super().gather_for(proposal)
+        finally:
+            main.verdict = verdict
+
+
+class CountsNoCollectives(RankAgreement):
+    """Takes the n-th boundary of two ranks for the same place in the training."""
+
+    def gather_for(self, proposal: Proposal) -> bool:
+        counted, self._collectives = self._collectives, int
+        try:
+            return super().gather_for(proposal)
+        finally:
+            self._collectives = counted
+
+    def _launch(self, can_apply: Any) -> None:
+        counted, self._collectives = self._collectives, int
+        try:
+            super()._launch(can_apply)
+        finally:
+            self._collectives = counted
+
+
 @pytest.mark.parametrize(
     ("rule", "bounds", "found"),
     [
+        ({"agreement": SwitchesAfterTheVote}, Bounds(wishes=1, faults=1, kinds=("close",)), "all ranks wait"),
+        ({"agreement": KeepsItsOwnVerdict}, Bounds(wishes=1, faults=1, kinds=("late",)), "in step|all ranks wait"),
+        ({"agreement": CountsNoCollectives}, Bounds(wishes=1, faults=1, lag=3, delay=1, kinds=("skip",)), "in step"),
         ({"member": VotesWithoutADigest}, Bounds(withdrawals=0), "says"),
         ({"member": AppliesWhatItVotedFor}, Bounds(wishes=1), "says"),
         ({"member": LeavesWithoutAWord}, Bounds(wishes=0, faults=1, kinds=("freeze",)), "all ranks wait"),

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacecar.controller.agreement import RankAgreement
 from pacecar.controller.offers import KnobOffer, Offer, decode_offer, encode_offer, live_knobs
 from pacecar.controller.protocol import (
     CALM_NS,
@@ -23,6 +22,7 @@ from pacecar.controller.protocol import (
     Member,
     Proposal,
 )
+from pacecar.controller.rank_agreement import RankAgreement
 
 RANKS = 3
 DOMAIN = tuple(range(8))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pacecar.controller.channels import SideRoad
+from pacecar.controller.channels import MainRoad, SideRoad, Subject
 from pacecar.profiler.crew.road import GlooRoad
 from pacecar.profiler.crew.words import MESSAGE_WORDS
 
@@ -57,3 +57,15 @@ def test_a_closed_side_road_keeps_what_a_thread_may_still_hold_and_nothing_older
 def test_so_does_the_road_on_which_ranks_are_compared(is_taken: bool) -> None:
     assert kept(GlooRoad(0, 1), [0] * MESSAGE_WORDS, is_taken=is_taken)[-1]
     assert not kept(GlooRoad(0, 1), [0] * MESSAGE_WORDS, is_taken=is_taken)[0]
+
+
+def test_so_does_the_road_of_the_votes() -> None:
+    road: Any = MainRoad(0, 1)
+    road._group = group = Group()
+    for _ in range(20):
+        road.post(Subject.VOTE, [1])
+    road.close()
+    gc.collect()
+    kept = [gather() is not None for gather in group.gathers]
+    assert kept[-1]
+    assert not kept[0]

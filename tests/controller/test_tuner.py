@@ -221,7 +221,7 @@ class Gradients:
         self.is_armed = False
         self.armed: list[bool] = []
 
-    def prepare(self) -> None:
+    def prepare(self, ask: object) -> None:
         self.armed.append(False)
 
     def arm(self, *, is_on: bool = True) -> None:

@@ -11,11 +11,16 @@ __all__ = ["FIRING", "SILENT", "Case"]
 
 NODE = 'instance="n1:9850"'
 GPU = f'{NODE}, gpu="3"'
-JOB = 'training_job="llama"'
+LAUNCH, OTHER_LAUNCH = "3f2a9c01d4e5b678", "3f2a9c01d4e5b679"
+JOB = f'training_job="llama", launch="{LAUNCH}"'
+NAMESAKE = f'training_job="llama", launch="{OTHER_LAUNCH}"'
+"""Another job of that name: what tells the two apart is the launch alone."""
+
 RANK0, RANK1 = f'{NODE}, {JOB}, rank="0"', f'{NODE}, {JOB}, rank="1"'
 PORT = f'{NODE}, device="mlx5_0", port="1"'
 CARD = f'{NODE}, interface="eth0"'
 ELSEWHERE = f'instance="n2:9850", {JOB}, rank="0"'
+OTHERS0 = f'instance="n2:9850", {NAMESAKE}, rank="0"'
 
 ENDED = {f"pacecar_job_last_record_age_seconds{{{RANK0}}}": "1x3 60+60x30"}
 """Rank 0 ends after three minutes, and its job stays on the daemon's board for a while."""
@@ -23,7 +28,7 @@ ENDED = {f"pacecar_job_last_record_age_seconds{{{RANK0}}}": "1x3 60+60x30"}
 SPEAKS = {f"pacecar_job_last_record_age_seconds{{{RANK0}}}": "1x40"}
 
 ON_GPU = {"instance": "n1:9850", "gpu": "3"}
-OF_JOB = {"training_job": "llama"}
+OF_JOB = {"training_job": "llama", "launch": LAUNCH}
 ON_NODE = {"instance": "n1:9850"}
 
 
@@ -158,6 +163,12 @@ FIRING = [
          f"pacecar_job_last_record_age_seconds{{{RANK1}}}": "1x40"}, OF_JOB, "critical",
         "Ranks of llama run different knobs",
         "The newest and the oldest knob epoch have been 1 apart for five minutes, among ranks that go on reporting "
+        "steps."),
+    Case("PacecarKnobsApart", "one job on two nodes", "12m",
+        {f"pacecar_knob_epoch{{{RANK0}}}": "3x15", f"pacecar_knob_epoch{{{ELSEWHERE}}}": "1x15", **SPEAKS,
+         f"pacecar_job_last_record_age_seconds{{{ELSEWHERE}}}": "1x40"}, OF_JOB, "critical",
+        "Ranks of llama run different knobs",
+        "The newest and the oldest knob epoch have been 2 apart for five minutes, among ranks that go on reporting "
         "steps."),
     Case("PacecarOverheadOverBudget", "twice the budget", "25m",
         {f"pacecar_job_overhead_seconds_total{{{RANK0}}}": "0+1.2x30",
@@ -318,6 +329,14 @@ SILENT = [
     Case("PacecarKnobsApart", "started anew on another node", "12m",
         {f"pacecar_knob_epoch{{{RANK0}}}": "3x20", **ENDED, f"pacecar_knob_epoch{{{ELSEWHERE}}}": "_x4 0x20",
          f"pacecar_job_last_record_age_seconds{{{ELSEWHERE}}}": "_x4 1x20"}),
+    Case("PacecarKnobsApart", "two jobs of one name on two nodes", "20m",
+        {f"pacecar_knob_epoch{{{RANK0}}}": "3x30", f"pacecar_knob_epoch{{{OTHERS0}}}": "0x30", **SPEAKS,
+         f"pacecar_job_last_record_age_seconds{{{OTHERS0}}}": "1x40"}),
+    Case("PacecarJobStalled", "a job of the same name has long steps and goes on", "20m",
+        {f"pacecar_job_last_record_age_seconds{{{RANK0}}}": "1x40", f"pacecar_process_info{{{RANK0}}}": "1x40",
+         f"pacecar_job_step_duration_seconds{{{RANK0}}}": "1x40",
+         f"pacecar_job_last_record_age_seconds{{{OTHERS0}}}": "500x40", f"pacecar_process_info{{{OTHERS0}}}": "1x40",
+         f"pacecar_job_step_duration_seconds{{{OTHERS0}}}": "60x40"}),
     Case("PacecarKnobsApart", "while the records of a switch come in", "7m",
         {f"pacecar_knob_epoch{{{RANK0}}}": "1x5 2x10", f"pacecar_knob_epoch{{{RANK1}}}": "1x6 2x10"}),
     Case("PacecarOverheadOverBudget", "within the budget", "25m",

@@ -10,12 +10,14 @@ All of it is made up, but for the arithmetic: headings sum to the step, totals t
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import socket
 import time
 from collections.abc import Iterable, Sequence
 
+from pacecar.jobkey import LAUNCH_DIGITS
 from pacecar.records import (
     Bound,
     CollectiveSum,
@@ -59,6 +61,7 @@ class LivelyJob:
         self, name: str, sockets: Sequence[str], ranks: int, *, step_ms: float, late_rank: int | None, is_tuned: bool
     ) -> None:
         self.name, self.step_ms, self._late, self._is_tuned = name, step_ms, late_rank, is_tuned
+        self.launch = hashlib.sha256(name.encode()).hexdigest()[:LAUNCH_DIGITS]
         self._began, self._number, self._said = time.monotonic(), 0, 0
         self._totals = [Ledger(wall_ns=0)] * (ranks * len(sockets))
         self._paces: list[int] = []
@@ -95,9 +98,9 @@ class LivelyJob:
 
     def _hello(self, rank: int, local: int, node: int) -> JobHello:
         return JobHello(
-            job=self.name, rank=rank, local_rank=local, world_size=len(self._totals), pid=os.getpid(),
-            host=f"node-{'abcd'[node]}", device=f"cuda:{local}", device_uuid=f"GPU-{local:04d}", backend="nccl",
-            framework="torch 2.13.0", pacecar_version="0.1.0", started_wall_ns=time.time_ns(),
+            job=self.name, launch=self.launch, rank=rank, local_rank=local, world_size=len(self._totals),
+            pid=os.getpid(), host=f"node-{'abcd'[node]}", device=f"cuda:{local}", device_uuid=f"GPU-{local:04d}",
+            backend="nccl", framework="torch 2.13.0", pacecar_version="0.1.0", started_wall_ns=time.time_ns(),
             parallel={"data": len(self._totals)},
         )  # fmt: skip
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 VARIABLES = {
-    "$__rate_interval": "1m", "$__range": "5m", "$job": "train", "$rank": ".+", "$node": "node1:9850",
-    "$cluster": ".*", "$gpu": ".*",
+    "$__rate_interval": "1m", "$__range": "5m", "$job": "train", "$launch": "3f2a9c01d4e5b678", "$rank": ".+",
+    "$node": "node1:9850", "$cluster": ".*", "$gpu": ".*",
 }  # fmt: skip
 """Grafana's variables and what these tests put in their place."""
 

@@ -22,6 +22,8 @@ RANGE_SECONDS = 60
 
 _VARIABLE = re.compile(r"\$(\w+)|\$\{(\w+)(?::(\w+))?\}|\[\[(\w+)\]\]")
 _LABEL_VALUES = re.compile(r"^label_values\((?:(?P<selector>.+),)?\s*(?P<label>\w+)\s*\)$", re.DOTALL)
+_QUERY_RESULT = re.compile(r"^query_result\(.*?(?P<selector>pacecar_\w+\{[^}]*\}).*\)$", re.DOTALL)
+_OF_RESULT = re.compile(r'^/(?P<label>\w+)="\(\[\^"\]\*\)"/$')
 _SPECIAL = re.compile(r"[\\^$*+?.()|{}\[\]]")
 
 
@@ -91,7 +93,11 @@ def choices(variable: Mapping[str, Any], labels: Labels, values: Mapping[str, st
     """Return what the variable offers, those before it being `values`."""
     query = variable["query"]
     text = filled_in(query if isinstance(query, str) else query["query"], values)
-    asked = _LABEL_VALUES.match(text)
+    asked, result = _LABEL_VALUES.match(text), _QUERY_RESULT.match(text)
+    if result is not None:  # and the regular expression takes one label out of it
+        label = _OF_RESULT.match(variable["regex"])
+        assert label, f"variable {variable['name']}: nothing is known of {variable['regex']}"
+        return sorted(labels(label["label"], result["selector"]))
     assert asked, f"variable {variable['name']}: nothing is known of {text}"
     return sorted(labels(asked["label"], asked["selector"]))
 

@@ -147,7 +147,11 @@ class PlantedJob(ShowJob):
 
     def _hello(self, rank: int) -> JobRecord:
         hello: JobRecord = msgspec.structs.replace(
-            super()._hello(rank), device_uuid=f"GPU-{rank}", world_size=self.ranks, parallel={"data": self.ranks}
+            super()._hello(rank),
+            launch="3f2a9c01d4e5b678",
+            device_uuid=f"GPU-{rank}",
+            world_size=self.ranks,
+            parallel={"data": self.ranks},
         )
         return hello
 
@@ -195,6 +199,7 @@ class Planted:
             (machine / "proc" / str(os.getpid())).symlink_to("4242")  # who speaks for the ranks, in a pod with limits
             self._control = Control(build(self._folder) / "control")
             self._control.page.mig = 1
+            self._control.page.fans = 2
             settings = {
                 "port": 0, "socket": self._socket, "proc_root": str(machine / "proc"), "sys_root": str(machine / "sys"),
                 "recordings": str(self._folder / "recordings"), "mounts": ("/",), "cpu_budget": 1.0,

@@ -157,14 +157,14 @@ def test_each_dashboard_has_the_variables_that_it_needs(drawn):
     assert {name: list(variables_of(dashboard)) for name, dashboard in drawn.items()} == {
         "fleet": ["datasource", "cluster", "job", "node"],
         "node": ["datasource", "cluster", "node", "gpu"],
-        "job": ["datasource", "cluster", "job", "node", "gpu", "rank"],
-        "tuning": ["datasource", "cluster", "job", "node", "rank"],
+        "job": ["datasource", "cluster", "job", "launch", "node", "gpu", "rank"],
+        "tuning": ["datasource", "cluster", "job", "launch", "node", "rank"],
         "itself": ["datasource", "cluster", "job", "node"],
     }
 
 
 def test_every_variable_that_is_used_is_there(dashboard):
-    known = {*variables_of(dashboard), "__rate_interval", "__range", "__value", "__url_time_range", "__all"}
+    known = {*variables_of(dashboard), "__rate_interval", "__range", "__value", "__data", "__url_time_range", "__all"}
     for where, value in walk(dashboard):
         if isinstance(value, str):
             used = set(re.findall(r"\$\{?(\w+)", value))
@@ -172,7 +172,7 @@ def test_every_variable_that_is_used_is_there(dashboard):
 
 
 def test_a_variable_asks_only_for_what_stands_left_of_it(dashboard):
-    known = {"datasource"}
+    known = {"datasource", "__range"}
     for name, variable in variables_of(dashboard).items():
         if variable["type"] == "query":
             assert set(re.findall(r"\$(\w+)", variable["query"])) <= known, name

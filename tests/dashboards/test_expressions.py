@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -13,11 +14,13 @@ from pacecar.catalog import CATALOG, Kind
 from pacecar.dashboards.fleet import NODES_TOP
 from pacecar.records import LEDGER_HEADINGS
 from tests.dashboards.conftest import drawing_panels
-from tests.dashboards.promql import check, filled_in
+from tests.dashboards.promql import VARIABLES, check, filled_in
 from tests.kit.tools import find_tool
 
+LAUNCH = VARIABLES["$launch"]
 VALUES = {
-    "training_job": ["train"], "rank": ["0", "1"], "heading": list(LEDGER_HEADINGS), "mode": ["idle", "user"],
+    "training_job": ["train"], "launch": [LAUNCH], "rank": ["0", "1"], "heading": list(LEDGER_HEADINGS),
+    "mode": ["idle", "user"],
     "outcome": ["ok", "failed", "kept", "rolled_back", "barred", "abandoned", "miss"], "clock": ["sm", "memory"],
     "knob": ["bucket_bytes", "micro_batch"], "phase": ["forward", "backward"], "state": ["frozen", "watching"],
     "reason": ["hw_thermal_slowdown"], "severity": ["uncorrected"], "lifetime": ["volatile"], "kind": ["some"],
@@ -105,7 +108,8 @@ def test_the_first_decision_of_a_job_is_marked_and_the_mark_goes(promtool, expre
     """A counter that is born at 1 never increases: without more care the first decision would have no mark."""
     mark = filled_in(expressions["tuning: annotation Decisions"])
     born = {
-        "series": 'pacecar_tuner_decisions_total{training_job="train", knob="micro_batch", kind="trial"}',
+        "series": f'pacecar_tuner_decisions_total{{training_job="train", launch="{LAUNCH}", knob="micro_batch",'
+        ' kind="trial"}',
         "values": "_x8 1x40",  # appears at 2m
     }
     seen = [{"labels": born["series"], "value": 1}]
@@ -182,6 +186,31 @@ def test_fast_times_are_of_the_range_shown_at_each_point_of_a_graph(promtool, ex
     for text in looking_back:
         assert text.count("[$__range] @ end()") == text.count("quantile_over_time"), text
     slower = next(text for where, text in expressions.items() if "Pace against its own baseline" in where)
-    series = [{"series": 'pacecar_job_pace_seconds{training_job="train"}', "values": "0.5x20 1x20"}]
+    series = [
+        {"series": f'pacecar_job_pace_seconds{{training_job="train", launch="{LAUNCH}"}}', "values": "0.5x20 1x20"}
+    ]
     expected = [{"labels": "{}", "value": 1}]
     check(promtool, tmp_path, {"expr": filled_in(slower), "eval_time": "6m", "exp_samples": expected}, series=series)
+
+
+@pytest.mark.parametrize("page", ["identity.md", "start/kubernetes.md", "metrics.md"])
+def test_the_documented_join_holds_with_two_jobs_of_one_name_on_two_nodes(promtool, tmp_path, page):
+    """By name and rank alone both sides have two series for one: a many-to-many match, which is an error."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / page).read_text(encoding="utf-8")
+    joins = re.findall(
+        r"pacecar_job_step_duration_seconds\s+\* on \([^)]*\) group_left \([^)]*\) pacecar_rank_info", text
+    )
+    assert joins
+    labels = [f'training_job="torchrun-29500", rank="0", instance="n{n}", launch="{n:016x}"' for n in (1, 2)]
+    planted = [
+        {"series": f"{metric}{{{of}{extra}}}", "values": f"{value}x20"}
+        for value, of in enumerate(labels, start=1)
+        for metric, extra in (("pacecar_job_step_duration_seconds", ""), ("pacecar_rank_info", ', host="h", pid="1"'))
+    ]
+    planted = [row | ({"values": "1x20"} if "rank_info" in row["series"] else {}) for row in planted]
+    asked = [
+        {"expr": f"sum by (launch) ({join})", "eval_time": "2m", "exp_samples": [
+            {"labels": f'{{launch="{n:016x}"}}', "value": n} for n in (1, 2)]}
+        for join in joins
+    ]  # fmt: skip
+    check(promtool, tmp_path, *asked, series=planted)

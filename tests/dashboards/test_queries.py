@@ -15,7 +15,9 @@ def test_an_unknown_metric_cannot_be_asked_for():
 
 
 def test_a_label_that_the_metric_lacks_cannot_be_asked_for():
-    with pytest.raises(QueryError, match="pacecar_job_steps_total has no label 'heading'; it has training_job, rank"):
+    with pytest.raises(
+        QueryError, match="pacecar_job_steps_total has no label 'heading'; it has training_job, launch, rank"
+    ):
         select("pacecar_job_steps_total", {"heading": "compute"})
 
 
@@ -26,8 +28,14 @@ def test_a_gauge_has_no_rate(ask):
 
 
 def test_job_series_follow_the_job_and_the_ranks_chosen():
-    assert select("pacecar_job_step") == 'pacecar_job_step{cluster=~"$cluster", training_job="$job", rank=~"$rank"}'
-    assert select("pacecar_job_step", all_ranks=True) == 'pacecar_job_step{cluster=~"$cluster", training_job="$job"}'
+    assert (
+        select("pacecar_job_step")
+        == 'pacecar_job_step{cluster=~"$cluster", training_job="$job", launch="$launch", rank=~"$rank"}'
+    )
+    assert (
+        select("pacecar_job_step", all_ranks=True)
+        == 'pacecar_job_step{cluster=~"$cluster", training_job="$job", launch="$launch"}'
+    )
 
 
 def test_host_series_follow_the_nodes_and_gpus_chosen():

@@ -33,7 +33,7 @@ from pacecar.wire import encode_frame
 from tests.dashboards.promql import VARIABLES, check, filled_in
 from tests.kit.tools import find_tool
 
-JOB = VARIABLES["$job"]
+JOB, LAUNCH = VARIABLES["$job"], VARIABLES["$launch"]
 WALL_NS = 1_700_000_000 * NS_PER_SECOND
 KNOBS = Knobs(1, {"bucket_bytes": 1 << 20, "micro_batch": 4})
 
@@ -52,8 +52,8 @@ def ledger(steps: int) -> Ledger:
 def records(rank: int) -> Iterator[JobRecord]:
     """What one rank says in a short life: a step, and on rank 0 a trial from decision to verdict."""
     yield JobHello(
-        job=JOB, rank=rank, local_rank=rank, world_size=2, pid=os.getpid(), host="here", device="cpu", backend="gloo",
-        framework="torch", pacecar_version="0", started_wall_ns=WALL_NS,
+        job=JOB, launch=LAUNCH, rank=rank, local_rank=rank, world_size=2, pid=os.getpid(), host="here", device="cpu",
+        backend="gloo", framework="torch", pacecar_version="0", started_wall_ns=WALL_NS,
     )  # fmt: skip
     yield StepRecord(
         job=JOB, rank=rank, step=40, ended_wall_ns=WALL_NS, wall_ns=ledger(1).wall_ns, data_wait_ns=1, forward_ns=2,

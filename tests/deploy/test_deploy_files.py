@@ -276,7 +276,7 @@ def test_alertmanager_would_read_its_configuration():
     assert config["route"]["receiver"] in [receiver["name"] for receiver in config["receivers"]]
     assert set(config) == {"route", "receivers"}
     # What alerts say it of: a node or a job.
-    assert set(config["route"]["group_by"]) == {"cluster", "instance", "training_job"}
+    assert set(config["route"]["group_by"]) == {"cluster", "instance", "training_job", "launch"}
     done = ran(find_tool("amtool"), "check-config", DEPLOY / "prometheus/alertmanager.yml")
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from pacecar.config import Config, TuneConfig, load_config
-from pacecar.controller.channels import VOTE_WORDS
 from pacecar.controller.protocol import CALM_PERIOD, LEISURE_PERIOD, PERIOD
+from pacecar.controller.rank_agreement import VOTE_WORDS
 from pacecar.records import LEDGER_HEADINGS
 from tests.kit.forking_python import forking_python
 
@@ -181,12 +181,12 @@ def test_modes_and_headings_in_the_documentation_are_those_of_the_code():
     assert tuple(row[0].strip("`") for row in ledger) == LEDGER_HEADINGS
 
 
-def test_what_tuning_adds_to_the_jobs_group_is_what_the_code_adds():
-    numbers = {2: "two", 4: "four", 5: "five", 16: "sixteen"}
+def test_what_tuning_adds_between_the_ranks_is_what_the_code_adds():
+    numbers = {2: "two", 4: "four", 6: "six", 16: "sixteen"}
     votes, low, high = numbers[VOTE_WORDS], numbers[min(LEISURE_PERIOD, PERIOD)], numbers[CALM_PERIOD]
-    assert f"an all-reduce of {votes} numbers every {low} to {high} steps" in README
+    assert f"a vote of {votes} numbers on another every {low} to {high} steps" in README
     tuning = (ROOT / "docs/tuning.md").read_text(encoding="utf-8")
-    assert f"an all-reduce of {votes} numbers" in tuning
+    assert f"a vote of {votes} numbers" in tuning
 
 
 def test_the_pictures_of_the_ledger_are_what_the_attribution_gives():

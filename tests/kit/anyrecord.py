@@ -91,6 +91,8 @@ def make(kind: type, source: Source, **given: Any) -> dict[str, Any]:
     """Return a valid record of type `kind` as a dict of plain values; `given` are fields that are not drawn."""
     if kind is Ledger:
         return _ledger(source)
+    if kind is JobHello:
+        given = {"launch": source.pick(["", "3f2a9c01d4e5b678"]), **given}  # not any text: `pacecar.jobkey.LAUNCH`
     info = _described(kind)
     fields = {f.encode_name: given.get(f.name) if f.name in given else _value(f.type, source) for f in info.fields}
     _name(kind, fields, source)

@@ -59,7 +59,7 @@ MUTATIONS = (
              "controller/divergence.py", "z = (x - self._level) / self._scale", "z = (self._level - x) / self._scale",
              "tests/controller"),
     Mutation("one rank's failure does not count for the others",
-             "controller/rescue.py", "if not self._any_rank(failure is not None):", "if failure is None:",
+             "controller/rescue.py", "if not self.any_rank(failure is not None):", "if failure is None:",
              "tests/controller"),
     Mutation("communication under compute is called exposed",
              "profiler/attribution.py", "_OVERLAP = _COMMUNICATION | 1 << _BITS[Work.COMPUTE]",

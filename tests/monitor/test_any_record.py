@@ -46,7 +46,9 @@ class Node:
         self.taken = self.refused = self.ticks = 0
 
     def hello(self, job, rank, source):
-        fields = make(JobHello, source, job=job, rank=rank, world_size=RANKS, pid=7, device_uuid=f"GPU-{job}-{rank}")
+        fields = make(
+            JobHello, source, job=job, rank=rank, world_size=RANKS, pid=7, device_uuid=f"GPU-{job}-{rank}", launch=""
+        )  # fmt: skip  one launch: the ranks are of one job
         conversation = self.hooks[job, rank] = Conversation(Peer(7, 1000, 1000), own_pid=lambda pid: pid)
         self.say(conversation, fields)
         return conversation

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pacecar.jobkey import JobKey
 from pacecar.monitor.board import Board
 from pacecar.monitor.crews import SILENT_SECONDS, Crew, crew_samples
 from pacecar.monitor.series import job_samples
@@ -58,8 +59,10 @@ def test_nobody_is_silent_when_nobody_suspects_a_hang_any_more(crew, how):
 
 def test_the_series_name_each_rank(crew):
     view = crew.view({0: 10 * S, 1: 9 * S}, 500 * S)
-    found = {s.labels: s.value for s in crew_samples("j", view) if s.metric == "pacecar_job_hang_silent"}
-    assert found == {("j", "0"): 0, ("j", "1"): 1}
+    found = {
+        s.labels: s.value for s in crew_samples(JobKey("j", "3f" * 8), view) if s.metric == "pacecar_job_hang_silent"
+    }
+    assert found == {("j", "3f" * 8, "0"): 0, ("j", "3f" * 8, "1"): 1}
 
 
 def late(*, ended=False):
@@ -83,7 +86,7 @@ def board(clock, make_hello):
 
 def told(board):
     metrics = ("pacecar_job_straggler_excess_seconds", "pacecar_job_hang_suspected")
-    return [(s.labels, s.value) for s in job_samples(board.jobs()) if s.metric in metrics]
+    return [(tuple(filter(None, s.labels)), s.value) for s in job_samples(board.jobs()) if s.metric in metrics]
 
 
 LATE, HANGS, HANGS_NO_MORE = (("run-7", "1", "host"), 5), (("run-7", "0"), 1), (("run-7", "0"), 0)

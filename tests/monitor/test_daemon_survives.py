@@ -181,8 +181,11 @@ def test_what_another_user_says_costs_nobody_else_anything(start, hooks):
         for _ in range(30)
     ]
     before = daemon.value("pacecar_daemon_ticks_total")
-    as_stranger(daemon.path, [*map(encode_frame, IMPOSSIBLE), *odd])
+    as_stranger(daemon.path, list(map(encode_frame, IMPOSSIBLE)))
     until(lambda: daemon.value("pacecar_inbox_connections") == 1)  # all that he said was read
+    assert daemon.value("pacecar_job_mfu_ratio", training_job="stranger") is None
+    as_stranger(daemon.path, odd)
+    until(lambda: daemon.value("pacecar_inbox_connections") == 1)
     until(lambda: daemon.value("pacecar_daemon_ticks_total") >= before + 3)
     samples = daemon.samples()
     assert [s for s in samples if not math.isfinite(s.value)] == []
@@ -190,7 +193,6 @@ def test_what_another_user_says_costs_nobody_else_anything(start, hooks):
     assert [s for s in samples if s.name == "pacecar_daemon_faults_total" and s.value] == []
     assert [s for s in samples if s.name == "pacecar_daemon_thread_restarts_total" and s.value] == []
     assert daemon.value("pacecar_job_steps_total", training_job="honest") == 7
-    assert daemon.value("pacecar_job_mfu_ratio", training_job="stranger") is None
     status, _, document = daemon.ask("/api/snapshot")
     assert status == 200
     assert "honest" in {job["job"] for job in json.loads(document)["jobs"]}

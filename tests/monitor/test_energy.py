@@ -35,7 +35,7 @@ def view(make_hello, make_step):
             for rank, (gpu, steps, samples) in ranks.items()
         ]  # fmt: skip
         return JobView(
-            job=job, ranks=tuple(views), tuner=None, decisions=(), verdicts=(), decision_tallies=(),
+            job=job, launch="", uid=1, ranks=tuple(views), tuner=None, decisions=(), verdicts=(), decision_tallies=(),
             verdict_tallies=(), expected_gain={}, measured_gain={},
         )  # fmt: skip
 

@@ -34,6 +34,7 @@ from pacecar.monitor.daemon import Daemon
 from pacecar.records import Ok
 from tests.monitor.testimony import everything
 
+LAUNCH = "3f2a9c01d4e5b678"
 GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
 
 
@@ -65,7 +66,7 @@ def statvfs(path):
 def collectors(files, machine, make_hello):
     """Collectors that have read the machine once, a second ago; since then it moved on."""
     clock = FakeClock(monotonic_ns=5 * NS_PER_SECOND)
-    ranks = [Member("4242", "rank", "run-7", "0"), Member("4243", "rank", "run-7", "1")]
+    ranks = [Member("4242", "rank", "run-7", "0", LAUNCH), Member("4243", "rank", "run-7", "1", LAUNCH)]
     made = [
         CpuCollector(files, ticks_per_second=100),
         MemoryCollector(files),
@@ -75,7 +76,9 @@ def collectors(files, machine, make_hello):
         TcpCollector(files),
         RdmaCollector(files, clock),
         CgroupCollector(files, lambda: ranks),
-        IdentityCollector(files, clock, lambda: [(4242, make_hello())], lambda: [4243], pod_logs=str(machine / "pods")),
+        IdentityCollector(
+            files, clock, lambda: [(4242, make_hello(launch=LAUNCH))], lambda: [4243], pod_logs=str(machine / "pods")
+        ),
         Own(),
     ]
     for collector in made:
@@ -96,7 +99,7 @@ def collectors(files, machine, make_hello):
 def speak(hook, make_hello, make_step):
     """One rank of a tuned job says one of everything."""
     step = make_step(uncalibrated="price", window_price_ns=310_000_000)
-    hook.say(make_hello(pid=os.getpid()), step, *everything(0))
+    hook.say(make_hello(pid=os.getpid(), launch=LAUNCH), step, *everything(0))
 
 
 def steady(page):

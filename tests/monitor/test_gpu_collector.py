@@ -13,6 +13,7 @@ import pytest
 
 from pacecar.catalog import CATALOG, WINDOW_NAMES, Subject, by_name
 from pacecar.monitor.collectors.gpu import REINIT_AFTER_SECONDS, REOPEN_SECONDS, GpuCollector
+from pacecar.monitor.gpu.calltimes import CALL_SECONDS_MIN
 from pacecar.monitor.gpu.device import CALLS_PER_TICK_MAX
 from pacecar.monitor.gpu.unit import REASONS
 from pacecar.monitor.gpu.xid import KNOWN_XIDS
@@ -24,7 +25,9 @@ from tests.monitor.nvml_standin.standin import FUNCTION, GPUS
 SECOND = 1_000_000_000
 DEADLINE_SECONDS = 0.4
 WINDOWED = {name for names in WINDOW_NAMES.values() for name in names}
-ALWAYS_CHANGING = ("energy", "power_mean", "process_sm", "driver_calls", "last_success")
+ALWAYS_CHANGING = (
+    "energy", "power_mean", "process_sm", "driver_calls", "driver_call_seconds", "read_interval", "last_success",
+)  # fmt: skip
 UNSTABLE = (*ALWAYS_CHANGING, "clock_event", "fail", "down", "gpu_up")
 CODES = [*range(1, 31), 999]
 KINDS = (1, 3, 6, 9, 13, 15, 999)
@@ -190,14 +193,19 @@ CONSTANT = {name for name in GPU_METRICS if name.endswith("_info")} | {
     "pacecar_gpu_last_success_time_seconds",
     "pacecar_gpu_driver_calls_total",
     "pacecar_gpu_driver_openings_total",
+    "pacecar_gpu_read_interval_seconds",
 }
 """1 by definition, or never zero once there is a GPU."""
+
+IN_REAL_TIME = {"pacecar_gpu_driver_call_seconds_total", "pacecar_gpu_driver_slow"}
+"""Zero while the clock is a test's; `test_gpu_slow` has them."""
 
 
 def test_every_metric_reads_a_zero_and_a_non_zero_value(standin, make, clock, tmp_path):
     for gpu in range(GPUS):
         standin.page.reasons[gpu] = 0xFF
     standin.xid(3, 48)
+    standin.page.fans = 2
     standin.fail("POWER", 999, gpu=4, after=1, times=1)
     numbers = {name: set() for name in GPU_METRICS}
     for sample in everything(standin, make, clock, tmp_path):
@@ -207,7 +215,7 @@ def test_every_metric_reads_a_zero_and_a_non_zero_value(standin, make, clock, tm
     zeros = {name: set() for name in GPU_METRICS}
     for sample in everything(standin, make, clock, tmp_path):
         zeros[sample.metric].add(sample.value)
-    assert [name for name, seen in numbers.items() if not seen - {0}] == []
+    assert {name for name, seen in numbers.items() if not seen - {0}} == IN_REAL_TIME
     assert [name for name, seen in zeros.items() if 0 not in seen and name not in CONSTANT] == []
 
 
@@ -264,10 +272,96 @@ def test_pcie_counters_that_wrap_lose_nothing(standin, make, clock):
     collector = make()
     standin.page.pcie_bytes[0] = 4_294_967_000
     settled(collector, clock)
+    tick(collector, clock, 0.05)
     standin.page.pcie_bytes[0] = (1 << 32) + 704
-    assert health(tick(collector, clock), 0, "pcie_transmit_bytes_total") == (1 << 32) + 704
-    standin.page.pcie_bytes[0] = 700  # backwards, and no wrap: it started again
-    assert health(tick(collector, clock), 0, "pcie_receive_bytes_total") == (1 << 32) + 704 + 700
+    outcome = tick(collector, clock, 0.05)
+    assert health(outcome, 0, "pcie_transmit_bytes_total") == (1 << 32) + 704
+    assert health(outcome, 0, "pcie_counters_reliable") == 1
+    standin.page.pcie_bytes[0] = 700  # backwards, and more than the link moves in that time: it started again
+    assert health(tick(collector, clock, 0.05), 0, "pcie_receive_bytes_total") == (1 << 32) + 704 + 700
+
+
+class Link:
+    """GPU 0 moves so many bytes a second over PCIe, by a counter of 32 bits; glances come ten times a second."""
+
+    def __init__(self, standin, collector, clock, rate):
+        self.standin, self.collector, self.clock, self.rate, self.moved = standin, collector, clock, rate, 1
+
+    def go_on(self, seconds, *, glances=10):
+        """Return what the tick after that time reads."""
+        for _ in range(max(1, round(seconds * glances))):
+            step = seconds / max(1, round(seconds * glances))
+            self.clock.advance(round(step * SECOND))
+            self.moved += round(self.rate * step)
+            self.standin.page.pcie_bytes[0] = self.moved % (1 << 32) or 1
+            if glances:
+                self.collector.glance()
+        return of_gpu(self.collector.collect(), 0)
+
+
+SENT = ("pacecar_gpu_pcie_transmit_bytes_total",)
+RELIABLE = ("pacecar_gpu_pcie_counters_reliable",)
+
+
+@pytest.mark.parametrize(("generation", "gigabytes"), [(4, 0), (4, 1), (4, 20), (4, 31), (3, 15)])
+def test_a_pcie_counter_that_goes_round_several_times_a_second_is_followed_by_glances(
+    standin, make, clock, generation, gigabytes
+):
+    """At 20 GB/s it goes round five times a second: a reading a second counted 23.6 of 200 GB."""
+    standin.page.pcie_generation_max = generation
+    link = Link(standin, make(), clock, gigabytes * 10**9)
+    for _ in range(3):
+        before = link.go_on(1.0)
+    read = [link.go_on(1.0) for _ in range(10)]
+    assert all(one[RELIABLE] == 1 for one in read)
+    assert read[-1][SENT] - before[SENT] == pytest.approx(10 * gigabytes * 10**9, abs=10)
+
+
+def test_a_pcie_link_too_fast_for_its_counter_has_no_total_and_says_so(standin, make, clock):
+    link = Link(standin, make(), clock, 64 * 10**9)  # generation 5, 16 lanes
+    for _ in range(10):
+        read = link.go_on(1.0)
+        assert SENT not in read
+        assert read[RELIABLE] == 0
+    assert standin.calls(0)["FIELDS"] < 20, "no glance is spent on what cannot be known"
+
+
+def test_a_late_tick_and_a_glance_that_did_not_come_make_a_gap_and_no_wrong_number(standin, make, clock):
+    standin.page.pcie_generation_max = 4
+    link = Link(standin, make(), clock, 20 * 10**9)
+    for _ in range(3):
+        link.go_on(1.0)
+    assert SENT in link.go_on(1.0)
+    late = link.go_on(3.0, glances=0)
+    assert SENT not in late
+    assert late[RELIABLE] == 0
+    link.clock.advance(SECOND // 2)  # five glances are left out, and the next ones come in time
+    link.moved += 10 * 10**9
+    read = link.go_on(0.5)
+    assert SENT not in read
+    assert SENT in link.go_on(1.0)
+
+
+def test_a_counter_with_64_bits_is_right_at_any_rate(standin, make, clock):
+    read = of_gpu(tick(make(), clock), 0)  # the first reading is above what 32 bits hold
+    assert read[SENT] == 5019700000
+    assert read[RELIABLE] == 1
+
+
+def test_fans_are_read_each_and_a_gpu_that_the_chassis_cools_has_none(standin, make, clock):
+    assert not [key for key in of_gpu(settled(make(), clock), 1) if "fan" in key[0]]
+    standin.page.fans = 2
+    read = of_gpu(settled(make(), clock), 1)
+    fans = {key[1:]: value for key, value in read.items() if "fan" in key[0]}
+    assert {key: value for key, value in read.items() if "fan" in key[0]} == {
+        ("pacecar_gpu_fan_speed_ratio", "0"): 0.46,
+        ("pacecar_gpu_fan_speed_ratio", "1"): 0.56,
+        ("pacecar_gpu_fan_rpm", "0"): 2500,
+        ("pacecar_gpu_fan_rpm", "1"): 2600,
+    }, fans
+    standin.page.missing[FUNCTION["FAN_RPM"]] = 1  # an older driver
+    read = of_gpu(settled(make(), clock), 1)
+    assert sorted({key[0] for key in read if "fan" in key[0]}) == ["pacecar_gpu_fan_speed_ratio"]
 
 
 # --- what it costs --------------------------------------------------------------------------------
@@ -371,15 +465,19 @@ def test_without_a_kernel_log_the_event_set_counts_and_without_both_there_is_no_
 # --- what goes wrong ------------------------------------------------------------------------------
 
 
-def test_a_hanging_gpu_is_reported_in_the_tick_and_costs_its_own_series_only(standin, make, clock, caplog):
+def test_a_hanging_gpu_is_reported_when_its_call_is_overdue_and_costs_its_own_series_only(standin, make, clock, caplog):
     """The others keep their rate: only the first tick waits for the deadline, and none for longer."""
     caplog.set_level(logging.INFO)
     collector = make(deadline_seconds=DEADLINE_SECONDS)
     settled(collector, clock)
     before = health(tick(collector, clock), 5, "failures_total", "hung")
     standin.hold(5)
-    assert 5 not in up(tick(collector, clock))
+    begun_ns = clock.monotonic_ns() + SECOND
+    assert 5 in up(tick(collector, clock)), "it may only be slow"
     collector._deadline_seconds = patience = 60.0  # what a tick would take that waits for the call again
+    while 5 in up(tick(collector, clock)):
+        pass
+    assert clock.monotonic_ns() - begun_ns == CALL_SECONDS_MIN * SECOND
     began = time.monotonic()
     for _ in range(4):
         outcome = tick(collector, clock)
@@ -422,8 +520,7 @@ def test_a_driver_that_is_only_slow_is_served_a_tick_late_rather_than_called_dea
         outcome = tick(collector, clock)
         seen.append(up(outcome))
         until(lambda: all(unit.worker.busy_since_ns is None for unit in collector._units.values()), "the answers came")
-    assert len(seen[0]) < 2  # nobody can know yet that it is only slow
-    assert seen[2:] == [[0, 1]] * 4
+    assert seen == [[0, 1]] * 6
     assert health(outcome, 1, "power_watts") == 651103
 
 
@@ -444,6 +541,7 @@ def test_a_gpu_that_hangs_from_the_start_is_reported_and_comes_later(standin, ma
     collector = make(deadline_seconds=DEADLINE_SECONDS)
     outcome = tick(collector, clock)
     until(lambda: up(tick(collector, clock)) == list(range(1, GPUS)), "the others are up")
+    until(lambda: health(tick(collector, clock), 0, "down", "hung") == 1, "its first questions are overdue")
     outcome = tick(collector, clock)
     assert health(outcome, 0, "down", "hung") == 1
     assert health(outcome, 5, "power_watts") == 655103
@@ -618,7 +716,9 @@ def check_each_failure(standin, make, clock, codes, choose):
         standin.fail(None, code, gpu=0, after=n, times=1)
         outcomes = [tick(collector, clock) for _ in range(6)]
         standin.fail(None, 0, times=0)
-        wrong += [(code, n, o.reason) for o in outcomes[2 if code in (1, 9, 18) else 1 :] if 1 not in up(o)]
+        wrong += [
+            (code, n, getattr(o, "reason", None)) for o in outcomes[2 if code in (1, 9, 18) else 1 :] if 1 not in up(o)
+        ]
         if of_gpu(outcomes[-1], 1).keys() != whole.keys():
             wrong.append((code, n, "GPU 1 is not whole"))
         outcomes += [tick(collector, clock, REINIT_AFTER_SECONDS + 1), tick(collector, clock)]

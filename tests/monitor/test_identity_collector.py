@@ -122,8 +122,8 @@ def test_a_rank_and_a_process_on_a_gpu_are_found_and_read_once_a_minute(node, cl
     node.process(60, "/slurm/uid_1/job_9/step_0")
     (node.logs / f"ml_trainer-0_{UID}").mkdir(parents=True)
     assert node.infos() == {
-        "50": ("run-7", "0", "trainer-0", "ml", UID, ID, ""),
-        "60": ("", "", "", "", "", "", "9"),
+        "50": ("run-7", "", "0", "trainer-0", "ml", UID, ID, ""),
+        "60": ("", "", "", "", "", "", "", "9"),
     }
     assert node.collector.residence(hello) == Residence("trainer-0", "ml", UID, ID, "")
     reads = node.reads
@@ -141,12 +141,12 @@ def test_a_pod_that_the_kubelet_names_later_is_named_later(node, clock, make_hel
     hello = make_hello()
     node.ranks = [(50, hello)]
     node.process(50, f"/kubepods/pod{UID}/{ID}")
-    assert node.infos()["50"][2:5] == ("", "", UID)
+    assert node.infos()["50"][3:6] == ("", "", UID)
     (node.logs / f"ml_trainer-0_{UID}").mkdir(parents=True)
     clock.advance(5 * NS_PER_SECOND)
-    assert node.infos()["50"][2:5] == ("", "", UID), "not looked for at every tick"
+    assert node.infos()["50"][3:6] == ("", "", UID), "not looked for at every tick"
     clock.advance(5 * NS_PER_SECOND)
-    assert node.infos()["50"][2:5] == ("trainer-0", "ml", UID)
+    assert node.infos()["50"][3:6] == ("trainer-0", "ml", UID)
 
 
 def test_a_rank_that_left_keeps_its_place_until_its_job_is_forgotten(node, clock, make_hello):
@@ -190,7 +190,7 @@ def test_a_process_that_ended_and_a_broken_line_cost_themselves_only(node, machi
     (machine / "proc" / "52" / "cgroup").write_text("rubbish\n")
     outcome = node.collector.collect()
     assert "rubbish" in outcome.reason
-    found = {s.labels[0]: s.labels[6] for s in outcome.samples if s.metric == "pacecar_process_info"}
+    found = {s.labels[0]: s.labels[7] for s in outcome.samples if s.metric == "pacecar_process_info"}
     assert found == {"50": ID, "51": "", "52": ""}
 
 

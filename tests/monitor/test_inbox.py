@@ -19,7 +19,7 @@ from pacecar.monitor.conversation import Conversation, Peer, own_pid
 from pacecar.monitor.inbox import HELLO_SECONDS, Inbox
 from pacecar.monitor.meeting import Meeting, MeetingError
 from pacecar.ranges import ENTRIES_MAX
-from pacecar.records import Decision, Goodbye, Knobs, StepRecord, TunerStatus
+from pacecar.records import Decision, Goodbye, HelloRefused, Knobs, StepRecord, TunerStatus
 from pacecar.wire import FRAME_BYTES_MAX, VERSION, FrameError, Refusal, decode_frame, encode_frame
 from tests.kit.waiting import until
 
@@ -182,7 +182,9 @@ def test_a_full_table_hangs_up_on_the_newcomer_unless_somebody_never_said_hello(
         until(lambda: inbox.connections == 2 and inbox.frames == 1, "both are connected")
         refused = hooks(tmp_path / "s")
         until(lambda: inbox.refused()[Refusal.LIMIT] == 1, "the third is refused")
-        assert "2 hooks are connected already" in decode_frame(refused.socket.recv(FRAME_BYTES_MAX)).detail
+        assert decode_frame(refused.socket.recv(4096)) == HelloRefused(
+            reason="2 hooks are connected already, hung up on this one"
+        )
         assert refused.socket.recv(10) == b""
         clock.advance((HELLO_SECONDS + 1) * 1_000_000_000)
         late = hooks(tmp_path / "s")
@@ -202,9 +204,9 @@ def test_one_user_fills_his_own_places_and_not_those_of_others(tmp_path, board, 
         for rank, hook in enumerate(kept):
             hook.say(hello(rank=rank))
         until(lambda: inbox.frames == 2, "both are there")
-        refused = hooks(tmp_path / "s").socket
-        assert "2 hooks of uid" in decode_frame(refused.recv(FRAME_BYTES_MAX)).detail
-        assert refused.recv(1) == b"", "hung up on"
+        turned_away = hooks(tmp_path / "s").socket
+        assert isinstance(decode_frame(turned_away.recv(4096)), HelloRefused)
+        assert turned_away.recv(1) == b"", "hung up on"
         assert inbox.refused()[Refusal.LIMIT] == 1
         kept[0].close()
         until(lambda: inbox.connections == 1, "it went")

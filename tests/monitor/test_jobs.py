@@ -6,6 +6,7 @@ from typing import get_args, get_type_hints
 import msgspec
 import pytest
 
+from pacecar.jobkey import JobKey
 from pacecar.monitor.board import Board
 from pacecar.monitor.jobs import RECENT_MAX, TALLIES_MAX
 from pacecar.monitor.series import TUNER_STATES, job_samples
@@ -22,6 +23,7 @@ from pacecar.records import (
     Vitals,
 )
 from pacecar.wire import FrameError, Refusal
+from tests.monitor.conftest import told
 
 SECOND = 1_000_000_000
 
@@ -32,7 +34,7 @@ def board(clock):
 
 
 def series(board):
-    return {(s.metric.removeprefix("pacecar_"), *s.labels): s.value for s in job_samples(board.jobs())}
+    return {(s.metric.removeprefix("pacecar_"), *told(s)): s.value for s in job_samples(board.jobs())}
 
 
 def decision(number, knob="bucket_bytes", gain=0.1):
@@ -320,19 +322,21 @@ def test_the_ranks_meet_a_second_ahead_of_the_furthest_at_the_fastest_pace_seen(
         board.take(hello, hello=hello, uid=1, owner=owner)
         step = make_step(rank=hello.rank, wall_ns=5 * SECOND, **ran(steps / 20, steps))  # a checkpoint of 5 s was last
         board.take(step, hello=hello, uid=1, owner=owner)
-    assert board.rendezvous("run-7") == (100, 122, 50_000_000)
+    assert board.rendezvous(JobKey("run-7", "")) == (100, 122, 50_000_000)
     clock.advance(SECOND // 2)
-    assert board.rendezvous("run-7").ahead == 132, "half a second of steps have gone by since"
+    assert board.rendezvous(JobKey("run-7", "")).ahead == 132, "half a second of steps have gone by since"
     clock.advance(3600 * SECOND)
-    assert board.rendezvous("run-7").ahead == 142, "a job that rests for an hour does not meet an hour later"
+    assert board.rendezvous(JobKey("run-7", "")).ahead == 142, (
+        "a job that rests for an hour does not meet an hour later"
+    )
     board.leave(hellos[1], 1)
-    assert board.rendezvous("run-7").at == 97, "who is gone meets nobody"
+    assert board.rendezvous(JobKey("run-7", "")).at == 97, "who is gone meets nobody"
 
 
 def test_of_a_job_without_steps_no_meeting_is_known(board, make_hello):
     hello = make_hello()
     board.take(hello, hello=hello, uid=1, owner=1)
-    assert board.rendezvous("run-7") == board.rendezvous("nobody") == (None, 0, None)
+    assert board.rendezvous(JobKey("run-7", "")) == board.rendezvous(JobKey("nobody", "")) == (None, 0, None)
 
 
 def test_ranks_that_find_no_room_are_counted_once_each(board, make_hello, make_step):

@@ -53,14 +53,14 @@ def test_an_xid_and_a_lost_gpu_trigger_once_and_what_was_before_does_not():
 
 def test_eight_ranks_that_suspect_one_hang_are_one_trigger():
     triggers = Triggers(stall_ns=1)
-    assert [len(triggers.hang(hang(rank), 1)) for rank in range(8)] == [1] + [0] * 7
+    assert [len(triggers.hang("run-7", hang(rank), 1)) for rank in range(8)] == [1] + [0] * 7
     for rank in range(8):
-        assert triggers.hang(hang(rank, ended=True), 1) == []
-    assert len(triggers.hang(hang(3), 1)) == 1, "another one"
+        assert triggers.hang("run-7", hang(rank, ended=True), 1) == []
+    assert len(triggers.hang("run-7", hang(3), 1)) == 1, "another one"
     triggers.over("run-7")
-    assert len(triggers.hang(hang(3), 1)) == 1
+    assert len(triggers.hang("run-7", hang(3), 1)) == 1
     for number in range(3000):
-        triggers.hang(hang(job=f"job-{number}"), 1)
+        triggers.hang(f"job-{number}", hang(), 1)
     assert len(triggers._hanging) <= 1024
 
 
@@ -118,11 +118,11 @@ def files(tmp_path):
     return sorted((tmp_path / "rec").glob("*.recording"), key=lambda path: int(path.name.split("-")[3]))
 
 
-def test_the_file_has_what_triggered_what_was_before_and_what_followed(make, run, tmp_path):
+def test_the_file_has_what_triggered_what_was_before_and_what_followed(make, run, tmp_path, make_hello):
     recorder = make()
     run(recorder, 30)
     run(recorder, 1, gpu(xids=1))
-    recorder.overhear_record(hang(), payload_of(encode_frame(hang())))
+    recorder.overhear_record(hang(), payload_of(encode_frame(hang())), make_hello())
     run(recorder, AFTER_SECONDS, gpu(xids=1))
     assert recorder.scrivener.files == 0
     run(recorder, 2, gpu(xids=1))
@@ -170,7 +170,7 @@ def test_who_asks_gets_a_file_at_once(make, run, tmp_path):
     assert len(list(read_recording(path).ticks())) >= 3
 
 
-def test_nobody_waits_and_the_queue_is_bounded(make):
+def test_nobody_waits_and_the_queue_is_bounded(make, make_hello):
     recorder = make()
     recorder._queue.entries_max = 100
     begun = time.monotonic()
@@ -184,7 +184,7 @@ def test_nobody_waits_and_the_queue_is_bounded(make):
     recorder.step()
     recorder._queue.bytes_max = 5 * (1000 + recorders.RECORD_BYTES)
     for _ in range(10):
-        recorder.overhear_record(Goodbye(job="j", rank=0, reason="", wall_ns=1), b"x" * 1000)
+        recorder.overhear_record(Goodbye(job="j", rank=0, reason="", wall_ns=1), b"x" * 1000, make_hello())
     assert recorder._queue.entries == 5
     assert recorder.figures().dropped["queue"] == 406
 

@@ -49,7 +49,7 @@ def hello(**changes):
                  framework="t", pacecar_version="0", started_wall_ns=1)
     return JobHello(**(given | changes))
 if what == "train":
-    peer.send(encode_frame(hello()))
+    peer.send(encode_frame(hello(launch=os.environ.get("LAUNCH", ""))))
 elif what == "lie about pid":
     peer.send(encode_frame(hello(job="mine", pid=int(os.environ["LIE"]))))
 elif what == "say goodbye for it":
@@ -201,6 +201,20 @@ def test_a_stranger_speaks_for_no_job_turns_no_knob_and_changes_no_number(start,
     assert act(daemon, STRANGER, "turn a knob") == "refused job 'run-7' belongs to another user"
     assert [(s.labels, s.value) for s in daemon.samples() if s.name == "pacecar_rank_info"] == before
     assert act(daemon, OWNER, "turn a knob").startswith("accepted")
+
+
+def test_a_second_users_job_of_the_same_name_is_seen_at_once_and_both_may_steer_their_own(start, act):
+    daemon = start("PACECAR_DAEMON_SOCKET_MODE=666")
+    assert act(daemon, OWNER, "train", LAUNCH="3f2a9c01d4e5b678") == "done"
+    assert act(daemon, STRANGER, "train", LAUNCH="3a00000000000001") == "done"
+
+    def launches():
+        return sorted(s.labels["launch"] for s in daemon.samples() if s.name == "pacecar_rank_info")
+
+    until(lambda: launches() == ["3a00000000000001", "3f2a9c01d4e5b678"], "both jobs")
+    assert daemon.refused() == {}
+    assert act(daemon, OWNER, "turn a knob").startswith("accepted")
+    assert act(daemon, STRANGER, "turn a knob").startswith("accepted")
 
 
 def test_mode_and_group_of_the_socket_keep_out_who_is_no_member(start, act):

@@ -11,8 +11,8 @@ import pytest
 from pacecar.profiler.courier import LOOK_SECONDS, Courier, Refused
 from pacecar.profiler.outbox import Outbox
 from pacecar.profiler.runlog import RunLog
-from pacecar.records import Answer, Goodbye, JobRecord, TunerReport
-from pacecar.wire import decode_frame
+from pacecar.records import Answer, Goodbye, HelloRefused, JobRecord, TunerReport
+from pacecar.wire import decode_frame, encode_frame
 from tests.kit.records import job_hello
 from tests.kit.waiting import until
 
@@ -261,3 +261,18 @@ def test_an_error_inside_a_carrier_ends_the_thread_and_not_the_job(caplog):
     courier.put(record(4))
     courier.close(1.0)
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_that_the_daemon_does_not_show_the_rank_is_said_once_in_the_jobs_log(tmp_path, caplog):
+    daemon = Listener(tmp_path / "s")
+    outbox = Outbox(str(tmp_path / "s"), job_hello())
+    outbox.put(record(0))
+    until(lambda: daemon.peers and len(daemon.frames) == 2, "connected", WAIT_SECONDS)
+    for _ in range(3):
+        daemon.peers[0].send(encode_frame(HelloRefused(reason="job 'j' is beyond jobs_max = 1")))
+    until(lambda: "does not show this rank" in caplog.text, "it was said", WAIT_SECONDS)
+    outbox.put(record(1))
+    until(lambda: len(daemon.frames) == 3, "and the rank goes on", WAIT_SECONDS)
+    outbox.close(WAIT_SECONDS)
+    daemon.kill()
+    assert caplog.text.count("does not show this rank: job 'j' is beyond jobs_max = 1") == 1

@@ -357,6 +357,7 @@ def test_energy_of_the_daemons_last_answer_is_taken_and_a_broken_one_named(tmp_p
         "# TYPE pacecar_job_energy_per_step_joules gauge\n"
         'pacecar_job_energy_per_step_joules{training_job="j"} 12.5\n'
         'pacecar_job_energy_per_step_joules{training_job="other"} 99\n'
+        'pacecar_job_energy_per_step_joules{launch="3f2a9c01d4e5b678",training_job="j"} 77\n'  # of that name only
         "# TYPE pacecar_job_energy_per_token_joules gauge\n"
         'pacecar_job_energy_per_token_joules{training_job="j"} 0\n'
     )

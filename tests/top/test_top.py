@@ -18,6 +18,7 @@ import msgspec
 import pytest
 
 from pacecar import live
+from pacecar.jobkey import JobKey
 from pacecar.plaintext import clean
 from pacecar.top.fetch import FetchError, address, fetch
 from pacecar.top.keys import Keys
@@ -150,7 +151,7 @@ def test_the_chosen_job_is_on_the_screen_however_many_there_are():
     said, view = document(jobs=40), View()
     for _ in range(33):
         on_key("down", view, said)
-    assert view.job == "job-32"
+    assert view.job == JobKey("job-32", "")
     assert any(line.startswith("job-32") for line in screen(view, said=said))
 
 
@@ -165,11 +166,12 @@ def test_the_chosen_rank_is_on_the_screen_however_many_there_are():
 
 def test_keys_do_what_the_help_says():
     view, said = View(), document()
+    first, second = JobKey("job-00", ""), JobKey("job-01", "")
     for key, (field, value) in {
         "h": ("page", "help"), "escape": ("page", "overview"), "P": ("gpu_sort", "utilization"),
         "M": ("gpu_sort", "memory"), "s": ("gpu_sort", "power"), "o": ("job_sort", "pace"), "f5": ("is_held", True),
-        "down": ("job", "job-00"), "j": ("job", "job-01"), "k": ("job", "job-00"), "G": ("job", "job-01"),
-        "enter": ("page", "job"), "tab": ("job", "job-01"), "left": ("page", "overview"), "/": ("is_typing", True),
+        "down": ("job", first), "j": ("job", second), "k": ("job", first), "G": ("job", second),
+        "enter": ("page", "job"), "tab": ("job", second), "left": ("page", "overview"), "/": ("is_typing", True),
     }.items():  # fmt: skip
         assert on_key(key, view, said)
         assert getattr(view, field) == value, key

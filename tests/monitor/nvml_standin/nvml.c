@@ -50,6 +50,12 @@ typedef struct {
   u32 inside;                      /* calls that have not returned, shutdowns left out */
   u32 shutdowns_beside_calls;      /* shutdowns that began while there were such: a real driver may crash by them */
   u32 void_handles;                /* calls with a handle from before a shutdown: likewise */
+  u32 fans;                        /* of each GPU; 0: the chassis cools them, and the driver knows of none */
+  u32 delay_us[GPUS + 1];          /* what every call for that GPU takes, beside latency_us */
+  u32 delay_of[FUNCTIONS];         /* what that function takes more, for any GPU */
+  u32 jitter_percent;              /* up to so much more or less of a delay, at random */
+  u32 pcie_generation_max;         /* 0: 5 */
+  u32 one_lock;                    /* 1: delayed calls wait for each other, as behind a driver's lock */
 } control;
 
 static control *page;
@@ -80,11 +86,24 @@ enum { F_INIT, F_SHUTDOWN, F_DRIVER, F_CUDA, F_COUNT, F_HANDLE, F_UUID, F_NAME, 
   F_ENC, F_DEC, F_GEN, F_MAXGEN, F_WIDTH, F_MAXWIDTH, F_MIGMODE, F_ARCH, F_GPM_SUPPORT, F_FIELDS, F_PROCS, F_SHARES,
   F_FABRIC, F_LINK_STATE, F_LINK_VERSION, F_LINK_TYPE, F_LINK_PCI, F_MIG_COUNT, F_MIG_HANDLE, F_GI, F_CI, F_GPM_ALLOC,
   F_GPM_FREE, F_GPM_GET, F_GPM_MIG_GET, F_GPM_METRICS, F_EVENT_CREATE, F_EVENT_REGISTER, F_EVENT_WAIT, F_EVENT_FREE,
-  F_PERSISTENCE, F_DEFAULT_LIMIT, F_CAPABILITY, F_PEER };
+  F_PERSISTENCE, F_DEFAULT_LIMIT, F_CAPABILITY, F_PEER, F_FANS, F_FAN_SPEED, F_FAN_RPM };
 
 static void pause_us(u64 us) {
   struct timespec t = { us / 1000000, us % 1000000 * 1000 };
   nanosleep(&t, NULL);
+}
+
+static pthread_mutex_t slow = PTHREAD_MUTEX_INITIALIZER;
+
+static void delay(int function, int gpu) {
+  static _Thread_local unsigned seed;
+  u64 us = (u64)page->latency_us + page->delay_us[gpu] + page->delay_of[function];
+  if (!us) return;
+  if (!seed) seed = 1 + (unsigned)(size_t)&seed;
+  if (page->jitter_percent) us = us * (100 - page->jitter_percent + rand_r(&seed) % (2 * page->jitter_percent + 1)) / 100;
+  if (page->one_lock) pthread_mutex_lock(&slow);
+  pause_us(us);
+  if (page->one_lock) pthread_mutex_unlock(&slow);
 }
 
 static int is_open(void) { return initialized && life == page->driver_life; }
@@ -122,7 +141,7 @@ static int judge(int function, dev d) {
 static int enter(int function, dev d) {
   int gpu = d ? d->gpu : GPUS, code;
   __sync_fetch_and_add(&page->calls[function][gpu], 1);
-  if (page->latency_us) pause_us(page->latency_us);
+  delay(function, gpu);
   if (function == F_SHUTDOWN) {
     if (page->inside) __sync_fetch_and_add(&page->shutdowns_beside_calls, 1);
     return judge(function, d);
@@ -203,6 +222,13 @@ int nvmlDeviceGetBAR1MemoryInfo(dev d, u64 *m) { ENTER(F_BAR1, d); m[0] = n(d, 2
 NUMBER(nvmlDeviceGetPowerUsage, F_POWER, n(d, 650103))
 NUMBER(nvmlDeviceGetEnforcedPowerLimit, F_LIMIT, n(d, 700104))
 int nvmlDeviceGetTotalEnergyConsumption(dev d, u64 *e) { ENTER(F_ENERGY, d); *e = n(d, 9000000105ULL); return 0; }
+int nvmlDeviceGetNumFans(dev d, u32 *out) { ENTER(F_FANS, d); if (!page->fans) return 3; *out = page->fans; return 0; }
+int nvmlDeviceGetFanSpeed_v2(dev d, u32 fan, u32 *out) {
+  ENTER(F_FAN_SPEED, d); if (fan >= page->fans) return 2; *out = percent(d, 45 + 10 * fan); return 0; }
+typedef struct { u32 version, fan, speed; } fan_info;
+int nvmlDeviceGetFanSpeedRPM(dev d, fan_info *f) {
+  ENTER(F_FAN_RPM, d); if (f->version != 0x100000C) return 25; if (f->fan >= page->fans) return 2;
+  f->speed = (u32)n(d, 1500 + 100 * f->fan); return 0; }
 int nvmlDeviceGetTemperature(dev d, int sensor, u32 *t) { ENTER(F_TEMP, d); *t = percent(d, 61); return 0; }
 int nvmlDeviceGetTemperatureThreshold(dev d, int which, u32 *t) { ENTER(F_THRESHOLD, d); *t = percent(d, 90 + 10 * which); return 0; }
 int nvmlDeviceGetClockInfo(dev d, int c, u32 *m) { ENTER(F_CLOCK, d); *m = (u32)n(d, 1101 + 10 * c); return 0; }
@@ -213,7 +239,7 @@ NUMBER(nvmlDeviceGetPerformanceState, F_PSTATE, page->zero ? 0 : 1 + d->gpu)
 int nvmlDeviceGetEncoderUtilization(dev d, u32 *u, u32 *period) { ENTER(F_ENC, d); *u = percent(d, 41); *period = 1; return 0; }
 int nvmlDeviceGetDecoderUtilization(dev d, u32 *u, u32 *period) { ENTER(F_DEC, d); *u = percent(d, 51); *period = 1; return 0; }
 NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, F_GEN, page->zero ? 0 : 4)
-NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, F_MAXGEN, page->zero ? 0 : 5)
+NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, F_MAXGEN, page->zero ? 0 : page->pcie_generation_max ? page->pcie_generation_max : 5)
 NUMBER(nvmlDeviceGetCurrPcieLinkWidth, F_WIDTH, page->zero ? 0 : 8)
 NUMBER(nvmlDeviceGetMaxPcieLinkWidth, F_MAXWIDTH, page->zero ? 0 : 16)
 int nvmlDeviceGetMigMode(dev d, u32 *now, u32 *pending) {

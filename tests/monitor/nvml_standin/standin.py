@@ -53,6 +53,12 @@ class Page(ctypes.Structure):
         ("inside", u32),
         ("shutdowns_beside_calls", u32),
         ("void_handles", u32),
+        ("fans", u32),
+        ("delay_us", u32 * (GPUS + 1)),
+        ("delay_of", u32 * FUNCTIONS),
+        ("jitter_percent", u32),
+        ("pcie_generation_max", u32),
+        ("one_lock", u32),
     ]  # fmt: skip
 
 

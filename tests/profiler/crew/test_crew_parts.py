@@ -616,6 +616,42 @@ def test_a_road_that_breaks_at_any_use_turns_the_crew_off_with_one_line_and_hang
     assert sum("does not compare the ranks" in line for line in caplog.messages) == 1
 
 
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_rank_that_has_gone_is_said_in_one_line_by_the_crew_or_by_the_tuner(caplog, farewell_is_short, is_told):
+    crew, _ = make_crew(Echo(2, fails=2))
+    crew._is_told = lambda: is_told
+    with caplog.at_level(logging.WARNING):
+        crew.start()
+        feed(crew, 4 * 4 * ROWS_MAX)
+        until(lambda: crew.off_because is not None)
+        crew.close()
+    lines = ["pacecar does not compare the ranks of this job: the connection to another rank has ended"]
+    assert caplog.messages == ([] if is_told else lines)
+
+
+class GoneAtTheEnd(Echo):
+    """Its other rank ended before this one had heard its last gather."""
+
+    closing = None
+
+    def take(self):
+        if self.closing.is_set():
+            raise RuntimeError("[/pytorch/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:1")
+
+
+def test_at_the_end_of_a_job_a_rank_that_was_faster_is_nothing_to_speak_of(caplog):
+    road = GoneAtTheEnd(2)
+    crew, _ = make_crew(road)
+    road.closing = crew._closing
+    with caplog.at_level(logging.INFO):
+        crew.start()
+        feed(crew, 4 * 4 * ROWS_MAX)
+        until(lambda: road.posts == 1)
+        crew.close()
+        until(lambda: road.is_closed)
+    assert caplog.records == []
+
+
 @pytest.mark.usefixtures("farewell_is_short")
 def test_a_rank_that_never_answers_turns_the_crew_off_and_the_queue_stays_bounded():
     crew, _ = make_crew(Echo(2, answers=False))

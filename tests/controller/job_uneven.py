@@ -1,0 +1,200 @@
+"""One rank of a small job with pacecar attached, in which one rank does something that the others do not.
+
+    close      `pacer.close()` after a step, and training on
+    block      a `with` block around the pacer that ends in an exception, which the script catches, and training on
+    raise      the step raises before its forward, which the script catches; it does that step again
+    skip       the step raises after its backward: its optimizer step is left out
+    absent     pacecar is not attached on this rank
+    off        pacecar's hook fails until it turns itself off
+    none       nothing
+
+`kind` is "ddp"; "metrics": DDP, and a loss reduced by hand in each step; "plain": gradients reduced by hand.
+`when` is a step, or a moment: "trial" (a trial's values are in force), "voted" (a vote is out that this rank is for),
+"switched" (a switch was carried out in the last boundary).  The job knows its own losses to the last bit, and what was
+in force in each step.
+
+Run by test_uneven_ranks.py, by hand or under torchrun: a list of jobs' options as the argument; the jobs run one
+after the other, and their answers go to the file in ANSWERS, with the rank's number at the end, or to stdout.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+from contextlib import nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import pacecar
+from pacecar.controller.observation import Turn
+from tests.kit.patient_gathers import wait_for_gathers
+
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+BYTES = (4096, 16384, 65536)
+
+
+class PlannedError(Exception):
+    """What the script expects and catches."""
+
+
+class Restless:
+    """A policy that always tries another bucket size, and keeps each second one."""
+
+    def __init__(self) -> None:
+        self.turns = 0
+
+    def begin(self, facts: Any, spaces: Any, *, mode: str) -> None:
+        self.spaces = spaces
+
+    def advance(self, observations: Any) -> tuple[Turn | None, list[Any]]:
+        self.turns += 1
+        values = {s.knob: BYTES[self.turns // 2 % len(BYTES)] for s in self.spaces if s.knob == "bucket_bytes"}
+        return Turn(self.turns // 2, values, is_trial=self.turns // 2 % 2 == 0), []
+
+    def finish(self, reason: str) -> list[Any]:
+        return []
+
+    def wants_window(self) -> bool:
+        return False
+
+    def is_calm(self) -> bool:
+        return False
+
+
+class Job:
+    """Trains, and does `what` on the rank `who` when it is time."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        torch.manual_seed(7)
+        net = nn.Sequential(*[nn.Sequential(nn.Linear(48, 48), nn.Tanh()) for _ in range(6)])
+        self.kind = options.get("kind", "ddp")
+        self.model: nn.Module = net if self.kind == "plain" else DistributedDataParallel(net, bucket_cap_mb=0.02)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        self.draw = torch.Generator().manual_seed(RANK)
+        self.losses: list[str] = []
+        self.is_mine = RANK in options["who"]
+        self.did_at: int | None = None
+        self.pacer: Any = None
+        self.slowest = 0.0
+
+    def attach(self) -> None:
+        what = self.options["what"]
+        if self.options["tune"] is None or (what == "absent" and self.is_mine):
+            return
+        self.pacer = pacecar.attach(
+            self.model, self.optimizer, tune=self.options["tune"], socket="/nonexistent/socket", warmup_steps=2,
+            bucket_bytes_min=4096, job="uneven", crew=self.options.get("crew", True),
+            meet_seconds=2.0 if what == "absent" else 60.0,
+        )  # fmt: skip
+        if self.options.get("restless") and RANK == 0 and self.pacer._tuner is not None:
+            self.pacer._tuner._policy = Restless()
+
+    def is_time(self, step: int) -> bool:
+        """Whether the moment has come, which on a rank that has none of it comes at the step of the same number."""
+        when, tuner = self.options["when"], None if self.pacer is None else self.pacer._tuner
+        if self.did_at is not None or not self.is_mine:
+            return False
+        if isinstance(when, int) or tuner is None:
+            return step == (when if isinstance(when, int) else 20)
+        agreement = tuner._agreement
+        return {
+            "trial": tuner._proven is not None,
+            "voted": agreement._vote is not None and agreement._member._voted is not None,
+            "switched": tuner._boundary == tuner._switched_at,
+        }[when] and step > 8  # fmt: skip
+
+    def step(self, number: int) -> None:
+        raises = self.options["what"] if self.is_time(number) else None
+        if raises == "raise":
+            self.did_at = number
+            raise PlannedError
+        batch = torch.randn(12, 48, generator=self.draw)
+        self.optimizer.zero_grad()
+        loss = self.model(batch).square().mean()
+        loss.backward()
+        if self.kind == "metrics":
+            dist.all_reduce(loss.detach().clone())
+        if self.kind == "plain":
+            for parameter in self.model.parameters():
+                dist.all_reduce(parameter.grad)
+        if raises == "skip":
+            self.did_at = number
+            raise PlannedError
+        self.optimizer.step()
+        self.losses.append(float(loss.detach()).hex())
+        if raises in ("close", "off") and self.pacer is not None:
+            self.did_at = number
+            self.pacer.close() if raises == "close" else self._break_hook()
+
+    def _break_hook(self) -> None:
+        def fail() -> None:
+            raise RuntimeError("planted")
+
+        for _ in range(3):
+            self.pacer._hook._guard.wrap(fail)()
+
+    def train(self) -> None:
+        number = 0
+        while len(self.losses) < self.options["steps"]:
+            number += 1
+            begun = time.monotonic()
+            try:
+                if self.options["what"] == "block" and self.is_time(number):
+                    self.did_at = number
+                    with self.pacer or nullcontext():
+                        raise PlannedError
+                self.step(number)
+            except PlannedError:
+                if self.options["what"] == "skip":
+                    self.losses.append("left out")
+            self.slowest = max(self.slowest, time.monotonic() - begun)
+
+
+def main(options: dict[str, Any]) -> dict[str, Any]:
+    job = Job(options)
+    job.attach()
+    job.train()
+    tuner = None if job.pacer is None else job.pacer._tuner
+    layout = None
+    if job.kind != "plain" and tuner is not None and "bucket_bytes" in tuner._actuators:
+        layout = tuner._actuators["bucket_bytes"].value()
+    if job.pacer is not None:
+        job.pacer.close()
+    weights = torch.cat([p.detach().flatten() for p in job.model.parameters()])
+    return {
+        "losses": job.losses,
+        "weights": weights.double().sum().item().hex(),
+        "did_at": job.did_at,
+        "layout": layout,
+        "frozen": None if tuner is None else tuner._agreement.frozen,
+        "state": None if tuner is None else tuner.state,
+        "slowest": job.slowest,
+        "epoch": None if tuner is None else tuner.knobs.epoch,
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="LOG %(name)s %(levelname)s %(message)s")
+    wait_for_gathers()
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    answers = [main(options) for options in json.loads(sys.argv[1])]
+    said = json.dumps(answers)
+    if "ANSWERS" in os.environ:
+        Path(os.environ["ANSWERS"] + str(RANK)).write_text(said)
+    else:
+        print(said, flush=True)  # noqa: T201  this is what the test reads
+    dist.barrier()
+    if RANK == 0:
+        time.sleep(0.2)  # the others' worker may still be in the barrier
+    dist.destroy_process_group()

@@ -1,0 +1,49 @@
+"""However a job ends, pacecar says one calm line about it at most, and no rank shows a traceback of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.kit.ranks import Ended, finish, start_ranks
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+JOB = Path(__file__).with_name("job_ending.py")
+
+WAYS = {
+    "normal": (0, 0),
+    "no close": (0, 0),
+    "destroy": (0, 0),
+    "late close": (0, 0),
+    "early close": (0, 0),
+    "exception": (1, 1),
+    "exit": (1, 3),
+    "kill": (1, -9),
+    "term": (1, -15),
+}
+"""How both ranks end, as they would without pacecar."""
+
+DAEMON = "cannot write to the daemon"
+"""There is none; that is said once, and has to do with no end."""
+
+
+def ended(way: str) -> list[Ended]:
+    environ = {"SOCKET": "/nonexistent/socket", "PACECAR_HOOK_OVERHEAD_BUDGET": "0.2", "FORKED_FINALIZES": "1"}
+    return finish(start_ranks([JOB, way], 2, environ=environ), 120)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_end_is_quiet(way: str) -> None:
+    ranks = ended(way)
+    assert tuple(rank.code for rank in ranks) == WAYS[way], [rank.err[-2000:] for rank in ranks]
+    for number, rank in enumerate(ranks):
+        own = [line for line in rank.err.splitlines() if "PlannedError" not in line]
+        if (way, number) == ("exception", 1):
+            assert rank.err.count("Traceback") == 1, "the script's own"
+        else:
+            assert "Traceback" not in rank.err, rank.err
+        said = [line for line in own if line.startswith("LOG pacecar") and DAEMON not in line]
+        assert len(said) <= 1, said
+        assert "terminate called" not in rank.err

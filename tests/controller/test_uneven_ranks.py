@@ -1,0 +1,132 @@
+"""One rank closes, raises, leaves out a step, never attaches or stops measuring: the others train on, as if alone.
+
+Real ranks; the same jobs without pacecar are what is compared with, to the last bit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.kit.net import free_port
+from tests.kit.ranks import ROOT, SETTINGS, Ended, finish, start_ranks
+
+pytestmark = [pytest.mark.distributed, pytest.mark.slow]
+
+JOB = Path(__file__).with_name("job_uneven.py")
+
+Rank = dict[str, Any]
+
+BASE = {"steps": 60, "tune": "exact", "restless": True, "who": [1], "when": 20, "what": "none"}
+
+JOBS: dict[str, dict[str, Any]] = {
+    "closes before the first vote": {"what": "close", "when": 1, "steps": 30},
+    "closes when a vote is out": {"what": "close", "when": "voted"},
+    "closes in a trial": {"what": "close", "when": "trial"},
+    "closes after a switch": {"what": "close", "when": "switched", "who": [0]},
+    "closes at rest": {"what": "close", "when": 30, "restless": False, "steps": 50},
+    "ends its block by an exception": {"what": "block", "when": "voted"},
+    "raises before forward": {"what": "raise", "when": "voted"},
+    "leaves out a step": {"what": "skip", "when": 21},
+    "leaves out the next one": {"what": "skip", "when": 22},
+    "stops measuring": {"what": "off", "when": "trial"},
+    "closes in a loop of plain all-reduces": {"what": "close", "when": 20, "kind": "plain", "steps": 40},
+    "closes in a loop with all-reduces of its own": {"what": "close", "when": "voted", "kind": "metrics"},
+    "never attaches": {"what": "absent", "when": 0, "steps": 30},
+}
+"""The last leaves the ranks with different numbers of attachments."""
+
+PLANTED = "RuntimeError: planted"
+"""The one traceback that a job here asks for."""
+
+
+def launched(jobs: Sequence[dict[str, Any]], ranks: int, **environ: str) -> list[Ended]:
+    """Return how the ranks of one process group ended, which ran `jobs` one after the other."""
+    settings = {"PACECAR_HOOK_OVERHEAD_BUDGET": "0.2", **environ}
+    return finish(start_ranks([JOB, json.dumps(list(jobs))], ranks, environ=settings), 240)
+
+
+def heard(ended: Sequence[Ended]) -> list[list[Rank]]:
+    """Return for each job what each rank said; fails where one did not exit 0, or said more than calm lines."""
+    for rank in ended:
+        assert rank.code == 0, rank.err[-3000:]
+        assert rank.err.count("Traceback") == rank.err.count(PLANTED), rank.err[-3000:]
+    answers = [json.loads(rank.out.strip().splitlines()[-1]) for rank in ended]
+    return [list(ranks) for ranks in zip(*answers, strict=True)]
+
+
+@pytest.fixture(scope="module")
+def jobs() -> dict[str, tuple[list[Rank], list[Rank]]]:
+    """Each job tuned and alone, in the same two processes."""
+    options = [{**BASE, **JOBS[name], "tune": tune} for tune in (None, "exact") for name in JOBS]
+    answers = heard(launched(options, 2))
+    return dict(zip(JOBS, zip(answers[len(JOBS) :], answers[: len(JOBS)], strict=True), strict=True))
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_the_job_trains_on_to_the_same_losses(jobs: Any, name: str) -> None:
+    tuned, alone = jobs[name]
+    assert [rank["losses"] for rank in tuned] == [rank["losses"] for rank in alone]
+    assert [rank["weights"] for rank in tuned] == [rank["weights"] for rank in alone]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in JOBS if JOBS[name]["what"] in ("close", "block") and JOBS[name].get("kind") != "plain"]
+)
+def test_who_is_left_says_once_why_it_tunes_no_more_and_all_keep_the_same_layout(jobs: Any, name: str) -> None:
+    tuned, _ = jobs[name]
+    who = {**BASE, **JOBS[name]}["who"][0]
+    left = tuned[1 - who]
+    assert tuned[who]["did_at"] is not None, "the moment has come"
+    assert tuned[0]["layout"] == tuned[1]["layout"]
+    assert f"rank {who} takes no further part" in left["frozen"]
+    assert left["slowest"] < 20.0
+
+
+WHEN = (1, "voted", "trial", "switched", 30)
+"""Before the first vote, when one is out, in a trial, after a switch, at any other time."""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_under_torchrun_each_rank_may_close_or_fail_at_each_moment(ranks: int, tmp_path: Path) -> None:
+    attacks = [
+        *({"what": "close", "when": when, "who": [who]} for when in WHEN for who in range(ranks)),
+        *({"what": "block", "when": when, "who": [who]} for when in ("voted", "trial") for who in range(ranks)),
+        *({"what": "skip", "when": when, "who": [who]} for when in range(20, 24) for who in range(ranks)),
+        *({"what": "raise", "when": "voted", "who": [who]} for who in range(ranks)),
+        *({"what": "off", "when": "trial", "who": [who]} for who in range(ranks)),
+        {"what": "close", "when": "trial", "who": list(range(1, ranks))},
+    ]
+    options = [{**BASE, **attack, "tune": tune} for tune in (None, "exact") for attack in attacks]
+    environ = {**os.environ, **SETTINGS, "PACECAR_HOOK_OVERHEAD_BUDGET": "0.2", "PYTHONPATH": str(ROOT)}
+    environ |= {"ANSWERS": str(tmp_path / "rank"), "OMP_NUM_THREADS": "1"}
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    ended = subprocess.run(
+        [*launcher, "--master-port", str(free_port()), str(JOB), json.dumps(options)],
+        env=environ, capture_output=True, text=True, timeout=550, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    answers = [json.loads((tmp_path / f"rank{rank}").read_text()) for rank in range(ranks)]
+    for attack, alone, tuned in zip(
+        attacks, zip(*answers, strict=True), list(zip(*answers, strict=True))[len(attacks) :], strict=False
+    ):
+        for rank in range(ranks):
+            assert tuned[rank]["losses"] == alone[rank]["losses"], attack
+            assert tuned[rank]["weights"] == alone[rank]["weights"], attack
+        assert len({rank["layout"] for rank in tuned}) == 1, attack
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("who", [0, 1, 2])
+def test_of_three_ranks_any_may_not_attach(who: int) -> None:
+    options = [{**BASE, "what": "absent", "who": [who], "steps": 30, "tune": tune} for tune in (None, "exact")]
+    alone, tuned = heard(launched(options, 3))
+    assert [rank["losses"] for rank in tuned] == [rank["losses"] for rank in alone]
