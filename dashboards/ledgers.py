@@ -134,4 +134,10 @@ def trust_section() -> Section:
              for heading in HEADING_COLOURS],
             unit="percentunit", empty="Fewer than two exact windows were taken",
             overrides=[colour(heading, shade) for heading, shade in HEADING_COLOURS.items()])),
+        (24, 5, time_series("Not calibrated yet", "Ranks without an exact window so far, by the reason, and what the "
+            "first is expected to cost. By `price` it waits until the overhead budget has earned it.", [
+                Query(combine("sum", select("pacecar_job_ledger_uncalibrated"), "reason"), "{{reason}}"),
+                Query(combine("max", select("pacecar_job_window_predicted_seconds")), "expected cost of a window"),
+            ], unit="none", empty="Every rank has had an exact window", overrides=[
+                look("expected cost of a window", unit="s", custom__axisPlacement="right")])),
     ], collapsed=True)  # fmt: skip

@@ -46,7 +46,11 @@ def series() -> list[dict[str, str]]:
     made = []
     for metric in CATALOG:
         choices = [VALUES.get(label, ["x"]) for label in metric.labels]
-        growth = {"pacecar_job_ledger_seconds_total": 1, "pacecar_job_overlapped_communication_seconds_total": 4}
+        growth = {
+            "pacecar_job_ledger_seconds_total": 1,
+            "pacecar_job_step_wall_seconds_total": len(LEDGER_HEADINGS),
+            "pacecar_job_overlapped_communication_seconds_total": 4,
+        }
         values = (
             f"0+{growth.get(metric.name, 8)}x40"
             if metric.kind is Kind.COUNTER

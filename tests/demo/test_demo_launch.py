@@ -186,7 +186,8 @@ def test_every_switch_was_made_at_the_same_step_on_both_ranks(finished: tuple[Pa
 def test_the_last_metrics_are_kept_and_promtool_has_no_complaint(finished: tuple[Path, str]) -> None:
     text = (finished[0] / "metrics.txt").read_text()
     for part in (
-        'pacecar_job_steps_total{rank="1",training_job="',
+        'rank="1",training_job="',
+        "pacecar_job_steps_total{",
         "pacecar_job_ledger_seconds_total",
         "pacecar_host_",
     ):

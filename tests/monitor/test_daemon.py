@@ -94,7 +94,8 @@ def job(hooks, make_hello, make_step):
     def speak(daemon):
         for rank in (0, 1):
             hook = hooks(daemon.socket)
-            hook.say(make_hello(rank=rank, pid=os.getpid()), make_step(rank=rank))
+            step = make_step(rank=rank, uncalibrated="price", window_price_ns=310_000_000)
+            hook.say(make_hello(rank=rank, pid=os.getpid()), step)
         hook.say(*everything(1))
         until(lambda: "pacecar_job_hangs_total" in families(daemon.port), "the job's last record")
 

@@ -48,9 +48,9 @@ def watch_windows():
         ]
         return found, names_threads
 
-    def window_closed(self, step):
+    def window_closed(self, step, *stops):
         rows.clear()
-        measured = close_window(self, step)
+        measured = close_window(self, step, *stops)
         if measured is not None:
             offset = wall_offset_ns()
             SEEN.append({"start": step.start_ns + offset, "end": step.end_ns + offset, "rows": list(rows)})
