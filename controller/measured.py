@@ -112,6 +112,7 @@ class Backlog:
         self._observations: list[Observation] = []
         self._early: Measured | None = None  # the last exact step before the policy begins: it forecasts from it
         self._is_begun = False
+        self._begun_after = -1  # what came before the early exact step is not observed after it
 
     def remember(self, step: Measured | CountedStep) -> None:
         """Keep a step until its pace comes."""
@@ -127,6 +128,7 @@ class Backlog:
         early, self._early = self._early, None
         record = early.settled() if early is not None else None
         if record is not None and all(space.knob in record.knobs.values for space in live):
+            self._begun_after = record.step
             pace = JobPace(record.step, record.wall_ns, profiled=True)
             self._observations.append(_observe(record, pace, live, early.backward if early is not None else None))
 
@@ -134,7 +136,7 @@ class Backlog:
         """Take the job's paces, and observe the steps whose record is there."""
         for pace in paces:
             step = self._steps.pop(pace.step, None)
-            if step is not None and self._is_begun:
+            if step is not None and self._is_begun and step.step > self._begun_after:
                 self._paced.append((step, pace))
         # Other threads write records a few times a second, for much less than it costs here.
         may_wait = PACED_MAX if is_calm else 0

@@ -1,0 +1,58 @@
+"""What a policy sees of the steps: each once, in order, whenever the first exact window was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from pacecar.controller.measured import Backlog
+from pacecar.controller.observation import KnobSpace
+from pacecar.controller.protocol import JobPace
+from pacecar.records import Knobs, StepRecord
+from tests.kit.records import step_record
+
+LIVE = (KnobSpace("micro_batch", 1, (1, 2)),)
+KNOBS = Knobs(0, {"micro_batch": 1})
+
+
+@dataclass
+class Written:
+    """A finished step whose record is there."""
+
+    record: StepRecord
+    backward: None = None
+    disturbed: bool = False
+
+    @property
+    def step(self) -> int:
+        return self.record.step
+
+    @property
+    def wall_ns(self) -> int:
+        return self.record.wall_ns
+
+    pace_ns = wall_ns
+
+    @property
+    def source(self) -> str:
+        return self.record.source
+
+    def settled(self) -> StepRecord:
+        return self.record
+
+
+@pytest.mark.parametrize("exact", range(12))
+def test_the_early_exact_step_is_seen_first_and_no_step_before_it_after_it(exact: int) -> None:
+    """Paces come in blocks of four steps, and a block may have begun before the exact step that opens the view."""
+    backlog = Backlog()
+    for step in range(12):
+        source = "exact" if step == exact else "estimate"
+        backlog.remember(Written(step_record(step=step, source=source, knobs=KNOBS)))
+    backlog.begin(LIVE)
+    for first in (8, 12):
+        for step in range(first + 4, first + 8):
+            backlog.remember(Written(step_record(step=step, knobs=KNOBS)))
+        backlog.pair([JobPace(step, 100, profiled=False) for step in range(first, first + 4)], LIVE, is_calm=False)
+    seen = [observation.step for observation in backlog.take()]
+    assert seen == sorted({exact, *range(max(8, exact), 16)})
