@@ -127,7 +127,7 @@ def test_nothing_is_loaded_from_anywhere(which: str, request: pytest.FixtureRequ
 
 def test_names_from_records_stay_on_their_line_in_markdown() -> None:
     shown = escaped("a|b\n# H\n&lt;b&gt; ~~x~~ $a$ `q` <i>")
-    assert shown == r"a\|b # H \&lt;b\&gt; \~\~x\~\~ \$a\$ \`q\` \<i>"
+    assert shown == r"a\|b�# H�\&lt;b\&gt; \~\~x\~\~ \$a\$ \`q\` \<i>"
 
 
 def test_ranks_on_processors_are_priced_and_not_called_gpus(tmp_path: Path) -> None:
