@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from pacecar.profiler.meeting import MEET_SECONDS, MeetingError, keep_for_ever, life, meet
-from pacecar.profiler.own_group import make_group
+from pacecar.profiler.own_group import gather, make_group
 
 __all__ = [
     "BODY_WORDS",
@@ -80,7 +80,7 @@ class SideRoad:
         assert self._work is None, "one gather at a time"
         mine = torch.tensor(words, dtype=torch.int64)
         self._gathered = torch.empty(self._world_size * len(words), dtype=torch.int64)
-        self._work = self._group._allgather_base(self._gathered, mine)
+        self._work = gather(self._group, self._gathered, mine)
 
     def take(self) -> list[list[int]] | None:
         """Return every rank's words if the gather is complete, else None.
@@ -186,7 +186,7 @@ class MainRoad:
         padding = [0] * (BODY_WORDS - len(words))
         mine = torch.tensor([int(subject), self._sent, *words, *padding], dtype=torch.int64)
         gathered = torch.empty(self._world_size * (_HEAD_WORDS + BODY_WORDS), dtype=torch.int64)
-        frame = Frame(self._sent, subject, gathered, self._group._allgather_base(gathered, mine))
+        frame = Frame(self._sent, subject, gathered, gather(self._group, gathered, mine))
         self._sent += 1
         self._latest.append(frame)
         return frame

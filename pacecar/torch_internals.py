@@ -139,6 +139,9 @@ INTERNALS: tuple[Internal, ...] = (
     Internal("torch._C._autograd._enable_profiler", ("windows",), EVER),
     Internal("torch._C._autograd._disable_profiler", ("windows",), EVER),
     Internal("torch._C._autograd._profiler_enabled", ("windows", "traces"), EVER),
+    Internal(
+        "torch._C._autograd._enable_record_function", (), EVER, "the ranks' own gathers are rows of exact windows, too"
+    ),
     Internal("torch._C._autograd.DeviceType", ("windows",), EVER),
     Internal("torch._C._profiler._ExperimentalConfig", ("windows",), EVER),
     Internal(

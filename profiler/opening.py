@@ -267,6 +267,8 @@ class Opening:
             return
         if time.thread_time_ns() - self._thread_ns < OTHER_STEP_RATIO * usual_ns + OTHER_STEP_NS:
             return
+        if self._probe.are_collectives_recorded:
+            return
         begun, thread_ns = self._now_ns(), time.thread_time_ns()
         try:
             self._meter.cut()

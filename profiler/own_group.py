@@ -23,7 +23,7 @@ import torch.distributed as dist
 from pacecar.profiler.meeting import life
 from pacecar.torch_internals import find, need, own_has
 
-__all__ = ["CONNECT_TIMEOUT", "OPERATION_TIMEOUT", "failure", "is_lost", "job_store", "make_group"]
+__all__ = ["CONNECT_TIMEOUT", "OPERATION_TIMEOUT", "failure", "gather", "is_lost", "job_store", "make_group"]
 
 _GONE = ("closed by peer", "reset by peer", "Broken pipe", "Connection refused", "Socket closed", "remote worker")
 """What gloo says of a rank whose process ended, and torch of a store whose rank did."""
@@ -71,6 +71,22 @@ def make_group(store: Any, name: str, rank: int, world_size: int, *, is_lazy: bo
     if own_has(group, "torch.distributed.ProcessGroupGloo._set_default_timeout"):
         group._set_default_timeout(OPERATION_TIMEOUT)
     return group
+
+
+def gather(group: Any, gathered: Any, mine: Any) -> Any:  # noqa: ANN401  dist.ProcessGroupGloo, tensors, dist.Work
+    """Launch a gather of `mine` into `gathered`, which no profiler records; return its work.
+
+    Gloo's thread closes the record of a collective when it is done, and one that is out for long is done after the
+    profiler's session, which has freed the record by then.
+    """
+    record: Any = find("torch._C._autograd._enable_record_function")
+    if record is None:
+        return group._allgather_base(gathered, mine)
+    record(False)
+    try:
+        return group._allgather_base(gathered, mine)
+    finally:
+        record(True)
 
 
 def _lazy_options() -> Any:  # noqa: ANN401  dist.ProcessGroupGloo._Options, private in name

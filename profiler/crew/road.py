@@ -18,7 +18,7 @@ import torch
 
 from pacecar.profiler.crew.words import MESSAGE_WORDS
 from pacecar.profiler.meeting import MEET_SECONDS, keep_for_ever, meet
-from pacecar.profiler.own_group import job_store, make_group
+from pacecar.profiler.own_group import gather, job_store, make_group
 from pacecar.torch_internals import lacking
 
 __all__ = ["CLOSE_SECONDS", "GlooRoad", "Road"]
@@ -94,7 +94,7 @@ class GlooRoad:
         assert self._work is None, "one gather at a time"
         assert len(words) == MESSAGE_WORDS, "messages are all of one size"
         self._words[:] = array("q", words)
-        self._work = self._group._allgather_base(self._all, self._mine)
+        self._work = gather(self._group, self._all, self._mine)
 
     def take(self) -> list[list[int]] | None:
         """Return every rank's words if they are there.
