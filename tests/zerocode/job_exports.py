@@ -20,8 +20,10 @@ import logging
 import os
 import pickle
 import re
+import runpy
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
@@ -100,8 +102,11 @@ def stable(thing: Any) -> str:
     return digest(stream.getvalue())
 
 
+OURS: re.Pattern[bytes] = runpy.run_path(str(Path(__file__).parents[1] / "kit/ours.py"))["OURS"]  # also without a path
+
+
 def free_of_us(data: bytes) -> bytes:
-    assert b"pacecar" not in data, "pacecar is in there"
+    assert not OURS.search(data), "pacecar is in there"
     return data
 
 
@@ -392,6 +397,9 @@ def main() -> None:
         assert pacer.is_active, "it must have been there all the time"
         pacer.close()
     job.look("closed", is_whole=SCOPE == "whole")
+    # Gloo's thread frees the last gather, for which it needs python's lock, and a group that is destroyed just then
+    # waits for that thread and holds the lock: torch 2.13, without pacecar, too.
+    time.sleep(0.1)
     if rank == 0:
         sys.stdout.write(json.dumps(job.said))
     if dist.is_initialized():

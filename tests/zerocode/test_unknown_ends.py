@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.ours import shows_our_files
 from tests.zerocode.scripts import FRESH, NANOGPT, PLAIN, bare_run, command, run, run_both
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
@@ -45,7 +46,7 @@ def test_a_job_of_two_ranks_that_ends_badly_while_it_is_tuned_ends_in_the_same_w
     assert (seen.code, seen.out) == (bare.code, bare.out)
     assert seen.code == 1
     # Which rank's end torchrun saw first, and whether it ended the other, is in its report, and chance.
-    assert not [line for line in seen.errors if "/pacecar/" in line]
+    assert not [line for line in seen.errors if shows_our_files(line)]
 
 
 FORKED = None
@@ -87,6 +88,6 @@ def test_a_signal_to_the_whole_job_ends_all_ranks(
     for job in jobs:
         _, errors = job.communicate(timeout=60)
         assert said in errors
-        assert "/pacecar/" not in errors
+        assert not shows_our_files(errors)
     assert time.monotonic() - begun < 45
     assert jobs[0].returncode == jobs[1].returncode

@@ -1,0 +1,21 @@
+"""Tells what names pacecar's modules or shows its files from what lies in a clone, whose folder is called pacecar too.
+
+Imports nothing of pacecar: programs that run without it read this file.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+__all__ = ["OURS", "shows_our_files"]
+
+OURS = re.compile(rb"(?<![/\w])pacecar(?!/)")
+"""One of our modules by name, in bytes that somebody pickled."""
+
+PACKAGE = f"{Path(__file__).resolve().parents[2]}/pacecar/"
+
+
+def shows_our_files(text: str) -> bool:
+    """Return whether a traceback in `text` has a line of ours; digits may have been replaced by N."""
+    return PACKAGE in text or re.sub(r"\d+", "N", PACKAGE) in text
