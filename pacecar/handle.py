@@ -218,29 +218,19 @@ class Pacer:
         """Detach: remove every hook, deliver what is queued (for at most two seconds).  Harmless when repeated."""
         if os.getpid() != self._pid:  # a forked child: whatever there is belongs to the parent
             return
-        if self._boundaries is not None:
-            self._boundaries.close()
-        if self._tuner is not None:
-            self._tuner.close()
-        if self._global_batch is not None:
-            self._global_batch.close()
-        if self._loaders is not None:
-            self._loaders.close(CLOSE_SECONDS_MAX)
-        if self._desk is not None:
-            self._desk.close()
-        if self._crew is not None:
-            self._crew.close()
-        if self._tracing is not None:
-            self._tracing.close()
-        if self._orders is not None:
-            self._orders.close()
-        if self._hook is not None:
-            self._hook.close(reason)
+        parts: tuple[Any, ...] = (self._boundaries, self._tuner, self._global_batch)
+        for part in parts:
+            _close(part)
+        _close(self._loaders, CLOSE_SECONDS_MAX)
+        parts = (self._desk, self._crew, self._tracing, self._orders)
+        for part in parts:
+            _close(part)
+        _close(self._hook, reason)
         deadline = time.monotonic() + CLOSE_SECONDS_MAX
         # Their threads must not live into the interpreter's own end.  The file comes first: it needs no deadline, while
         # an absent daemon uses up all of it.
         for sink in reversed(self._sinks):
-            sink.close(max(0.0, deadline - time.monotonic()))
+            _close(sink, max(0.0, deadline - time.monotonic()))
         atexit.unregister(self.close)
 
     # Whoever keeps a pacer in an object of his own may copy or pickle that: what is attached belongs to this process.
@@ -254,6 +244,16 @@ class Pacer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close("finished" if kind is None else f"failed: {kind.__name__}")
+
+
+def _close(part: Any, *arguments: object) -> None:  # noqa: ANN401  of what a pacer is made, or a logger of the user's
+    """Close `part`, if there is one; never raises: training is over, and its end must be its own."""
+    if part is None:
+        return
+    try:
+        part.close(*arguments)
+    except Exception as error:  # noqa: BLE001  as above
+        logger.warning("pacecar could not close %s: %s: %s", type(part).__name__, type(error).__name__, error)
 
 
 def _no_knobs() -> Knobs:

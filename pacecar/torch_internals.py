@@ -144,6 +144,7 @@ INTERNALS: tuple[Internal, ...] = (
     ),
     Internal("torch._C._autograd.DeviceType", ("windows",), EVER),
     Internal("torch._C._profiler._ExperimentalConfig", ("windows",), EVER),
+    Internal("torch._C._profiler.RecordScope", (), EVER, "no slice of a step says what an exact window will cost"),
     Internal(
         "torch._C._current_graph_task_id",
         (),

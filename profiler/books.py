@@ -42,6 +42,7 @@ from pacecar.records import (
     CollectiveWindow,
     EstimateCheck,
     JobHello,
+    JobRecord,
     Knobs,
     ProcessStop,
     StepRecord,
@@ -74,6 +75,7 @@ class FinishedStep(msgspec.Struct, eq=False):
 
     `listener_ns` is what the listener took at the boundaries since the last measured step, part of pacecar's own time;
     `told_ns` what it took at the last of them, which lies in this step.
+    `is_held`: its window is not read yet, so its record waits, unless somebody asks for it.
     `price_ns` is what opening and reading a window cost beside the step itself, None when no window ended with it;
     `thread_time` what the training thread took of the processor in a profiled step, None where that says nothing, and
     `slowed_max_ns` by how much the profiler can have slowed it.
@@ -102,6 +104,7 @@ class FinishedStep(msgspec.Struct, eq=False):
     record: StepRecord | None = None
     check: EstimateCheck | None = None
     stops: list[Stop] = []
+    is_held: bool = False
     collectives: CollectiveWindow | None = None
 
     @property
@@ -133,6 +136,7 @@ class FinishedStep(msgspec.Struct, eq=False):
             RuntimeError: it could not be written; the log says why.
         """
         if self.record is None:
+            self.is_held = False
             self.books.settle()
         if self.record is None:
             raise RuntimeError(f"step {self.step} has no record")
@@ -205,24 +209,23 @@ class Books:
         """Write all records that wait; called on the training thread."""
         if self._lock.acquire(timeout=LOCK_SECONDS):
             try:
-                while self._waiting:
+                while self._waiting and not self._is_held():
                     self._settle_next()
             finally:
                 self._lock.release()
 
-    def learn(self, step: FinishedStep, timed: TimedStep, measurement: Measurement | None) -> None:
-        """Calibrate by the window of `step`, if it saw anything; what was before had not this calibration."""
+    def learn(
+        self, step: FinishedStep, timed: TimedStep, measurement: Measurement | None, *, told_by: FinishedStep
+    ) -> None:
+        """Calibrate by the window of `step`, if it saw anything; the check of estimates goes out with `told_by`."""
         self.settle()
         step.measurement = measurement
         # A step that was stopped is like no other: nothing is learned from it.
         if measurement is not None and not step.stops:
-            step.check = self._checker.learn(step.step, step.knobs, timed, measurement, step.ended_wall_ns)
-            step.collectives = CollectiveWindow(
-                job=self._hello.job,
-                rank=self._hello.rank,
-                step=step.step,
-                ended_wall_ns=step.ended_wall_ns,
-                sums=measurement.collectives,
+            told_by.check = self._checker.learn(step.step, step.knobs, timed, measurement, step.ended_wall_ns)
+            job, rank, ended_wall_ns = self._hello.job, self._hello.rank, step.ended_wall_ns
+            told_by.collectives = CollectiveWindow(
+                job=job, rank=rank, step=step.step, ended_wall_ns=ended_wall_ns, sums=measurement.collectives
             )
 
     def look(self, after_seconds: float = LOOK_SECONDS) -> None:
@@ -258,14 +261,12 @@ class Books:
 
     def report_vitals(self) -> None:
         """Put the record of vitals that is due into the sinks; on the training thread, as it looks at the model."""
-        if not self._lock.acquire(timeout=LOCK_SECONDS):
-            return
-        try:
-            record = self._vitals.report()
-        finally:
-            self._lock.release()
-        for sink in self._sinks:
-            sink.put(record)
+        if self._lock.acquire(timeout=LOCK_SECONDS):
+            try:
+                record = self._vitals.report()
+            finally:
+                self._lock.release()
+            self._tell(record)
 
     def report_last_vitals(self) -> None:
         """Put what the last steps and a checkpoint after them have to say into the sinks; never raises."""
@@ -275,12 +276,16 @@ class Books:
             self._guard.failed(self.report_last_vitals)
             return
         if vitals is not None:
-            for sink in self._sinks:
-                sink.put(vitals)
+            self._tell(vitals)
+
+    def _is_held(self) -> bool:
+        return getattr(self._waiting[0], "is_held", False)
 
     def _waits_for_device(self) -> bool:
         """Return whether the next step may still learn how long the device took; bounded in steps and in time."""
         try:
+            if self._is_held():
+                return True
             step = self._waiting[0]
         except IndexError:  # somebody else has settled it meanwhile
             return False
@@ -339,9 +344,11 @@ class Books:
         self._vitals.add(record, step.flops)
         if self._cadence.every != every or self._vitals.is_due:
             self._pulse.is_plain = False
-        told = [record, step.check, step.collectives, *self._told_stops(step)]
+        self._tell(record, step.check, step.collectives, *self._told_stops(step))
+
+    def _tell(self, *records: JobRecord | None) -> None:
         for sink in self._sinks:
-            for one in told:
+            for one in records:
                 if one is not None:
                     sink.put(one)
 

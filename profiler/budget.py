@@ -100,9 +100,7 @@ class Budget:
         on_device: bool = False,
     ) -> None:
         self._ratio = ratio
-        self._turn = turn_of(
-            rank, world_size, warmup_steps=warmup_steps, interval_steps=interval_steps, on_device=on_device
-        )
+        self._turn = turn_of(rank, world_size, warmup_steps=warmup_steps, interval_steps=interval_steps)
         self._interval_steps = interval_steps
         self._aftermath = Aftermath() if on_device else None
         self._wall_ns = 0

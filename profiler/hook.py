@@ -249,6 +249,7 @@ class Hook:
         self._guard.is_alive = False
         if not self._in_boundary:  # else the next forward retires what is inert by then
             self._retire()
+        self._opening.release()
         self._books.settle()
         self._books.report_last_vitals()
         goodbye = Goodbye(job=self._hello.job, rank=self._hello.rank, reason=reason, wall_ns=self._clock.wall_ns())

@@ -94,6 +94,11 @@ class WindowMeter:
         return self._is_installed
 
     @property
+    def can_be_sliced(self) -> bool:
+        """Slices are possible with this torch."""
+        return self._profiler.can_be_plain
+
+    @property
     def outlived_by(self) -> str | None:
         """The record that was open when a window was closed, if there was one."""
         return self._profiler.outlived_by
@@ -129,7 +134,7 @@ class WindowMeter:
     def open_slice(self) -> None:
         """Open a session amid a step, of which only the number of rows is wanted; `may_open()` holds."""
         self._observed_from_ns = None
-        self._profiler.open()
+        self._profiler.open(is_plain=True)
 
     def close_slice(self) -> int | None:
         """Return how many rows the session saw; None: somebody else's profiler has ended it."""
@@ -148,8 +153,14 @@ class WindowMeter:
         if self._profiler.is_open and self._observed_from_ns is None:
             self._observed_from_ns = now_ns
 
+    def pause(self) -> bool:
+        """Let the window see no more, so that it can be closed a step later; False: close it now."""
+        return not self._on_device and self._profiler.pause()
+
     def close(self, step: TimedStep, stops: Sequence[Stretch] = ()) -> Measurement | None:
-        """Close the window at the end of `step` and return what it saw; in `stops` the process did not run.
+        """Close the window at the end of `step`, or of one after it, and return what it saw of `step`.
+
+        In `stops` the process did not run.
 
         None: the step only warmed the window, which stays open; or the clock was set; or the window was blind (see
         `why_blind`) and not the device idle.

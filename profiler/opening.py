@@ -24,6 +24,8 @@ import logging
 import time
 from collections.abc import Callable
 
+import torch.distributed as dist
+
 from pacecar.profiler.books import Books, FinishedStep
 from pacecar.profiler.budget import Budget, ThreadTime
 from pacecar.profiler.measurement import WindowMeter
@@ -84,7 +86,8 @@ class Opening:
         self._mark: tuple[int, int, int | None] | None = None
         self._usual_ns: int | None = None
         self._thread_ns = 0
-        self._was_cut = False
+        self._was_cut = self._has_rested = False
+        self._held: FinishedStep | None = None
         self._has_told = False
         self.count_max_ns: int | None = None
         """What the count that was allowed last can cost at most; a window has a limit of its own (`end`)."""
@@ -152,31 +155,62 @@ class Opening:
         return None if usual_ns is None else ThreadTime(time.thread_time_ns() - self._thread_ns, usual_ns)
 
     def end(self, finished: FinishedStep) -> None:
-        """Read the window of the step that is over; ending and reading it falls into the next step."""
+        """Read the window of the step that is over; ending and reading it falls into the next step.
+
+        Where gloo's threads may still write to the session, it sees no more from here on, and is read a step later.
+        """
+        held = self._held
         is_gone = self._was_cut or not self._meter.is_open
         if is_gone:
+            self.release()
             self._end_cut(finished)
             return
         begun = self._now_ns()
-        finished.thread_time = finished.thread_time or self.thread_time()
         self._preemption.begin()
-        finished.was_profiled = finished.disturbed = self.has_aftermath = True
-        finished.timed = self._books.time(finished)
-        stops = [stop.stretch for stop in finished.stops]
-        self._books.learn(finished, finished.timed, self._meter.close(finished.timed, stops))
+        if held is None:
+            finished.thread_time = finished.thread_time or self.thread_time()
+            finished.was_profiled = True
+            finished.timed = self._books.time(finished)
+            self._window_nodes = self._shape(finished.step + 1).nodes
+        finished.disturbed = self.has_aftermath = True
+        if held is None and _are_collectives_annotated() and self._meter.pause():
+            self._phases.tell_phases(None)
+            self._held, finished.is_held = finished, True
+            self._price_ns += max(0, self._now_ns() - begun - self._preemption.end())
+            return
+        self._read(held or finished, finished)
         if not self._meter.is_open:
             self.may_be_open = False
             self._phases.tell_phases(None)
-            rows = self._meter.row_count
-            finished.slowed_max_ns = None
-            if rows is not None:
-                finished.slowed_max_ns = rows * (SLOWED_ROW_DEVICE_NS if self._on_device else SLOWED_ROW_NS)
-            finished.price_ns = self._price_ns + max(0, self._now_ns() - begun - self._preemption.end())
+            told_by = self._told_by(held or finished, finished)
+            told_by.price_ns = self._price_ns + max(0, self._now_ns() - begun - self._preemption.end())
             self._price_ns = 0
-            self._window_nodes = self._shape(finished.step + 1).nodes
             self.mark(finished.step + 1)
+            self.release()
         else:
             self._preemption.end()
+
+    def release(self) -> None:
+        """Let the record of a step be written whose window is not read yet."""
+        if self._held is not None:
+            self._held.is_held = False
+            self._held = None
+
+    def _read(self, profiled: FinishedStep, finished: FinishedStep) -> None:
+        assert profiled.timed is not None, "noted when it ended"
+        stops = [stop.stretch for stop in profiled.stops]
+        measurement = self._meter.close(profiled.timed, stops)
+        told_by = self._told_by(profiled, finished)
+        self._books.learn(profiled, profiled.timed, measurement, told_by=told_by)
+        rows = self._meter.row_count
+        profiled.slowed_max_ns = None
+        if rows is not None and not self._meter.is_open:
+            profiled.slowed_max_ns = rows * (SLOWED_ROW_DEVICE_NS if self._on_device else SLOWED_ROW_NS)
+
+    @staticmethod
+    def _told_by(profiled: FinishedStep, finished: FinishedStep) -> FinishedStep:
+        """Return the step whose record is not written yet: that of `profiled`, unless somebody asked for it."""
+        return profiled if profiled.record is None else finished
 
     def end_slice(self, finished: FinishedStep) -> None:
         """Learn from the slice of the step that is over."""
@@ -202,6 +236,7 @@ class Opening:
 
     def abandon(self) -> None:
         """Leave torch and python as they were; what is open is not read."""
+        self.release()
         self._probe.abandon()
         self._phases.tell_phases(None)
 
@@ -267,25 +302,38 @@ class Opening:
             return
         if time.thread_time_ns() - self._thread_ns < OTHER_STEP_RATIO * usual_ns + OTHER_STEP_NS:
             return
-        if self._probe.are_collectives_recorded:
-            return
         begun, thread_ns = self._now_ns(), time.thread_time_ns()
         try:
-            self._meter.cut()
+            if not _are_collectives_annotated():
+                self._meter.cut()
+            elif not self._meter.pause():
+                return
         except Exception:  # noqa: BLE001  inside the job's forward
             _log.debug("a window could not be cut off", exc_info=True)
-        self._was_cut = True
+        self._was_cut, self._has_rested = True, False
         self._price_ns += self._now_ns() - begun
         self._charge(self._now_ns() - begun)
         self._thread_ns += time.thread_time_ns() - thread_ns  # that is no slow-down of the step's
 
     def _end_cut(self, finished: FinishedStep) -> None:
-        was_cut, self._was_cut, self.may_be_open = self._was_cut, False, False
         self._phases.tell_phases(None)
         self.thread_time()  # the step was longer by its own doing
         finished.disturbed = self.has_aftermath = True
+        if self._meter.is_open:  # paused amid its step
+            if not self._has_rested:
+                self._has_rested = True
+                return
+            begun = self._now_ns()
+            self._meter.cut()
+            self._price_ns += self._now_ns() - begun
+        was_cut, self._was_cut, self.may_be_open = self._was_cut, False, False
         self._budget.probed(self._price_ns)
         self._price_ns = 0
         self.mark(finished.step + 1)
         if was_cut:
             _log.info("an exact window was cut off: its step was not like those before it")
+
+
+def _are_collectives_annotated() -> bool:
+    """Return whether a window that ends may free what gloo's threads still write to (`WindowProfiler.pause`)."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and "gloo" in dist.get_backend()

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from pacecar.profiler import recording
 from pacecar.profiler.meeting import life
 from pacecar.torch_internals import find, need, own_has
 
@@ -79,14 +80,11 @@ def gather(group: Any, gathered: Any, mine: Any) -> Any:  # noqa: ANN401  dist.P
     Gloo's thread closes the record of a collective when it is done, and one that is out for long is done after the
     profiler's session, which has freed the record by then.
     """
-    record: Any = find("torch._C._autograd._enable_record_function")
-    if record is None:
-        return group._allgather_base(gathered, mine)
-    record(False)
+    recording.pause()
     try:
         return group._allgather_base(gathered, mine)
     finally:
-        record(True)
+        recording.resume()
 
 
 def _lazy_options() -> Any:  # noqa: ANN401  dist.ProcessGroupGloo._Options, private in name

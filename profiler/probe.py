@@ -22,8 +22,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch.distributed as dist
-
 from pacecar.profiler.compiling import keep_out
 from pacecar.profiler.measurement import WindowMeter
 from pacecar.profiler.windowprice import SLICE_NS, SLOWED_NS, Part, Slice
@@ -54,19 +52,8 @@ class Probe:
 
     @property
     def is_possible(self) -> bool:
-        """This torch tells whether backward runs, nobody has set a profile function, a session may end in a step."""
-        return self._graph_task is not None and sys.getprofile() is None and not self.are_collectives_recorded
-
-    @property
-    def are_collectives_recorded(self) -> bool:
-        """Whether gloo's threads may close records of the job's collectives when they are done.
-
-        One that is out while a session ends would write into a record that the session has freed.  So in such a job
-        no session ends but at the end of a step, where collectives are done with.
-        """
-        if not (dist.is_available() and dist.is_initialized()):
-            return False
-        return dist.get_world_size() > 1 and "gloo" in str(dist.get_backend())
+        """This torch tells whether backward runs and can leave annotations out; nobody has set a profile function."""
+        return self._graph_task is not None and sys.getprofile() is None and self._meter.can_be_sliced
 
     @property
     def is_in_backward(self) -> bool:

@@ -5,11 +5,10 @@ ranks meet, and a step in which all ranks are profiled is a step that the job pa
 what the ranks see of each other is the profiler.  So the steps are dealt out for good, round after round, and a window
 that cannot be afforded in its turn waits for the next.
 
-    step    | 3 4 | 5 6 | 7 8 | 9 10 | 11 12 | 13 ...       warm-up 3, four ranks on a CPU
-    rank    |  0  |  1  |  2  |  3   |   0   |  1 ...
+    step    | 3 4 5 | 6 7 8 | 9 10 11 | 12 13 14 | 15 ...       warm-up 3, three ranks
+    rank    |   0   |   1   |    2    |    0     |  1 ...
 
-A turn is as long as a window disturbs its rank: the profiled step and the one that pays for reading it, and on a device
-job the step before, in which it runs dry.  Beyond TURNS_MAX ranks some share a turn, never all.
+A turn is as long as a window disturbs its rank, TURN_STEPS.  Beyond TURNS_MAX ranks some share a turn, never all.
 
 A window that somebody asks for on all ranks (`tracing`) takes no turns.  Pure.
 """
@@ -22,6 +21,10 @@ __all__ = ["TURNS_MAX", "Turn", "turn_of"]
 
 TURNS_MAX = 8
 """A round must end soon, or the last rank has no calibration; a node has eight devices, and shares its processors."""
+
+TURN_STEPS = 3
+"""The profiled step and the one that pays for reading it; on a device the step before, in which it runs dry, and on
+gloo one between them, in which its threads are done with what was profiled."""
 
 TRIES = 10
 """A window that could not be afforded is tried again after a tenth of the interval."""
@@ -42,12 +45,11 @@ class Turn(NamedTuple):
         return self.first if step <= self.first else step + (self.first - step) % self.every
 
 
-def turn_of(rank: int, world_size: int, *, warmup_steps: int, interval_steps: int, on_device: bool) -> Turn:
+def turn_of(rank: int, world_size: int, *, warmup_steps: int, interval_steps: int) -> Turn:
     """Return the turn of `rank`; the same arguments but for `rank` must be given on all ranks."""
     turns = min(world_size, TURNS_MAX)
     retry = max(1, interval_steps // TRIES)
     if turns < 2:
         return Turn(warmup_steps, retry)
-    turn_steps = 3 if on_device else 2
-    round_steps = turn_steps * turns
-    return Turn(warmup_steps + turn_steps * (rank % turns), -(-retry // round_steps) * round_steps)
+    round_steps = TURN_STEPS * turns
+    return Turn(warmup_steps + TURN_STEPS * (rank % turns), -(-retry // round_steps) * round_steps)

@@ -33,9 +33,10 @@ from typing import Any
 import torch.autograd.profiler as torch_profiler
 from torch.profiler import ProfilerActivity
 
+from pacecar.profiler import recording
 from pacecar.profiler.forking import keep_exit_short
 from pacecar.profiler.reading import Activity
-from pacecar.torch_internals import lacking, need
+from pacecar.torch_internals import find, lacking, need
 
 __all__ = ["WindowProfiler", "WindowUnavailable"]
 
@@ -61,6 +62,7 @@ class WindowProfiler:
         if on_device:
             self._activities.add(ProfilerActivity.CUDA)
         self._open = False
+        self._is_paused = False
         self._thread: int | None = None
         self._is_foreign = False
         self._rest_steps = 0
@@ -119,8 +121,16 @@ class WindowProfiler:
         """Note the end of a boundary."""
         self._rest_steps = max(0, self._rest_steps - 1)
 
-    def open(self) -> None:
-        """Start a session on this thread; `may_open()` holds."""
+    @property
+    def can_be_plain(self) -> bool:
+        """Whether `open(is_plain=True)` is possible with this torch."""
+        return find("torch._C._profiler.RecordScope") is not None
+
+    def open(self, *, is_plain: bool = False) -> None:
+        """Start a session on this thread; `may_open()` holds.
+
+        `is_plain`: of operators alone, not of annotations, as a session must be that may end at any moment (`pause`).
+        """
         assert self.may_open(), "a second session would empty the first"
         config = self._config()
         restore = KINETO_LOG_VARIABLE not in os.environ
@@ -131,9 +141,25 @@ class WindowProfiler:
         finally:
             if restore:
                 os.environ.pop(KINETO_LOG_VARIABLE, None)
-        self._enable(config, self._activities)
+        if is_plain:
+            scope: Any = need("torch._C._profiler.RecordScope")
+            self._enable(config, self._activities, {scope.FUNCTION, scope.BACKWARD_FUNCTION})
+        else:
+            self._enable(config, self._activities)
         self._open = True
         self._thread = threading.get_ident()
+
+    def pause(self) -> bool:
+        """Record nothing more of this thread, while the session goes on; False: that is not possible.
+
+        Gloo annotates a collective, and its thread begins and ends that when it works on it: in freed memory, if the
+        session has ended by then (torch 2.13 crashes within a second of sessions that end with a collective out).
+        """
+        if not (self._open and self._thread == threading.get_ident() and recording.is_possible()):
+            return False
+        recording.pause()
+        self._is_paused = True
+        return True
 
     def close(self) -> tuple[Sequence[Activity], bool]:
         """End the session without waiting for the device.
@@ -149,6 +175,9 @@ class WindowProfiler:
         if self._thread != threading.get_ident():
             self._is_barred = True
             raise WindowUnavailable("the window was opened on another thread: the training loop changed threads")
+        if self._is_paused:
+            self._is_paused = False
+            recording.resume()
         results: Any = self._disable()
         return _rows_of(results), hasattr(results, "trace_activities")
 

@@ -89,7 +89,8 @@ def test_ranks_take_turns_and_no_step_is_disturbed_on_both(runs):
     steps = [[r for r in records_of(runs[1], rank) if isinstance(r, StepRecord)] for rank in range(2)]
     profiled, disturbed = ([{r.step for r in rank if test(r)} for rank in steps] for test in (is_exact, is_disturbed))
     for exact, slowed in zip(profiled, disturbed, strict=True):
-        assert slowed - COUNTED == (exact | {step + 1 for step in exact}) & set(range(200))
+        # A window of a gloo job is read at the end of the step after its own, and that is what the third pays.
+        assert slowed - COUNTED == {step + late for step in exact for late in range(3)} & set(range(200))
         assert slowed >= COUNTED
     assert disturbed[0] & disturbed[1] == COUNTED
 

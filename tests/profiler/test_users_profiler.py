@@ -41,7 +41,7 @@ def collect(prof):
         assert len(json.load(stream)["traceEvents"]) > len(found[-1]) / 2
 
 found = []
-for _ in range(7):  # rank 0's second turn for a window follows
+for _ in range(9):  # rank 0's second turn for a window follows
     step()
 has_window = hooked and torch.autograd._profiler_enabled()
 if how == "in_window":
@@ -66,7 +66,7 @@ else:
         time.sleep(0.02)  # the same at the end of a profile that has no schedule
     if not plan:
         collect(prof)
-for _ in range(6):
+for _ in range(13):  # two turns of each rank
     step()
 windows = 0
 if hooked:
