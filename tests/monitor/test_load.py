@@ -23,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from pacecar.monitor.boardplaces import RANK_BYTES_MAX
 from pacecar.monitor.conversation import Conversation, Peer
 from pacecar.records import Decision, Goodbye, Vitals
 from pacecar.wire import FrameError, encode_frame
@@ -64,7 +65,7 @@ LONG = Size(jobs=1000, frames=1_000_000, scrapers=200, reloads=50, slow_seconds=
 def drawn_frames(hello, count):
     """Return frames of valid records that hypothesis made, of any type and with values at their bounds.
 
-    They are of the job and rank of `hello`.
+    They are of the job and rank of `hello`, and so short that a rank's may all be kept at once.
     """
     frames = []
 
@@ -82,7 +83,8 @@ def drawn_frames(hello, count):
             conversation.take(frame)
         except FrameError:
             return  # values that do not agree with each other, as a rank beyond its world
-        frames.append(frame)
+        if len(frame) * len(JOB_RECORDS) <= RANK_BYTES_MAX:
+            frames.append(frame)
 
     draw()
     return frames
@@ -344,7 +346,6 @@ def weather(storm, size):
 
 
 @pytest.mark.distributed
-@pytest.mark.full  # for now: once in six runs 17 of 1869 frames were not counted, and why is not known yet
 def test_a_short_storm_costs_no_scrape_no_frame_and_no_memory(daemon, hooks, make_hello, make_step):
     weather(Storm(daemon, hooks, make_hello, make_step), SHORT)
 
