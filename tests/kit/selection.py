@@ -6,6 +6,8 @@ guessed from its markers alone: durations of an earlier run would make the order
 
 from __future__ import annotations
 
+import math
+import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,14 @@ import pytest
 
 __all__ = [
     "pytest_collection_modifyitems", "pytest_configure", "pytest_deselected", "pytest_sessionfinish",
-    "pytest_terminal_summary", "pytest_testnodedown",
+    "pytest_terminal_summary", "pytest_testnodedown", "pytest_xdist_auto_num_workers",
 ]  # fmt: skip
 
 SECONDS = {"distributed": 6.0, "slow": 3.0}
 SECONDS_OTHERWISE = 0.1
+
+PROCESSES_PER_CORE = 1.5
+"""A quarter of the time of a process on a core of its own is waiting: for ranks, timeouts, a page."""
 
 LEFT = pytest.StashKey[Counter[tuple[str, str]]]()
 """How many tests of a room (folder) were left out, by the target that runs them."""
@@ -29,6 +34,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT] = Counter()
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return how many processes `--numprocesses=auto` means."""
+    return math.ceil(PROCESSES_PER_CORE * len(os.sched_getaffinity(0)))
 
 
 @pytest.hookimpl(trylast=True)

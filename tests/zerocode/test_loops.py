@@ -8,7 +8,7 @@ import pytest
 
 from pacecar.run_command import STARTUP
 from tests.kit.forking_python import forking_python
-from tests.zerocode.scripts import FRESH, Done, run, run_both
+from tests.zerocode.scripts import EACH_STEP, FRESH, Done, run, run_both
 
 pytestmark = pytest.mark.slow
 
@@ -138,7 +138,7 @@ def test_a_loop_is_measured_or_left_alone_and_prints_and_compiles_the_same(
 ) -> None:
     script = tmp_path / "script.py"
     script.write_text(HEAD + text + TAIL)
-    seen = run(script, ranks=1, python=python(), watched=("--job", "j", "--run-dir", str(tmp_path)))
+    seen = run(script, ranks=1, python=python(), watched=("--job", "j", "--run-dir", str(tmp_path)), **EACH_STEP)
     assert seen.ended == (0, bare[text], [])
     assert seen.pacecar == ([] if line is None else [line])
     assert len(seen.of(0, "step")) == steps
@@ -150,7 +150,7 @@ def test_a_script_that_attaches_by_itself_is_left_to_it(tmp_path: Path) -> None:
     )
     script = tmp_path / "script.py"
     script.write_text(HEAD + text + "print(pacer.is_active)\n")
-    seen = run(script, ranks=1, python=python(), watched=("--run-dir", str(tmp_path)))
+    seen = run(script, ranks=1, python=python(), watched=("--run-dir", str(tmp_path)), **EACH_STEP)
     assert seen.pacecar == []
     assert "True" in seen.out
     assert len(seen.of(0, "step")) == 12

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.zerocode.scripts import FRESH, NANOGPT, RESNET, bare_run, read_records, run, run_both
+from tests.zerocode.scripts import EACH_STEP, FRESH, NANOGPT, RESNET, bare_run, read_records, run, run_both
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -16,7 +16,8 @@ SHORT = ("--steps", "10")
 def test_a_gpt_script_is_measured_on_both_ranks_and_trains_to_the_same_bits(tmp_path: Path) -> None:
     """As a user starts it: `pacecar run -- torchrun`, each python a fresh one."""
     bare = bare_run(NANOGPT, *SHORT)
-    seen = run(NANOGPT, *SHORT, python=FRESH, watched=("--job", "gpt", "--run-dir", str(tmp_path)))
+    watched = ("--job", "gpt", "--run-dir", str(tmp_path))
+    seen = run(NANOGPT, *SHORT, python=FRESH, watched=watched, **EACH_STEP)
     assert seen.ended == bare.ended == (0, bare.out, [])
     assert seen.pacecar == ["pacecar: measures job gpt, DistributedDataParallel and AdamW on 2 ranks; tunes nothing"]
     for rank in range(2):
@@ -29,8 +30,7 @@ def test_a_gpt_script_is_measured_on_both_ranks_and_trains_to_the_same_bits(tmp_
 
 
 def test_a_resnet_script_with_loader_workers_has_its_waits_in_the_ledger(tmp_path: Path) -> None:
-    every_step = {"PACECAR_HOOK_OVERHEAD_BUDGET": "1.0"}
-    bare, seen = run_both(RESNET, "--fork", is_torchrun=False, watched=("--run-dir", str(tmp_path)), **every_step)
+    bare, seen = run_both(RESNET, "--fork", is_torchrun=False, watched=("--run-dir", str(tmp_path)), **EACH_STEP)
     assert seen.ended == bare.ended
     assert "child: 7" in seen.out, "it forked before the process group, and the child trained"
     assert len(seen.pacecar) == 1
@@ -89,7 +89,7 @@ def test_a_script_with_its_own_profiler_keeps_it(tmp_path: Path) -> None:
         "--profile",
         is_torchrun=False,
         watched=("--run-dir", str(tmp_path)),
-        PACECAR_HOOK_OVERHEAD_BUDGET="1.0",
+        **EACH_STEP,
     )
     lines = seen.out.splitlines(keepends=True)
     assert "profiled the whole run: True, True\n" in lines

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.zerocode.scripts import NANOGPT, RESNET, bare_run, run, run_both
+from tests.zerocode.scripts import EACH_STEP, NANOGPT, RESNET, bare_run, run, run_both
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
@@ -61,8 +61,7 @@ def test_a_rank_that_leaves_out_an_optimizer_step_does_not_fall_out_of_step_with
     """While ranks gather it is waited for, once and not for long; later not at all."""
     arguments = ("--steps", "40", "--skip", skip)
     watched = ("--tune", "exact", "--run-dir", str(tmp_path))
-    every_step = {"PACECAR_HOOK_OVERHEAD_BUDGET": "1.0"}
-    bare, seen = run_both(NANOGPT, *arguments, is_torchrun=False, watched=watched, **every_step)
+    bare, seen = run_both(NANOGPT, *arguments, is_torchrun=False, watched=watched, **EACH_STEP)
     assert seen.ended == bare.ended
     assert seen.pacecar[0].endswith(said)
     if skip == "21":
@@ -105,7 +104,8 @@ dist.barrier(); dist.destroy_process_group(); time.sleep(0.1)
 def test_under_mixed_wrappers_it_is_measured_and_nothing_is_tuned(tmp_path: Path) -> None:
     script = tmp_path / "mixed.py"
     script.write_text(MIXED)
-    bare, seen = run_both(script, is_torchrun=False, watched=("--tune", "exact", "--run-dir", str(tmp_path)))
+    watched = ("--tune", "exact", "--run-dir", str(tmp_path))
+    bare, seen = run_both(script, is_torchrun=False, watched=watched, **EACH_STEP)
     assert seen.ended == bare.ended == (0, bare.out, bare.errors)
     (line,) = seen.pacecar
     assert line.endswith("on 2 ranks; tunes nothing: the loop trains several models")
