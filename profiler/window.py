@@ -175,16 +175,20 @@ class WindowProfiler:
         if self._thread != threading.get_ident():
             self._is_barred = True
             raise WindowUnavailable("the window was opened on another thread: the training loop changed threads")
-        if self._is_paused:
-            self._is_paused = False
-            recording.resume()
+        self._resume()
         results: Any = self._disable()
         return _rows_of(results), hasattr(results, "trace_activities")
 
     def discard(self) -> None:
         """End an open session, if any, and drop what it saw."""
+        self._resume()  # also where the session is gone: the loop had changed threads
         if self._open and self._thread == threading.get_ident():
             self.bar_if_outlived(self.close()[0])
+
+    def _resume(self) -> None:
+        if self._is_paused and self._thread == threading.get_ident():
+            self._is_paused = False
+            recording.resume()
 
     def bar_if_outlived(self, rows: Iterable[Activity]) -> None:
         """Open no further window when one of `rows`, what `close` returned, was still open then; always ask that."""
