@@ -115,7 +115,8 @@ def main() -> None:
                 layer(torch.ones(1, 2)).sum().backward()
                 optimizer.step()
             os._exit(7)
-        os.write(1, f"child: {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n".encode())  # in one, beside the other rank
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        os.write(1, f"child: {code}\n".encode())  # in one piece, beside the other rank's
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
