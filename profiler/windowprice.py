@@ -8,8 +8,8 @@ cheaply, but two things are known:
 - a *ceiling*: nothing writes rows faster than one in DENSEST_NS of the training thread's processor time.  A window
   whose ceiling can be paid needs no other prediction;
 - *slices*: a session that is open for a few milliseconds of the forward, or of the optimizer (`probe`), says how many
-  rows that part of the step writes a microsecond.  The phases' lengths make a whole step of it; what lies in no phase,
-  and a phase without a slice, is taken to be as dense as can be.
+  rows that part of the step writes a microsecond.  The phases' lengths, no longer in sum than the processor time,
+  make a whole step of it; what lies in no phase, and a phase without a slice, is taken to be as dense as can be.
 
 After the first window its own price is the better prediction (`budget`).  Pure: numbers in, nanoseconds out.
 """
@@ -135,11 +135,18 @@ class WindowPrice:
         seen_ns = sum(shape.phases.get(name, 0) for name in ("forward", "backward", "backward_tail"))
         optimizer_ns = shape.phases.get("optimizer", 0)
         densest = 1.0 / DENSEST_NS
-        rows = MARGIN * forward.rows_per_ns * seen_ns
-        rows += (densest if optimizer is None else MARGIN * optimizer.rows_per_ns) * optimizer_ns
+        parts = [
+            (MARGIN * forward.rows_per_ns, seen_ns),
+            (densest if optimizer is None else MARGIN * optimizer.rows_per_ns, optimizer_ns),
+        ]
         if self._on_device:  # the host waits for the device in what is left, and writes no rows then
-            return OPEN_NS + int(self._factor * ROW_NS * rows)
-        rows += densest * max(0, shape.cpu_ns - seen_ns - optimizer_ns)  # nothing is denser: it needs no margin
+            return OPEN_NS + int(self._factor * ROW_NS * sum(rate * length_ns for rate, length_ns in parts))
+        # A phase is longer than what it takes of the processor: it waits for other ranks, and for other programs.
+        rows, left_ns = 0.0, shape.cpu_ns
+        for rate, length_ns in sorted(parts, reverse=True):
+            taken_ns = min(length_ns, left_ns)
+            rows, left_ns = rows + rate * taken_ns, left_ns - taken_ns
+        rows += densest * left_ns  # nothing is denser: it needs no margin
         return min(ceiling_ns, OPEN_NS + int(ROW_NS * rows))
 
     def wanted_slice(self, shape: StepShape) -> Part | None:

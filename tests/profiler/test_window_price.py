@@ -125,6 +125,16 @@ def test_without_a_slice_the_price_is_the_ceiling_and_slices_lower_it():
     assert model.predict_ns(shape) < once < model.ceiling_ns(shape)
 
 
+def test_what_a_phase_waits_for_others_writes_no_rows():
+    """The same 30 ms of the processor, beside other programs and with a late rank in backward."""
+    price = WindowPrice()
+    price.learn("forward", Slice(600, 3 * MS), None)
+    price.learn("optimizer", Slice(900, 3 * MS), None)
+    quiet = StepShape(30 * MS, {"forward": 9 * MS, "backward": 19 * MS, "optimizer": 2 * MS})
+    busy = StepShape(30 * MS, {"forward": 20 * MS, "backward": 40 * MS, "backward_tail": 30 * MS, "optimizer": 2 * MS})
+    assert price.predict_ns(busy) == price.predict_ns(quiet) < price.ceiling_ns(quiet) / 2
+
+
 def test_a_slice_without_rows_is_a_measurement_and_a_short_one_is_none():
     assert Slice(0, 3 * MS).rows_per_ns == 0.0
     assert Slice(0, 100_000).rows_per_ns == 1 / DENSEST_NS
