@@ -146,7 +146,10 @@ def _accepted(request: Request, command: Command, ranks: Sequence[int], world_si
         expected_ns = min(INT64_MAX, (command.at_step - meeting.at if command.at_step else 1) * meeting.pace_ns)
         detail += f", in about {expected_ns / 1e9:.1f} s"
     detail += f", on {len(ranks)} of {world_size} ranks"
-    missing = [str(rank) for rank in request.ranks or range(world_size) if rank not in ranks]
+    reached = set(ranks)
+    # A job may claim to have a million ranks: no more of them are looked for than are named.
+    others = (str(rank) for rank in request.ranks or range(world_size) if rank not in reached)
+    missing = list(itertools.islice(others, RANKS_NAMED_MAX + 1))
     if missing:
         shown = ", ".join(missing[:RANKS_NAMED_MAX]) + (", ..." if len(missing) > RANKS_NAMED_MAX else "")
         detail += f": not on {shown}, of which this daemon does not hear (another node's?)"

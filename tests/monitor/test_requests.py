@@ -67,6 +67,16 @@ def test_a_request_reaches_the_ranks_of_its_job_only_and_the_asker_hears_whom(po
     assert (accepted.state, accepted.ranks, accepted.number, accepted.rank) == ("accepted", (0, 1), 7, None)
 
 
+def test_a_job_that_claims_a_world_without_end_is_answered_like_any_other(post, make_hello):
+    """The inbox's one thread would look for its ranks for ever, and hear nobody else."""
+    endless = [Target(10, make_hello(world_size=10**15), 1000)]
+    Requests(post).ask(request(job=endless[0].hello.job), asker=1, uid=1000, targets=endless, meet=meet(44))
+    (accepted,) = post.to(1)
+    assert accepted.detail.endswith(
+        "not on 1, 2, 3, 4, 5, 6, 7, 8, ..., of which this daemon does not hear (another node's?)"
+    )
+
+
 @pytest.mark.parametrize(("uid", "state"), [(1000, "accepted"), (0, "accepted"), (1001, "refused")])
 def test_only_the_jobs_user_and_root_may_ask(post, targets, job, uid, state):
     Requests(post).ask(request(job=job), asker=1, uid=uid, targets=targets, meet=meet(0))
