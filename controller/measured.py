@@ -111,26 +111,34 @@ class Backlog:
         self._paced: deque[tuple[Measured | CountedStep, JobPace]] = deque()
         self._observations: list[Observation] = []
         self._early: Measured | None = None  # the last exact step before the policy begins: it forecasts from it
+        self._last: Measured | None = None  # before that, too: a window may be read a step late
         self._is_begun = False
         self._begun_after = -1  # what came before the early exact step is not observed after it
 
     def remember(self, step: Measured | CountedStep) -> None:
         """Keep a step until its pace comes."""
         self._steps[step.step] = step
-        if not (self._is_begun or isinstance(step, CountedStep)) and step.source == "exact":
-            self._early = step
+        if not self._is_begun:
+            self._look_back()
+            self._last = None if isinstance(step, CountedStep) else step
         while len(self._steps) > RECORDS_MAX:
             del self._steps[next(iter(self._steps))]
 
     def begin(self, live: Sequence[KnobSpace]) -> None:
         """Observe from now on, and the last exact step before."""
         self._is_begun = True
+        self._look_back()
         early, self._early = self._early, None
         record = early.settled() if early is not None else None
         if record is not None and all(space.knob in record.knobs.values for space in live):
             self._begun_after = record.step
             pace = JobPace(record.step, record.wall_ns, profiled=True)
             self._observations.append(_observe(record, pace, live, early.backward if early is not None else None))
+
+    def _look_back(self) -> None:
+        if self._last is not None and self._last.source == "exact":
+            self._early = self._last
+        self._last = None
 
     def pair(self, paces: Sequence[JobPace], live: Sequence[KnobSpace], *, is_calm: bool) -> None:
         """Take the job's paces, and observe the steps whose record is there."""

@@ -139,9 +139,7 @@ INTERNALS: tuple[Internal, ...] = (
     Internal("torch._C._autograd._enable_profiler", ("windows",), EVER),
     Internal("torch._C._autograd._disable_profiler", ("windows",), EVER),
     Internal("torch._C._autograd._profiler_enabled", ("windows", "traces"), EVER),
-    Internal(
-        "torch._C._autograd._enable_record_function", (), EVER, "the ranks' own gathers are rows of exact windows, too"
-    ),
+    Internal("torch._C._autograd._enable_record_function", ("windows",), EVER),
     Internal("torch._C._autograd.DeviceType", ("windows",), EVER),
     Internal("torch._C._profiler._ExperimentalConfig", ("windows",), EVER),
     Internal("torch._C._profiler.RecordScope", (), EVER, "no slice of a step says what an exact window will cost"),

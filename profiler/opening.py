@@ -173,7 +173,7 @@ class Opening:
             finished.timed = self._books.time(finished)
             self._window_nodes = self._shape(finished.step + 1).nodes
         finished.disturbed = self.has_aftermath = True
-        if held is None and _are_collectives_annotated() and self._meter.pause():
+        if held is None and _may_collectives_be_out() and self._meter.pause():
             self._phases.tell_phases(None)
             self._held, finished.is_held = finished, True
             self._price_ns += max(0, self._now_ns() - begun - self._preemption.end())
@@ -202,10 +202,9 @@ class Opening:
         measurement = self._meter.close(profiled.timed, stops)
         told_by = self._told_by(profiled, finished)
         self._books.learn(profiled, profiled.timed, measurement, told_by=told_by)
-        rows = self._meter.row_count
-        profiled.slowed_max_ns = None
-        if rows is not None and not self._meter.is_open:
-            profiled.slowed_max_ns = rows * (SLOWED_ROW_DEVICE_NS if self._on_device else SLOWED_ROW_NS)
+        if not self._meter.is_open:
+            rows, row_ns = self._meter.row_count, SLOWED_ROW_DEVICE_NS if self._on_device else SLOWED_ROW_NS
+            profiled.slowed_max_ns = None if rows is None else rows * row_ns
 
     @staticmethod
     def _told_by(profiled: FinishedStep, finished: FinishedStep) -> FinishedStep:
@@ -304,7 +303,7 @@ class Opening:
             return
         begun, thread_ns = self._now_ns(), time.thread_time_ns()
         try:
-            if not _are_collectives_annotated():
+            if not _may_collectives_be_out():
                 self._meter.cut()
             elif not self._meter.pause():
                 return
@@ -334,6 +333,9 @@ class Opening:
             _log.info("an exact window was cut off: its step was not like those before it")
 
 
-def _are_collectives_annotated() -> bool:
-    """Return whether a window that ends may free what gloo's threads still write to (`WindowProfiler.pause`)."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1 and "gloo" in dist.get_backend()
+def _may_collectives_be_out() -> bool:
+    """Return whether a window that ends may free what gloo's threads still write to (`WindowProfiler.pause`).
+
+    On a CPU any group may be gloo's: the default group's backend is "undefined" where the job named none.
+    """
+    return dist.is_available() and dist.is_initialized()

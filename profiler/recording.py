@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from pacecar.torch_internals import find
 
-__all__ = ["is_possible", "pause", "resume"]
+__all__ = ["pause", "resume"]
 
 
 class _Pauses(threading.local):
@@ -20,13 +20,11 @@ class _Pauses(threading.local):
 _pauses = _Pauses()
 
 
-def is_possible() -> bool:
-    """Return whether this torch has the switch; without it `pause` and `resume` do nothing."""
-    return _switch() is not None
-
-
 def pause() -> None:
-    """Let no profiler or other observer of torch's operators see what this thread calls from now on."""
+    """Let no profiler or other observer of torch's operators see what this thread calls from now on.
+
+    Without effect on a torch that has not the switch: there are no exact windows there, either.
+    """
     switch = _switch()
     _pauses.depth += 1
     if switch is not None and _pauses.depth == 1:

@@ -56,3 +56,16 @@ def test_the_early_exact_step_is_seen_first_and_no_step_before_it_after_it(exact
         backlog.pair([JobPace(step, 100, profiled=False) for step in range(first, first + 4)], LIVE, is_calm=False)
     seen = [observation.step for observation in backlog.take()]
     assert seen == sorted({exact, *range(max(8, exact), 16)})
+
+
+def test_a_window_that_is_read_while_the_next_step_runs_is_an_early_exact_step_too() -> None:
+    """In gloo jobs the hook reads it there: the step it tells of was an estimate when the tuner first heard of it."""
+    for following in (0, 1, 5):
+        backlog = Backlog()
+        profiled = Written(step_record(step=3, knobs=KNOBS))
+        backlog.remember(profiled)
+        profiled.record = step_record(step=3, source="exact", knobs=KNOBS)
+        for step in range(4, 4 + following):
+            backlog.remember(Written(step_record(step=step, knobs=KNOBS)))
+        backlog.begin(LIVE)
+        assert [(seen.step, seen.exact) for seen in backlog.take()] == [(3, True)]

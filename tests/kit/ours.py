@@ -10,12 +10,13 @@ from pathlib import Path
 
 __all__ = ["OURS", "shows_our_files"]
 
-OURS = re.compile(rb"(?<![/\w])pacecar(?!/)")
+OURS = re.compile(rb"(?<!/)pacecar(?!/)")
 """One of our modules by name, in bytes that somebody pickled."""
 
-PACKAGE = f"{Path(__file__).resolve().parents[2]}/pacecar/"
+ROOT = Path(__file__).resolve().parents[2]
+ROOMS = [f"{ROOT}/{room}/" for room in ("pacecar", "monitor", "profiler", "controller", "dashboards", "deploy")]
 
 
 def shows_our_files(text: str) -> bool:
     """Return whether a traceback in `text` has a line of ours; digits may have been replaced by N."""
-    return PACKAGE in text or re.sub(r"\d+", "N", PACKAGE) in text
+    return any(room in text or re.sub(r"\d+", "N", room) in text for room in ROOMS)
