@@ -105,6 +105,7 @@ class _Worker:
         return not self._thread.is_alive()
 
     def _work(self) -> None:
+        """Collect when asked, then close the collector: never beside a call of its own, however long that takes."""
         while self._wait():
             started = self._clock.monotonic_ns()
             outcome = _collect(self.collector, self._window, started)
@@ -113,6 +114,10 @@ class _Worker:
                 self.result = (outcome, duration)
                 self.busy_since_ns = None
                 self._returned.notify()
+        try:
+            self.collector.close()
+        except Exception:  # noqa: BLE001  it costs this collector alone
+            _log.warning("collector %s: cannot be closed", self.collector.name, exc_info=True)
 
     def _wait(self) -> bool:
         """Glance until the sampler asks (True) or says stop (False)."""
@@ -196,14 +201,12 @@ class Sampler:
             self._returned.notify_all()
 
     def close(self) -> None:
-        """Stop the workers; those that hang are left behind, with their collector open."""
+        """Stop the workers, which close their collectors; one that hangs is left behind and does so later."""
         self.interrupt()
         for worker in self._workers:
             worker.stop()
         for worker in self._workers:
-            if worker.join(JOIN_SECONDS if worker.busy_since_ns is None else 0.0):
-                worker.collector.close()
-            else:
+            if not worker.join(JOIN_SECONDS if worker.busy_since_ns is None else 0.0):
                 _log.warning("collector %s does not return and is left behind", worker.collector.name)
 
     def failures(self) -> dict[str, int]:

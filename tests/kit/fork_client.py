@@ -44,10 +44,12 @@ umask = os.umask(0o022)
 is_leader = os.getsid(0) == os.getpid()
 asked = marshal.dumps((arguments, dict(os.environ), os.getcwd(), umask, is_unbuffered, files, signals, is_leader))
 numbers = b"".join(number.to_bytes(4, sys.byteorder) for number in files)
+mask = _signal.pthread_sigmask(_signal.SIG_BLOCK, PASSED_ON)  # one that comes before the child can be told of it waits
 sock.sendmsg([len(asked).to_bytes(4, "big")], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)])
 sock.sendall(asked)
 for number in PASSED_ON:  # those ignored here, too: the child ignores them until it wants to hear them
     _signal.signal(number, lambda number, frame: sock.send(bytes([number])))
+_signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
 for number in files:
     os.close(number)  # who reads the child's output hears of its end from the child alone
 answer = b""

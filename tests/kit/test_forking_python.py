@@ -274,6 +274,22 @@ def test_a_signal_that_the_asker_ignores_reaches_a_child_that_wants_it(forked: s
 
 
 @pytest.mark.usefixtures("signal_defaults")
+def test_a_signal_that_comes_as_soon_as_the_child_speaks_is_passed_on(forked: str, tmp_path: Path) -> None:
+    """On a busy machine the child may be heard of before the asker goes on from asking."""
+    text = Path(forked).read_text()
+    asked = "sock.sendall(asked)\n"
+    assert text.count(asked) == 1
+    slow = tmp_path / "python"
+    slow.write_text(text.replace(asked, asked + "import time; time.sleep(0.5)\n"))
+    slow.chmod(0o755)
+    process, _ = start(str(slow), "SIGHUP", "SIGTERM")
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=SECONDS_MAX)[0] == "got SIGHUP\ngot SIGTERM\n"
+    assert process.returncode == 9
+
+
+@pytest.mark.usefixtures("signal_defaults")
 def test_signals_to_the_asker_reach_the_child_and_end_both_alike(forked: str) -> None:
     names = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCONT", "SIGTERM")
     process, child = start(forked, *names)

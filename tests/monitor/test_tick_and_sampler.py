@@ -12,6 +12,7 @@ from pacecar.clock import FakeClock, SystemClock
 from pacecar.monitor.sampler import Sampler
 from pacecar.monitor.tick import Beat, beats
 from pacecar.records import Absent, Failed, Ok, Sample
+from tests.kit.waiting import until
 
 PERIOD = 1_000_000_000
 BEAT = Beat(0, 0, 0, 0)
@@ -86,6 +87,7 @@ class Hanging:
     def __init__(self):
         self.release = threading.Event()
         self.entered = 0
+        self.closed = False
 
     def collect(self):
         self.entered += 1
@@ -93,7 +95,7 @@ class Hanging:
         return Ok(())
 
     def close(self):
-        """Hold nothing."""
+        self.closed = True
 
 
 @pytest.fixture
@@ -144,14 +146,28 @@ def test_a_hanging_collector_is_failed_asked_once_and_holds_up_nobody(run, stead
     assert late.sample(BEAT).outcomes["hanging"] == Ok(())
 
 
-def test_closing_leaves_a_hanging_collector_behind(steady):
+def test_closing_leaves_a_hanging_collector_behind_which_is_closed_when_it_returns():
     hanging, other = Hanging(), Scripted("other", Ok(()))
     sampler = Sampler([hanging, other], SystemClock(), deadline_seconds=0.05)
     sampler.start()
     sampler.sample(BEAT)
     sampler.close()
-    assert other.closed
+    assert (hanging.closed, other.closed) == (False, True)
     hanging.release.set()
+    until(lambda: hanging.closed, "the collector that hung is closed")
+
+
+def test_a_collector_that_cannot_be_closed_keeps_no_other_open(caplog):
+    class Stuck(Scripted):
+        def close(self):
+            raise OSError("no such device")
+
+    other = Scripted("other", Ok(()))
+    sampler = Sampler([Stuck("stuck", Ok(())), other], SystemClock(), deadline_seconds=5)
+    sampler.start()
+    sampler.close()
+    assert other.closed
+    assert [record.getMessage() for record in caplog.records] == ["collector stuck: cannot be closed"]
 
 
 def test_a_change_of_state_is_logged_once_not_each_tick(run, caplog):
