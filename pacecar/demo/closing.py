@@ -225,7 +225,8 @@ def _overhead(result: Result) -> str:
         return f"{said}{indent}within its budget of {percent(budget)}"
     paid = overhead.paid_by_seconds(budget)
     if paid is not None:
-        when = f"start and trials are paid back by {paid:.0f} s of training ({overhead.wall_seconds:.0f} s are over)"
+        more = paid - overhead.wall_seconds
+        when = f"start and trials are paid back after {more:.{1 if more < 10 else 0}f} s more of training"
     elif overhead.late_ratio is not None:
         when = f"it goes on like that, with {overhead.late_ratio * 100:.2f} % of late"
     else:
