@@ -13,7 +13,19 @@ from torch import nn
 from pacecar.config import HookConfig
 from pacecar.profiler.budget import CREDIT_NS, PAYBACK_NS, Budget
 from pacecar.profiler.cadence import Cadence
-from pacecar.profiler.windowprice import DENSEST_NS, OPEN_NS, ROW_NS, SLICE_NS, Slice, StepShape, WindowPrice
+from pacecar.profiler.windowprice import (
+    DENSEST_NS,
+    END_NS,
+    END_ROW_NS,
+    OPEN_NS,
+    ROW_NS,
+    ROWS_MIN,
+    SLICE_NS,
+    SLOWED_NS,
+    Slice,
+    StepShape,
+    WindowPrice,
+)
 from pacecar.records import StepRecord
 
 MS = 1_000_000
@@ -133,6 +145,29 @@ def test_what_a_phase_waits_for_others_writes_no_rows():
     quiet = StepShape(30 * MS, {"forward": 9 * MS, "backward": 19 * MS, "optimizer": 2 * MS})
     busy = StepShape(30 * MS, {"forward": 20 * MS, "backward": 40 * MS, "backward_tail": 30 * MS, "optimizer": 2 * MS})
     assert price.predict_ns(busy) == price.predict_ns(quiet) < price.ceiling_ns(quiet) / 2
+
+
+@pytest.mark.parametrize("density", [0.01, 0.2, 1.0])
+@pytest.mark.parametrize("slowness", [1.5, 3.0])
+def test_on_a_machine_that_is_so_many_times_slower_a_window_costs_as_many_times_more(density, slowness):
+    """Beside other programs all takes longer: the job's operators, recording them, and ending the session.
+
+    A step of 20 000 operators was predicted at a quarter of its price there.
+    """
+
+    def predicted(times):
+        row_ns = times * (DENSEST_NS / density + SLOWED_NS)
+        rows = int(SLICE_NS / row_ns)
+        found = Slice(rows, SLICE_NS, int(END_NS + times * END_ROW_NS * rows))
+        model = WindowPrice()
+        model.learn("forward", found, None)
+        model.learn("optimizer", found, None)
+        return model.predict_ns(shape_of(int(times * 40 * MS)))
+
+    at_rest = predicted(1.0)
+    if SLICE_NS * density / DENSEST_NS / slowness >= 2 * ROWS_MIN:  # else the slice has too few rows to tell
+        assert predicted(slowness) == pytest.approx(slowness * at_rest, rel=0.1)
+    assert predicted(slowness) >= at_rest
 
 
 def test_a_slice_without_rows_is_a_measurement_and_a_short_one_is_none():
@@ -282,7 +317,9 @@ def test_slices_change_nothing_of_what_is_trained_and_bar_no_windows(attach):
     plain, _ = losses_of(False, attach)
     hooked, hook = losses_of(True, attach)
     assert hooked == plain
-    assert hook._opening._price._slices, "a slice was taken, amid records of the job that were open"
+    slices = hook._opening._price._slices
+    assert slices, "a slice was taken, amid records of the job that were open"
+    assert all(found.end_ns > 0 for found in slices.values()), "which says how fast the machine is"
     assert hook.windows.outlived_by is None
     assert hook.windows.may_open()
 
