@@ -256,7 +256,7 @@ class Opening:
         if self.last_raw is None:
             return StepShape(cpu_ns, None, nodes)
         timed = time_step(self.last_raw)
-        return StepShape(cpu_ns, timed.phases, nodes, timed.micro_batches)
+        return StepShape(cpu_ns, timed.phases, nodes, timed.micro_batches, self._phases.parameter_count)
 
     def _predict(self, step: int) -> None:
         """Tell the budget what a window of `step` will cost where no window of such a step was taken."""

@@ -9,7 +9,10 @@ cheaply, but two things are known:
   whose ceiling can be paid needs no other prediction;
 - *slices*: a session that is open for a few milliseconds of the forward, or of the optimizer (`probe`), says how many
   rows that part of the step writes a microsecond.  The phases' lengths, no longer in sum than the processor time,
-  make a whole step of it; what lies in no phase, and a phase without a slice, is taken to be as dense as can be.
+  make a whole step of it; what lies in no phase, and a phase without a slice, is taken to be as dense as can be;
+- a *floor*: a slice is the head of a phase, and that may be python alone (sharded parameters are gathered there, an
+  optimizer collects its gradients).  But autograd numbers its nodes, and each has some rows in forward and backward; so
+  has each parameter in the optimizer.
 
 How much a row costs depends on how fast the machine is just now: beside other programs all of it takes two to three
 times as long.  To the ceiling, a ratio, that makes no difference; of a slice, what ending it took says by how much.
@@ -64,6 +67,12 @@ CEILING_MARGIN = 1.25
 
 MARGIN = 1.5
 """A slice is a small part of a step, and the rest of it may be denser."""
+
+NODE_ROWS = 15
+PARAMETER_ROWS = 50
+"""Of each autograd node, and of each parameter in the optimizer's step.  Measured (`bench/bench_budget.py`): 12 to 16
+for plain, sharded and tensor-parallel layers; 35 to 50 with AdamW on a CPU.  A fused optimizer has hardly any: then the
+first window comes some seconds late."""
 
 DEVICE_FACTOR = 3
 """A launch writes rows on both sides, and a device's window is open for two steps."""
@@ -127,13 +136,14 @@ class StepShape:
 
     `cpu_ns` is what the training thread takes of the processor, where that is unknown the wall time.  `phases` are host
     timers, None where none was ever measured.  `nodes` is how many autograd nodes a step makes, None: unknown;
-    `forwards` how often it calls the model.
+    `forwards` how often it calls the model; `parameters` how many tensors the optimizer has.
     """
 
     cpu_ns: int
     phases: Mapping[str, int] | None
     nodes: int | None = None
     forwards: int = 1
+    parameters: int = 0
 
 
 class WindowPrice:
@@ -174,7 +184,13 @@ class WindowPrice:
             taken_ns = min(length_ns, left_ns)
             price_ns, left_ns = price_ns + ratio * taken_ns, left_ns - taken_ns
         price_ns += CEILING_RATIO * left_ns  # nothing is denser: it needs no margin
-        return min(ceiling_ns, OPEN_NS + int(price_ns))
+        return min(ceiling_ns, OPEN_NS + max(int(price_ns), self._floor_ns(shape)))
+
+    def _floor_ns(self, shape: StepShape) -> int:
+        """Return what a step of so many nodes and parameters costs, with a margin; a device's was never measured."""
+        rows = NODE_ROWS * (shape.nodes or 0) + PARAMETER_ROWS * shape.parameters
+        slowness = max((found.slowness for found in self._slices.values()), default=1.0)
+        return int(MARGIN * ROW_NS * slowness * rows)
 
     def wanted_slice(self, shape: StepShape) -> Part | None:
         """Return of which part a slice would lower the prediction most; None: none would."""

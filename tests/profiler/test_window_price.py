@@ -2,6 +2,7 @@
 
 import random
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -170,6 +171,24 @@ def test_on_a_machine_that_is_so_many_times_slower_a_window_costs_as_many_times_
     assert predicted(slowness) >= at_rest
 
 
+@pytest.mark.parametrize(("nodes", "parameters", "rows", "cpu_ms"), [
+    (776, 77, 12_074, 300),  # a GPT of 6 layers, 4 micro-batches
+    (200, 77, 6_615, 120),  # the same sharded with FSDP2, 1 micro-batch
+    (139, 48, 4_174, 70),  # 8 layers of tensor parallelism
+])  # fmt: skip
+def test_phases_that_begin_with_python_alone_are_not_taken_for_free(nodes, parameters, rows, cpu_ms):
+    """Their slices saw 45, 16 and 27 rows of the forward and none to 7 of the optimizer: 61, 9 and 8 ms predicted."""
+    model = WindowPrice()
+    model.learn("forward", Slice(16, 3 * MS), nodes)
+    model.learn("optimizer", Slice(0, 3 * MS), nodes)
+    phases = {"forward": cpu_ms * MS * 2 // 3, "optimizer": cpu_ms * MS // 3}
+    assert (
+        ROW_NS * rows <= model.predict_ns(StepShape(cpu_ms * MS, phases, nodes, 1, parameters)) <= 2.5 * ROW_NS * rows
+    )
+    short = StepShape(MS, {"forward": MS}, nodes, 1, parameters)
+    assert model.predict_ns(short) <= model.ceiling_ns(short), "however many nodes"
+
+
 def test_a_slice_without_rows_is_a_measurement_and_a_short_one_is_none():
     assert Slice(0, 3 * MS).rows_per_ns == 0.0
     assert Slice(0, 100_000).rows_per_ns == 1 / DENSEST_NS
@@ -311,6 +330,39 @@ def losses_of(attached, attach):
         optimizer.zero_grad()
         losses.append(loss.item())
     return losses, hook
+
+
+class PythonFirst(nn.Module):
+    """Layers behind python alone, as where sharded parameters are gathered; a slice sees only that."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Linear(8, 8) for _ in range(100)])
+
+    def forward(self, x):
+        begun_ns = time.thread_time_ns()
+        while time.thread_time_ns() - begun_ns < 2 * SLICE_NS:
+            len(str(begun_ns))
+        return self.layers(x)
+
+
+def test_a_forward_that_begins_with_python_alone_is_priced_by_its_nodes_and_parameters(attach):
+    model, optimizer, step = looped(PythonFirst())
+    job = SimpleNamespace(model=model, optimizer=optimizer)
+    hook = attach(job, config=HookConfig(overhead_budget=0.01, count_flops=False))
+    for _ in range(12):
+        step()
+    opening = hook._opening
+    shape = opening._shape(hook.step)
+    assert opening._price._slices["forward"].rows < 10
+    assert shape.parameters == 200
+    predicted_ns = opening._price.predict_ns(shape)
+    hook.close()
+    hook = attach(job, config=HookConfig(overhead_budget=1.0, count_flops=False))
+    for _ in range(5):
+        step()
+    assert hook.windows.row_count > 1000
+    assert predicted_ns >= ROW_NS * hook.windows.row_count
 
 
 def test_slices_change_nothing_of_what_is_trained_and_bar_no_windows(attach):
