@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -11,9 +12,12 @@ import torch
 from torch import nn
 
 from pacecar import torch_internals
+from pacecar.clock import FakeClock
 from pacecar.config import HookConfig
-from pacecar.profiler.measurement import BLIND_WINDOWS_MAX
+from pacecar.profiler.measurement import BLIND_WINDOWS_MAX, WindowMeter
 from pacecar.records import StepRecord
+from tests.profiler.test_device_windows import MS, Session, timed
+from tests.profiler.test_reading import Row
 
 STEPS = 18
 PROFILED = (3, 8, 13)
@@ -149,3 +153,32 @@ def test_a_torch_without_windows_is_not_said_to_be_short_of_budget(no_windows, j
     attach(job, config=HookConfig(overhead_budget=0.5))
     job.run(STEPS)
     assert {record.uncalibrated for record in steps_of(sink)} == {"unavailable"}
+
+
+class InterruptedClock(FakeClock):
+    """Loses the processor for 1.8 ms amid some readings."""
+
+    interruptions = 0
+
+    def wall_ns(self):
+        now = super().wall_ns()
+        if self.interruptions:
+            self.interruptions -= 1
+            self.advance(MS * 9 // 5)
+        return now
+
+
+@pytest.mark.parametrize("interruptions", [0, 1, 4])
+def test_a_processor_that_is_taken_amid_a_reading_of_the_clocks_moves_no_rows_out_of_a_short_step(interruptions):
+    """An error of 0.9 ms is less than what is thrown away, and all of a step of 1 ms."""
+    clock, session = InterruptedClock(monotonic_ns=1000 * MS, wall_ns=5000 * MS), Session()
+    meter = WindowMeter(clock, on_device=False, profiler=session)
+    meter.install()
+    clock.interruptions = interruptions
+    meter.open()
+    start = clock.monotonic_ns()
+    session.rows = [Row("cpu_op", "aten::mm", 4000 * MS + start, 4000 * MS + start + MS, threading.get_native_id())]
+    clock.advance(MS)
+    measured = meter.close(timed(start, start + MS, {"forward": [(start, start + MS)]}))
+    assert measured is not None
+    assert measured.ledger.compute_ns == MS
