@@ -13,6 +13,7 @@ import argparse
 import itertools
 import json
 import logging
+import os
 import statistics
 import subprocess
 import sys
@@ -20,9 +21,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
@@ -31,6 +34,8 @@ from pacecar.profiler.window import WindowProfiler
 
 Step = Callable[[], object]
 TIMEOUT_SECONDS = 300
+ASK_STEPS = 16
+"""Ranks of one job agree after so many steps whether the time is up."""
 
 
 class Dense(nn.Module):
@@ -97,9 +102,22 @@ def lbfgs() -> Any:
     return model, optimizer, lambda: optimizer.step(closure)  # type: ignore[arg-type]
 
 
+COMPILER = "inductor"
+
+
+def gpt_of(layers: int) -> tuple[nn.Module, list[nn.Module]]:
+    """Return a GPT and its blocks."""
+    blocks: list[nn.Module] = [Block(192) for _ in range(layers)]
+    return nn.Sequential(nn.Embedding(65, 192), *blocks, nn.LayerNorm(192), nn.Linear(192, 65)), blocks
+
+
+def tokens() -> torch.Tensor:
+    return torch.randint(65, (6, 64))
+
+
 def gpt() -> Any:
-    model = nn.Sequential(nn.Embedding(65, 192), *[Block(192) for _ in range(6)], nn.LayerNorm(192), nn.Linear(192, 65))
-    return looped(model, lambda: torch.randint(65, (6, 64)), micro_batches=4)
+    model, _ = gpt_of(6)
+    return looped(model, tokens, micro_batches=4)
 
 
 def small() -> Any:
@@ -112,17 +130,81 @@ def rollout() -> Any:
     return looped(Dense(1), lambda: torch.ones(16, 64), lambda: play(20_000, x))
 
 
+def fsdp2() -> Any:
+    """A GPT whose blocks are sharded one by one."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model, blocks = gpt_of(6)
+    for part in (*blocks, model):
+        fully_shard(part, mesh=mesh)
+    return looped(model, tokens)
+
+
+class FeedForward(nn.Module):
+    """A residual layer; under tensor parallelism each of its operators is one on DTensors."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(functional.gelu(self.up(self.norm(x))))
+
+
+def tensor_parallel() -> Any:
+    """Layers split column by column and row by row, sequences between them, as torchtitan does."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        ParallelStyle,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = nn.Sequential(*[FeedForward(192) for _ in range(8)])
+    for layer in model:
+        plan: dict[str, ParallelStyle] = {
+            "norm": SequenceParallel(),
+            "up": ColwiseParallel(input_layouts=Shard(1), use_local_output=False),
+            "down": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
+        }
+        parallelize_module(layer, mesh, plan)
+    return looped(model, lambda: DTensor.from_local(torch.ones(4, 32, 192), mesh, [Shard(1)]))
+
+
+def compiled() -> Any:
+    """A GPT of two blocks, compiled by a step before the hook attaches: compiling alone would earn a window."""
+    model, _ = gpt_of(2)
+    model, optimizer, step = looped(torch.compile(model, backend=COMPILER), tokens)
+    step()
+    return model, optimizer, step
+
+
 JOBS: dict[str, Callable[[], Any]] = {
     "lbfgs": lbfgs,
     "gpt": gpt,
     "dense": lambda: looped(Dense(20_000), lambda: torch.ones(16, 64)),
     "rollout": rollout,
     "small": small,
+    "fsdp2": fsdp2,
+    "tensor_parallel": tensor_parallel,
+    "compiled": compiled,
 }
+RANKS = {"fsdp2": 2, "tensor_parallel": 2}
+"""On gloo; all others are one process."""
 
 
 def run_one(name: str, seconds: float, budget: float | None) -> None:
     """Train for so long and print what it took; `budget` None: without the hook."""
+    rank, world_size = int(os.environ.get("RANK", "0")), RANKS.get(name, 1)
+    folder = os.environ["BENCH_FOLDER"]
+    if world_size > 1:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
     torch.manual_seed(0)
     model, optimizer, step = JOBS[name]()
     pacer: Any = None
@@ -130,12 +212,11 @@ def run_one(name: str, seconds: float, budget: float | None) -> None:
         import pacecar
 
         logging.getLogger("pacecar").setLevel(logging.ERROR)
-        folder = tempfile.mkdtemp()
         pacer = pacecar.attach(
             model, optimizer, tune="off", run_dir=folder, socket=folder + "/none", overhead_budget=budget
         )
     begun, cpu, steps, most = time.perf_counter(), time.process_time(), 0, float("-inf")
-    while time.perf_counter() - begun < seconds:
+    while not is_over(steps, begun + seconds):
         step()
         steps += 1
         if pacer is not None:
@@ -149,16 +230,46 @@ def run_one(name: str, seconds: float, budget: float | None) -> None:
         said |= {"ratio": hook.overhead_ratio, "owed_ms": most / 1e6, "windows": hook._budget.windows}
         said |= {"attach_ms": hook._budget._start_ns / 1e6, "expected_ms": hook._budget.predicted_ns / 1e6}
         pacer.close()
+        said["exact"] = Path(folder, f"rank{rank}.jsonl").read_text().count('"source":"exact"')
     sys.stdout.write(json.dumps(said) + "\n")
+    sys.stdout.flush()
+    if world_size > 1:
+        dist.barrier()
+        os._exit(0)  # torch aborts at exit now and then (pytorch issue 190489)
 
 
-def run(name: str, seconds: float, budget: float | None) -> dict[str, Any]:
+def is_over(steps: int, end: float) -> bool:
+    """Return whether it is time to end, the same on all ranks."""
+    is_late = time.perf_counter() >= end
+    if not dist.is_initialized():
+        return is_late
+    if steps % ASK_STEPS:
+        return False
+    answer = torch.tensor(float(is_late))
+    dist.broadcast(answer, 0)
+    return bool(answer)
+
+
+def run(name: str, seconds: float, budget: float | None) -> list[dict[str, Any]]:
+    """Run a job and return what each of its ranks said."""
     command = [sys.executable, __file__, "--one", name, "--seconds", str(seconds)]
     if budget is not None:
         command += ["--budget", str(budget)]
-    out = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=True).stdout
-    found: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return found
+    world_size = RANKS.get(name, 1)
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = []
+        for rank in range(world_size):
+            environ = os.environ | {"BENCH_FOLDER": folder}
+            if world_size > 1:
+                environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                environ |= {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+            streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+            ranks.append(subprocess.Popen(command, env=environ, text=True, **streams))
+        said = [rank.communicate(timeout=TIMEOUT_SECONDS) for rank in ranks]
+    for rank, (_, error) in zip(ranks, said, strict=True):
+        if rank.returncode:
+            raise SystemExit(f"{name} ended with {rank.returncode}:\n{error}")
+    return [json.loads(out.splitlines()[-1]) for out, _ in said]
 
 
 def show_prices() -> None:
@@ -212,12 +323,14 @@ def main() -> None:
         return
     budget = options.budget or 0.01
     for name in options.job or JOBS:
-        plain, hooked = run(name, options.seconds, None), run(name, options.seconds, budget)
-        sys.stdout.write(
-            f"{name:8} step {hooked['step_ms']:7.1f} ms  ratio {hooked['ratio']:.4f} of {budget}  most owed"
-            f" {hooked['owed_ms']:6.1f} ms  attach {hooked['attach_ms']:4.0f} ms  windows {hooked['windows']}, the next"
-            f" expected {hooked['expected_ms']:6.0f} ms  cpu {hooked['cpu_ms'] / plain['cpu_ms'] - 1:+.3f}\n"
-        )
+        ranks = zip(run(name, options.seconds, None), run(name, options.seconds, budget), strict=True)
+        for rank, (plain, hooked) in enumerate(ranks):
+            sys.stdout.write(
+                f"{name:15} rank {rank}  step {hooked['step_ms']:7.1f} ms  ratio {hooked['ratio']:.4f} of {budget} "
+                f" most owed {hooked['owed_ms']:6.1f} ms  attach {hooked['attach_ms']:4.0f} ms  windows"
+                f" {hooked['windows']}, {hooked['exact']} exact, the next expected {hooked['expected_ms']:6.0f} ms  cpu"
+                f" {hooked['cpu_ms'] / plain['cpu_ms'] - 1:+.3f}\n"
+            )
         sys.stdout.flush()
     show_prices()
 

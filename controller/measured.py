@@ -72,6 +72,11 @@ class Measured(Protocol):
         """Its last backward and the all-reduces of it; None where no window told."""
         ...
 
+    @property
+    def is_held(self) -> bool:
+        """Its window is read at the next boundary: a record that is asked for before is an estimate."""
+        ...
+
     def settled(self) -> StepRecord:
         """Return its record, written now if it was not yet."""
         ...
@@ -148,7 +153,7 @@ class Backlog:
                 self._paced.append((step, pace))
         # Other threads write records a few times a second, for much less than it costs here.
         may_wait = PACED_MAX if is_calm else 0
-        while self._paced and (_is_written(self._paced[0][0]) or len(self._paced) > may_wait):
+        while self._paced and _may_be_told(self._paced[0][0], is_pressing=len(self._paced) > may_wait):
             step, pace = self._paced.popleft()
             if isinstance(step, CountedStep):
                 self._observations.append(_observe_pace(step, pace, live))
@@ -161,9 +166,11 @@ class Backlog:
         return observations
 
 
-def _is_written(step: Measured | CountedStep) -> bool:
-    """Return whether all is there that will ever be."""
-    return isinstance(step, CountedStep) or step.record is not None
+def _may_be_told(step: Measured | CountedStep, *, is_pressing: bool) -> bool:
+    """Return whether all is there that will ever be; where it `is_pressing` whether its record may be written now."""
+    if isinstance(step, CountedStep) or step.record is not None:
+        return True
+    return is_pressing and not step.is_held
 
 
 def _observe_pace(step: CountedStep, pace: JobPace, live: Sequence[KnobSpace]) -> Observation:

@@ -29,6 +29,13 @@ __all__ = ["Measurement", "WindowMeter"]
 CLOCK_STEP_NS_MAX = 1_000_000
 """Slewing moves the clock by 0.5 ms a second at most; a step moves it at once."""
 
+READING_NS_MAX = 20_000
+"""A reading of both clocks takes less, unless another program has the processor meanwhile: an error of a millisecond
+would leave nothing of a step as short."""
+
+READINGS_MAX = 5
+"""Whoever has the processor taken from him so often in a row has no better clock."""
+
 SKEW_NS_MAX = 100_000
 """A kernel cannot begin before its launch; clocks are converted with an error of microseconds."""
 
@@ -163,7 +170,7 @@ class WindowMeter:
         In `stops` the process did not run.
 
         None: the step only warmed the window, which stays open; or the clock was set; or the window was blind (see
-        `why_blind`) and not the device idle.
+        `why_blind` and `why_blind_on_host`) and not the device or the process idle.
         """
         if self._warm_steps_left:
             self._warm_steps_left -= 1
@@ -196,7 +203,12 @@ class WindowMeter:
         )
         self._profiler.bar_if_outlived(reading.annotations)
         start, end = step.start_ns + offset, step.end_ns + offset
-        if self._on_device and self._is_blind(why_blind(reading, start)):
+        why = (
+            why_blind(reading, start)
+            if self._on_device
+            else why_blind_on_host(reading, stretches["backward"], len(found))
+        )
+        if self._is_blind(why):
             return None
         observed = (step.start_ns if self._observed_from_ns is None else self._observed_from_ns) + offset
         stopped = union(intervals(stops) + offset)
@@ -247,10 +259,18 @@ class WindowMeter:
         return why is not None
 
     def _clock_offset_ns(self) -> int:
-        """Return wall minus monotonic time, read as close together as the host allows."""
-        before = self._clock.monotonic_ns()
-        wall = self._clock.wall_ns()
-        return wall - (before + self._clock.monotonic_ns()) // 2
+        """Return wall minus monotonic time, by the closest of some readings: the processor may be taken amid one."""
+        closest: tuple[int, int] | None = None
+        for _ in range(READINGS_MAX):
+            before = self._clock.monotonic_ns()
+            wall = self._clock.wall_ns()
+            gap = self._clock.monotonic_ns() - before
+            if closest is None or gap < closest[0]:
+                closest = gap, wall - before - gap // 2
+            if gap <= READING_NS_MAX:
+                break
+        assert closest is not None, "READINGS_MAX is more than none"
+        return closest[1]
 
 
 def why_blind(reading: Reading, start_ns: int) -> str | None:
@@ -266,4 +286,19 @@ def why_blind(reading: Reading, start_ns: int) -> str | None:
         return f"kernels begin {reading.skew_ns / 1e6:.1f} ms before they are launched: the device's clock is off"
     if reading.first_device_ns > start_ns:
         return "the kernels of its head are lost"
+    return None
+
+
+def why_blind_on_host(reading: Reading, backwards: Intervals, row_count: int) -> str | None:
+    """Return why `reading`, of `row_count` rows, tells nothing of a step of a CPU job; None: it does.
+
+    Such a window would call the step idle.  A step may run no operator in truth, as that of a stand-in for a model.
+    But then there is the record of its `Optimizer.step`, and the hooks saw no backward: in each of `backwards` (on the
+    trace's clock) autograd has a row for each node.
+    """
+    if not row_count:
+        return "the profiler recorded nothing at all"
+    begun, ended = reading.operators.T
+    if len(backwards) and not any(((begun < end) & (ended > start)).any() for start, end in backwards):
+        return "the profiler recorded no operator of its backward"
     return None

@@ -115,7 +115,7 @@ class Opening:
         """Open a window for `step`, or go on with the one that is open on a device that first runs dry."""
         if not self._meter.is_open:
             self.may_be_open = False
-            if not self._budget.is_due(step):
+            if not (self._budget.is_due(step) and self._meter.is_installed):
                 return
             if not self.wants(step) and self._books.is_fresh:
                 return
@@ -200,6 +200,8 @@ class Opening:
         assert profiled.timed is not None, "noted when it ended"
         stops = [stop.stretch for stop in profiled.stops]
         measurement = self._meter.close(profiled.timed, stops)
+        if not self._meter.is_installed:
+            self._books.uncalibrated = "unavailable"  # too many told nothing
         told_by = self._told_by(profiled, finished)
         self._books.learn(profiled, profiled.timed, measurement, told_by=told_by)
         if not self._meter.is_open:
@@ -254,7 +256,7 @@ class Opening:
         if self.last_raw is None:
             return StepShape(cpu_ns, None, nodes)
         timed = time_step(self.last_raw)
-        return StepShape(cpu_ns, timed.phases, nodes, timed.micro_batches)
+        return StepShape(cpu_ns, timed.phases, nodes, timed.micro_batches, self._phases.parameter_count)
 
     def _predict(self, step: int) -> None:
         """Tell the budget what a window of `step` will cost where no window of such a step was taken."""

@@ -162,6 +162,12 @@ class PhaseHooks:
         self._handles = []
 
     @property
+    def parameter_count(self) -> int:
+        """How many tensors the optimizer has; 0 where it does not keep them as torch's do."""
+        groups = getattr(self._optimizer, "param_groups", ())
+        return sum(len(group["params"]) for group in groups if isinstance(group, dict) and "params" in group)
+
+    @property
     def phase(self) -> str | None:
         """The phase under way, None between phases; may be asked from another thread."""
         if self.optimizer_start_ns is not None:

@@ -24,7 +24,7 @@ from typing import Any
 
 from pacecar.profiler.compiling import keep_out
 from pacecar.profiler.measurement import WindowMeter
-from pacecar.profiler.windowprice import SLICE_NS, SLOWED_NS, Part, Slice
+from pacecar.profiler.windowprice import SLICE_NS, Part, Slice
 from pacecar.torch_internals import find
 
 __all__ = ["Probe"]
@@ -120,14 +120,14 @@ class Probe:
             if threading.get_ident() != self._thread or self.is_in_backward:
                 return  # a later call ends it
             spent_ns = time.thread_time_ns() - self._begun_ns
-            begun = time.monotonic_ns()
+            begun, ended_ns = time.monotonic_ns(), time.thread_time_ns()
             self._is_running = False
             if sys.getprofile() == self._called:
                 sys.setprofile(None)
             rows = self._meter.close_slice()
             if rows is not None:
-                self._found = Slice(rows, spent_ns)
-                self._pay(SLOWED_NS * rows)
+                self._found = Slice(rows, spent_ns, time.thread_time_ns() - ended_ns)
+                self._pay(self._found.slowed_ns)
             self._pay(time.monotonic_ns() - begun)
         except Exception:  # noqa: BLE001  as above
             _log.debug("a slice could not be ended", exc_info=True)

@@ -65,6 +65,8 @@ class Reading:
     first_device_ns: int | None = None
     skew_ns: int = 0
     collectives: list[SeenCollective] = field(default_factory=list)
+    operators: Intervals = field(default_factory=lambda: EMPTY)
+    """The operators on the training threads of a CPU job."""
 
 
 def read_rows(
@@ -133,6 +135,7 @@ def read_rows(
                     launches.append((launched, span[1], row.resource_id()))
     waits = union(intervals([*map(tuple, data_wait.tolist()), *host[HostRow.LOADER]]))
     work = {kind: intervals(spans) for kind, spans in device.items()}
+    ran = EMPTY
     if not on_device:
         threads = operators.keys() if training_thread is None else {training_thread} | autograd
         ran = intervals(span for thread in threads for span in operators.get(thread, ()))
@@ -147,6 +150,7 @@ def read_rows(
         first_device_ns=first_device_ns,
         skew_ns=skew_ns,
         collectives=collectives,
+        operators=ran,
     )
 
 

@@ -9,7 +9,13 @@ cheaply, but two things are known:
   whose ceiling can be paid needs no other prediction;
 - *slices*: a session that is open for a few milliseconds of the forward, or of the optimizer (`probe`), says how many
   rows that part of the step writes a microsecond.  The phases' lengths, no longer in sum than the processor time,
-  make a whole step of it; what lies in no phase, and a phase without a slice, is taken to be as dense as can be.
+  make a whole step of it; what lies in no phase, and a phase without a slice, is taken to be as dense as can be;
+- a *floor*: a slice is the head of a phase, and that may be python alone (sharded parameters are gathered there, an
+  optimizer collects its gradients).  But autograd numbers its nodes, and each has some rows in forward and backward; so
+  has each parameter in the optimizer.
+
+How much a row costs depends on how fast the machine is just now: beside other programs all of it takes two to three
+times as long.  To the ceiling, a ratio, that makes no difference; of a slice, what ending it took says by how much.
 
 After the first window its own price is the better prediction (`budget`).  Pure: numbers in, nanoseconds out.
 """
@@ -43,6 +49,13 @@ than a thousand rows, of which half is the session's end, a quarter the reading,
 SLOWED_NS = 400
 """By how much the operator of a row is slower while it is recorded."""
 
+END_NS = 300_000
+END_ROW_NS = 2_000
+"""Ending a session: in any case, and of ROW_NS for each of its rows."""
+
+ROWS_MIN = 200
+"""What ending a session of fewer rows took says little of a row."""
+
 DENSEST_NS = 500
 """A row, at the least, takes this of the processor unprofiled: `x.mul_(1.0)` on four numbers, 2.5 us, 5 rows."""
 
@@ -54,6 +67,12 @@ CEILING_MARGIN = 1.25
 
 MARGIN = 1.5
 """A slice is a small part of a step, and the rest of it may be denser."""
+
+NODE_ROWS = 15
+PARAMETER_ROWS = 50
+"""Of each autograd node, and of each parameter in the optimizer's step.  Measured (`bench/bench_budget.py`): 12 to 16
+for plain, sharded and tensor-parallel layers; 35 to 50 with AdamW on a CPU.  A fused optimizer has hardly any: then the
+first window comes some seconds late."""
 
 DEVICE_FACTOR = 3
 """A launch writes rows on both sides, and a device's window is open for two steps."""
@@ -79,18 +98,36 @@ Part = Literal["forward", "optimizer"]
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """`rows` in `cpu_ns` of the training thread with the profiler on."""
+    """`rows` in `cpu_ns` of the training thread with the profiler on, whose end took `end_ns` of it; 0: unknown."""
 
     rows: int
     cpu_ns: int
+    end_ns: int = 0
+
+    @property
+    def slowness(self) -> float:
+        """How many times ROW_NS a row costs here and now, as far as that can be told; never less than once."""
+        if self.rows < ROWS_MIN:
+            return 1.0
+        return max(1.0, (self.end_ns - END_NS) / (END_ROW_NS * self.rows))
+
+    @property
+    def slowed_ns(self) -> int:
+        """By how much the operators were slower while they were recorded."""
+        return int(SLOWED_NS * self.slowness * self.rows)
 
     @property
     def rows_per_ns(self) -> float:
         """How densely rows are written without the profiler's own part in that time; where it was short, as densest."""
         if self.cpu_ns < SLICE_NS_MIN:
             return 1.0 / DENSEST_NS
-        undisturbed_ns = max(self.cpu_ns - SLOWED_NS * self.rows, DENSEST_NS * self.rows)
+        undisturbed_ns = max(self.cpu_ns - self.slowed_ns, DENSEST_NS * self.rows)
         return self.rows / undisturbed_ns if undisturbed_ns > 0 else 0.0
+
+    @property
+    def price_ratio(self) -> float:
+        """What profiling costs over the time of what is profiled."""
+        return min(CEILING_RATIO, ROW_NS * self.slowness * self.rows_per_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +136,14 @@ class StepShape:
 
     `cpu_ns` is what the training thread takes of the processor, where that is unknown the wall time.  `phases` are host
     timers, None where none was ever measured.  `nodes` is how many autograd nodes a step makes, None: unknown;
-    `forwards` how often it calls the model.
+    `forwards` how often it calls the model; `parameters` how many tensors the optimizer has.
     """
 
     cpu_ns: int
     phases: Mapping[str, int] | None
     nodes: int | None = None
     forwards: int = 1
+    parameters: int = 0
 
 
 class WindowPrice:
@@ -134,20 +172,25 @@ class WindowPrice:
         optimizer = self._slices.get("optimizer")
         seen_ns = sum(shape.phases.get(name, 0) for name in ("forward", "backward", "backward_tail"))
         optimizer_ns = shape.phases.get("optimizer", 0)
-        densest = 1.0 / DENSEST_NS
         parts = [
-            (MARGIN * forward.rows_per_ns, seen_ns),
-            (densest if optimizer is None else MARGIN * optimizer.rows_per_ns, optimizer_ns),
+            (MARGIN * forward.price_ratio, seen_ns),
+            (CEILING_RATIO if optimizer is None else MARGIN * optimizer.price_ratio, optimizer_ns),
         ]
         if self._on_device:  # the host waits for the device in what is left, and writes no rows then
-            return OPEN_NS + int(self._factor * ROW_NS * sum(rate * length_ns for rate, length_ns in parts))
+            return OPEN_NS + int(self._factor * sum(ratio * length_ns for ratio, length_ns in parts))
         # A phase is longer than what it takes of the processor: it waits for other ranks, and for other programs.
-        rows, left_ns = 0.0, shape.cpu_ns
-        for rate, length_ns in sorted(parts, reverse=True):
+        price_ns, left_ns = 0.0, shape.cpu_ns
+        for ratio, length_ns in sorted(parts, reverse=True):
             taken_ns = min(length_ns, left_ns)
-            rows, left_ns = rows + rate * taken_ns, left_ns - taken_ns
-        rows += densest * left_ns  # nothing is denser: it needs no margin
-        return min(ceiling_ns, OPEN_NS + int(ROW_NS * rows))
+            price_ns, left_ns = price_ns + ratio * taken_ns, left_ns - taken_ns
+        price_ns += CEILING_RATIO * left_ns  # nothing is denser: it needs no margin
+        return min(ceiling_ns, OPEN_NS + max(int(price_ns), self._floor_ns(shape)))
+
+    def _floor_ns(self, shape: StepShape) -> int:
+        """Return what a step of so many nodes and parameters costs, with a margin; a device's was never measured."""
+        rows = NODE_ROWS * (shape.nodes or 0) + PARAMETER_ROWS * shape.parameters
+        slowness = max((found.slowness for found in self._slices.values()), default=1.0)
+        return int(MARGIN * ROW_NS * slowness * rows)
 
     def wanted_slice(self, shape: StepShape) -> Part | None:
         """Return of which part a slice would lower the prediction most; None: none would."""
@@ -166,8 +209,8 @@ class WindowPrice:
         self._forget_another_step(shape)
         forward_ns = shape.cpu_ns if shape.phases is None else shape.phases.get("forward", shape.cpu_ns)
         found = self._slices.get("forward")
-        rows_per_ns = 1.0 / DENSEST_NS if found is None else MARGIN * found.rows_per_ns
-        return int(COUNT_ROW_NS * rows_per_ns * forward_ns / max(1, shape.forwards))
+        ratio = CEILING_RATIO if found is None else MARGIN * found.price_ratio
+        return int(COUNT_ROW_NS / ROW_NS * ratio * forward_ns / max(1, shape.forwards))
 
     @property
     def _factor(self) -> int:

@@ -23,6 +23,7 @@ class Written:
     record: StepRecord
     backward: None = None
     disturbed: bool = False
+    is_held: bool = False
 
     @property
     def step(self) -> int:

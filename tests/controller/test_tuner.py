@@ -86,6 +86,7 @@ class Finished:
         self.record = record
         self.step, self.wall_ns, self.disturbed = record.step, record.wall_ns, record.disturbed
         self.source, self.backward, self.pace_ns = record.source, None, record.wall_ns
+        self.is_held = False
 
     def settled(self) -> StepRecord:
         return self.record

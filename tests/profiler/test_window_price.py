@@ -2,6 +2,7 @@
 
 import random
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,19 @@ from torch import nn
 from pacecar.config import HookConfig
 from pacecar.profiler.budget import CREDIT_NS, PAYBACK_NS, Budget
 from pacecar.profiler.cadence import Cadence
-from pacecar.profiler.windowprice import DENSEST_NS, OPEN_NS, ROW_NS, SLICE_NS, Slice, StepShape, WindowPrice
+from pacecar.profiler.windowprice import (
+    DENSEST_NS,
+    END_NS,
+    END_ROW_NS,
+    OPEN_NS,
+    ROW_NS,
+    ROWS_MIN,
+    SLICE_NS,
+    SLOWED_NS,
+    Slice,
+    StepShape,
+    WindowPrice,
+)
 from pacecar.records import StepRecord
 
 MS = 1_000_000
@@ -133,6 +146,47 @@ def test_what_a_phase_waits_for_others_writes_no_rows():
     quiet = StepShape(30 * MS, {"forward": 9 * MS, "backward": 19 * MS, "optimizer": 2 * MS})
     busy = StepShape(30 * MS, {"forward": 20 * MS, "backward": 40 * MS, "backward_tail": 30 * MS, "optimizer": 2 * MS})
     assert price.predict_ns(busy) == price.predict_ns(quiet) < price.ceiling_ns(quiet) / 2
+
+
+@pytest.mark.parametrize("density", [0.01, 0.2, 1.0])
+@pytest.mark.parametrize("slowness", [1.5, 3.0])
+def test_on_a_machine_that_is_so_many_times_slower_a_window_costs_as_many_times_more(density, slowness):
+    """Beside other programs all takes longer: the job's operators, recording them, and ending the session.
+
+    A step of 20 000 operators was predicted at a quarter of its price there.
+    """
+
+    def predicted(times):
+        row_ns = times * (DENSEST_NS / density + SLOWED_NS)
+        rows = int(SLICE_NS / row_ns)
+        found = Slice(rows, SLICE_NS, int(END_NS + times * END_ROW_NS * rows))
+        model = WindowPrice()
+        model.learn("forward", found, None)
+        model.learn("optimizer", found, None)
+        return model.predict_ns(shape_of(int(times * 40 * MS)))
+
+    at_rest = predicted(1.0)
+    if SLICE_NS * density / DENSEST_NS / slowness >= 2 * ROWS_MIN:  # else the slice has too few rows to tell
+        assert predicted(slowness) == pytest.approx(slowness * at_rest, rel=0.1)
+    assert predicted(slowness) >= at_rest
+
+
+@pytest.mark.parametrize(("nodes", "parameters", "rows", "cpu_ms"), [
+    (776, 77, 12_074, 300),  # a GPT of 6 layers, 4 micro-batches
+    (200, 77, 6_615, 120),  # the same sharded with FSDP2, 1 micro-batch
+    (139, 48, 4_174, 70),  # 8 layers of tensor parallelism
+])  # fmt: skip
+def test_phases_that_begin_with_python_alone_are_not_taken_for_free(nodes, parameters, rows, cpu_ms):
+    """Their slices saw 45, 16 and 27 rows of the forward and none to 7 of the optimizer: 61, 9 and 8 ms predicted."""
+    model = WindowPrice()
+    model.learn("forward", Slice(16, 3 * MS), nodes)
+    model.learn("optimizer", Slice(0, 3 * MS), nodes)
+    phases = {"forward": cpu_ms * MS * 2 // 3, "optimizer": cpu_ms * MS // 3}
+    assert (
+        ROW_NS * rows <= model.predict_ns(StepShape(cpu_ms * MS, phases, nodes, 1, parameters)) <= 2.5 * ROW_NS * rows
+    )
+    short = StepShape(MS, {"forward": MS}, nodes, 1, parameters)
+    assert model.predict_ns(short) <= model.ceiling_ns(short), "however many nodes"
 
 
 def test_a_slice_without_rows_is_a_measurement_and_a_short_one_is_none():
@@ -278,11 +332,46 @@ def losses_of(attached, attach):
     return losses, hook
 
 
+class PythonFirst(nn.Module):
+    """Layers behind python alone, as where sharded parameters are gathered; a slice sees only that."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*[nn.Linear(8, 8) for _ in range(100)])
+
+    def forward(self, x):
+        begun_ns = time.thread_time_ns()
+        while time.thread_time_ns() - begun_ns < 2 * SLICE_NS:
+            len(str(begun_ns))
+        return self.layers(x)
+
+
+def test_a_forward_that_begins_with_python_alone_is_priced_by_its_nodes_and_parameters(attach):
+    model, optimizer, step = looped(PythonFirst())
+    job = SimpleNamespace(model=model, optimizer=optimizer)
+    hook = attach(job, config=HookConfig(overhead_budget=0.01, count_flops=False))
+    for _ in range(12):
+        step()
+    opening = hook._opening
+    shape = opening._shape(hook.step)
+    assert opening._price._slices["forward"].rows < 10
+    assert shape.parameters == 200
+    predicted_ns = opening._price.predict_ns(shape)
+    hook.close()
+    hook = attach(job, config=HookConfig(overhead_budget=1.0, count_flops=False))
+    for _ in range(5):
+        step()
+    assert hook.windows.row_count > 1000
+    assert predicted_ns >= ROW_NS * hook.windows.row_count
+
+
 def test_slices_change_nothing_of_what_is_trained_and_bar_no_windows(attach):
     plain, _ = losses_of(False, attach)
     hooked, hook = losses_of(True, attach)
     assert hooked == plain
-    assert hook._opening._price._slices, "a slice was taken, amid records of the job that were open"
+    slices = hook._opening._price._slices
+    assert slices, "a slice was taken, amid records of the job that were open"
+    assert all(found.end_ns > 0 for found in slices.values()), "which says how fast the machine is"
     assert hook.windows.outlived_by is None
     assert hook.windows.may_open()
 
