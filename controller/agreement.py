@@ -113,8 +113,11 @@ class Agreement(Protocol):
         """Whether a rank, this one or another, takes no further part: nothing can be turned on all ranks any more."""
         ...
 
-    def gather_for(self, proposal: Proposal) -> bool:
-        """Return whether every rank is here, at the same point, to carry `proposal` out; else none does."""
+    def gather_for(self, proposal: Proposal, *, closes: bool = False) -> bool:
+        """Return whether every rank is here, at the same point, to carry `proposal` out; else none does.
+
+        `closes`: this rank does so as the last thing before it closes, and all others must do the same.
+        """
         ...
 
     def settle(self, proposal: Proposal, *, is_done: bool, undo: Callable[[], bool]) -> bool:
@@ -205,7 +208,7 @@ class LocalAgreement:
         wanted, self._wanted = self._wanted, None
         return wanted if wanted is not None and self.frozen is None and can_apply(wanted) else None
 
-    def gather_for(self, proposal: Proposal) -> bool:
+    def gather_for(self, proposal: Proposal, *, closes: bool = False) -> bool:
         """One rank is here."""
         return True
 

@@ -125,6 +125,11 @@ class Subject(IntEnum):
     NOISE = 6
     LEAVE = 7
     """No frame of this rank follows."""
+    CLOSE = 8
+    """No frame of this rank follows, but where all ranks close here: then they go back together to what is proven."""
+
+
+_FAREWELLS = (Subject.LEAVE, Subject.CLOSE)
 
 
 _POINTS = {
@@ -148,13 +153,14 @@ class LateError(Exception):
 class Frame:
     """One frame that was sent."""
 
-    __slots__ = ("gathered", "number", "subject", "work")
+    __slots__ = ("gathered", "is_checked", "number", "subject", "work")
 
     def __init__(self, number: int, subject: Subject, gathered: torch.Tensor, work: Any) -> None:  # noqa: ANN401  dist.Work
         self.number = number
         self.subject = subject
         self.gathered = gathered
         self.work = work
+        self.is_checked = False
 
 
 class MainRoad:
@@ -202,15 +208,26 @@ class MainRoad:
         deadline = None if seconds is None else time.monotonic() + seconds
         pause = POLL_SECONDS
         while not frame.work.is_completed():
+            self._check_earlier(frame)
             if deadline is not None and time.monotonic() > deadline:
                 raise LateError(f"not all ranks came to the same point within {seconds:g} s")
             time.sleep(pause)
             pause = min(2 * pause, POLL_SECONDS_MAX)
+        return self._rows(frame)
+
+    def _check_earlier(self, frame: Frame) -> None:
+        """Raise what an earlier frame, which nobody has read yet, would: who left in that one never joins `frame`."""
+        for earlier in self._latest:
+            if earlier.number < frame.number and not earlier.is_checked and earlier.work.is_completed():
+                self._rows(earlier)
+
+    def _rows(self, frame: Frame) -> list[list[int]]:
+        frame.is_checked = True
         frame.work.wait()  # complete: returns or raises at once
         rows: list[list[int]] = frame.gathered.view(self._world_size, -1).tolist()
-        for rank, row in enumerate(rows):
-            if row[0] == Subject.LEAVE:
-                raise LeftError(f"rank {rank} takes no further part")
+        gone = [rank for rank, row in enumerate(rows) if row[0] in _FAREWELLS]
+        if gone and any(row[0] != Subject.CLOSE for row in rows):
+            raise LeftError(f"rank {gone[0]} takes no further part")
         if len({(row[0], row[1]) for row in rows}) > 1:
             points = ", ".join(f"rank {rank} {_point(row[0])}" for rank, row in enumerate(rows[:4]))
             raise LeftError(f"the ranks are at different points of the training: {points}")
@@ -235,16 +252,15 @@ class MainRoad:
 
     def leave(self) -> None:
         """Tell the others, in the next frame, that none follows; does not wait."""
-        if self._group is not None and not any(frame.subject is Subject.LEAVE for frame in self._latest):
+        if self._group is not None and not any(frame.subject in _FAREWELLS for frame in self._latest):
             self.post(Subject.LEAVE, [])
 
     def close(self) -> None:
         """Give the group back, as `SideRoad.close` does; it is kept while a frame is out that others have to join."""
         group, self._group = self._group, None
         self._store = None
-        latest, self._latest = self._latest, deque()
-        keep_for_ever(*(frame.work for frame in latest))
-        if not all(frame.work.is_completed() for frame in latest):
+        keep_for_ever(*(frame.work for frame in self._latest))
+        if not all(frame.work.is_completed() for frame in self._latest):
             keep_for_ever(group)
 
 

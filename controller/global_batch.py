@@ -277,8 +277,13 @@ class GlobalBatchActuator:
         self.grouper.multiplier = value // self.base
 
     def close(self) -> None:
-        """Let every batch of the loader be an update again, at the learning rate that the script set."""
-        self.grouper.multiplier = 1
+        """Leave the learning rate to the script, where every batch of the loader is an update.
+
+        Where it is not, the ranks could not go back together: one alone would make other updates than they, and soon
+        wait for them for ever.  So the updates stay, and so does the rate that goes with them.
+        """
+        if self.grouper.multiplier != 1:
+            return
         self._batcher.meter = None
         self._rate.remove()
 

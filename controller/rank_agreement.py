@@ -9,6 +9,9 @@ step.  So a vote alone turns nothing: at the boundary where it was read all rank
 that they are all there, and at the same place among the job's own collectives.  A rank that waits there too long and
 one that saw all of them come may both be right; the job's store keeps the first word of the two, for all.
 
+Ranks that close gather in the same way, each for itself and without a vote: where all of them do so at the same
+boundary, they go back to what is proven, and else none does.
+
 A rank that dies breaks the connections, and the frame that is waited for fails: that is as good as a farewell.
 
 Left out: what the knobs are.
@@ -295,18 +298,22 @@ class RankAgreement:
             self._member.freeze(f"{type(error).__name__}: {error}")
             return False
 
-    def gather_for(self, proposal: Proposal) -> bool:
-        """Wait for all ranks, SWITCH_SECONDS at most; where one does not come, or comes elsewhere, none switches."""
+    def gather_for(self, proposal: Proposal, *, closes: bool = False) -> bool:
+        """Wait for all ranks, SWITCH_SECONDS at most; where one does not come, or comes elsewhere, none switches.
+
+        `closes`: no vote has brought the ranks here, so they prove that they closed after the same boundary.
+        """
         if self.has_left:
             return False
-        mine = [self._collectives() or 0, self._member.epoch, proposal.digest(self._member.epoch, 0)]
+        place = self._boundary if closes else 0
+        mine = [self._collectives() or 0, self._member.epoch, proposal.digest(self._member.epoch, 0, place)]
         frame: Frame | None = None
         rows: list[list[int]] | None = None
         try:
-            frame = self._main.post(Subject.SWITCH, mine)
+            frame = self._main.post(Subject.CLOSE if closes else Subject.SWITCH, mine)
             rows = self._main.take(frame, SWITCH_SECONDS)
         except LeftError as error:  # all ranks read it in this frame
-            self._gone(str(error), is_known=True)
+            self._gone(None if closes else str(error), is_known=True)
             return False
         except LateError:
             pass
@@ -320,6 +327,8 @@ class RankAgreement:
             return False
         if is_on:
             self._missed = 0
+        elif closes:  # the others read that in this frame
+            self._gone(None, is_known=True)
         else:
             self._member.failed(proposal)
             self._miss("the ranks did not come to a switch together")
@@ -345,7 +354,11 @@ class RankAgreement:
         return self.tell(subject, numbers)()
 
     def tell(self, subject: Subject, numbers: Sequence[float]) -> Callable[[], list[list[float]] | None]:
-        """Send as many frames as it takes; what is returned waits for them, ASK_SECONDS at most for each."""
+        """Send as many frames as it takes; what is returned waits for them, ASK_SECONDS at most for each.
+
+        What all ranks sent before one of them left is read by all, also by those that know it by then: else they would
+        go on from different answers.
+        """
         said = [float(self._collectives() or 0), *numbers]
         frames: list[Frame] = []
         try:
@@ -357,11 +370,13 @@ class RankAgreement:
         def heard() -> list[list[float]] | None:
             answers: list[list[float]] = [[] for _ in range(self._member.world_size)]
             for frame in frames:
-                rows = None if self.has_left else self._take(frame, ASK_SECONDS[subject])
-                for answer, row in zip(answers, rows or (), strict=False):
+                rows = self._take(frame, ASK_SECONDS[subject])
+                if rows is None:
+                    return None
+                for answer, row in zip(answers, rows, strict=True):
                     answer.extend(_unpacked(row))
-            if self.has_left or len({answer[0] for answer in answers}) > 1:  # ranks at different places
-                return None
+            if len({tuple(answer[:1]) for answer in answers}) > 1 or len(answers[0]) < len(said):
+                return None  # ranks at different places; or this one could not send
             return [answer[1 : len(said)] for answer in answers]
 
         return heard

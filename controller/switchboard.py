@@ -18,22 +18,23 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from pacecar.clock import Clock
+from pacecar.controller import wording
 from pacecar.controller.actuator import Actuator, Barring, Gathered
 from pacecar.controller.agreement import Agreement
 from pacecar.controller.observation import KnobSpace
 from pacecar.controller.offers import KnobOffer, Offer
 from pacecar.controller.protocol import Kind, Proposal
 from pacecar.knobs import KNOBS
+from pacecar.records import KnobValue
 
-__all__ = ["Switch", "Switchboard", "at_rest"]
+__all__ = ["Switch", "Switchboard"]
 
 logger = logging.getLogger(__name__)
 
+LOSSY_HOMES: dict[str, int] = {knob.name: 0 for knob in KNOBS if knob.knob_class == "lossy" and knob.kind == "choice"}
+"""Knob -> the choice that is none."""
 
-def at_rest(spaces: Sequence[KnobSpace], values: Sequence[int]) -> tuple[int, ...]:
-    """Return `values` with every lossy choice at 0, which is none: for when nobody watches the result any more."""
-    lossy = {knob.name for knob in KNOBS if knob.knob_class == "lossy" and knob.kind == "choice"}
-    return tuple(0 if space.knob in lossy else value for space, value in zip(spaces, values, strict=True))
+ADAPTIVE: frozenset[str] = frozenset(knob.name for knob in KNOBS if knob.knob_class == "adaptive")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,42 @@ class Switchboard:
     def values(self) -> tuple[int, ...]:
         """Return what is in force, in the order of the agreed spaces."""
         return tuple(self._actuators[space.knob].value() for space in self._agreement.spaces)
+
+    def published(self) -> dict[str, KnobValue]:
+        """Return what is in force of every knob that has a value, also of those that are not tuned."""
+        values: dict[str, KnobValue] = {}
+        for knob, actuator in self._actuators.items():
+            try:
+                values[knob] = actuator.value()
+            except Exception:
+                logger.debug("pacecar: %s has no value", knob, exc_info=True)
+        return values
+
+    def live(self) -> list[KnobSpace]:
+        """Return the knobs that can still be turned."""
+        return [space for space in self._agreement.spaces if space.knob not in self.barred]
+
+    def wished(self, values: Mapping[str, int]) -> tuple[int, ...]:
+        """Return `values` in the order of the spaces; what is barred or not wished for stays as it was agreed on."""
+        pairs = zip(self._agreement.spaces, self.agreed(), strict=True)
+        return tuple(old if s.knob in self.barred else values.get(s.knob, old) for s, old in pairs)
+
+    def rest(self, proven: Sequence[int] | None, *, closes: bool = False) -> tuple[int, ...]:
+        """Return what is in force when nobody watches any more: `proven`, else the present, but nothing lossy.
+
+        `closes`: nothing of ours follows, so the global batch is the script's own again, too.
+        """
+        homes = dict(LOSSY_HOMES)
+        spaces = self._agreement.spaces
+        if closes:
+            homes |= {space.knob: space.value for space in spaces if space.knob in ADAPTIVE}
+        pairs = zip(spaces, proven or self.agreed(), strict=True)
+        return tuple(homes.get(space.knob, value) for space, value in pairs)
+
+    def staying(self, rest: Sequence[int]) -> str:
+        """Return for people what stays in force instead of `rest`, "" for nothing."""
+        told = zip(self._agreement.spaces, self.agreed(), rest, strict=True)
+        return "".join(f"; {wording.staying(space.knob, now, old)}" for space, now, old in told if now != old)
 
     def can_apply(self, proposal: Proposal) -> bool:
         """Return whether this rank is able to carry `proposal` out."""

@@ -25,14 +25,14 @@ from pacecar.controller.channels import Subject
 from pacecar.controller.gradient_check import GradientCheck, concerns_gradients
 from pacecar.controller.measured import Backlog, Hearing, Measured
 from pacecar.controller.node import Node
-from pacecar.controller.observation import Facts, KnobSpace, Policy, Turn
+from pacecar.controller.observation import Facts, Policy, Turn
 from pacecar.controller.protocol import CALM_PERIOD, PERIOD, Kind, Proposal
 from pacecar.controller.rank_agreement import RankAgreement
 from pacecar.controller.rehearsal import REHEARSAL_BOUNDARIES_MAX, Rehearsal
-from pacecar.controller.switchboard import Switchboard, at_rest
+from pacecar.controller.switchboard import Switchboard
 from pacecar.controller.voice import State, Voice
 from pacecar.profiler.pulse import CountedStep
-from pacecar.records import JobHello, JobRecord, Knobs, KnobValue, TunerStatus
+from pacecar.records import JobHello, JobRecord, Knobs, TunerStatus
 
 __all__ = ["OFFER_BOUNDARY", "Tuner"]
 
@@ -106,6 +106,7 @@ class Tuner:
         self._windowed = -1  # the last trial that the hook took a window for
         self._reverted: str | None = None
         self._is_at_rest = False
+        self._stays = ""  # what could not be taken back, for people
         self.refused: dict[str, str] = {}  # knob -> why it is not tuned
 
     @property
@@ -181,9 +182,7 @@ class Tuner:
             self._is_at_rest = True
             self._guarded(self._come_to_rest)
         if self._agreement.frozen is not None and self.state not in ("frozen", "off"):
-            stays = self._agreement.has_left and self._proven is not None
-            detail = self._agreement.frozen + ("; the values of a trial stay in force, on all ranks" if stays else "")
-            self._say("frozen", detail, level=logging.WARNING)
+            self._say("frozen", self._agreement.frozen + self._stays, level=logging.WARNING)
             self._finish_policy()
 
     def reverted(self, reason: str) -> None:
@@ -191,18 +190,28 @@ class Tuner:
         if self._is_active:
             self._reverted = reason
 
-    def close(self) -> None:
-        """End.  Where all ranks do so after the same step, what is out is waited for; harmless when repeated."""
+    def close(self, *, is_exit: bool = False) -> None:
+        """End.  Where all ranks do so after the same step, what is not proven is taken back and what is out waited for.
+
+        `is_exit`: the process ends, so that nothing is trained with what stays.  Harmless when repeated.
+        """
         if not self._is_active:
             return
         self._is_active = False
         self._finish_policy()
+        if not is_exit and self._mode == "exact" and self._agreement.spaces:
+            was_said = bool(self._stays)
+            self._guarded(lambda: self._come_to_rest(closes=True))
+            if self._stays and not was_said:
+                self._say("frozen", f"closed, not after the same step on all ranks{self._stays}", level=logging.WARNING)
         self._guarded(self._agreement.close)
 
     def _leave(self, reason: str) -> None:
         self._is_active = False
         self._agreement.freeze(reason)
-        self._say("frozen", reason, level=logging.WARNING)
+        if self._before is not None:  # something was turned
+            self._stays = self._board.staying(self._board.rest(self._proven))
+        self._say("frozen", reason + self._stays, level=logging.WARNING)
         self._finish_policy()
         self._guarded(self._agreement.leave)
 
@@ -238,13 +247,7 @@ class Tuner:
 
     def _publish_knobs(self, epoch: int) -> None:
         """Say what is in force: the value of every knob that has one, also of those that are not tuned."""
-        values: dict[str, KnobValue] = {}
-        for knob, actuator in self._actuators.items():
-            try:
-                values[knob] = actuator.value()
-            except Exception:
-                logger.debug("pacecar: %s has no value", knob, exc_info=True)
-        self._knobs = Knobs(epoch, values)
+        self._knobs = Knobs(epoch, self._board.published())
         self._set_knobs(self._knobs)
 
     def _look(self) -> None:
@@ -257,10 +260,7 @@ class Tuner:
         heard = self._agreement.listen()
         if heard.refused is not None:
             self._settle_knobs(heard.refused)
-        self._backlog.pair(heard.paces, self._live(), is_calm=self._is_calm())
-
-    def _live(self) -> list[KnobSpace]:
-        return [space for space in self._agreement.spaces if space.knob not in self._board.barred]
+        self._backlog.pair(heard.paces, self._board.live(), is_calm=self._is_calm())
 
     # --- policy, on rank 0 ------------------------------------------------------------------------
 
@@ -285,7 +285,7 @@ class Tuner:
             self._begin(self._policy)
 
     def _begin(self, policy: Policy) -> None:
-        live = self._live()
+        live = self._board.live()
         if not live:
             self._agreement.freeze("every knob failed when its present value was applied")
             return
@@ -327,11 +327,7 @@ class Tuner:
             self._wish(turn)
 
     def _wish(self, turn: Turn) -> None:
-        present = self._board.agreed()
-        values = tuple(
-            present[i] if space.knob in self._board.barred else turn.values.get(space.knob, present[i])
-            for i, space in enumerate(self._agreement.spaces)
-        )
+        present, values = self._board.agreed(), self._board.wished(turn.values)
         if values == present and (turn.is_trial or self._proven is None):
             self._agreement.withdraw()
             self._is_keeping = False
@@ -358,22 +354,25 @@ class Tuner:
         is_disturbed = self._node is not None and self._node.disturbance is not None
         return self._board.can_apply(proposal) and not (is_disturbed and proposal.kind is Kind.TRIAL)
 
-    def _switch(self, proposal: Proposal) -> None:
-        """Carry out what all ranks voted for, and remember what to come back to while it is not proven."""
+    def _switch(self, proposal: Proposal, *, closes: bool = False) -> bool:
+        """Carry out what all ranks voted for, and remember what to come back to while it is not proven.
+
+        Return whether it was done.  `closes`: nobody voted, but all ranks may be closing after this step.
+        """
         if proposal.kind is Kind.KEEP:
             self._is_keeping = False
-        if not self._agreement.gather_for(proposal):  # the ranks did not come together, so none of them begins
+        if not self._agreement.gather_for(proposal, closes=closes):  # not all ranks are here, so none of them begins
             if proposal.kind is Kind.REHEARSAL:
                 self._rehearse()
-            return
+            return False
         if self._gradients is not None and proposal.kind is Kind.REHEARSAL:
             self._gradients.prepare(self._compare)
         switch = self._board.carry_out(proposal)
         if proposal.kind is Kind.REHEARSAL:
             self._rehearsed(proposal, is_done=switch.is_done)
-            return
+            return switch.is_done
         if not switch.is_done:
-            return
+            return False
         self._decision, self._serial = proposal.decision, proposal.serial
         pairs = zip(self._agreement.spaces, proposal.values, strict=True)
         before = tuple(switch.turned.get(space.knob, (new, new))[0] for space, new in pairs)
@@ -391,6 +390,7 @@ class Tuner:
             self._switched(proposal, switch.duration_ns)
         elif proposal.kind is Kind.KEEP:
             self._request_window()  # it was in force already; what comes next is chosen by what windows of it say
+        return True
 
     def _take_back(self) -> None:
         """A knob went back by itself, in this step on all ranks: so does what was turned with it."""
@@ -403,14 +403,16 @@ class Tuner:
             self._proven = None
             self._switched(Proposal(self._serial, self._decision, self._board.agreed()), 0)
 
-    def _come_to_rest(self) -> None:
-        """Tuning froze: every rank sees that at this very boundary, so all can go back from what is not proven here.
+    def _come_to_rest(self, *, closes: bool = False) -> None:
+        """Go back from what is not proven: all ranks see at this very boundary that tuning froze, or close after it.
 
-        Nobody watches loss and gradients any more either, so nothing lossy stays in force.
+        Nobody watches loss and gradients any more either, so nothing lossy stays in force.  Where a rank closes and
+        others train on, there is no boundary at which all could go back together, and everything stays.
         """
-        rest = at_rest(self._agreement.spaces, self._proven or self._board.agreed())
-        if self._proven is not None or rest != self._board.agreed():
-            self._switch(Proposal(serial=0, decision=self._decision, values=rest))
+        rest = self._board.rest(self._proven, closes=closes)
+        is_needed = rest != self._board.agreed() or (self._proven is not None and not closes)
+        if is_needed and not self._switch(Proposal(serial=0, decision=self._decision, values=rest), closes=closes):
+            self._stays = self._board.staying(rest)
         self._proven = None
 
     def _check_gradients(self, gradients: GradientCheck) -> None:

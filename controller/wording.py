@@ -7,12 +7,17 @@ from pacecar.controller.forecast import Forecast
 from pacecar.controller.trial import Cause, TrialEnd
 from pacecar.knobs import setting
 
-__all__ = ["change", "expectation", "progress", "saving", "setting", "trial_reason", "verdict_reason"]
+__all__ = ["change", "expectation", "progress", "saving", "setting", "staying", "trial_reason", "verdict_reason"]
 
 
 def change(knob: str, old: int, new: int) -> str:
     """Return "knob old -> new"."""
     return f"{knob} {setting(knob, old)} -> {setting(knob, new)}"
+
+
+def staying(knob: str, now: int, old: int) -> str:
+    """Return that a value stays which nobody has proven, or nobody watches any more."""
+    return f"{knob} stays at {setting(knob, now)} on all ranks, unproven ({setting(knob, old)} before)"
 
 
 def saving(gain: float) -> str:

@@ -20,6 +20,7 @@ import msgspec
 
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.jobkey import JobKey
+from pacecar.lastwords import completed
 from pacecar.monitor.boardplaces import (
     JOB_BYTES_MAX,
     KEPT_OF_RANK,
@@ -400,6 +401,7 @@ class Jobs:
                 job.crew.take(record, now)
             case Goodbye():
                 rank.goodbye = record
+                rank.step = None if rank.step is None else completed(rank.step, record)
                 job.crew.leave(hello.rank)
             case ProcessStop() | JobHello():  # a stop is in the rank's ledger, which comes with its step
                 pass

@@ -215,14 +215,24 @@ class Pacer:
         return self._hook.waiting() if self._hook is not None else nullcontext()
 
     def close(self, reason: str = "closed") -> None:
-        """Detach: remove every hook, deliver what is queued (for at most two seconds).  Harmless when repeated."""
+        """Detach: remove every hook, deliver what is queued (for at most two seconds).  Harmless when repeated.
+
+        Close on all ranks after the same step: then a setting that is only being tried is taken back.  Where a rank
+        closes alone it stays, on all ranks, and the log says so.
+        """
+        self._end(reason, is_exit=False)
+
+    def _end_at_exit(self) -> None:
+        self._end("closed", is_exit=True)
+
+    def _end(self, reason: str, *, is_exit: bool) -> None:
         if os.getpid() != self._pid:  # a forked child: whatever there is belongs to the parent
             return
-        parts: tuple[Any, ...] = (self._boundaries, self._tuner, self._global_batch)
-        for part in parts:
-            _close(part)
+        _close(self._boundaries)
+        _close(self._tuner, is_exit=is_exit)
+        _close(self._global_batch)
         _close(self._loaders, CLOSE_SECONDS_MAX)
-        parts = (self._desk, self._crew, self._tracing, self._orders)
+        parts: tuple[Any, ...] = (self._desk, self._crew, self._tracing, self._orders)
         for part in parts:
             _close(part)
         _close(self._hook, reason)
@@ -231,7 +241,7 @@ class Pacer:
         # an absent daemon uses up all of it.
         for sink in reversed(self._sinks):
             _close(sink, max(0.0, deadline - time.monotonic()))
-        atexit.unregister(self.close)
+        atexit.unregister(self._end_at_exit)
 
     # Whoever keeps a pacer in an object of his own may copy or pickle that: what is attached belongs to this process.
     def __reduce__(self) -> tuple[Any, ...]:
@@ -246,12 +256,12 @@ class Pacer:
         self.close("finished" if kind is None else f"failed: {kind.__name__}")
 
 
-def _close(part: Any, *arguments: object) -> None:  # noqa: ANN401  of what a pacer is made, or a logger of the user's
+def _close(part: Any, *arguments: object, **named: object) -> None:  # noqa: ANN401  of what a pacer is made, or a logger of the user's
     """Close `part`, if there is one; never raises: training is over, and its end must be its own."""
     if part is None:
         return
     try:
-        part.close(*arguments)
+        part.close(*arguments, **named)
     except Exception as error:  # noqa: BLE001  as above
         logger.warning("pacecar could not close %s: %s: %s", type(part).__name__, type(error).__name__, error)
 

@@ -99,7 +99,7 @@ def attach(
         return inert("[hook] enabled is false", rescue, level=logging.INFO)
     try:
         pacer = Pacer(rescue, assemble(model, optimizer, rescue, settings, loggers))
-        atexit.register(pacer.close)
+        atexit.register(pacer._end_at_exit)
         return pacer
     except AlreadyAttachedError as error:
         return inert(f"{error}; close that one first if this one shall measure", rescue)

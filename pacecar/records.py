@@ -387,12 +387,21 @@ class ProcessStop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
 
 
 class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
-    """The hook closes: the job ended or detached."""
+    """The hook closes: the job ended or detached.
+
+    The totals are those of the last StepRecord and of the steps that were only counted after it (`pacecar.lastwords`);
+    None where there was no step, and in logs of hooks that did not say them.
+    """
 
     job: Label
     rank: Rank
     reason: Text
     wall_ns: Nanoseconds
+    totals: Ledger | None = None
+    total_steps: Count | None = None
+    total_samples: Count | None = None
+    total_tokens: Count | None = None
+    total_overhead_ns: Nanoseconds | None = None
 
 
 CrewRecord = Straggler | JobLedger | HangSuspicion | WhatIf

@@ -27,9 +27,10 @@ from pacecar.profiler.budget import Budget, ThreadTime
 from pacecar.profiler.cadence import Cadence
 from pacecar.profiler.callprice import CallPrice, call_price
 from pacecar.profiler.checking import Checker
+from pacecar.profiler.countedsteps import CountedSteps, Like
 from pacecar.profiler.counts import Totals
 from pacecar.profiler.devicetimer import STEPS_MAX
-from pacecar.profiler.estimate import Calibrations, capped, estimate, estimate_step
+from pacecar.profiler.estimate import Calibrations, capped, estimate_step
 from pacecar.profiler.guard import Guard
 from pacecar.profiler.measurement import Measurement
 from pacecar.profiler.pulse import WAITING_MAX, Passed, PlainStep, Pulse, raw_step
@@ -41,6 +42,7 @@ from pacecar.records import (
     BackwardWindow,
     CollectiveWindow,
     EstimateCheck,
+    Goodbye,
     JobHello,
     JobRecord,
     Knobs,
@@ -171,6 +173,7 @@ class Books:
         self._vitals = vitals
         self._guard = guard
         self._totals = Totals()
+        self._counted = CountedSteps(self._totals, budget, calibrations, stops)
         self._pulse = pulse
         self._waiting = pulse.waiting
         self._lock = threading.Lock()
@@ -278,6 +281,22 @@ class Books:
         if vitals is not None:
             self._tell(vitals)
 
+    def goodbye(self, reason: str, wall_ns: int) -> Goodbye:
+        """Return the last record, with the totals of all steps, also of those that no measured one follows.
+
+        Never raises; it has no totals then.
+        """
+        try:
+            if self._lock.acquire(timeout=LOCK_SECONDS):
+                try:
+                    self._counted.add_rest(self._pulse, self.call_price.passed_ns)
+                finally:
+                    self._lock.release()
+            return self._counted.goodbye(self._hello, reason, wall_ns)
+        except Exception:  # noqa: BLE001  as in the guard, which is inert by now
+            self._guard.failed(self.goodbye)
+            return Goodbye(job=self._hello.job, rank=self._hello.rank, reason=reason, wall_ns=wall_ns)
+
     def _is_held(self) -> bool:
         return getattr(self._waiting[0], "is_held", False)
 
@@ -313,11 +332,10 @@ class Books:
         price = self.call_price
         ran_ns = step.wall_ns - timed.phases.get(STOPPED, 0)
         own_ns = min(timed.overhead_ns + price.measured_ns(timed.micro_batches), ran_ns)
+        like = self._counted.last = Like(step.wall_ns, timed.phases, step.samples, step.knobs)
         passed, every = step.passed, self._cadence.every
         if passed is not None and passed.steps:
-            passed.cost_ns += passed.steps * price.passed_ns
-            self._budget.passed(passed.wall_ns, passed.cost_ns)
-            self._count_passed(passed, step, timed)
+            step.stops = [*self._counted.add(passed, like, step.raw.start_ns, price.passed_ns), *step.stops]
         if not step.disturbed and not step.stops:
             self._take_cadence(step, own_ns)
             self._checker.undisturbed(timed, step.knobs)
@@ -381,25 +399,6 @@ class Books:
             passed_cost_ns=passed.cost_ns - share_ns * passed.steps,
             is_strained=self._budget.is_strained(),
         )
-
-    def _count_passed(self, passed: Passed, step: FinishedStep, timed: TimedStep) -> None:
-        """Add the steps before `step` to the totals as if they had been like it, but for their wall time."""
-        before_ns = step.raw.start_ns - passed.wall_ns
-        stops = self._stop_detector.stops(before_ns, step.raw.start_ns) if passed.wall_ns >= LATE_NS_MIN else []
-        stopped_ns = sum(stop.end_ns - stop.start_ns for stop in stops)
-        step.stops = [*stops, *step.stops]
-        phases = {
-            name: duration * (passed.wall_ns - stopped_ns) // step.wall_ns if step.wall_ns else 0
-            for name, duration in timed.phases.items()
-            if name not in ("overhead", "checkpoint", STOPPED)
-        }
-        if stopped_ns:
-            phases[STOPPED] = stopped_ns
-        ledger = estimate(passed.wall_ns, phases, self._calibrations.find(step.knobs))
-        samples, tokens = passed.samples, passed.tokens
-        if samples is None and step.samples is not None:
-            samples = step.samples * passed.steps
-        self._totals.add(ledger, samples, tokens, steps=passed.steps)
 
     def _write(self, step: FinishedStep, timed: TimedStep, overhead_ns: int) -> StepRecord:
         calibration = self._calibrations.find(step.knobs)

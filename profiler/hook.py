@@ -52,7 +52,7 @@ from pacecar.profiler.step_hooks import after_step
 from pacecar.profiler.steptimer import StepTimer, TimedStep
 from pacecar.profiler.stops import StopDetector
 from pacecar.profiler.vitals import VitalsMeter
-from pacecar.records import Goodbye, JobHello, Knobs, StepRecord
+from pacecar.records import JobHello, Knobs, StepRecord
 
 __all__ = ["AlreadyAttachedError", "Hook", "make_hello"]
 
@@ -252,7 +252,7 @@ class Hook:
         self._opening.release()
         self._books.settle()
         self._books.report_last_vitals()
-        goodbye = Goodbye(job=self._hello.job, rank=self._hello.rank, reason=reason, wall_ns=self._clock.wall_ns())
+        goodbye = self._books.goodbye(reason, self._clock.wall_ns())
         for sink in self._sinks:
             sink.put(goodbye)
         self._preemption.close()

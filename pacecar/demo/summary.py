@@ -28,6 +28,7 @@ from pacecar.demo.result import (
     Result,
     Throughput,
 )
+from pacecar.lastwords import completed
 from pacecar.records import (
     Decision,
     EstimateCheck,
@@ -78,7 +79,7 @@ def summarize(
     knobs_before = _knobs_at(run, before, lead)
     settled = _settled(knobs_before, run)
     after = _after(run, judged, switch_steps, settled, lead) if switch_steps else before
-    last = {rank: steps[max(steps)] for rank, steps in run.steps.items()}
+    last = {rank: completed(steps[max(steps)], run.goodbyes.get(rank)) for rank, steps in run.steps.items()}
     status = max(run.statuses, key=lambda s: (s.step, s.wall_ns), default=None)
     return Result(
         world_size=world_size,
@@ -93,7 +94,7 @@ def summarize(
         throughput_after=_throughput(run, after),
         decisions=_outcomes(run),
         switches=len({switch.epoch for switch in run.switches}),
-        overhead=_overhead(run, switch_steps),
+        overhead=_overhead(run, switch_steps, list(last.values())),
         overhead_budget=overhead_budget,
         exploration_ns=status.exploration_ns if status is not None else None,
         tuner=f"{status.state}: {status.detail}" if status is not None else None,
@@ -230,9 +231,8 @@ def _windows(steps: Sequence[int]) -> list[Sequence[int]]:
     return whole or ([steps] if steps else [])
 
 
-def _overhead(run: _Run, switch_steps: Sequence[int]) -> Overhead | None:
+def _overhead(run: _Run, switch_steps: Sequence[int], last: Sequence[StepRecord]) -> Overhead | None:
     """Return what pacecar cost, and of late: in the last stretch of LATE_NS_MIN between two switches."""
-    last = [steps[max(steps)] for steps in run.steps.values()]
     wall_ns = sum(record.totals.wall_ns for record in last)
     if wall_ns <= 0:
         return None

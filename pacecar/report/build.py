@@ -75,6 +75,7 @@ def build_report(inputs: Inputs, options: BuildOptions) -> Built:
     tally = Tally(plan, _ranks_with_steps(inputs, story), ranks_of)
     for key, measured in weave(inputs.measured(), story.job, inputs.notices):
         tally.take(key, measured)
+    tally.complete(story.goodbyes, story.lives)
     if not tally.ranks or not any(total.lives for total in tally.ranks.values()):
         said = "; ".join(f"{notice.place}: {notice.text}" for notice in inputs.notices.list()[:3])
         raise ReportError(f"{inputs.name}: no step of job {story.job!r} can be read" + (f" ({said})" if said else ""))
@@ -340,7 +341,7 @@ def _rank_row(total: RankSum, story: Story, tally: Tally) -> RankRow:
     hello, ledger = story.hellos.get(total.rank), total.totals
     steps = sum(last.total_steps for last in total.lives.values())
     overhead_ns = sum(last.total_overhead_ns for last in total.lives.values())
-    bye = story.goodbyes.get(total.rank)
+    bye = next((bye for (_, rank), bye in reversed(story.goodbyes.items()) if rank == total.rank), None)
     return RankRow(
         rank=total.rank,
         host=hello.host if hello is not None else None,

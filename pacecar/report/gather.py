@@ -48,7 +48,8 @@ EVENTS_MAX = 20_000
 class Story:
     """What the records of one job say besides its steps; of decisions and verdicts by (life, number).
 
-    `worlds` is life -> the ranks that said hello in it, and how many there are: an elastic job has fewer or more.
+    `worlds` is life -> the ranks that said hello in it, and how many there are: an elastic job has fewer or more;
+    `goodbyes` are by (life, rank).
     """
 
     job: str
@@ -56,7 +57,7 @@ class Story:
     lives: set[int] = field(default_factory=set)
     hellos: dict[int, JobHello] = field(default_factory=dict)
     worlds: dict[int, tuple[set[int], int]] = field(default_factory=dict)
-    goodbyes: dict[int, Goodbye] = field(default_factory=dict)
+    goodbyes: dict[tuple[int, int], Goodbye] = field(default_factory=dict)
     switches: deque[tuple[Key, KnobSwitch]] = field(default_factory=lambda: deque(maxlen=EVENTS_MAX))
     first_switch: Key | None = None
     decisions: dict[Key, Decision] = field(default_factory=dict)
@@ -126,7 +127,7 @@ def _take(story: Story, rank: int, life: int, record: object) -> None:
             there, world = story.worlds.get(life, (set(), 0))
             story.worlds[life] = ({*there, rank}, max(world, record.world_size))
         case Goodbye():
-            story.goodbyes[rank] = record
+            story.goodbyes[life, rank] = record
         case KnobSwitch():
             _switched(story, life, record)
         case Decision():

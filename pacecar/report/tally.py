@@ -10,12 +10,13 @@ and in no pace.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from pacecar.comparing import AFTER_STEPS_MIN
-from pacecar.records import LEDGER_HEADINGS, KnobValue, Ledger, StepRecord, Vitals
+from pacecar.lastwords import completed
+from pacecar.records import LEDGER_HEADINGS, Goodbye, KnobValue, Ledger, StepRecord, Vitals
 from pacecar.report.figures import LogHistogram, Moments
 from pacecar.report.gather import Key
 from pacecar.report.stretches import Plan, Stretch
@@ -244,6 +245,7 @@ class Tally:
         self.is_sampled = False
         self.jumps_ns: list[int] = []
         self._ended_ns: int | None = None
+        self._rest_ns = 0
         self._clock: tuple[int, int, int, int] | None = None
 
     @property
@@ -252,7 +254,20 @@ class Tally:
         if self.line.start_ns is None or self._ended_ns is None:
             return None
         ended_ns = self._ended_ns if self.jumps_ns else self.line.end_ns
-        return ended_ns - self.line.start_ns - sum(self.jumps_ns)
+        return ended_ns - self.line.start_ns - sum(self.jumps_ns) + self._rest_ns
+
+    def complete(self, goodbyes: Mapping[tuple[int, int], Goodbye], lives: Set[int]) -> None:
+        """Add to each rank's sums the steps that were only counted after its last record; `goodbyes` by (life, rank).
+
+        Not where a damaged file has more `lives` than it told of: then nobody knows which of them a goodbye ends.
+        """
+        for total in self.ranks.values():
+            if not total.lives.keys() <= lives:
+                continue
+            for life, last in total.lives.items():
+                whole = total.lives[life] = completed(last, goodbyes.get((life, total.rank)))
+                if life == max(self._first_step, default=life):
+                    self._rest_ns = max(self._rest_ns, whole.totals.wall_ns - last.totals.wall_ns)
 
     def _watch_clock(self, life: int, first: StepRecord) -> None:
         """Compare the time of day of one rank's steps with how long they took."""

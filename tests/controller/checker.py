@@ -10,6 +10,7 @@ event that can come next is tried.  States that were seen are not looked into ag
     a fault, `faults` of them            a rank freezes, loses its side road, will not or cannot carry out, or is lost;
                                          its hook is off, it closes pacecar and trains on, it leaves out a boundary
                                          (its step raised), or it waits no longer for the others
+    a rank closes as others may ("finish")   it asks all that do so to go back to value 0, waits, or waits no longer
 
 A frame is read when all ranks have sent it and not before.  That a rank waits for one that never comes is a violation,
 unless a rank was lost (then the training has ended too), or left out a boundary: then the one that waits gives up,
@@ -61,7 +62,7 @@ class Bounds:
     times_wishes: bool = False
     step_ns: int = 0
     kinds: tuple[str, ...] = ("freeze", "side", "refuse", "fail", "lose")
-    """Besides these there are "off", "close", "skip" and "late"."""
+    """Besides these there are "off", "close", "skip", "late" and "finish"."""
 
 
 @dataclass
@@ -75,6 +76,7 @@ class Census:
     retired: int = 0
     left_out: int = 0
     left: int = 0
+    taken_back: int = 0
     longest_wish: int = 0
 
 
@@ -121,7 +123,7 @@ class Main:
         self.sent += 1
         rows = self.world.frames.setdefault(frame, [None] * len(self.world.ranks))
         rows[self.rank] = (subject, *words)
-        self.has_said_farewell = subject is Subject.LEAVE
+        self.has_said_farewell = subject in (Subject.LEAVE, Subject.CLOSE)
         return frame
 
     def take(self, frame: int, seconds: float | None) -> list[list[int]]:
@@ -132,7 +134,7 @@ class Main:
         if None in rows:
             raise BlockedError
         subjects = {row[0] for row in rows}
-        if Subject.LEAVE in subjects:
+        if Subject.LEAVE in subjects or (Subject.CLOSE in subjects and len(subjects) > 1):
             raise LeftError("a rank takes no further part")
         if len(subjects) > 1:
             raise LeftError("different points")
@@ -160,7 +162,7 @@ class Rank:
         self.settle = settle
         self.value, self.at, self.next, self.phase = 0, 0, 1, "step"
         self.skipped, self.steps = 0, 0
-        self.is_lost = self.is_off = self.is_closed = self.was_frozen = False
+        self.is_lost = self.is_off = self.is_closed = self.is_closing = self.was_frozen = False
         self.proposal: Proposal | None = None
         self.is_done = True
 
@@ -175,10 +177,12 @@ class Rank:
         twin.agreement._collectives = lambda: twin.at + twin.skipped
         return twin
 
-    @property
-    def reach(self) -> float:
-        """The step of the job, as its collectives count them, that this rank is done with whatever the others do."""
-        if self.is_closed:
+    def reach(self, boundaries: int) -> float:
+        """Return the step of the job, as its collectives count them, that this rank is done with whatever others do.
+
+        Who closed, or is done with all `boundaries` that are looked at, trains on.
+        """
+        if self.is_closed or (self.phase == "step" and self.next > boundaries):
             return float("inf")
         return self.skipped + (self.next - 1 if self.phase == "step" else self.at - 1)
 
@@ -192,7 +196,7 @@ class Rank:
 
     def key(self) -> tuple[Any, ...]:
         parts: list[Any] = [self.value, self.at, self.phase, self.skipped, self.steps, self.is_off, self.is_closed]
-        parts += [self.is_lost, self.was_frozen, self.proposal, self.is_done]
+        parts += [self.is_lost, self.is_closing, self.was_frozen, self.proposal, self.is_done]
         for thing in (self.agreement, self.agreement._member, self.agreement._side, self.agreement._main):
             for name, value in vars(thing).items():
                 if name not in (
@@ -357,6 +361,9 @@ def _events(world: World, bounds: Bounds, census: Census) -> Iterator[World]:
         yield _settle(world, census)
         return
     for i, rank in enumerate(world.ranks):
+        if rank.is_closing and rank.agreement._main.waits_for is not None:  # type: ignore[attr-defined]
+            yield from _waits_no_longer(world, i)
+    for i, rank in enumerate(world.ranks):
         if rank.phase in _WITHIN and not rank.is_lost:
             found = list(_WITHIN[rank.phase](world, i, bounds, census))
             if found:
@@ -374,7 +381,8 @@ def _events(world: World, bounds: Bounds, census: Census) -> Iterator[World]:
         if rank.phase != "step":
             continue
         yield from _mischief(world, i, bounds)
-        is_free = rank.next + rank.skipped - min(other.reach for other in world.ranks) <= bounds.lag
+        reach = min(other.reach(bounds.boundaries) for other in world.ranks)
+        is_free = rank.next + rank.skipped - reach <= bounds.lag
         if rank.next <= bounds.boundaries and is_free:
             yield from _boundary(world, i, bounds, census)
 
@@ -383,6 +391,8 @@ def _mischief(world: World, i: int, bounds: Bounds) -> Iterator[World]:
     """Rank `i` does, between two boundaries, what no other rank does."""
     if not world.faults:
         return
+    if "finish" in bounds.kinds:
+        yield from _finish(world, i, bounds)
     for kind in ("off", "close", "skip"):
         if kind not in bounds.kinds or (kind == "off" and world.ranks[i].is_off):
             continue
@@ -394,12 +404,52 @@ def _mischief(world: World, i: int, bounds: Bounds) -> Iterator[World]:
         elif kind == "skip":
             rank.skipped += 1
         else:
-            rank.is_closed = True
-            rank.agreement._gone("closed", is_known=rank.agreement.has_left)
-            for step, known in done.in_force.items():
-                if step > rank.steps and known[1] != rank.value:
-                    raise done.violate(f"in step {step} one rank has {known[1]}, rank {i}, which closed, {rank.value}")
+            _close(done, i)
         yield done
+
+
+def _close(world: World, i: int) -> None:
+    """Rank `i` closes and trains on with what is in force on it."""
+    rank = world.ranks[i]
+    rank.is_closed, rank.is_closing, rank.phase, rank.proposal = True, False, "step", None
+    rank.agreement._gone("closed", is_known=rank.agreement.has_left)
+    for step, known in world.in_force.items():
+        if step > rank.steps and known[1] != rank.value:
+            raise world.violate(f"in step {step} one rank has {known[1]}, rank {i}, which closed, {rank.value}")
+    for j, other in enumerate(world.ranks):
+        if other.is_closed and other.value != rank.value:
+            raise world.violate(f"rank {i} closed with {rank.value}, rank {j} with {other.value}")
+
+
+def _finish(world: World, i: int, bounds: Bounds) -> Iterator[World]:
+    """Rank `i` closes after one of the boundaries that it may have come to by now, and asks to go back to value 0."""
+    others = [other for j, other in enumerate(world.ranks) if j != i]
+    first = max(other.at + other.skipped for other in others) - bounds.lag - world.ranks[i].skipped
+    for at in range(max(world.ranks[i].at, first), world.ranks[i].next):
+        done = world.clone(f"rank {i} closes after", at)
+        done.faults -= 1
+        rank = done.ranks[i]
+        while rank.at < at:
+            rank.at += 1
+            rank.agreement.note(rank.at, None if rank.is_off else 1, profiled=False)
+        _make_steps(done, i)
+        if rank.value == 0:
+            _close(done, i)
+        else:
+            rank.is_closing, rank.phase, rank.proposal = True, "gather", Proposal(0, 0, (0,))
+        yield done
+
+
+def _waits_no_longer(world: World, i: int) -> Iterator[World]:
+    late = world.clone(f"rank {i} closes and waits no longer")
+    rank = late.ranks[i]
+    rank.agreement._main.gives_up = True  # type: ignore[attr-defined]
+    assert rank.proposal is not None
+    if rank.agreement.gather_for(rank.proposal, closes=True):
+        rank.phase = "apply"
+    else:
+        _close(late, i)
+    yield late
 
 
 def _lose(world: World, i: int, bounds: Bounds) -> Iterator[World]:
@@ -529,7 +579,7 @@ def _gather(world: World, i: int, bounds: Bounds, census: Census) -> Iterator[Wo
     was_waiting = main.waits_for
     assert rank.proposal is not None
     try:
-        is_on = rank.agreement.gather_for(rank.proposal)
+        is_on = rank.agreement.gather_for(rank.proposal, closes=rank.is_closing)
     except BlockedError:
         if was_waiting is None:
             main.waits_for = main.sent - 1
@@ -537,6 +587,8 @@ def _gather(world: World, i: int, bounds: Bounds, census: Census) -> Iterator[Wo
         return
     if is_on:
         rank.phase = "apply"
+    elif rank.is_closing:
+        _close(gathered, i)
     else:
         census.left_out += 1
         rank.proposal, rank.phase = None, "step"
@@ -579,4 +631,8 @@ def _settle(world: World, census: Census) -> World:
         rank.settle(rank.agreement, proposal, is_done=done[i], undo=undo)
         rank.proposal, rank.is_done = None, True
         rank.rest()
+    for i, rank in enumerate(settled.ranks):
+        if rank.is_closing:
+            census.taken_back += rank.value == 0
+            _close(settled, i)
     return settled

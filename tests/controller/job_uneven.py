@@ -8,7 +8,9 @@
     off        pacecar's hook fails until it turns itself off
     none       nothing
 
-`kind` is "ddp"; "metrics": DDP, and a loss reduced by hand in each step; "plain": gradients reduced by hand.
+`kind` is "ddp"; "metrics": DDP, and a loss reduced by hand in each step; "accumulate": DDP, two backwards a step, the
+first without communication; "micro": DDP, and pacecar cuts the batches; "batches": DDP, and pacecar makes updates of
+`steps` batches of the loader; "fsdp": FSDP2; "plain": gradients reduced by hand.
 `when` is a step, or a moment: "trial" (a trial's values are in force), "voted" (a vote is out that this rank is for),
 "switched" (a switch was carried out in the last boundary).  The job knows its own losses to the last bit, and what was
 in force in each step.
@@ -39,7 +41,24 @@ from pacecar.controller.observation import Turn
 from tests.kit.patient_gathers import wait_for_gathers
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-BYTES = (4096, 16384, 65536)
+BATCH = 12
+
+VALUES = {
+    "bucket_bytes": (4096, 16384, 65536),
+    "fsdp_prefetch": (1, 2, 0),
+    "fsdp_reshard": (0, 1),
+    "micro_batch": (3, 6, 12),
+    "batch_samples": (2 * BATCH * WORLD, BATCH * WORLD, 4 * BATCH * WORLD),
+}
+"""What a restless policy tries."""
+
+KNOBS = {
+    "fsdp": ("fsdp_prefetch", "fsdp_reshard"),
+    "micro": ("micro_batch",),
+    "batches": ("batch_samples",),
+    "plain": (),
+}
+"""Those of a kind of job; of the others the buckets."""
 
 
 class PlannedError(Exception):
@@ -47,7 +66,7 @@ class PlannedError(Exception):
 
 
 class Restless:
-    """A policy that always tries another bucket size, and keeps each second one."""
+    """A policy that always tries other values, and keeps each second time."""
 
     def __init__(self) -> None:
         self.turns = 0
@@ -57,7 +76,8 @@ class Restless:
 
     def advance(self, observations: Any) -> tuple[Turn | None, list[Any]]:
         self.turns += 1
-        values = {s.knob: BYTES[self.turns // 2 % len(BYTES)] for s in self.spaces if s.knob == "bucket_bytes"}
+        turned = [space.knob for space in self.spaces if space.knob in VALUES]
+        values = {knob: VALUES[knob][self.turns // 2 % len(VALUES[knob])] for knob in turned}
         return Turn(self.turns // 2, values, is_trial=self.turns // 2 % 2 == 0), []
 
     def finish(self, reason: str) -> list[Any]:
@@ -70,6 +90,28 @@ class Restless:
         return False
 
 
+def shard(net: nn.Sequential) -> nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (WORLD,))
+    for block in net:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(net, mesh=mesh)
+
+
+class Said(logging.Handler):
+    """Keeps what the tuner says aloud; the crew may find a rank slow on a busy machine."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "tuner" in record.getMessage():
+            self.lines.append(record.getMessage())
+
+
 class Job:
     """Trains, and does `what` on the rank `who` when it is time."""
 
@@ -78,24 +120,40 @@ class Job:
         torch.manual_seed(7)
         net = nn.Sequential(*[nn.Sequential(nn.Linear(48, 48), nn.Tanh()) for _ in range(6)])
         self.kind = options.get("kind", "ddp")
-        self.model: nn.Module = net if self.kind == "plain" else DistributedDataParallel(net, bucket_cap_mb=0.02)
+        self.knobs = KNOBS.get(self.kind, ("bucket_bytes",))
+        self.model: Any = net
+        if self.kind == "fsdp":
+            self.model = shard(net)
+        elif self.kind != "plain":
+            self.model = DistributedDataParallel(net, bucket_cap_mb=0.02)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.draw = torch.Generator().manual_seed(RANK)
         self.losses: list[str] = []
         self.is_mine = RANK in options["who"]
         self.did_at: int | None = None
         self.pacer: Any = None
+        self.updates: Any = None
+        self.proven: tuple[int, ...] | None = None
         self.slowest = 0.0
+        self.said = Said()
+        logging.getLogger("pacecar").addHandler(self.said)
 
     def attach(self) -> None:
         what = self.options["what"]
         if self.options["tune"] is None or (what == "absent" and self.is_mine):
             return
+        extra: dict[str, Any] = {}
+        if self.kind in ("micro", "batches"):
+            extra = {"knobs": self.knobs, "micro_batch": 6}
+        if self.kind == "batches":
+            extra |= {"learning_rate_rule": "adascale", "batch_samples_max": 4 * BATCH * WORLD}
         self.pacer = pacecar.attach(
             self.model, self.optimizer, tune=self.options["tune"], socket="/nonexistent/socket", warmup_steps=2,
             bucket_bytes_min=4096, job="uneven", crew=self.options.get("crew", True),
-            meet_seconds=2.0 if what == "absent" else 60.0,
+            meet_seconds=2.0 if what == "absent" else 60.0, **extra,
         )  # fmt: skip
+        if self.kind == "batches":
+            self.updates = iter(self.pacer.batches([self.batch() for _ in range(self.options["steps"])]))
         if self.options.get("restless") and RANK == 0 and self.pacer._tuner is not None:
             self.pacer._tuner._policy = Restless()
 
@@ -108,7 +166,7 @@ class Job:
             return step == (when if isinstance(when, int) else 20)
         agreement = tuner._agreement
         return {
-            "trial": tuner._proven is not None,
+            "trial": tuner._proven is not None and tuner._proven != tuner._board.agreed(),
             "voted": agreement._vote is not None and agreement._member._voted is not None,
             "switched": tuner._boundary == tuner._switched_at,
         }[when] and step > 8  # fmt: skip
@@ -118,10 +176,9 @@ class Job:
         if raises == "raise":
             self.did_at = number
             raise PlannedError
-        batch = torch.randn(12, 48, generator=self.draw)
+        batch = self.batch() if self.updates is None else next(self.updates)
         self.optimizer.zero_grad()
-        loss = self.model(batch).square().mean()
-        loss.backward()
+        loss = self.backward(batch)
         if self.kind == "metrics":
             dist.all_reduce(loss.detach().clone())
         if self.kind == "plain":
@@ -134,7 +191,26 @@ class Job:
         self.losses.append(float(loss.detach()).hex())
         if raises in ("close", "off") and self.pacer is not None:
             self.did_at = number
+            self.proven = None if self.pacer._tuner is None else self.pacer._tuner._proven
             self.pacer.close() if raises == "close" else self._break_hook()
+
+    def batch(self) -> torch.Tensor:
+        return torch.randn(BATCH, 48, generator=self.draw)
+
+    def backward(self, batch: torch.Tensor) -> torch.Tensor:
+        def loss_of(part: torch.Tensor) -> torch.Tensor:
+            loss: torch.Tensor = self.model(part).square().mean()
+            return loss
+
+        if self.kind in ("micro", "batches") and self.pacer is not None:
+            whole: torch.Tensor = self.pacer.train_batch(batch, loss_of)
+            return whole
+        if self.kind == "accumulate":
+            with self.model.no_sync():
+                (loss_of(self.batch()) / 2).backward()
+        loss = loss_of(batch)
+        loss.backward()
+        return loss
 
     def _break_hook(self) -> None:
         def fail() -> None:
@@ -154,6 +230,8 @@ class Job:
                     with self.pacer or nullcontext():
                         raise PlannedError
                 self.step(number)
+            except StopIteration:  # of the updates
+                break
             except PlannedError:
                 if self.options["what"] == "skip":
                     self.losses.append("left out")
@@ -166,16 +244,23 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     job.train()
     tuner = None if job.pacer is None else job.pacer._tuner
     layout = None
-    if job.kind != "plain" and tuner is not None and "bucket_bytes" in tuner._actuators:
-        layout = tuner._actuators["bucket_bytes"].value()
+    if tuner is not None and all(knob in tuner._actuators for knob in job.knobs):
+        layout = [tuner._actuators[knob].value() for knob in job.knobs]
+    spaces = () if tuner is None else tuner._agreement.spaces
+    proven = [value for space, value in zip(spaces, job.proven or (), strict=False) if space.knob in job.knobs]
     if job.pacer is not None:
         job.pacer.close()
-    weights = torch.cat([p.detach().flatten() for p in job.model.parameters()])
+    logging.getLogger("pacecar").removeHandler(job.said)
+    shards = [p.to_local() if job.kind == "fsdp" else p for p in job.model.parameters()]
+    weights = torch.cat([shard.detach().flatten() for shard in shards])
     return {
         "losses": job.losses,
         "weights": weights.double().sum().item().hex(),
         "did_at": job.did_at,
         "layout": layout,
+        "proven": proven,
+        "knobs": [space.knob for space in spaces if space.knob in job.knobs],
+        "said": job.said.lines,
         "frozen": None if tuner is None else tuner._agreement.frozen,
         "state": None if tuner is None else tuner.state,
         "slowest": job.slowest,

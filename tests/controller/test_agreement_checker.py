@@ -39,6 +39,21 @@ def test_one_of_two_ranks_may_close_leave_out_a_boundary_wait_no_longer_or_not_m
     )
 
 
+def test_ranks_that_close_each_at_any_moment_go_back_together_or_not_at_all() -> None:
+    census = check(Bounds(faults=2, wishes=1, boundaries=3 * PERIOD, delay=1, kinds=("finish",)))
+    assert census.taken_back > 0
+    assert census.left > census.taken_back, "mostly they close at different moments"
+
+
+@pytest.mark.full
+def test_one_or_two_of_three_ranks_may_close_at_any_moment() -> None:
+    census = check(Bounds(ranks=3, faults=2, wishes=1, boundaries=3 * PERIOD, delay=1, kinds=("close",)))
+    assert census.states > 10_000
+    assert census.switches > 0
+    assert census.left > 0
+    assert census.left_out > 0
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("step_ns", [0, LONG_STEP_NS])
 def test_one_of_three_ranks_may_do_so(step_ns: int) -> None:
@@ -92,6 +107,9 @@ def test_at_every_second_step_a_wish_is_applied_or_replaced_within_four_periods_
         Bounds(faults=2, wishes=2, boundaries=4 * PERIOD, delay=1, kinds=("close", "skip", "late", "freeze", "fail")),
         Bounds(faults=1, wishes=2, boundaries=5 * PERIOD, delay=1, step_ns=LONG_STEP_NS),
         Bounds(ranks=3, faults=1, wishes=1, boundaries=3 * PERIOD, delay=1, step_ns=LONG_STEP_NS),
+        Bounds(ranks=3, faults=2, wishes=2, boundaries=4 * PERIOD, delay=1, kinds=("close",)),
+        Bounds(ranks=3, faults=3, wishes=1, boundaries=3 * PERIOD, delay=1, kinds=("finish",)),
+        Bounds(faults=2, wishes=2, boundaries=4 * PERIOD, delay=1, lag=3, kinds=("finish", "skip")),
     ],
     ids=[
         "two wishes",
@@ -101,6 +119,9 @@ def test_at_every_second_step_a_wish_is_applied_or_replaced_within_four_periods_
         "two of what one rank alone does",
         "two wishes of ranks at leisure",
         "three ranks at leisure",
+        "one and two of three ranks close",
+        "all of three ranks close",
+        "ranks that lag close, or leave out a boundary",
     ],
 )
 def test_wider_bounds(bounds: Bounds) -> None:
@@ -164,29 +185,41 @@ def keeps_what_it_has(agreement: RankAgreement, proposal: Proposal, *, is_done: 
 class SwitchesAfterTheVote(RankAgreement):
     """Takes the vote for the switch: whoever voted will be there."""
 
-    def gather_for(self, proposal: Proposal) -> bool:
+    def gather_for(self, proposal: Proposal, *, closes: bool = False) -> bool:
         return not self.has_left
 
 
 class KeepsItsOwnVerdict(RankAgreement):
     """Goes on by what it saw itself, where others may have given up."""
 
-    def gather_for(self, proposal: Proposal) -> bool:
+    def gather_for(self, proposal: Proposal, *, closes: bool = False) -> bool:
         main: Any = self._main
         verdict, main.verdict = main.verdict, lambda frame, *, is_complete: is_complete
         try:
-            return super().gather_for(proposal)
+            return super().gather_for(proposal, closes=closes)
         finally:
             main.verdict = verdict
+
+
+class ClosesAnywhere(RankAgreement):
+    """Takes any two closes for closes after the same step."""
+
+    def gather_for(self, proposal: Proposal, *, closes: bool = False) -> bool:
+        counted, self._collectives = self._collectives, int
+        boundary, self._boundary = self._boundary, 0
+        try:
+            return super().gather_for(proposal, closes=closes)
+        finally:
+            self._collectives, self._boundary = counted, boundary
 
 
 class CountsNoCollectives(RankAgreement):
     """Takes the n-th boundary of two ranks for the same place in the training."""
 
-    def gather_for(self, proposal: Proposal) -> bool:
+    def gather_for(self, proposal: Proposal, *, closes: bool = False) -> bool:
         counted, self._collectives = self._collectives, int
         try:
-            return super().gather_for(proposal)
+            return super().gather_for(proposal, closes=closes)
         finally:
             self._collectives = counted
 
@@ -203,6 +236,8 @@ class CountsNoCollectives(RankAgreement):
     [
         ({"agreement": SwitchesAfterTheVote}, Bounds(wishes=1, faults=1, kinds=("close",)), "all ranks wait"),
         ({"agreement": KeepsItsOwnVerdict}, Bounds(wishes=1, faults=1, kinds=("late",)), "in step|all ranks wait"),
+        ({"agreement": KeepsItsOwnVerdict}, Bounds(wishes=1, faults=2, delay=1, kinds=("finish",)), "all ranks wait"),
+        ({"agreement": ClosesAnywhere}, Bounds(wishes=1, faults=2, delay=1, lag=3, kinds=("finish",)), "in step"),
         ({"agreement": CountsNoCollectives}, Bounds(wishes=1, faults=1, lag=3, delay=1, kinds=("skip",)), "in step"),
         ({"member": VotesWithoutADigest}, Bounds(withdrawals=0), "says"),
         ({"member": AppliesWhatItVotedFor}, Bounds(wishes=1), "says"),

@@ -1,14 +1,20 @@
-"""A closed road keeps its last gather: a thread of gloo may still hold it, and the group waits for that thread."""
+"""A closed road keeps its last gather: a thread of gloo may still hold it, and the group waits for that thread.
+
+And a farewell is heard by whoever waits, in whatever frame it came.
+"""
 
 from __future__ import annotations
 
 import gc
 import weakref
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import pytest
+import torch
 
-from pacecar.controller.channels import MainRoad, SideRoad, Subject
+from pacecar.controller.channels import LeftError, MainRoad, SideRoad, Subject
+from pacecar.controller.rank_agreement import RankAgreement
 from pacecar.profiler.crew.road import GlooRoad
 from pacecar.profiler.crew.words import MESSAGE_WORDS
 
@@ -69,3 +75,62 @@ def test_so_does_the_road_of_the_votes() -> None:
     kept = [gather() is not None for gather in group.gathers]
     assert kept[-1]
     assert not kept[0]
+
+
+Answer = Literal["the same", "a farewell", "nothing"]
+
+
+class Late(Gather):
+    """A gather that other ranks never join."""
+
+    def is_completed(self) -> bool:
+        return False
+
+
+class TwoRanks:
+    """A group of two, of which the other rank sends what it is told to, frame by frame."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+
+    def _allgather_base(self, gathered: torch.Tensor, mine: torch.Tensor, *_: Any) -> Gather:
+        answer = self.answers.pop(0)
+        theirs = mine.clone()
+        if answer == "a farewell":
+            theirs[0] = Subject.LEAVE
+        gathered.copy_(torch.cat([mine, theirs]))
+        return Late() if answer == "nothing" else Gather()
+
+
+def agreement(*answers: Answer) -> Any:
+    """Return a rank that has met another one, with a road of votes on which that answers so."""
+    rank: Any = RankAgreement(0, 2, votes=True, collectives=lambda: 7)
+    rank._main._group = TwoRanks(*answers)
+    return rank
+
+
+def test_who_waits_for_a_frame_hears_of_a_farewell_in_an_earlier_one_that_nobody_has_read() -> None:
+    """Else it waited for 10 s for a rank that sends nothing any more, and the job with it."""
+    road: Any = MainRoad(0, 2)
+    road._group = TwoRanks("the same", "a farewell", "nothing")
+    frames = [road.post(Subject.VOTE, [1]) for _ in range(3)]
+    with pytest.raises(LeftError, match="rank 1 takes no further part"):
+        road.take(frames[2], 1.0)
+    assert road.take(frames[0], 1.0)[1][0] == 1
+    with pytest.raises(LeftError):
+        road.take(frames[1], 1.0)
+
+
+@pytest.mark.parametrize("who", ["the other", "this one"])
+def test_what_all_told_before_a_rank_left_is_heard_by_all_also_afterwards(who: str) -> None:
+    """A learning rate follows from it: one rank alone would go on at another than the rest."""
+    answers: Sequence[Answer] = ("the same", "a farewell", "nothing") if who == "the other" else ("the same", "nothing")
+    rank = agreement(*answers)
+    heard = rank.tell(Subject.NOISE, [3.0, 4.0])
+    if who == "the other":
+        assert rank.ask(Subject.GRADIENTS, [1.0]) is None
+    else:
+        rank.leave()
+    assert rank.has_left
+    assert heard() == [[3.0, 4.0], [3.0, 4.0]]
+    assert rank.ask(Subject.GRADIENTS, [1.0]) is None

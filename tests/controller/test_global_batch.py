@@ -28,6 +28,7 @@ from pacecar.controller.microbatch import MicroBatcher
 from pacecar.controller.offers import KnobOffer, Offer, decode_offer, encode_offer
 from pacecar.controller.protocol import KNOBS_MAX
 from pacecar.knobs import KNOBS
+from pacecar.profiler.step_hooks import before_step
 from tests.kit.lone_rank import lone_rank
 
 
@@ -180,8 +181,26 @@ def test_the_rate_follows_the_update_s_true_size(ddp: DistributedDataParallel, r
     actuator.apply(64)
     factors = [actuator.factor() for _ in actuator.grouper.batches([torch.ones(8, 2)] * 5)]
     assert factors == pytest.approx([factor, 1.0]), "the rest of the epoch is one batch"
+
+
+@pytest.mark.parametrize("is_back", [True, False], ids=["went back on all ranks", "stays on all ranks"])
+def test_closing_leaves_the_rate_to_the_script_only_where_the_updates_are_its_own_again(
+    ddp: DistributedDataParallel, *, is_back: bool
+) -> None:
+    actuator, batcher, optimizer = knob(ddp, learning_rate_rule="linear")
+    used(actuator, batcher)
+    actuator.apply(64)
+    if is_back:
+        actuator.apply(16)
     actuator.close()
-    assert actuator.grouper.multiplier == 1
+    assert (batcher.meter is None) == is_back, "nobody measures for nothing"
+    rates: list[float] = []
+    before_step(optimizer, lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
+    script = optimizer.param_groups[0]["lr"]
+    for _ in actuator.grouper.batches([torch.ones(8, 2)] * 4):
+        optimizer.step()
+    assert rates == pytest.approx([script] * 4 if is_back else [4 * script])
+    assert optimizer.param_groups[0]["lr"] == script
 
 
 def test_every_knob_there_is_fits_into_a_proposal_and_an_offer() -> None:

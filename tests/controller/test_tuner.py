@@ -96,6 +96,7 @@ class Bench:
     """A tuner and everything around it."""
 
     def __init__(self, mode: str = "exact", *, knob: str = "micro_batch", gradients: object = None) -> None:
+        self.must_leave: str | None = None
         self.dial, self.policy = Dial(), Wisher()
         self.dial.knob = knob
         self.businesses = 0
@@ -115,6 +116,7 @@ class Bench:
             request_window=lambda: setattr(self, "windows", self.windows + 1),
             clock=FakeClock(),
             gradients=gradients,  # type: ignore[arg-type]
+            parting=lambda: self.must_leave,
             begin_business=lambda: setattr(self, "businesses", self.businesses + 1),
         )
 
@@ -163,6 +165,43 @@ def test_one_rank_turns_a_knob_at_the_next_boundary_and_says_so(bench: Bench) ->
     bench.tuner.close()
     bench.tuner.close()
     assert bench.policy.finished == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "knob", "is_trial", "is_exit", "left"),
+    [
+        ("exact", "micro_batch", True, False, 4),
+        ("exact", "micro_batch", False, False, 8),
+        ("exact", "micro_batch", True, True, 8),
+        ("lossy", "compression", False, False, 0),
+        ("adaptive", "batch_samples", False, False, 4),
+    ],
+    ids=["tried", "kept", "tried, and the process ends", "lossy", "the global batch"],
+)
+def test_what_closing_leaves_in_force(mode: str, knob: str, *, is_trial: bool, is_exit: bool, left: int) -> None:
+    bench = Bench(mode, knob=knob)
+    bench.tuner.start()
+    bench.run(OFFER_BOUNDARY + 2)
+    bench.policy.turn = Turn(1, {knob: 8}, is_trial=is_trial)
+    bench.run(4)
+    assert bench.dial.value() == 8
+    bench.tuner.close(is_exit=is_exit)
+    assert bench.dial.value() == left
+    assert bench.switches()[-1][2] == bench.in_force.values == {knob: left}, "the records say so"
+
+
+def test_who_must_leave_in_a_trial_says_what_stays_and_what_it_was_before(bench: Bench) -> None:
+    bench.tuner.start()
+    bench.run(OFFER_BOUNDARY + 2)
+    bench.policy.turn = Turn(1, {"micro_batch": 8}, is_trial=True)
+    bench.run(4)
+    bench.must_leave = "planted"
+    bench.run(1)
+    said = bench.tuner.status
+    assert said is not None
+    assert said.detail == "planted; micro_batch stays at 8 on all ranks, unproven (4 before)"
+    bench.tuner.close()
+    assert bench.dial.value() == 8
 
 
 def test_a_trial_takes_one_window_and_what_is_kept_another(bench: Bench) -> None:

@@ -37,6 +37,11 @@ JOBS: dict[str, dict[str, Any]] = {
     "leaves out a step": {"what": "skip", "when": 21},
     "leaves out the next one": {"what": "skip", "when": 22},
     "stops measuring": {"what": "off", "when": "trial"},
+    "FSDP2 closes in a trial": {"what": "close", "when": "trial", "kind": "fsdp"},
+    "accumulates and closes in a trial": {"what": "close", "when": "trial", "kind": "accumulate"},
+    "cuts batches and closes in a trial": {"what": "close", "when": "trial", "kind": "micro"},
+    "all close in a trial": {"what": "close", "when": "trial", "who": [0, 1]},
+    "FSDP2: all close in a trial": {"what": "close", "when": "trial", "kind": "fsdp", "who": [0, 1]},
     "closes in a loop of plain all-reduces": {"what": "close", "when": 20, "kind": "plain", "steps": 40},
     "closes in a loop with all-reduces of its own": {"what": "close", "when": "voted", "kind": "metrics"},
     "never attaches": {"what": "absent", "when": 0, "steps": 30},
@@ -70,41 +75,99 @@ def jobs() -> dict[str, tuple[list[Rank], list[Rank]]]:
     return dict(zip(JOBS, zip(answers[len(JOBS) :], answers[: len(JOBS)], strict=True), strict=True))
 
 
+def same(tuned: Sequence[Rank], alone: Sequence[Rank], job: dict[str, Any]) -> None:
+    """Losses and weights are those of the job alone; batches that are cut are summed up in another order."""
+    for mine, theirs in zip(tuned, alone, strict=True):
+        if job.get("kind") == "micro":
+            numbers = [[float.fromhex(x) for x in (*rank["losses"], rank["weights"])] for rank in (mine, theirs)]
+            assert numbers[0] == pytest.approx(numbers[1], rel=1e-4)
+        else:
+            assert mine["losses"] == theirs["losses"], job
+            assert mine["weights"] == theirs["weights"], job
+
+
 @pytest.mark.parametrize("name", JOBS)
 def test_the_job_trains_on_to_the_same_losses(jobs: Any, name: str) -> None:
-    tuned, alone = jobs[name]
-    assert [rank["losses"] for rank in tuned] == [rank["losses"] for rank in alone]
-    assert [rank["weights"] for rank in tuned] == [rank["weights"] for rank in alone]
+    same(*jobs[name], JOBS[name])
+
+
+CLOSES = [name for name in JOBS if JOBS[name]["what"] in ("close", "block") and JOBS[name].get("kind") != "plain"]
+
+
+@pytest.mark.parametrize("name", CLOSES)
+def test_all_ranks_keep_the_same_values_and_each_says_one_line_at_most(jobs: Any, name: str) -> None:
+    tuned, _ = jobs[name]
+    for rank in {**BASE, **JOBS[name]}["who"]:
+        assert tuned[rank]["did_at"] is not None, "the moment has come"
+    assert bool(tuned[0]["knobs"]) == (JOBS[name]["when"] != 1), "there was something to turn"
+    assert tuned[0]["layout"] == tuned[1]["layout"]
+    assert [len(rank["said"]) <= 1 for rank in tuned] == [True, True], [rank["said"] for rank in tuned]
+    assert max(rank["slowest"] for rank in tuned) < 20.0
+
+
+@pytest.mark.parametrize("name", [name for name in CLOSES if "who" not in JOBS[name] or len(JOBS[name]["who"]) == 1])
+def test_where_one_closes_the_other_says_why_it_tunes_no_more(jobs: Any, name: str) -> None:
+    tuned, _ = jobs[name]
+    who = {**BASE, **JOBS[name]}["who"][0]
+    assert f"rank {who} takes no further part" in tuned[1 - who]["frozen"]
+    if JOBS[name]["when"] == "trial":
+        for rank in tuned:
+            (line,) = rank["said"]
+            assert all(f"; {knob} stays at " in line and " before)" in line for knob in rank["knobs"]), line
+
+
+@pytest.mark.parametrize("name", [name for name in CLOSES if JOBS[name].get("who") == [0, 1]])
+def test_where_all_close_in_a_trial_after_the_same_step_all_go_back_to_what_is_proven(jobs: Any, name: str) -> None:
+    tuned, _ = jobs[name]
+    assert len({rank["did_at"] for rank in tuned}) == 1, "after the same step"
+    assert [rank["layout"] for rank in tuned] == [rank["proven"] for rank in tuned]
+    assert [rank["said"] for rank in tuned] == [[], []]
+    assert len({rank["epoch"] for rank in tuned}) == 1
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in JOBS if JOBS[name]["what"] in ("close", "block") and JOBS[name].get("kind") != "plain"]
+    "when", [pytest.param("trial", id="in a trial"), pytest.param(30, id="at rest", marks=pytest.mark.full)]
 )
-def test_who_is_left_says_once_why_it_tunes_no_more_and_all_keep_the_same_layout(jobs: Any, name: str) -> None:
-    tuned, _ = jobs[name]
-    who = {**BASE, **JOBS[name]}["who"][0]
-    left = tuned[1 - who]
-    assert tuned[who]["did_at"] is not None, "the moment has come"
-    assert tuned[0]["layout"] == tuned[1]["layout"]
-    assert f"rank {who} takes no further part" in left["frozen"]
-    assert left["slowest"] < 20.0
+def test_a_rank_that_closes_alone_makes_the_same_updates_as_the_others_at_the_same_rate(when: int | str) -> None:
+    """Updates of another size would be fewer, and the others wait for the rest of them for ever."""
+    job = {**BASE, "what": "close", "when": when, "kind": "batches", "tune": "adaptive", "steps": 160, "who": [1]}
+    ((one, other),) = heard(launched([job], 2))
+    assert other["did_at"] is not None, "the moment has come"
+    assert len(one["losses"]) == len(other["losses"]) < 160, "two or four batches of the loader made an update"
+    assert one["layout"] == other["layout"]
+    assert one["weights"] == other["weights"]
+    if when == "trial":
+        assert "; batch_samples stays at " in other["said"][0]
 
 
 WHEN = (1, "voted", "trial", "switched", 30)
 """Before the first vote, when one is out, in a trial, after a switch, at any other time."""
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_under_torchrun_each_rank_may_close_or_fail_at_each_moment(ranks: int, tmp_path: Path) -> None:
-    attacks = [
-        *({"what": "close", "when": when, "who": [who]} for when in WHEN for who in range(ranks)),
-        *({"what": "block", "when": when, "who": [who]} for when in ("voted", "trial") for who in range(ranks)),
-        *({"what": "skip", "when": when, "who": [who]} for when in range(20, 24) for who in range(ranks)),
-        *({"what": "raise", "when": "voted", "who": [who]} for who in range(ranks)),
-        *({"what": "off", "when": "trial", "who": [who]} for who in range(ranks)),
+def attacks_on(kind: str, ranks: int) -> list[dict[str, Any]]:
+    """Return what is tried on jobs of a kind."""
+    every, ends = range(ranks), (0, ranks - 1)
+    closes = [{"what": "close", "when": "trial", "who": list(every)}]
+    if kind != "ddp":
+        closes += [{"what": "close", "when": when, "who": [who]} for when in ("trial", "voted", 30) for who in ends]
+        closes += [{"what": "off", "when": "trial", "who": [who]} for who in ends]
+        return [{**attack, "kind": kind} for attack in closes]
+    return [
+        *closes,
+        *({"what": "close", "when": when, "who": [who]} for when in WHEN for who in every),
+        *({"what": "block", "when": when, "who": [who]} for when in ("voted", "trial") for who in every),
+        *({"what": "skip", "when": when, "who": [who]} for when in range(20, 24) for who in every),
+        *({"what": "raise", "when": "voted", "who": [who]} for who in every),
+        *({"what": "off", "when": "trial", "who": [who]} for who in every),
         {"what": "close", "when": "trial", "who": list(range(1, ranks))},
     ]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "accumulate", "micro"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_under_torchrun_each_rank_may_close_or_fail_at_each_moment(ranks: int, kind: str, tmp_path: Path) -> None:
+    attacks = attacks_on(kind, ranks)
     options = [{**BASE, **attack, "tune": tune} for tune in (None, "exact") for attack in attacks]
     environ = {**os.environ, **SETTINGS, "PACECAR_HOOK_OVERHEAD_BUDGET": "0.2", "PYTHONPATH": str(ROOT)}
     environ |= {"ANSWERS": str(tmp_path / "rank"), "OMP_NUM_THREADS": "1"}
@@ -118,10 +181,11 @@ def test_under_torchrun_each_rank_may_close_or_fail_at_each_moment(ranks: int, t
     for attack, alone, tuned in zip(
         attacks, zip(*answers, strict=True), list(zip(*answers, strict=True))[len(attacks) :], strict=False
     ):
-        for rank in range(ranks):
-            assert tuned[rank]["losses"] == alone[rank]["losses"], attack
-            assert tuned[rank]["weights"] == alone[rank]["weights"], attack
-        assert len({rank["layout"] for rank in tuned}) == 1, attack
+        same(tuned, alone, attack)
+        assert len({str(rank["layout"]) for rank in tuned}) == 1, attack
+        assert max(len(rank["said"]) for rank in tuned) <= 1, (attack, [rank["said"] for rank in tuned])
+        if attack["what"] == "close" and attack["who"] == list(range(ranks)) and attack["when"] == "trial":
+            assert [rank["layout"] for rank in tuned] == [rank["proven"] for rank in tuned], attack
 
 
 @pytest.mark.full

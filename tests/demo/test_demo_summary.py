@@ -223,6 +223,18 @@ def test_overhead_is_all_ranks_own_time_over_all_ranks_wall_time() -> None:
     assert summarize(ranks).overhead_ratio == pytest.approx(40 / 4000)
 
 
+def test_steps_that_were_only_counted_at_the_end_are_in_the_goodbyes() -> None:
+    records: list[JobRecord] = [step(0, 5, total_wall_ns=1000), step(1, 5, total_wall_ns=3000)]
+    totals = Ledger(wall_ns=6000, compute_ns=6000)
+    told = Goodbye(job="j", rank=1, reason="", wall_ns=0, totals=totals, total_steps=9, total_overhead_ns=90)
+    old = Goodbye(job="j", rank=0, reason="", wall_ns=0)
+    result = summarize([*records, told, old])
+    assert result.steps == 9
+    assert result.overhead is not None
+    assert result.overhead.wall_seconds == 6000 / 1e9
+    assert result.overhead_ratio == pytest.approx((10 + 90) / (1000 + 6000))
+
+
 def test_a_run_without_steps_can_still_say_what_the_tuner_did() -> None:
     status = TunerStatus(
         job="j", rank=0, state="frozen", detail="rank 1 left", step=3, wall_ns=1, exploration_ns=7, trials=0

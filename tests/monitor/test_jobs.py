@@ -229,6 +229,25 @@ def test_a_silent_job_is_forgotten_with_its_series_and_comes_back_with_its_next_
     assert ("job_steps_total", "run-7", "0") in series(board)
 
 
+def test_the_counters_of_a_job_that_ended_hold_the_steps_after_its_last_record(board, make_hello, make_step):
+    hello, step = make_hello(), make_step()
+    wall_ns = step.totals.wall_ns + 400
+    totals = msgspec.structs.replace(step.totals, wall_ns=wall_ns, compute_ns=step.totals.compute_ns + 400)
+    fields = {"job": "run-7", "rank": 0, "reason": "done", "wall_ns": 1}
+    for bye in (Goodbye(**fields), Goodbye(**fields, totals=totals, total_steps=50, total_samples=1600)):
+        for record in (hello, step, bye):
+            board.take(record, hello=hello, uid=1, owner=1)
+    read = series(board)
+    assert read[("job_steps_total", "run-7", "0")] == 50
+    assert read[("job_samples_total", "run-7", "0")] == 1600
+    assert read[("job_tokens_total", "run-7", "0")] == step.total_tokens
+    assert read[("job_step_wall_seconds_total", "run-7", "0")] == wall_ns
+    for few, short_ns in ((1, wall_ns), (99, 1)):
+        bye = Goodbye(**fields, totals=Ledger(wall_ns=short_ns, compute_ns=short_ns), total_steps=few)
+        board.take(bye, hello=hello, uid=1, owner=1)
+        assert series(board)[("job_steps_total", "run-7", "0")] == 50, "a counter never falls"
+
+
 def refusal_of(board, record, hello, uid=1, owner=9):
     with pytest.raises(FrameError) as caught:
         board.take(record, hello=hello, uid=uid, owner=owner)

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacecar.config import HookConfig
+from pacecar.lastwords import completed
 from pacecar.profiler.cadence import BURST, EVERY_MAX, REVIEW_STEPS, Cadence, burst_end, next_measured
 from pacecar.profiler.pulse import CountedStep
-from pacecar.records import Ledger, StepRecord
+from pacecar.records import Goodbye, Ledger, StepRecord
 from tests.kit.forking_python import forking_python
 
 US = 1000
@@ -136,6 +137,40 @@ def test_totals_and_wall_time_stay_right_when_steps_are_only_counted(job, attach
     measured = sum((r.ledger for r in records), Ledger(wall_ns=0))
     assert measured.wall_ns < last.totals.wall_ns / 2, "most were only counted"
     assert hook.overhead_ratio <= 0.01
+
+
+def test_steps_that_no_measured_one_follows_are_in_the_goodbye(job, attach, sink):
+    clock = Slow()
+    hook = attach(job, config=HookConfig(overhead_budget=0.01, windows=False, count_flops=False), clock=clock)
+    begun, last = 0, None
+    while last is None or last.total_steps < 300 or hook.step != last.total_steps + 7:
+        clock.now += 1_000 * US
+        job.run(1)
+        hook.flush()
+        begun, last = begun or clock.now, steps_of(sink)[-1]
+    ended = clock.now
+    hook.close()
+    bye = sink.records[-1]
+    assert isinstance(bye, Goodbye)
+    assert bye.total_steps == hook.step == last.total_steps + 7
+    assert bye.total_samples == 16 * bye.total_steps
+    assert bye.totals.wall_ns == pytest.approx(ended - begun, rel=0.01)
+    rest_ns = bye.totals.wall_ns - last.totals.wall_ns
+    assert rest_ns == pytest.approx(7 * 1_000 * US, rel=0.1)
+    assert bye.totals.unknown_ns - last.totals.unknown_ns < 1.1 * rest_ns * last.ledger.unknown_ns / last.wall_ns + US
+    assert bye.total_overhead_ns > last.total_overhead_ns
+    assert completed(last, bye).total_steps == bye.total_steps
+
+
+def test_a_job_without_a_step_has_no_totals_and_one_whose_steps_all_have_records_those_of_the_last(job, attach, sink):
+    hook = attach(job, config=HookConfig(windows=False))
+    hook.close()
+    assert (sink.records[-1].totals, sink.records[-1].total_steps, sink.records[-1].total_overhead_ns) == (None,) * 3
+    hook = attach(job, config=HookConfig(windows=False, overhead_budget=1.0))
+    job.run(3)
+    hook.close()
+    last, bye = steps_of(sink)[-1], sink.records[-1]
+    assert (bye.totals, bye.total_steps, bye.total_samples) == (last.totals, 3, last.total_samples)
 
 
 def test_a_hook_that_cannot_afford_even_counting_turns_itself_off_with_one_line(job, attach, sink, caplog):

@@ -318,6 +318,33 @@ def test_errors_of_the_estimate_the_tuners_last_word_and_peoples_orders(tmp_path
     assert [rank.last_words for rank in report.ranks] == ["finished", None]
 
 
+def test_steps_after_the_last_record_count_where_the_goodbye_has_them(tmp_path: Path) -> None:
+    folder = untuned(tmp_path / "run", steps=60)
+    before = report_of(folder)
+    totals = Ledger(wall_ns=75 * 100 * MS, compute_ns=75 * 100 * MS)
+    append(folder, 0, Goodbye(job="j", rank=0, reason="finished", wall_ns=1))  # as older hooks say it
+    append(folder, 1, Goodbye(job="j", rank=1, reason="finished", wall_ns=1, totals=totals, total_steps=75,
+                              total_samples=75 * 16, total_tokens=75 * 512, total_overhead_ns=5 * MS))  # fmt: skip
+    report = report_of(folder)
+    assert (before.steps, report.steps) == (60, 75)
+    assert [rank.steps for rank in report.ranks] == [60, 75]
+    assert report.ranks[1].step_mean_ns == 100 * MS
+    assert report.ranks[1].overhead_ratio == pytest.approx(5 / 7500)
+    assert report.samples == (60 + 75) * 16
+    assert report.tokens == (60 + 75) * 512
+    assert before.duration_ns is not None
+    assert report.duration_ns == before.duration_ns + 15 * 100 * MS
+    assert report.before == before.before, "what is judged was measured"
+
+
+def test_a_goodbye_ends_its_own_start_of_the_job_and_no_other(tmp_path: Path) -> None:
+    folder = untuned(tmp_path / "run", ranks=1, steps=60)
+    totals = Ledger(wall_ns=45 * 100 * MS, compute_ns=45 * 100 * MS)
+    bye = Goodbye(job="j", rank=0, reason="finished", wall_ns=1, totals=totals, total_steps=45)
+    append(folder, 0, hello(0, 1), *(step(0, number) for number in range(40)), bye)
+    assert [rank.steps for rank in report_of(folder).ranks] == [60 + 45]
+
+
 def test_two_jobs_in_a_folder_are_named_and_one_can_be_chosen(tmp_path: Path) -> None:
     folder = untuned(tmp_path / "run", steps=60)
     for rank in (0, 1):

@@ -1,0 +1,31 @@
+"""What do the steps of a rank add up to, once it has said goodbye?
+
+Of short steps only one in k has a record, and the totals in it hold all steps before it.  Those after the last record
+are in the Goodbye alone: up to 252 steps, which may be most of a short run.  Whoever shows totals completes the last
+record by it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pacecar.records import Goodbye, StepRecord
+
+__all__ = ["completed"]
+
+
+def completed(last: StepRecord, goodbye: Goodbye | None) -> StepRecord:
+    """Return a rank's last record with the totals of its `goodbye`, where that has any and they are no less."""
+    if goodbye is None or goodbye.totals is None or goodbye.total_steps is None:
+        return last
+    if goodbye.total_steps < last.total_steps or goodbye.totals.wall_ns < last.totals.wall_ns:
+        return last  # of another start of the job
+    samples, tokens, overhead_ns = goodbye.total_samples, goodbye.total_tokens, goodbye.total_overhead_ns
+    return msgspec.structs.replace(
+        last,
+        totals=goodbye.totals,
+        total_steps=goodbye.total_steps,
+        total_samples=last.total_samples if samples is None else samples,
+        total_tokens=last.total_tokens if tokens is None else tokens,
+        total_overhead_ns=last.total_overhead_ns if overhead_ns is None else overhead_ns,
+    )

@@ -1,0 +1,88 @@
+"""What do steps that were only counted add to the totals?  Their own wall time, in the proportions of a measured one.
+
+Mostly the next measured step brings them to the books, and says what they were made of.  Where none follows, because
+the job ends, the last one says it, and the Goodbye has the totals: no StepRecord does.
+
+Left out: when a step is only counted (`cadence`), and how it is (`pulse`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pacecar.profiler.budget import Budget
+from pacecar.profiler.counts import Totals
+from pacecar.profiler.estimate import Calibrations, estimate
+from pacecar.profiler.pulse import Passed, Pulse
+from pacecar.profiler.steptimer import STOPPED
+from pacecar.profiler.stops import LATE_NS_MIN, Stop, StopDetector
+from pacecar.records import Goodbye, JobHello, Knobs
+
+__all__ = ["CountedSteps", "Like"]
+
+
+class Like(NamedTuple):
+    """The measured step that counted ones are taken to be like."""
+
+    wall_ns: int
+    phases: Mapping[str, int]
+    samples: int | None
+    knobs: Knobs
+
+
+class CountedSteps:
+    """Adds counted steps to `totals` and what they cost to `budget`; whoever calls holds the books' lock."""
+
+    def __init__(self, totals: Totals, budget: Budget, calibrations: Calibrations, stops: StopDetector) -> None:
+        self._totals = totals
+        self._budget = budget
+        self._calibrations = calibrations
+        self._stop_detector = stops
+        self.last: Like | None = None
+        """The last measured step."""
+
+    def add(self, passed: Passed, like: Like, end_ns: int, price_ns: int) -> list[Stop]:
+        """Add the steps up to `end_ns`, each of which costs `price_ns` that the hooks do not see.
+
+        Return when the process did not run in them.
+        """
+        passed.cost_ns += passed.steps * price_ns
+        self._budget.passed(passed.wall_ns, passed.cost_ns)
+        stops = self._stop_detector.stops(end_ns - passed.wall_ns, end_ns) if passed.wall_ns >= LATE_NS_MIN else []
+        stopped_ns = sum(stop.end_ns - stop.start_ns for stop in stops)
+        phases = {
+            name: duration * (passed.wall_ns - stopped_ns) // like.wall_ns if like.wall_ns else 0
+            for name, duration in like.phases.items()
+            if name not in ("overhead", "checkpoint", STOPPED)
+        }
+        if stopped_ns:
+            phases[STOPPED] = stopped_ns
+        ledger = estimate(passed.wall_ns, phases, self._calibrations.find(like.knobs))
+        samples, tokens = passed.samples, passed.tokens
+        if samples is None and like.samples is not None:
+            samples = like.samples * passed.steps
+        self._totals.add(ledger, samples, tokens, steps=passed.steps)
+        return stops
+
+    def add_rest(self, pulse: Pulse, price_ns: int) -> None:
+        """Add the steps that no measured one follows: the job ends."""
+        passed, pulse.passed = pulse.passed, None
+        _, end_ns = pulse.begun()
+        if passed is not None and passed.steps and self.last is not None and end_ns is not None:
+            self.add(passed, self.last, end_ns, price_ns)
+
+    def goodbye(self, hello: JobHello, reason: str, wall_ns: int) -> Goodbye:
+        """Return the last record, with the totals where there was a step."""
+        totals, has_any = self._totals, self._totals.steps > 0
+        return Goodbye(
+            job=hello.job,
+            rank=hello.rank,
+            reason=reason,
+            wall_ns=wall_ns,
+            totals=totals.ledger if has_any else None,
+            total_steps=totals.steps if has_any else None,
+            total_samples=totals.samples,
+            total_tokens=totals.tokens,
+            total_overhead_ns=self._budget.cost_ns if has_any else None,
+        )
