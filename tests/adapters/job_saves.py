@@ -15,7 +15,7 @@ import os
 import pickle
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -66,13 +66,16 @@ class Average:
         }
 
 
-def written(*names: str, by: Callable[[], Any]) -> list[Any]:
-    """Return what `by` writes into the folders `names`, and what torch loads of it by default: weights alone."""
+def written(*names: str, by: Callable[[], Any], varying: Sequence[str] = ()) -> list[Any]:
+    """Return what `by` writes into the folders `names`, and what torch loads of it by default: weights alone.
+
+    Files whose names end as `varying` hold other bytes in each run, also without pacecar.
+    """
     by()
     dist.barrier()
     found: list[Any] = []
     for name in names:
-        found.append(exports.files_in(Path(name)))
+        found.append(exports.files_in(Path(name), varying=varying))
         for path in sorted(Path(name).rglob("*")):
             if path.suffix in (".pt", ".pth", ".bin", ".ckpt") and "zero_pp" not in path.name:
                 found += [loaded_by_default(path)]
@@ -379,19 +382,26 @@ def deepspeed(stage: int) -> None:
     def operations(moment: str) -> exports.Operations:
         module, folder, weights = engine.module, f"{FOLDER}/{moment}", f"{FOLDER}/{moment} weights"
         found = exports.model_kept(module, X)
+        varying: tuple[str, ...] = ()
         if stage == 3:  # a forward between steps would be one of those whose order ZeRO remembers
+            # What pads the last rank's part of a parameter, and lies behind a gathered one, is whatever was in memory.
+            varying = ("rank_1_mp_rank_00_optim_states.pt", "pytorch_model.bin")
             found = {name: found[name] for name in ("vars", "torch.save", "torch.save of weights", "pickle")}
         found |= {
             "deepcopy of the module": lambda: exports.stable(copy.deepcopy(module).state_dict()),
             "save_checkpoint": lambda: written(
-                folder, by=lambda: engine.save_checkpoint(folder, tag=moment, client_state={"moment": moment})
+                folder,
+                by=lambda: engine.save_checkpoint(folder, tag=moment, client_state={"moment": moment}),
+                varying=varying,
             ),
             "fp32 weights": lambda: exports.stable(get_fp32_state_dict_from_zero_checkpoint(folder, tag=moment)),
-            "save_16bit_model": lambda: written(weights, by=lambda: engine.save_16bit_model(weights)),
+            "save_16bit_model": lambda: written(weights, by=lambda: engine.save_16bit_model(weights), varying=varying),
             "optimizer state": lambda: exports.stable(engine.optimizer.state_dict()),
             "engine pickled": lambda: len(exports.free_of_us(pickle.dumps(engine))),
         }
         found |= exports.optimizer_kept(optimizer) | exports.scheduler_kept(engine.lr_scheduler)
+        if stage == 3:  # this optimizer's state_dict() raises, and names an id
+            del found["optimizer deepcopy"]
         return found | attributes(engine, module, engine.optimizer)
 
     draw = torch.Generator().manual_seed(RANK)
