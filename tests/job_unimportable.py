@@ -1,15 +1,18 @@
 """Jobs of ten steps, each in a fork of this process, in which some module cannot be imported from some moment on.
 
-    python job_unimportable.py CASES      CASES: a JSON list of [way, module, moment]
+    python job_unimportable.py CASES [here]      CASES: a JSON list of [way, module, moment]
 
-Writes a JSON list of [exit code, losses, stderr] of each.  `way` is "plain" (without pacecar), "attach", "off" (with
+Writes a JSON list of [exit code, losses, stderr] of each; with `here` the first runs in this process, to python's own
+end, and writes its losses.  `way` is "plain" (without pacecar), "attach", "off" (with
 tune="off"), "held" (a script that took `attach` out of pacecar at once) or "run" (as under `pacecar run`).  `module` is
-a name, "*" for all of pacecar and msgspec, or "=*" for an upgrade: they are there, and have nothing in them.
+a name, "*" for all of pacecar and msgspec, or "=*" for an upgrade: they are there, and have nothing in them.  With "?"
+all are there, and it is said on stderr which of them are asked for from that moment on.
 """
 
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
 import importlib.abc
 import importlib.machinery
@@ -28,7 +31,8 @@ from torch import nn
 
 ROOT = Path(__file__).resolve().parents[1]
 STARTUP = str(ROOT / "pacecar" / "startup")
-MOMENTS = ("begun", "imported", "attached", "stepped", "measured", "closing", "exiting")
+MOMENTS = ("begun", "imported", "attached", "stepped", "window", "measured", "closing", "exiting")
+"""`window` is inside a forward of the model while torch's profiler takes an exact window of it."""
 OURS = ("pacecar", "msgspec")
 STEPS = 10
 
@@ -57,19 +61,67 @@ class Missing(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Leave it empty."""
 
 
+def goes(module: str) -> None:
+    """From now on there is no `module`; "?": all are there, and it is noted which are asked for."""
+    if module == "?":
+        Asked()
+    else:
+        Missing(module)
+
+
+class Asked:
+    """Notes which modules of ours anything imports from now on, also those that are loaded; says so on stderr."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.imports, self.import_module = builtins.__import__, importlib.import_module
+        builtins.__import__ = self.asked  # type: ignore[assignment]
+        importlib.import_module = self.asked_by_name
+        atexit.register(self.say)
+
+    def asked(self, name: str, *given: Any, **more: Any) -> Any:
+        if name.partition(".")[0] in OURS:
+            self.names |= {name} | {f"{name}.{part}" for part in (given[2] if len(given) > 2 else None) or ()}
+        return self.imports(name, *given, **more)
+
+    def asked_by_name(self, name: str, package: str | None = None) -> Any:
+        if name.partition(".")[0] in OURS:
+            self.names.add(name)
+        return self.import_module(name, package)
+
+    def say(self) -> None:
+        sys.stderr.write(f"asked for {sorted(self.names)}\n")
+
+
+class Moment(nn.Module):
+    """A place in a model; `at("window")` while torch's profiler is on."""
+
+    def __init__(self, at: Callable[[str], None]) -> None:
+        super().__init__()
+        self.at = at
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.autograd._profiler_enabled():
+            self.at("window")
+        return x
+
+
 class Job:
     """One job; `module` goes at `moment`."""
 
     def __init__(self, way: str, module: str, moment: str) -> None:
         self.way, self.module, self.moment = way, module, moment
+        self.has_come = moment == "never"
 
     def at(self, moment: str) -> None:
-        if moment == self.moment:
-            Missing(self.module)
+        """Say that the moment is there, once or more often."""
+        if moment == self.moment and not self.has_come:
+            self.has_come = True
+            goes(self.module)
 
     def run(self) -> list[str]:
         torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
+        model = nn.Sequential(nn.Linear(16, 32), Moment(self.at), nn.GELU(), nn.Linear(32, 4))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         pacer: Any = None
         self.at("begun")
@@ -87,7 +139,6 @@ class Job:
             self.at("imported")
             pacer = (attach or pacecar.attach)(
                 model, optimizer, tune="off" if self.way == "off" else "exact", micro_batch=4,
-                socket=os.environ["SILENT"], window_warmup_steps=2, overhead_budget=1.0,
             )  # fmt: skip
         self.at("attached")
         losses = list(self.train(model, optimizer, pacer))
@@ -95,6 +146,7 @@ class Job:
         if pacer is not None and self.moment != "exiting":
             pacer.close()
         self.at("exiting")
+        assert self.has_come, f"there was no moment {self.moment!r}"
         return losses
 
     def train(self, model: nn.Module, optimizer: torch.optim.Optimizer, pacer: Any) -> Iterator[str]:
@@ -130,29 +182,59 @@ class Job:
 
 def forked_job(job: Callable[[], list[str]], name: str) -> tuple[int, str, str]:
     """Run `job` in a child, to the end of its exit handlers; return its exit code, its losses and its stderr."""
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        pid = os.fork()
-        if pid == 0:
-            os.dup2(out.fileno(), 1)
-            os.dup2(err.fileno(), 2)
-            code = 1
-            try:
-                print(*job())  # noqa: T201
-                code = 0
-            except BaseException:  # noqa: BLE001  as python's own end
-                sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
-            with contextlib.suppress(BaseException):
-                atexit._run_exitfuncs()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-        _, status = os.waitpid(pid, 0)
-        texts = []
-        for stream in (out, err):
-            stream.seek(0)
-            texts.append(stream.read())
+    return forked_jobs([job], name)[0]
+
+
+def forked_jobs(jobs: Sequence[Callable[[], list[str]]], name: str) -> list[tuple[int, str, str]]:
+    """Run each of `jobs` as `forked_job` does, all at the same time."""
+    with contextlib.ExitStack() as files:
+        started = []
+        for job in jobs:
+            out, err = (files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2))
+            started.append((start_forked(job, out.fileno(), err.fileno()), out, err))
+        ended = []
+        for pid, *streams in started:
+            _, status = os.waitpid(pid, 0)
+            for stream in streams:
+                stream.seek(0)
+            ended.append((os.waitstatus_to_exitcode(status), streams[0].read(), streams[1].read()))
     sys.stderr.write(f"{name}\n")  # for who waits
-    return os.waitstatus_to_exitcode(status), texts[0], texts[1]
+    return ended
+
+
+def start_forked(job: Callable[[], list[str]], out: int, err: int) -> int:
+    """Return the process id of a child that runs `job` and writes to the files `out` and `err`."""
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(out, 1)
+        os.dup2(err, 2)
+        code = 1
+        try:
+            print(*job())  # noqa: T201
+            code = 0
+        except BaseException:  # noqa: BLE001  as python's own end
+            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        with contextlib.suppress(BaseException):
+            atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return pid
+
+
+DAEMONS: list[socket.socket] = []
+
+
+def listening() -> str:
+    """Be a daemon that takes what comes and says nothing, and let each step be measured; return its folder."""
+    place = tempfile.mkdtemp()
+    os.environ["PACECAR_HOOK_SOCKET"] = f"{place}/socket"
+    os.environ |= {"PACECAR_HOOK_OVERHEAD_BUDGET": "1.0", "PACECAR_HOOK_WINDOW_WARMUP_STEPS": "2"}
+    daemon = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    daemon.bind(os.environ["PACECAR_HOOK_SOCKET"])
+    daemon.listen(16)
+    DAEMONS.append(daemon)
+    return place
 
 
 def remember_code() -> None:
@@ -183,12 +265,12 @@ def modules() -> dict[str, Path]:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    place = listening()
+    if sys.argv[2:] == ["here"]:
+        atexit.register(shutil.rmtree, place)
+        print(*Job(*json.loads(sys.argv[1])[0]).run())  # noqa: T201
+        sys.exit()
     remember_code()
-    place = tempfile.mkdtemp()
-    os.environ["SILENT"] = os.environ["PACECAR_HOOK_SOCKET"] = f"{place}/socket"
-    daemon = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # takes what comes, and says nothing
-    daemon.bind(os.environ["SILENT"])
-    daemon.listen(16)
     try:
         answers = [forked_job(Job(*case).run, str(case)) for case in json.loads(sys.argv[1])]
     finally:

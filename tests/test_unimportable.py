@@ -5,24 +5,31 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from itertools import cycle
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from tests.job_unimportable import MOMENTS, modules
+from tests.job_unimportable_ranks import MOMENTS as RANKS_MOMENTS
 from tests.kit.forking_python import TORCH, forking_python
 
 pytestmark = pytest.mark.slow
 
 JOB = Path(__file__).with_name("job_unimportable.py")
+RANKS_JOB = Path(__file__).with_name("job_unimportable_ranks.py")
 ROOT = JOB.parents[1]
 WITHOUT_PACECAR = tuple(name for name in TORCH if not name.startswith("pacecar"))
 
 WAYS = ("attach", "run")
 ALL = ("*", "=*")
 """All of pacecar and msgspec are gone; all are there, and another version."""
+
+ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("PACECAR_")} | {
+    "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PACECAR_TUNE_REMEMBER": "false"
+}  # fmt: skip
 
 
 class Ended(NamedTuple):
@@ -31,18 +38,25 @@ class Ended(NamedTuple):
     errors: str
 
 
-def run(cases: list[tuple[str, str, str]]) -> list[Ended]:
+Case = tuple[str, str, str]
+"""How pacecar comes to the job, the module, and the moment from which on it is missing."""
+
+
+def answers(job: Path, cases: list[Case]) -> Any:
+    """Return what `job` says of a job without pacecar, and of `cases`."""
     done = subprocess.run(
-        [forking_python(modules=WITHOUT_PACECAR), str(JOB), json.dumps([("plain", "-", "never"), *cases])],
-        capture_output=True, text=True, timeout=1500, check=False,
-        env={name: value for name, value in os.environ.items() if not name.startswith("PACECAR_")}
-        | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PACECAR_TUNE_REMEMBER": "false"},
+        [forking_python(modules=WITHOUT_PACECAR), str(job), json.dumps([("plain", "-", "never"), *cases])],
+        capture_output=True, text=True, timeout=1500, check=False, env=ENVIRON,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    return [Ended(*answer) for answer in json.loads(done.stdout)]
+    return json.loads(done.stdout)
 
 
-def check(cases: list[tuple[str, str, str]]) -> list[Ended]:
+def run(cases: list[Case]) -> list[Ended]:
+    return [Ended(*answer) for answer in answers(JOB, cases)]
+
+
+def check(cases: list[Case]) -> list[Ended]:
     """Run `cases` and see that each ended and trained as without pacecar, and said one line at the most."""
     plain, *ended = run(cases)
     assert plain.code == 0, plain.errors
@@ -82,8 +96,60 @@ def test_each_module_may_be_missing_from_some_moment_on() -> None:
     check([case for case in cases if not is_named(*case)][::8])
 
 
+ASKED = [("attach", "?", "attached"), ("off", "?", "attached"), ("run", "?", "window")]
+
+
+def test_what_was_attached_asks_for_no_module_any_more() -> None:
+    """So whichever of them is missing later, in a window or at the end, costs nothing; that all may is shown above."""
+    for case, one in zip(ASKED, run(ASKED)[1:], strict=True):
+        assert (one.code, len(one.losses.split())) == (0, 20), (case, one)
+        assert one.errors.splitlines()[-1] == "asked for []", (case, one)
+
+
+def check_ranks(cases: list[Case]) -> list[list[Ended]]:
+    """Run `cases` on two ranks; see that each trained as without pacecar as far as it went, and said a line at most."""
+    plain, *ended = [[Ended(*rank) for rank in ranks] for ranks in answers(RANKS_JOB, cases)]
+    for case, ranks in zip(cases, ended, strict=True):
+        lines = [line for rank in ranks for line in rank.errors.splitlines() if not line.startswith("asked for")]
+        assert len(lines) <= 1, (case, lines)
+        for one, bare in zip(ranks, plain, strict=True):
+            losses = one.losses.split()
+            assert (one.code, bare.code) == (0, 0), (case, one, bare)
+            assert len(losses) > 12, case
+            assert losses == bare.losses.split()[: len(losses)], case
+    return ended
+
+
 @pytest.mark.full
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.distributed
+def test_ranks_train_on_where_all_of_it_goes_in_a_trial_and_they_ask_for_no_module() -> None:
+    _, asked = check_ranks([("attach", "*", "trial"), ("attach", "?", "vote")])
+    assert [one.errors for one in asked] == ["asked for []\n"] * 2
+
+
+@pytest.mark.full
+@pytest.mark.distributed
+@pytest.mark.parametrize("moment", RANKS_MOMENTS)
+def test_ranks_train_on_with_all_of_it_gone_or_upgraded_from_any_moment_on(moment: str) -> None:
+    """What the tuner, the crew and windows do among ranks; on both ranks at once, or nearly."""
+    cases = [(way, "*", moment) for way in WAYS] + [("attach", "=*", moment)]
+    check_ranks(cases)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("way", WAYS)
+def test_a_process_ends_as_ever_with_all_of_it_gone_before_its_end(way: str) -> None:
+    """To python's own end, with the threads that are left then; the jobs above leave it out."""
+    case = json.dumps([(way, "*", "exiting")])
+    done = subprocess.run(
+        [sys.executable, str(JOB), case, "here"], capture_output=True, text=True, timeout=300, check=False, env=ENVIRON
+    )
+    assert (done.returncode, len(done.stdout.split())) == (0, 20), done
+    assert len(done.stderr.splitlines()) <= 1, done.stderr
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("moment", [moment for moment in MOMENTS if moment != "window"])
 def test_each_module_may_be_missing_from_each_moment_on(moment: str) -> None:
     cases = [(way, name, moment) for way in WAYS for name in [*modules(), "msgspec", "numpy"]]
     check([case for case in cases if not is_named(*case)])

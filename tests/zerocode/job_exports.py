@@ -12,31 +12,19 @@ is attach.
 from __future__ import annotations
 
 import copy
-import hashlib
-import inspect
-import io
 import json
 import logging
 import os
-import pickle
-import re
-import runpy
 import sys
-import tempfile
 import time
-import warnings
-from collections.abc import Callable
-from multiprocessing.reduction import ForkingPickler
-from pathlib import Path
 from typing import Any
 
+import exports
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import parametrize
 from torch.optim.lr_scheduler import StepLR
-from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 STEPS = 7
@@ -58,11 +46,6 @@ class Net(nn.Module):
         return self.second(torch.relu(self.first(x))) * self.scale
 
 
-class Twice(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-
 class Scored(Net):
     """As trainers want a model: with labels it returns its loss."""
 
@@ -71,199 +54,19 @@ class Scored(Net):
         return out if labels is None else {"loss": (out - labels).square().mean()}
 
 
-class Around(nn.Module):
-    """A module that somebody traces, with the model in it."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x) + 1
-
-
-class Stable(pickle.Pickler):
-    """Pickle with tensors as numbers: torch writes the addresses of storages."""
-
-    def reducer_override(self, thing: Any) -> Any:
-        if isinstance(thing, torch.Tensor):
-            local = thing.to_local() if hasattr(thing, "to_local") else thing
-            return tuple, ((type(thing).__name__, local.detach().tolist()),)
-        return NotImplemented
-
-
-def digest(data: bytes | str) -> str:
-    return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()[:16]
-
-
-def stable(thing: Any) -> str:
-    stream = io.BytesIO()
-    Stable(stream, 4).dump(thing)
-    return digest(stream.getvalue())
-
-
-OURS: re.Pattern[bytes] = runpy.run_path(str(Path(__file__).parents[1] / "kit/ours.py"))["OURS"]  # also without a path
-
-
-def free_of_us(data: bytes) -> bytes:
-    assert not OURS.search(data), "pacecar is in there"
-    return data
-
-
-def saved(thing: Any) -> bytes:
-    stream = io.BytesIO()
-    torch.save(thing, stream)
-    return free_of_us(stream.getvalue())
-
-
-def globals_of(thing: Any) -> list[str]:
-    """Return what `torch.load` must be allowed to load of it."""
-    return sorted(torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(saved(thing))))
-
-
-def loaded(thing: Any) -> str:
-    stream = io.BytesIO(saved(thing))
-    return stable(torch.load(stream, weights_only=False))
-
-
-def by_default(thing: Any) -> str:
-    return stable(torch.load(io.BytesIO(saved(thing))))
-
-
-def checkpointed(model: nn.Module) -> list[str]:
-    """Return the files that distributed checkpoint writes."""
-    import torch.distributed.checkpoint as dcp
-
-    folder = [tempfile.mkdtemp() if not dist.is_initialized() or dist.get_rank() == 0 else None]
-    if dist.is_initialized():
-        dist.broadcast_object_list(folder)
-    state = model.state_dict()
-    dcp.save({"model": state}, checkpoint_id=folder[0])
-    found = [f"{path.name} {len(free_of_us(path.read_bytes()))}" for path in sorted(Path(str(folder[0])).iterdir())]
-    dcp.load({"model": state}, checkpoint_id=folder[0])
-    return [line for line in found if not line.startswith(".metadata")] + [stable(model.state_dict())]
-
-
-def parametrized(model: nn.Module) -> list[str]:
-    """Return what a parametrization of the model itself is seen as; it goes again."""
-    parametrize.register_parametrization(model, "scale", Twice())
-    try:
-        seen = [type(model).__name__, stable(model.scale), stable(copy.deepcopy(model).state_dict())]
-    finally:
-        parametrize.remove_parametrizations(model, "scale", leave_parametrized=False)
-    return [*seen, type(model).__name__]
-
-
-def seen_of(model: nn.Module) -> str:
-    """Return what is on the modules: attributes and hooks."""
-    lines = []
-    for name, module in model.named_modules():
-        sizes = {key: len(value) for key, value in vars(module).items() if key.endswith("_hooks")}
-        call = f"{type(module).__call__.__qualname__} {module.__call__.__name__} {inspect.signature(module.forward)}"
-        lines.append(f"{name} {type(module).__qualname__} {sorted(vars(module))} {sizes} {call}")
-    return "\n".join(lines)
-
-
-def graphs(compile_it: Callable[[Callable[..., Any]], Callable[..., Any]], x: torch.Tensor) -> list[str]:
-    """Return the graphs that dynamo makes of what `compile_it` compiles, how many frames, and the breaks."""
-    found: list[str] = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        found.append(graph.code)
-        return graph.forward
-
-    torch._dynamo.utils.counters.clear()
-    compiled = compile_it(backend)
-    first, second = compiled(x), compiled(x)
-    counters = torch._dynamo.utils.counters
-    breaks = sum(counters["graph_break"].values())
-    return [*found, f"{breaks} breaks", str(counters["stats"].get("unique_graphs")), stable(first), stable(second)]
-
-
-def explained(model: nn.Module, x: torch.Tensor) -> str:
-    told = torch._dynamo.explain(model)(x)
-    return f"{told.graph_count} {told.graph_break_count} {told.op_count}"
-
-
-def shared(model: nn.Module) -> bool:
-    return all(p.is_shared() for p in copy.deepcopy(model).share_memory().parameters())
-
-
-def copies_of(loader: Any) -> list[Any]:
-    return [copy.copy(loader), pickle.loads(free_of_us(pickle.dumps(loader)))]
-
-
-def alone(trainer: Any) -> list[str]:
-    """Return what is seen of a Trainer without its callbacks, which may be pacecar's, and of its class."""
-    own = copy.copy(trainer)
-    own.callback_handler = own.accelerator = own.model_wrapped = own.optimizer = own.scheduler = None
-    length = len(free_of_us(pickle.dumps(own)))
-    bound = [getattr(trainer, name).__qualname__ for name in ("train", "compute_loss")]
-    return [*sorted(vars(trainer)), *sorted(vars(copy.deepcopy(own))), *bound, str(length)]
-
-
-def operations(job: Job, *, is_whole: bool) -> dict[str, Callable[[], Any]]:
-    """Return what is done, by name; every one returns something that can be compared."""
-    model, x = job.model, job.x
-    quick: dict[str, Callable[[], Any]] = {
-        "vars": lambda: seen_of(model),
-        "torch.save": lambda: digest(saved(model)),
-        "torch.save of weights": lambda: digest(saved(model.state_dict())),
-        "torch.load": lambda: loaded(model),
-        "torch.load by default": lambda: by_default(model),
-        "globals in the file": lambda: globals_of(model),
-        "pickle": lambda: (len(free_of_us(pickle.dumps(model))), stable(model)),
-        "cloudpickle": lambda: bool(free_of_us(job.cloudpickle.dumps(model))),
-        "deepcopy": lambda: (stable(copy.deepcopy(model)), stable(copy.deepcopy(model)(x))),
-        "copy": lambda: sorted(vars(copy.copy(model))),
-        "ema": lambda: stable(AveragedModel(model).state_dict()),
-        "spawn": lambda: bool(free_of_us(bytes(ForkingPickler.dumps(model)))),
-        "optimizer saved": lambda: digest(saved(job.optimizer)),
-        "optimizer deepcopy": lambda: stable(copy.deepcopy(job.optimizer).state_dict()),
-        "own optimizer": lambda: (digest(saved(job.own)), sorted(vars(copy.deepcopy(job.own)))),
-        "scheduler": lambda: (stable(job.scheduler), stable(copy.deepcopy(job.scheduler).state_dict())),
-        "scaler": lambda: (stable(job.scaler), stable(copy.deepcopy(job.scaler).state_dict())),
-        "loader": lambda: (stable(job.loader.sampler), stable(copy.deepcopy(job.loader).batch_sampler)),
-        "wrapped loader": lambda: [stable(vars(one)) for one in (*copies_of(job.batches), copy.deepcopy(job.batches))],
-        "output": lambda: digest(saved(model(x))),
-        "parametrize": lambda: parametrized(model),
-        "dcp": lambda: checkpointed(model),
-        "share_memory": lambda: shared(model),
-    }
+def operations(job: Job, *, is_whole: bool) -> exports.Operations:
+    """Return what is done, by name."""
+    quick = exports.model_kept(job.model, job.x, job.cloudpickle) | exports.optimizer_kept(job.optimizer)
+    quick |= {"own optimizer": lambda: (exports.file_of(job.own), sorted(vars(copy.deepcopy(job.own))))}
+    quick |= (
+        exports.scheduler_kept(job.scheduler)
+        | exports.state_kept(job.model)
+        | exports.loader_kept(job.loader, job.batches)
+    )
+    quick |= {"scaler": lambda: (exports.stable(job.scaler), exports.stable(copy.deepcopy(job.scaler).state_dict()))}
     if job.trainer is not None:
-        quick["trainer"] = lambda: alone(job.trainer)
-    if not is_whole:
-        return quick
-    return quick | {
-        "jit.script": lambda: torch.jit.script(model).code,
-        "jit.trace": lambda: str(torch.jit.trace(model, x).graph),
-        "jit.trace around": lambda: str(torch.jit.trace(Around(model), x).inlined_graph),
-        "fx": lambda: torch.fx.symbolic_trace(model).code,
-        "fx around": lambda: torch.fx.symbolic_trace(Around(model)).code,
-        "export": lambda: str(torch.export.export(model, (x,)).graph),
-        "export strict": lambda: str(torch.export.export(model, (x,), strict=True).graph),
-        "export around": lambda: str(torch.export.export(Around(model), (x,)).graph),
-        "compile": lambda: graphs(lambda b: torch.compile(model, backend=b), x),
-        "compile in one graph": lambda: graphs(lambda b: torch.compile(model, backend=b, fullgraph=True), x),
-        "compile around": lambda: graphs(lambda b: torch.compile(Around(model), backend=b), x),
-        "explain": lambda: explained(model, x),
-        "quantize": lambda: stable(torch.ao.quantization.quantize_dynamic(model, {nn.Linear})(x)),
-    }
-
-
-def outcome(operation: Callable[[], Any]) -> Any:
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        try:
-            result = operation()
-        except Exception as error:  # noqa: BLE001  what is raised is what is compared
-            result = f"{type(error).__name__}: {error}"
-    return json.loads(json.dumps([neutral(result), sorted({neutral(str(each.message)) for each in warned})]))
-
-
-def neutral(result: Any) -> Any:
-    """Leave out addresses, and what torch says of where in a process it is."""
-    return re.sub(r"0x[0-9a-f]+|/tmp/\S+", "N", result) if isinstance(result, str) else result
+        quick["trainer"] = lambda: exports.alone(job.trainer)
+    return quick | exports.exported(job.model, job.x, job.batches) if is_whole else quick
 
 
 class Own(torch.optim.Optimizer):
@@ -312,7 +115,7 @@ class Job:
 
     def look(self, moment: str, *, is_whole: bool = False) -> None:
         where, training = torch.get_rng_state(), self.model.training
-        found = {name: outcome(operation) for name, operation in operations(self, is_whole=is_whole).items()}
+        found = exports.outcomes(operations(self, is_whole=is_whole))
         self.said[moment] = found
         self.model.train(training)
         torch.set_rng_state(where)

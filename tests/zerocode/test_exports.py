@@ -61,8 +61,11 @@ def test_every_operation_has_the_outcome_that_it_has_without_pacecar(kind: str, 
 
 def test_the_operations_do_something_without_pacecar() -> None:
     """Else their outcomes would be equal because all of them raise."""
-    raised = {name for name, (result, _) in said("plain", "bare", "whole")["last step"].items() if failed(result)}
-    assert raised == {"torch.load by default"}, "which refuses every class, also without us"
+    whole = {name: result for name, (result, _) in said("plain", "bare", "whole")["last step"].items()}
+    assert {name for name, result in whole.items() if failed(result)} == {"torch.load by default"}, "refuses any class"
+    answers = {name: result for name, result in whole.items() if name.startswith("process")}
+    assert len(answers) == 3
+    assert {code for _, code in answers.values()} == {0}, "and what the spawned processes say is compared"
     trained = said("trainer", "bare", "quick")["last step"]["trainer"]
     assert not failed(trained[0]), trained
 
