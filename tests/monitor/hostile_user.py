@@ -125,11 +125,19 @@ def departed_ranks(path, port):
 
 
 def knob_names(path, port):
-    peer = hook(path)
-    say(peer, hello())
+    """Have each name seen: what is written to a page is what a page might remember."""
+    peer, job = hook(path), name(0)
+    say(peer, hello(job=job))
     fresh = itertools.count()
+    for number in range(1000):
+        say(peer, step(job, number, knobs={name(next(fresh)): 1 for _ in range(32)}))
+        client = get(port, b"GET /metrics?name[]=pacecar_knob_epoch HTTP/1.1\r\nConnection: close\r\n\r\n")
+        with suppress(OSError):
+            while client.recv(65536):
+                pass
+        client.close()
+        OPEN.remove(client)
     for number in range(1500):
-        say(peer, step(number=number, knobs={name(next(fresh)): 1 for _ in range(16)}))
         say(peer, decision(number, name(next(fresh))), verdict(number, name(next(fresh))))
 
 

@@ -110,14 +110,14 @@ def check(page):
     assert not {"NaN", "+Inf", "-Inf"} & set(values)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
 def test_any_mixture_of_valid_records_gives_a_page_without_nan(data):
     node, source = Node(), Drawn(data.draw)
     hooks = [node.hello(job, rank, source) for job in JOBS for rank in range(RANKS)]
-    for _ in range(data.draw(st.integers(1, 12))):
+    more = [source.pick(JOB_RECORDS) for _ in range(data.draw(st.integers(0, 4)))]
+    for kind in (*JOB_RECORDS, *more):  # each kind at least once: of a few at random a fault of one is rarely found
         conversation = source.pick(hooks)
-        kind = source.pick(JOB_RECORDS)
         fields = make(kind, source)
         fields |= {name: getattr(conversation.hello, name) for name in ("job", "rank") if name in fields}
         node.say(conversation, fields)

@@ -115,8 +115,8 @@ def start():
             one.close()
 
 
-def as_stranger(path, frames):
-    """Have another user say a hello and `frames`; return when the daemon has taken or refused them all."""
+def as_stranger(path, frames, *, job="stranger"):
+    """Have another user say a hello and `frames`; return when all are sent, and he has gone."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -127,7 +127,7 @@ def as_stranger(path, frames):
             hook = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             hook.settimeout(60)
             hook.connect(str(path))
-            hook.send(encode_frame(job_hello(job="stranger", pid=os.getpid())))
+            hook.send(encode_frame(job_hello(job=job, pid=os.getpid())))
             for frame in frames:
                 hook.send(frame)
             code = 0
@@ -198,6 +198,23 @@ def test_what_another_user_says_costs_nobody_else_anything(start, hooks):
     assert "honest" in {job["job"] for job in json.loads(document)["jobs"]}
     assert "Traceback" not in daemon.log.read_text()
     assert daemon.process.poll() is None
+
+
+def test_an_impossible_record_that_is_the_last_word_of_its_job_costs_nobody_the_page(start, hooks):
+    """Each by a job of its own: after another record of its kind nobody would see what it does."""
+    daemon = start()
+    honest = hooks(daemon.path)
+    honest.say(job_hello(job="honest", pid=os.getpid()), step_record(job="honest", total_steps=7))
+    for number, record in enumerate(IMPOSSIBLE):
+        said = encode_frame(msgspec.structs.replace(record, job=f"odd-{number}"))
+        as_stranger(daemon.path, [said], job=f"odd-{number}")
+    until(lambda: daemon.value("pacecar_inbox_connections") == 1, "all of it was read")
+    before = daemon.value("pacecar_daemon_ticks_total")
+    until(lambda: daemon.value("pacecar_daemon_ticks_total") >= before + 3, "it ticks on")
+    assert [s for s in daemon.samples() if not math.isfinite(s.value)] == []
+    assert daemon.value("pacecar_job_steps_total", training_job="honest") == 7
+    assert daemon.ask("/api/snapshot")[0] == 200
+    assert "Traceback" not in daemon.log.read_text()
 
 
 def test_a_tick_that_hangs_is_503_within_three_periods_and_the_end_of_the_process(start):

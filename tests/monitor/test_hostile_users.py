@@ -14,8 +14,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families as parse
 
+from pacecar.cli import cli
+from pacecar.recording import read_recording
 from tests.kit.net import scrape
 from tests.kit.waiting import until
 
@@ -25,8 +28,11 @@ HOSTILE, VICTIM = 61021, 61022
 MEMORY_BYTES = 1 << 30
 """Address space: a Python with 20 threads has 400 MB of it before anything is stored."""
 
-RSS_GROWTH_MAX = 64 << 20
-"""Of all attacks together: the recorder's 32 MB, the page's lines, and what bounded tables take when they are full."""
+RSS_GROWTH_MAX = 32 << 20
+"""Of an attack: the page's lines, and what bounded tables take when they are full."""
+
+RECORDER_BYTES = 1_000_000
+"""The least that may be configured: some seconds of a flood, or minutes of the host's ticks."""
 
 LINES_MAX = 120
 """In the log for one attack: some kinds of fault, each with its lines a minute."""
@@ -44,7 +50,7 @@ class Daemon:
         config = folder / "pacecar.toml"
         config.write_text(
             f'[daemon]\nport = 0\nsocket = "{self.socket}"\nsocket_mode = "666"\nperiod_seconds = 0.5\n'
-            f'disable = ["gpu"]\nrecordings = "{folder / "recordings"}"\n'
+            f'disable = ["gpu"]\nrecordings = "{folder / "recordings"}"\nrecorder_bytes = {RECORDER_BYTES}\n'
         )
         environ = {name: value for name, value in os.environ.items() if not name.startswith("PACECAR")}
         with self.log.open("w") as log:
@@ -110,7 +116,7 @@ def actors(daemon):
 
 
 ATTACKS = [
-    "job_names", "departed_job_names", "departed_ranks", "knob_names", "labels", "decisions", "stragglers", "hangs",
+    "knob_names", "job_names", "departed_job_names", "departed_ranks", "labels", "decisions", "stragglers", "hangs",
     "connections", "commands", "dumps", "clients", "viewers", "accepts",
 ]  # fmt: skip
 
@@ -137,6 +143,23 @@ def test_an_attack_keeps_no_other_user_off_the_board(daemon, actors, attack):
     assert said <= LINES_MAX, f"{attack}: {said} lines in the log"
     grown = daemon.rss() - before
     assert grown <= RSS_GROWTH_MAX, f"{attack}: grew by {grown / 1e6:.0f} MB"
+
+
+@pytest.mark.parametrize("attack", ["decisions", "stragglers"])
+def test_a_flood_of_records_leaves_the_hosts_ticks_in_the_recorder(daemon, actors, attack):
+    actors.be(VICTIM, "train", f"recorded-{attack}")
+    until(lambda: daemon.value("pacecar_job_step", training_job=f"recorded-{attack}") == 41, "it was heard", 20)
+    before = daemon.value("pacecar_daemon_ticks_total")
+    actors.be(HOSTILE, attack)
+    dumped = CliRunner().invoke(cli, ["dump", "--socket", str(daemon.socket)])
+    assert dumped.exit_code == 0, dumped.output
+    recording = read_recording(Path(dumped.output.strip()))
+    ticks = [tick.tick for tick in recording.ticks()]
+    assert ticks, f"{attack}: no tick is left"
+    assert ticks[0] <= before, f"{attack}: what was before is gone"
+    assert ticks == list(range(ticks[0], ticks[-1] + 1))
+    said = {record.job for _, record in recording.records()}
+    assert {f"recorded-{attack}", "hostile"} <= said, "each has its share"
 
 
 def test_what_others_wrote_forges_no_line_of_the_log_and_reaches_no_terminal(daemon, actors):
