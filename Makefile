@@ -165,7 +165,7 @@ compatibility: $(DEV_STAMP) $(if $(TORCH),,$(ADAPTERS)/.installed) ## Run adapte
 
 dashboards: $(RUN_STAMP) ## Generate the dashboards, the rules, docs/metrics.md and docs/doctor.md
 	$(BIN)/python -m pacecar.dashboards
-	$(BIN)/python -m pacecar.doctor docs/doctor.md
+	$(BIN)/python -m pacecar.commands.doctor docs/doctor.md
 
 tools: ## Fetch promtool, Prometheus, node_exporter, Chromium and TypeScript into .tools, for the tests that need them
 	@PYTHON="$(PYTHON)" PIP_FLAGS="$(PIP_FLAGS)" .ci/tools

@@ -32,7 +32,7 @@ STEP_EVENTS = 2000
 
 def ours(path: Path) -> dict[str, Any]:
     """Read and analyze in this process, with the parts timed."""
-    from pacecar.profiler.analysis.single import analyze_trace
+    from pacecar.profiler.analysis.one_trace import analyze_trace
     from pacecar.profiler.trace.reader import read_trace
 
     begun, wall = time.process_time(), time.perf_counter()
@@ -140,8 +140,8 @@ def live() -> dict[str, Any]:
     import torch
 
     from pacecar.clock import SystemClock
-    from pacecar.profiler.measurement import WindowMeter
-    from pacecar.profiler.steptimer import TimedStep
+    from pacecar.profiler.timing.step_timer import TimedStep
+    from pacecar.profiler.windows.window_reader import WindowMeter
 
     torch.set_num_threads(1)
     torch.manual_seed(SEED)

@@ -29,8 +29,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 
-from pacecar.profiler.reading import read_rows
-from pacecar.profiler.window import WindowProfiler
+from pacecar.profiler.windows.kineto_window import WindowProfiler
+from pacecar.profiler.windows.trace_spans import read_rows
 
 Step = Callable[[], object]
 TIMEOUT_SECONDS = 300

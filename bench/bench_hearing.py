@@ -1,4 +1,4 @@
-"""What does the tuner take to hear of a step that was only counted?  `HEARING_NS` of pacecar.tuning is its bound.
+"""What does the tuner take to hear of a step that was only counted?  `HEARING_NS` of pacecar.job.tuner_wiring is its bound.
 
 A real tuner of one rank with pacecar's policy gets counted steps: of 120 ms, which are always heard, or of 20 ms, which
 are not.  Its knob changes nothing, so it tries both other values and watches from then on.  Between two steps more
@@ -17,13 +17,13 @@ from statistics import median, quantiles
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script, it finds its own folder only
 from pacecar.clock import SystemClock
 from pacecar.config import TuneConfig
-from pacecar.controller.measured import Hearing
+from pacecar.controller.consensus.step_observations import Hearing
 from pacecar.controller.observation import Facts
-from pacecar.controller.policy import PacecarPolicy
+from pacecar.controller.policy.tuning_policy import PacecarPolicy
 from pacecar.controller.tuner import Tuner
-from pacecar.profiler.pulse import CountedStep
+from pacecar.job.tuner_wiring import HEARING_NS
+from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.records import JobHello, Knobs
-from pacecar.tuning import HEARING_NS
 
 STEPS = 1500
 HEARD_NS, UNHEARD_NS = 120_000_000, 20_000_000

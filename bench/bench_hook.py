@@ -22,8 +22,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pacecar.config import HookConfig
-from pacecar.profiler.books import FinishedStep
-from pacecar.profiler.hook import Hook, make_hello
+from pacecar.profiler.hook.hook import Hook, make_hello
+from pacecar.profiler.hook.step_records import FinishedStep
 
 BLOCKS = 5
 BLOCK_STEPS = 25

@@ -20,7 +20,7 @@ def import_us(statement: str, module: str) -> int:
 def main() -> None:
     for statement, module in (
         ("import pacecar", "pacecar"),
-        ("import pacecar.cli", "pacecar.cli"),
+        ("import pacecar.commands.main", "pacecar.commands.main"),
         ("import pacecar.monitor.daemon", "pacecar.monitor.daemon"),
     ):
         costs = [import_us(statement, module) for _ in range(ROUNDS)]

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from pacecar.profiler.module_calls import observe_calls
+from pacecar.profiler.hook.module_calls import observe_calls
 
 SUBMODULES = 100
 

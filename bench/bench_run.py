@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from pacecar.run_command import PTH, STARTUP, environment
+from pacecar.commands.run import PTH, STARTUP, environment
 
 JOBS = Path(__file__).resolve().parents[1] / "tests" / "jobs"
 PLAIN = {name: value for name, value in os.environ.items() if not name.startswith("PACECAR_") and name != "PYTHONPATH"}

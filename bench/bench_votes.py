@@ -29,8 +29,8 @@ def rank() -> None:
     import torch
     import torch.distributed as dist
 
-    from pacecar.controller.channels import MainRoad, Subject, meet
-    from pacecar.profiler.own_group import job_store
+    from pacecar.controller.consensus.channels import MainRoad, Subject, meet
+    from pacecar.profiler.transport.side_group import job_store
 
     torch.set_num_threads(1)
     me, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

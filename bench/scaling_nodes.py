@@ -25,11 +25,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pacecar.catalog import Kind, by_name  # noqa: E402
 from pacecar.config import DaemonConfig  # noqa: E402
+from pacecar.metrics.catalog import Kind, by_name  # noqa: E402
 from pacecar.monitor.daemon import Daemon  # noqa: E402
-from pacecar.monitor.exporter import Exporter  # noqa: E402
-from pacecar.monitor.server import WebServer  # noqa: E402
+from pacecar.monitor.export.prometheus import Exporter  # noqa: E402
+from pacecar.monitor.http.server import WebServer  # noqa: E402
 from pacecar.records import Sample  # noqa: E402
 from pacecar.wire import encode_frame  # noqa: E402
 from tests.kit.machines import machine as recorded  # noqa: E402

@@ -176,7 +176,7 @@ def sweep(given: dict[str, Any]) -> dict[str, Any]:
     Where others took the processors a stretch is run again after a pause, at most `again` times in all, and the least
     disturbed one counts.  Returns for each setting, in the order given, the walls of its judged steps, a list a round.
     """
-    from pacecar.controller.ddp_reducer import DdpReducer
+    from pacecar.controller.knobs.ddp.reducer import DdpReducer
 
     job = Job(given)
     for _ in range(3):

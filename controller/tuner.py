@@ -19,20 +19,21 @@ import torch.distributed as dist
 
 from pacecar.clock import Clock
 from pacecar.config import TuneConfig
-from pacecar.controller.actuator import Actuator
-from pacecar.controller.agreement import Agreement, LocalAgreement, MeetingError
-from pacecar.controller.channels import Subject
-from pacecar.controller.gradient_check import GradientCheck, concerns_gradients
-from pacecar.controller.measured import Backlog, Hearing, Measured
-from pacecar.controller.node import Node
-from pacecar.controller.observation import Facts, Policy, Turn
-from pacecar.controller.protocol import CALM_PERIOD, PERIOD, Kind, Proposal
-from pacecar.controller.rank_agreement import RankAgreement
-from pacecar.controller.rehearsal import REHEARSAL_BOUNDARIES_MAX, Rehearsal
-from pacecar.controller.switchboard import Switchboard
-from pacecar.controller.voice import State, Voice
-from pacecar.profiler.pulse import CountedStep
+from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.records import JobHello, JobRecord, Knobs, TunerStatus
+
+from .consensus.agreement import Agreement, LocalAgreement, MeetingError
+from .consensus.channels import Subject
+from .consensus.knob_switch import Switchboard
+from .consensus.protocol import CALM_PERIOD, PERIOD, Kind, Proposal
+from .consensus.rank_agreement import RankAgreement
+from .consensus.rehearsal import REHEARSAL_BOUNDARIES_MAX, Rehearsal
+from .consensus.step_observations import Backlog, Hearing, Measured
+from .guards.node_monitor import Node
+from .knobs.actuator import Actuator
+from .knobs.ddp.gradient_check import GradientCheck, concerns_gradients
+from .observation import Facts, Policy, Turn
+from .status_reporter import State, Voice
 
 __all__ = ["OFFER_BOUNDARY", "Tuner"]
 

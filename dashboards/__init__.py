@@ -48,7 +48,7 @@ def generate(out_dir: Path) -> list[Path]:
             f"{missing[0]} is not installed: pip install 'pacecar[dashboards]', or export the dashboards that come with"
             " pacecar, which need nothing"
         )
-    from pacecar.dashboards.render import render
+    from .render import render
 
     return _write(out_dir, render())
 

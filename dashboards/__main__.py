@@ -9,8 +9,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pacecar.dashboards import DashboardsError, generate
-from pacecar.dashboards.reference import reference
+from . import DashboardsError, generate
+from .reference import reference
 
 
 def main(root: Path) -> int:

@@ -14,9 +14,9 @@ from typing import Any
 
 from grafanalib import core
 
-from pacecar.dashboards.palette import GOOD, WARN
-from pacecar.dashboards.panels import DATASOURCE, Section, place
-from pacecar.dashboards.queries import CLUSTER, GPU, INTERVAL, JOB, LAUNCH, NODE, ONE_JOB, RANK, Scope, combine
+from .palette import GOOD, WARN
+from .panels import DATASOURCE, Section, place
+from .queries import CLUSTER, GPU, INTERVAL, JOB, LAUNCH, NODE, ONE_JOB, RANK, Scope, combine
 
 __all__ = ["TITLES", "dashboard", "decision_marks", "variables"]
 

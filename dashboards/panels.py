@@ -15,8 +15,8 @@ from typing import Any, Literal, TypeAlias
 
 from grafanalib import core
 
-from pacecar.dashboards.palette import LINE_COLOURS, NEUTRAL
-from pacecar.dashboards.queries import CLUSTER, GPU, JOB, NODE, RANK, metrics_in
+from .palette import LINE_COLOURS, NEUTRAL
+from .queries import CLUSTER, GPU, JOB, NODE, RANK, metrics_in
 
 __all__ = [
     "DATASOURCE",

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from pacecar.catalog import Kind, Metric, by_name
+from pacecar.metrics.catalog import Kind, Metric, by_name
 
 __all__ = [
     "CLUSTER",

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import sys
 
-from pacecar.catalog import CATALOG, Kind, Metric, Subject
+from pacecar.metrics.catalog import CATALOG, Kind, Metric, Subject
 
 __all__ = ["reference"]
 
 HEAD = """\
 # Metrics
 
-<!-- Generated from pacecar/catalog.py by `make dashboards`. Do not edit: change the catalog. -->
+<!-- Generated from pacecar/metrics/catalog.py by `make dashboards`. Do not edit: change the catalog. -->
 
 The daemon serves these at `http://127.0.0.1:9850/metrics`, as Prometheus text or as OpenMetrics.
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from grafanalib._gen import DashboardEncoder
 
-from pacecar.dashboards.fleet import fleet_dashboard
-from pacecar.dashboards.itself import itself_dashboard
-from pacecar.dashboards.job import job_dashboard
-from pacecar.dashboards.node import node_dashboard
-from pacecar.dashboards.rules import render_rules
-from pacecar.dashboards.tidy import dumps, tidy
-from pacecar.dashboards.tuning import tuning_dashboard
+from .boards.fleet import fleet_dashboard
+from .boards.itself import itself_dashboard
+from .boards.job import job_dashboard
+from .boards.node import node_dashboard
+from .boards.tuning import tuning_dashboard
+from .rules.rules import render_rules
+from .tidy import dumps, tidy
 
 __all__ = ["render"]
 

@@ -22,34 +22,35 @@ from typing import TypeVar
 
 from pacecar.clock import NS_PER_SECOND, Clock, SystemClock
 from pacecar.config import DaemonConfig, OtlpConfig
-from pacecar.live import Document
-from pacecar.monitor.board import Board
-from pacecar.monitor.budget import Budget, Change
-from pacecar.monitor.collectors.cgroup import Member
-from pacecar.monitor.collectors.identity import IdentityCollector, gpu_processes
-from pacecar.monitor.collectors.reading import Collector, Files
-from pacecar.monitor.documents import Builder, Own
-from pacecar.monitor.energy import Energies
-from pacecar.monitor.exporter import Exporter
-from pacecar.monitor.faults import Faults, Part
-from pacecar.monitor.heap import Heap
-from pacecar.monitor.inbox import Inbox
-from pacecar.monitor.inventory import DaemonError, default_collectors
-from pacecar.monitor.meeting import Meeting, MeetingError
-from pacecar.monitor.otlp import Otlp, OtlpError, Reading
-from pacecar.monitor.recorder import Around, Limits, Recorder
-from pacecar.monitor.reload import ReloadFigures, in_force
-from pacecar.monitor.sampler import Pace, Sampler
-from pacecar.monitor.screens import Screens
-from pacecar.monitor.series import DaemonFigures, daemon_samples, job_samples
-from pacecar.monitor.server import WebError, WebServer
-from pacecar.monitor.signals import Signals
-from pacecar.monitor.threads import CLOSE_SECONDS, LIMIT_SECONDS, Watch, WatchedThread
-from pacecar.monitor.throttles import Throttles
-from pacecar.monitor.tick import Beat, beats
-from pacecar.monitor.web import pages
-from pacecar.monitor.webconfig import Security, WebConfigError, read_security
 from pacecar.records import Sample, Snapshot, Throttling
+from pacecar.records.status_document import Document
+
+from .collectors.cgroup import Member
+from .collectors.identity import IdentityCollector, gpu_processes
+from .collectors.source_reader import Collector, Files
+from .export.otlp import Otlp, OtlpError, Reading
+from .export.prometheus import Exporter
+from .export.samples import DaemonFigures, daemon_samples, job_samples
+from .fault_containment import Faults, Part
+from .heap_trimming import Heap
+from .http.routes import Screens
+from .http.server import WebError, WebServer
+from .http.status_document import Builder, Own
+from .http.web import pages
+from .http.web_config import Security, WebConfigError, read_security
+from .ingest.socket_server import Inbox
+from .ingest.unix_socket import Meeting, MeetingError
+from .jobs.job_energy import Energies
+from .jobs.node_signals import Signals
+from .jobs.state import Board
+from .jobs.throttles import Throttles
+from .recorder.recorder import Around, Limits, Recorder
+from .reload import ReloadFigures, in_force
+from .sampling.collector_registry import DaemonError, default_collectors
+from .sampling.cpu_budget import Budget, Change
+from .sampling.sampler import Pace, Sampler
+from .sampling.ticker import Beat, beats
+from .watched_threads import CLOSE_SECONDS, LIMIT_SECONDS, Watch, WatchedThread
 
 __all__ = ["Daemon", "DaemonError"]
 

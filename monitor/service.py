@@ -25,14 +25,15 @@ from types import FrameType
 
 from pacecar.clock import Clock, SystemClock
 from pacecar.config import ConfigError, DaemonConfig, OtlpConfig
-from pacecar.monitor.activation import inherited_socket
-from pacecar.monitor.daemon import Daemon
-from pacecar.monitor.heap import Heap
-from pacecar.monitor.notify import Notifier
-from pacecar.monitor.reload import ReloadFigures, Watch, changes
-from pacecar.monitor.threads import Verdicts
-from pacecar.monitor.webconfig import WebConfigError
-from pacecar.plaintext import PlainFormatter
+from pacecar.formatting.plain_text import PlainFormatter
+
+from .activation import inherited_socket
+from .daemon import Daemon
+from .heap_trimming import Heap
+from .http.web_config import WebConfigError
+from .reload import ReloadFigures, Watch, changes
+from .systemd import Notifier
+from .watched_threads import Verdicts
 
 __all__ = ["EXIT_STALLED", "run"]
 

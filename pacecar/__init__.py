@@ -15,8 +15,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pacecar.handle import Pacer
-    from pacecar.pacer import attach
+    from pacecar.job.attach import attach
+    from pacecar.job.handle import Pacer
 
 __all__ = ["Pacer", "__version__", "attach"]
 
@@ -26,13 +26,13 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:  # noqa: ANN401  a module's attributes are of any type
     if name == "Pacer":
         try:
-            from pacecar.handle import Pacer
+            from pacecar.job.handle import Pacer
         except Exception:  # noqa: BLE001  a broken install: the script names this class, and goes on
             return UnloadedPacer
         return Pacer
     if name == "attach":
         try:
-            from pacecar.pacer import attach
+            from pacecar.job.attach import attach
         except Exception as error:  # noqa: BLE001  a torch that is not understood, a broken install: the job goes on
             return inert_attach(error)
         return attach
@@ -42,14 +42,14 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401  a module's attributes are of
 def inert_attach(error: Exception) -> Any:  # noqa: ANN401  a function that takes what `attach` takes
     """Return an `attach` that returns inert pacers, because what the real one needs raised `error` when imported."""
     try:
-        from pacecar.handle import inert_attach
+        from pacecar.job.handle import inert_attach
     except Exception:  # noqa: BLE001  not even the standard library's part of pacecar is there
         return lambda model, optimizer, *, scaler=None, **options: UnloadedPacer(error, scaler)
     return inert_attach(error)
 
 
 class UnloadedPacer:
-    """The inert pacer of a script for which nothing else of pacecar can be imported, `pacecar.handle` included.
+    """The inert pacer of a script for which nothing else of pacecar can be imported, `pacecar.job.handle` included.
 
     It uses built-in names alone, trains the script to the same numbers, and says once, on stderr, why it is inert.
     """

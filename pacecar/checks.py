@@ -1,6 +1,6 @@
 """How far off was the estimate over a whole run?  One answer for the demo's closing words and for a report.
 
-Apart from `pacecar.accuracy`, which every training process loads and which needs no statistics.
+Apart from `pacecar.records.estimate_check`, which every training process loads and which needs no statistics.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pacecar.accuracy import CheckedError
+from pacecar.records.estimate_check import CheckedError
 
 __all__ = ["EstimateError", "estimate_error"]
 

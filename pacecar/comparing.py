@@ -1,7 +1,7 @@
 """Which steps may be compared, before with after?  One answer for the demo's closing words and for a report.
 
 The obvious answer, the first half against the second, counts warm-up, trials and switches that still settle.  These are
-the bounds that leave them out; `pacecar.demo.summary` and `pacecar.report.stretches` draw the same lines with them.
+the bounds that leave them out; `pacecar.commands.demo.summary` and `pacecar.commands.report.before_after` draw the same lines with them.
 
 Left out: drawing the lines, which one does on records in memory and the other while it reads.
 """

@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Meta
 
 from pacecar.knobs import KnobName
-from pacecar.ranges import Label, Ratio
+from pacecar.records.ranges import Label, Ratio
 
 __all__ = [
     "Config",

@@ -274,7 +274,7 @@ INTERNALS: tuple[Internal, ...] = (
     Internal("torch.nn.Module._modules", ("run_models",), EVER, owner="module"),
     Internal("torch.nn.Module._parameters", ("run_models",), EVER, owner="module"),
 )  # fmt: skip
-"""Every private name of torch in pacecar; `tests/kernel/test_torch_internals.py` takes each away."""
+"""Every private name of torch in pacecar; `tests/pacecar/test_torch_internals.py` takes each away."""
 
 _BY_NAME = {internal.name: internal for internal in INTERNALS}
 assert len(_BY_NAME) == len(INTERNALS), "a name has one row"

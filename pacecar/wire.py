@@ -18,7 +18,7 @@ from enum import StrEnum
 import msgspec
 
 from pacecar.records import Answer, Command, DumpRequest, HelloRefused, JobRecord, Request, Throttling
-from pacecar.signals import HostSignals
+from pacecar.records.host_signals import HostSignals
 
 __all__ = [
     "FRAME_BYTES_MAX", "VERSION", "FrameError", "Message", "Refusal", "decode_frame", "encode_frame", "payload_of",
@@ -84,7 +84,7 @@ def decode_frame(frame: bytes) -> Message:
 
     Raises:
         FrameError: truncated, oversized, not pacecar's, of another version, or not a valid record: each field has
-            its type and is in the range that its type says (`pacecar.ranges`).
+            its type and is in the range that its type says (`pacecar.records.ranges`).
     """
     if len(frame) > FRAME_BYTES_MAX:
         raise FrameError(Refusal.OVERSIZED, f"{len(frame)} bytes is over the frame limit of {FRAME_BYTES_MAX}")

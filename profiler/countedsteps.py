@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from pacecar.profiler.budget import Budget
-from pacecar.profiler.counts import Totals
-from pacecar.profiler.estimate import Calibrations, estimate
-from pacecar.profiler.pulse import Passed, Pulse
-from pacecar.profiler.steptimer import STOPPED
-from pacecar.profiler.stops import LATE_NS_MIN, Stop, StopDetector
 from pacecar.records import Goodbye, JobHello, Knobs
+
+from .hook.step_boundary import Passed, Pulse
+from .ledger.estimate import Calibrations, estimate
+from .timing.overhead_budget import Budget
+from .timing.process_stops import LATE_NS_MIN, Stop, StopDetector
+from .timing.sample_counts import Totals
+from .timing.step_timer import STOPPED
 
 __all__ = ["CountedSteps", "Like"]
 

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.job_unimportable import STARTUP, Moment, forked_jobs, goes, listening, remember_code
+from tests.job.job_unimportable import STARTUP, Moment, forked_jobs, goes, listening, remember_code
 
 RANKS = 2
 MOMENTS = ("window", "vote", "trial", "gathering", "closing", "exiting")
@@ -127,7 +127,7 @@ class RankJob:
     def look(self) -> None:
         """Follow the pacer from when it is there, and see what is under way at the end of a step."""
         if self.pacer is None:
-            heard = getattr(sys.modules.get("pacecar.zerocode.ear"), "_heard", None)
+            heard = getattr(sys.modules.get("pacecar.job.autoattach.optimizer_hook"), "_heard", None)
             self.pacer = getattr(getattr(heard, "__self__", None), "_pacer", None)
         if self.pacer is None:
             return

@@ -14,23 +14,23 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from pacecar.cli import cli
 from pacecar.clock import SystemClock
-from pacecar.monitor.board import Board
-from pacecar.monitor.collectors.reading import sample
-from pacecar.monitor.inbox import Inbox
-from pacecar.monitor.meeting import Meeting
-from pacecar.monitor.tape import Tape
-from pacecar.profiler.outbox import Outbox
-from pacecar.recording import Event, Header, Trigger, parts
+from pacecar.commands.main import cli
+from pacecar.commands.shared_options import fail
+from pacecar.commands.tune_text import lines as tune_lines
+from pacecar.monitor.collectors.source_reader import sample
+from pacecar.monitor.ingest.socket_server import Inbox
+from pacecar.monitor.ingest.unix_socket import Meeting
+from pacecar.monitor.jobs.state import Board
+from pacecar.monitor.recorder.ring_buffer import Tape
+from pacecar.profiler.transport.daemon_socket import Outbox
 from pacecar.records import Answer, Goodbye, HangSuspicion, Ok, Request, Snapshot, Straggler, TunerOrder, TunerStatus
-from pacecar.steering import TunerChange, TunerReport
-from pacecar.tune_text import lines as tune_lines
-from pacecar.usage import fail
+from pacecar.records.commands import TunerChange, TunerReport
+from pacecar.records.recording import Event, Header, Trigger, parts
 from pacecar.wire import FRAME_BYTES_MAX, decode_frame, encode_frame, payload_of
+from tests.commands.report import runs
 from tests.kit.records import job_hello, step_record
 from tests.kit.waiting import until
-from tests.report import runs
 
 EVIL = "e\x1b[2Jvil\nFORGED\r\x9b31m\u202e\x07"
 SHOWN = "e\ufffd[2Jvil\ufffdFORGED\ufffd\ufffd31m\ufffd\ufffd"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("monitor", "profiler", "controller", "dashboards", "deploy")
+ROOMS = ("adapters", "commands", "controller", "dashboards", "deploy", "job", "monitor", "profiler")
 MODULE_LINES_MAX = 450
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -32,10 +33,24 @@ def packages_on_disk() -> set[str]:
 
 
 def modules() -> list[Path]:
-    names = ("adapters", "bench", "demo", "doctor", "report", "startup", "top", "zerocode")
-    inner = [ROOT / "pacecar" / name for name in names]
-    tops = [*inner, *(ROOT / room for room in ROOMS)]
+    tops = [ROOT / "pacecar" / name for name in ("formatting", "metrics", "records")] + [ROOT / room for room in ROOMS]
     return sorted([*(ROOT / "pacecar").glob("*.py"), *(path for top in tops for path in top.rglob("*.py"))])
+
+
+def imported(path: Path) -> set[str]:
+    """Return the first names of the absolute imports of a file."""
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
+    whole = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 0]
+    return {
+        name.partition(".")[0]
+        for name in [*whole, *(a.name for n in nodes if isinstance(n, ast.Import) for a in n.names)]
+    }
+
+
+def test_rooms_are_imported_by_their_names_in_the_package() -> None:
+    """`import monitor` would take a user's own module of that name."""
+    files = [*modules(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").rglob("*.py")]
+    assert {str(path): both for path in files if (both := imported(path) & {*ROOMS})} == {}
 
 
 def test_every_package_on_disk_is_listed_and_every_listed_one_is_there() -> None:
@@ -69,7 +84,7 @@ def test_no_file_of_the_project_is_named_twice_among_the_tests() -> None:
 def test_the_command_and_the_version_are_the_packages_own() -> None:
     import pacecar
 
-    assert PROJECT["project"]["scripts"] == {"pacecar": "pacecar.cli:main"}
+    assert PROJECT["project"]["scripts"] == {"pacecar": "pacecar.commands.main:main"}
     assert PROJECT["project"]["version"] == pacecar.__version__
 
 

@@ -17,7 +17,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from pacecar.cli import cli
+from pacecar.commands.main import cli
 from pacecar.config import DaemonConfig
 from pacecar.monitor.daemon import Daemon
 from pacecar.records import Decision, JobRecord, KnobSwitch, Ok, Outcome, Sample, TunerStatus, Verdict

@@ -11,21 +11,21 @@ from pathlib import Path
 import pytest
 
 from pacecar import dashboards, deploy
-from pacecar.controller.memory import KnobsFile, KnobsFileError, remembered
-from pacecar.monitor.meeting import Meeting, MeetingError
-from pacecar.monitor.shelf import Shelf
-from pacecar.profiler.analysis.engine import Options, analyze
+from pacecar.commands.report.build import BuildOptions
+from pacecar.commands.report.run import ReportOptions, run_report
+from pacecar.controller.memory.knob_store import KnobsFile, KnobsFileError, remembered
+from pacecar.monitor.ingest.unix_socket import Meeting, MeetingError
+from pacecar.monitor.recorder.shelf import Shelf
+from pacecar.profiler.analysis.parallel_reading import Options, analyze
 from pacecar.profiler.analysis.perfetto import write_perfetto
-from pacecar.profiler.analysis.picture import write_picture
-from pacecar.profiler.runlog import RunLog
+from pacecar.profiler.analysis.svg_timeline import write_picture
+from pacecar.profiler.transport.run_log import RunLog
 from pacecar.records import Goodbye
-from pacecar.report.build import BuildOptions
-from pacecar.report.run import ReportOptions, run_report
+from tests.commands.report.runs import tuned
 from tests.controller.test_memory import entry
 from tests.kit.records import job_hello
 from tests.kit.users import OWNER, STRANGER, as_user, commons, needs_root
 from tests.profiler.analysis.tracefiles import write_trace
-from tests.report.runs import tuned
 
 pytestmark = needs_root
 

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from pacecar import config
-from pacecar.asking import AskError, converse
+from pacecar.commands.daemon_client import AskError, converse
 from pacecar.config import default_socket
-from pacecar.monitor.meeting import Meeting, MeetingError
-from pacecar.profiler.outbox import Outbox
+from pacecar.monitor.ingest.unix_socket import Meeting, MeetingError
+from pacecar.profiler.transport.daemon_socket import Outbox
 from pacecar.records import Command, DumpRequest, Goodbye
 from pacecar.wire import decode_frame, encode_frame
 from tests.kit.records import job_hello
-from tests.kit.users import (
+from tests.kit.users import (  # fmt: skip
     DAEMON,
     MS_BIND,
     OWNER,
@@ -31,7 +31,7 @@ from tests.kit.users import (
     listen,
     mounts_of_ones_own,
     needs_root,
-)  # fmt: skip
+)
 from tests.kit.waiting import until
 
 pytestmark = needs_root

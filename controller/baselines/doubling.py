@@ -19,9 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pacecar.controller.observation import KnobSpace
-from pacecar.controller.screen import neighbour
 from pacecar.knobs import by_name
+
+from ..observation import KnobSpace
+from ..policy.geometric_search import neighbour
 
 __all__ = ["MOVED_RATIO", "DoublingSampler"]
 

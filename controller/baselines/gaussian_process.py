@@ -19,8 +19,9 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from pacecar.controller.observation import KnobSpace
 from pacecar.knobs import by_name
+
+from ..observation import KnobSpace
 
 if TYPE_CHECKING:
     import numpy as np

@@ -16,10 +16,11 @@ from statistics import fmean, median
 from typing import Literal, Protocol
 
 from pacecar.config import TuneConfig
-from pacecar.controller import wording
-from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn, absurdity, bounded
-from pacecar.controller.scribe import Record, State
 from pacecar.records import Decision, TunerStatus, Verdict
+
+from ..observation import Facts, KnobSpace, Observation, Policy, Turn, absurdity, bounded
+from ..policy import phrases
+from ..policy.decision_records import Record, State
 
 __all__ = ["Sampler", "SearchPolicy"]
 
@@ -235,7 +236,7 @@ class SearchPolicy(Policy):
                 to_value=value,
                 step=step.step,
                 wall_ns=step.wall_ns,
-                reason=f"{wording.change(knob, old, value)}: sample {self._trials} of {self._name}",
+                reason=f"{phrases.change(knob, old, value)}: sample {self._trials} of {self._name}",
                 expected_gain_ratio=None,
             )
         )
@@ -250,7 +251,7 @@ class SearchPolicy(Policy):
     ) -> None:
         """Write a verdict for every decision of the open sample."""
         for decision in self._open:
-            change = wording.change(decision.knob, int(decision.from_value), int(decision.to_value))
+            change = phrases.change(decision.knob, int(decision.from_value), int(decision.to_value))
             self._records.append(
                 Verdict(
                     job=self._job,
@@ -271,7 +272,7 @@ class SearchPolicy(Policy):
         self._open = []
 
     def _describe(self, values: Mapping[str, int]) -> str:
-        return ", ".join(f"{knob} {wording.setting(knob, value)}" for knob, value in values.items())
+        return ", ".join(f"{knob} {phrases.setting(knob, value)}" for knob, value in values.items())
 
     def _say(self, state: State, detail: str, step: Observation) -> None:
         if state != "frozen":

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pacecar.config import ConfigError
-from pacecar.controller.observation import KnobSpace
 from pacecar.knobs import by_name
+
+from ..observation import KnobSpace
 
 __all__ = ["TRIALS", "TpeSampler"]
 

@@ -27,9 +27,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pacecar.monitor.collectors.cgroupview import View
-from pacecar.monitor.collectors.reading import Files, Reading, whole
 from pacecar.records import Outcome
+
+from .cgroup_mounts import View
+from .source_reader import Files, Reading, whole
 
 __all__ = ["CgroupCollector", "Member"]
 

@@ -19,8 +19,9 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 
-from pacecar.monitor.collectors.reading import Files, Reading, Seldom, sample, whole
 from pacecar.records import Outcome, Sample
+
+from .source_reader import Files, Reading, Seldom, sample, whole
 
 __all__ = ["CpuCollector"]
 

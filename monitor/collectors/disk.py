@@ -19,8 +19,9 @@ import re
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from pacecar.monitor.collectors.reading import Files, Reading, whole
 from pacecar.records import Outcome
+
+from .source_reader import Files, Reading, whole
 
 __all__ = ["DiskCollector", "MountCollector"]
 

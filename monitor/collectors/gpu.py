@@ -26,15 +26,16 @@ import threading
 from collections.abc import Callable, Sequence
 
 from pacecar.clock import NS_PER_SECOND, Clock
-from pacecar.monitor.gpu.calltimes import CALL_SECONDS_FIRST
-from pacecar.monitor.gpu.device import Reading
-from pacecar.monitor.gpu.driver import DriverMissingError, Nvml, NvmlError
-from pacecar.monitor.gpu.news import News
-from pacecar.monitor.gpu.session import Found, Session, Sessions
-from pacecar.monitor.gpu.unit import Unit
-from pacecar.monitor.gpu.witness import Heard, Witnesses
-from pacecar.monitor.gpu.worker import Worker
 from pacecar.records import Absent, Failed, Ok, Outcome, Sample
+
+from ..gpu.call_deadlines import CALL_SECONDS_FIRST
+from ..gpu.device import Reading
+from ..gpu.driver import DriverMissingError, Nvml, NvmlError
+from ..gpu.driver_session import Found, Session, Sessions
+from ..gpu.driver_thread import Worker
+from ..gpu.gpu_state import Unit
+from ..gpu.xid_news import News
+from ..gpu.xid_sources import Heard, Witnesses
 
 __all__ = ["GpuCollector"]
 

@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pacecar.clock import NS_PER_SECOND, Clock
-from pacecar.monitor.collectors.cgroup import parse_cgroup_line
-from pacecar.monitor.collectors.reading import Files, Reading
-from pacecar.monitor.membership import Membership, PodName, Residence, membership_of, parse_pod_folder, reside
 from pacecar.records import JobHello, Outcome, Sample
+
+from ..jobs.cgroup_identity import Membership, PodName, Residence, membership_of, parse_pod_folder, reside
+from .cgroup import parse_cgroup_line
+from .source_reader import Files, Reading
 
 __all__ = ["IdentityCollector", "gpu_processes"]
 

@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pacecar.clock import Clock
-from pacecar.monitor.collectors.rates import Rates
-from pacecar.monitor.collectors.reading import Files, Reading, Seldom, sample, whole
 from pacecar.records import Outcome, Sample
+
+from .rates import Rates
+from .source_reader import Files, Reading, Seldom, sample, whole
 
 __all__ = ["NetworkCollector"]
 

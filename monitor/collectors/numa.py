@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import re
 
-from pacecar.monitor.collectors.reading import Files, Reading, whole
 from pacecar.records import Outcome
+
+from .source_reader import Files, Reading, whole
 
 __all__ = ["NumaCollector"]
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pacecar.monitor.collectors.reading import Files, Reading, whole
 from pacecar.records import Outcome
+
+from .source_reader import Files, Reading, whole
 
 __all__ = ["TcpCollector"]
 

@@ -8,7 +8,7 @@ Left out on purpose: calling them.
 
 from __future__ import annotations
 
-from pacecar.monitor.gpu.driver import Number
+from .driver import Number
 
 __all__ = ["NUMBER_CALLS"]
 

@@ -20,9 +20,11 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from pacecar.clock import NS_PER_SECOND, Clock
-from pacecar.monitor.gpu.counter import Counter
-from pacecar.monitor.gpu.derived import CLOCK_REASONS, ClockEvents, MeanPower
-from pacecar.monitor.gpu.driver import (
+from pacecar.records import Sample
+
+from .counter import Counter
+from .derived import CLOCK_REASONS, ClockEvents, MeanPower
+from .driver import (
     DriverMissingError,
     DriverStoppedError,
     FieldValue,
@@ -34,10 +36,10 @@ from pacecar.monitor.gpu.driver import (
     NvmlError,
     UnsupportedError,
 )
-from pacecar.monitor.gpu.fieldreader import FieldReader, must_go_on
-from pacecar.monitor.gpu.fields import ENERGY, LINK_COUNT, Field, gpu_fields, link_fields
-from pacecar.monitor.gpu.gpm import GPM_CALLS, GPM_METRICS, INSTANCE_PARTS, Gpm
-from pacecar.monitor.gpu.questions import (
+from .field_reader import FieldReader, must_go_on
+from .fields import ENERGY, LINK_COUNT, Field, gpu_fields, link_fields
+from .gpm import GPM_CALLS, GPM_METRICS, INSTANCE_PARTS, Gpm
+from .queries import (
     EVERY_TICK,
     SECONDS_5,
     SECONDS_30,
@@ -48,8 +50,7 @@ from pacecar.monitor.gpu.questions import (
     instance_questions,
     link_questions,
 )
-from pacecar.monitor.gpu.schedule import Asked, Schedule
-from pacecar.records import Sample
+from .query_schedule import Asked, Schedule
 
 __all__ = ["CALLS_PER_TICK_MAX", "LINKS_MAX", "Device", "Facts", "Reading"]
 

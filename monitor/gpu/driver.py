@@ -1,4 +1,4 @@
-"""What can the NVIDIA driver be asked, and how can it refuse?  The driver as everyone but `monitor/nvml.py` sees it.
+"""What can the NVIDIA driver be asked, and how can it refuse?  The driver as everyone but `monitor/gpu/nvml.py` sees it.
 
 NVML has thirty error codes and four hundred functions.  The daemon needs six kinds of refusal, because it does six
 different things about them, plain numbers, and a driver that a test can own.

@@ -19,9 +19,10 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from pacecar.clock import NS_PER_SECOND
-from pacecar.monitor.gpu.counter import ROUND, Counter, LinkCounter
-from pacecar.monitor.gpu.driver import ALL_LINKS, FieldId, FieldValue
 from pacecar.records import Sample
+
+from .counter import ROUND, Counter, LinkCounter
+from .driver import ALL_LINKS, FieldId, FieldValue
 
 __all__ = ["ENERGY", "LINK_COUNT", "Field", "FieldMeanings", "gpu_fields", "link_fields"]
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from pacecar.monitor.gpu.driver import GpmSample, Handle, Nvml, NvmlError, UnsupportedError
 from pacecar.records import Sample
+
+from .driver import GpmSample, Handle, Nvml, NvmlError, UnsupportedError
 
 __all__ = ["GPM_CALLS", "GPM_METRICS", "INSTANCE_PARTS", "Gpm", "GpmMetric"]
 

@@ -27,10 +27,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pacecar.profiler.analysis.alignment import OVERLAP_SLACK_NS
-from pacecar.profiler.analysis.matching import Matched, wall_offset_ns
-from pacecar.profiler.analysis.report import Clock
-from pacecar.profiler.trace.table import Trace, TraceWarning
+from ..trace.columns import Trace, TraceWarning
+from .collective_matching import Matched, wall_offset_ns
+from .report import Clock
+from .sequence_alignment import OVERLAP_SLACK_NS
 
 __all__ = ["Clocks", "doubts_of", "lay_clocks", "together"]
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from pacecar.profiler.analysis.engine import Answer, EngineError, Task, read_one
-from pacecar.profiler.trace.table import TraceWarning
+from ..trace.columns import TraceWarning
+from .parallel_reading import Answer, EngineError, Task, read_one
 
 __all__ = ["run_on_cluster"]
 

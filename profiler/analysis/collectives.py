@@ -17,11 +17,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pacecar.profiler.analysis.report import CollectiveTotal
-from pacecar.profiler.bandwidth import bus_bandwidth_factor
-from pacecar.profiler.classification import collective_operation
-from pacecar.profiler.spans import Intervals, length, total, union
-from pacecar.profiler.trace.table import NONE, Collective, Trace
+from ..ledger.bus_bandwidth import bus_bandwidth_factor
+from ..ledger.classification import collective_operation
+from ..ledger.intervals import Intervals, length, total, union
+from ..trace.columns import NONE, Collective, Trace
+from .report import CollectiveTotal
 
 __all__ = ["UNNAMED", "collective_totals", "coverage"]
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from pacecar.profiler.analysis.report import CollectiveTotal, Comparison, Difference, Side, TraceReport
-from pacecar.profiler.trace.table import TraceWarning
 from pacecar.records import LEDGER_HEADINGS, Ledger
+
+from ..trace.columns import TraceWarning
+from .report import CollectiveTotal, Comparison, Difference, Side, TraceReport
 
 __all__ = ["HEADINGS", "WARNING_CODES", "compare"]
 

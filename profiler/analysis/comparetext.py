@@ -9,14 +9,15 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pacecar.ledgerbar import ledger_bar
-from pacecar.plaintext import clean
-from pacecar.profiler.analysis.compare import WARNING_CODES
-from pacecar.profiler.analysis.quantities import Unit, duration, unit_for
-from pacecar.profiler.analysis.report import Comparison, Difference, Document
-from pacecar.profiler.analysis.text import BAR_WIDTH_MAX, ROWS_MAX, plain_table, warning_lines
+from pacecar.formatting.ledger_bar import ledger_bar
+from pacecar.formatting.ledger_headings import HEADING_WORDS, percent, plural
+from pacecar.formatting.plain_text import clean
 from pacecar.records import LEDGER_HEADINGS, Ledger
-from pacecar.wording import HEADING_WORDS, percent, plural
+
+from .compare import WARNING_CODES
+from .report import Comparison, Difference, Document
+from .text import BAR_WIDTH_MAX, ROWS_MAX, plain_table, warning_lines
+from .units import Unit, duration, unit_for
 
 __all__ = ["comparison_text"]
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from pacecar.profiler.analysis.report import Gap
-from pacecar.profiler.spans import Intervals, covers, union
-from pacecar.profiler.trace.table import NONE, HostKind, Trace
+from ..ledger.intervals import Intervals, covers, union
+from ..trace.columns import NONE, HostKind, Trace
+from .report import Gap
 
 __all__ = ["device_gaps"]
 

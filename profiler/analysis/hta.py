@@ -24,7 +24,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pacecar.profiler.trace.table import NONE, Trace
+from ..trace.columns import NONE, Trace
 
 __all__ = ["rows_of_hta"]
 

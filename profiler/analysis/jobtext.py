@@ -14,13 +14,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from pacecar.ledgerbar import ledger_bar, ledger_legend
-from pacecar.plaintext import clean
-from pacecar.profiler.analysis.quantities import amount, bandwidth, duration, unit_for
-from pacecar.profiler.analysis.report import Clock, CollectiveInstance, Job, RankShare, Straggler, TraceReport
-from pacecar.profiler.analysis.text import BAR_WIDTH_MAX, collectives_table, ladder_table, plain_table
+from pacecar.formatting.ledger_bar import ledger_bar, ledger_legend
+from pacecar.formatting.ledger_headings import HEADING_WORDS, percent, plural
+from pacecar.formatting.plain_text import clean
 from pacecar.records import Ledger
-from pacecar.wording import HEADING_WORDS, percent, plural
+
+from .report import Clock, CollectiveInstance, Job, RankShare, Straggler, TraceReport
+from .text import BAR_WIDTH_MAX, collectives_table, ladder_table, plain_table
+from .units import amount, bandwidth, duration, unit_for
 
 __all__ = ["job_text"]
 

@@ -1,4 +1,4 @@
-"""What would the pace be if only this were gone?  The ladder of the running job (`pacecar.profiler.ladder`), in words.
+"""What would the pace be if only this were gone?  The ladder of the running job (`pacecar.profiler.ledger.what_if_bounds`), in words.
 
 Left out: the rules themselves, which are the same for a trace and for a job that runs.
 """
@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pacecar.profiler.analysis.report import Scenario
-from pacecar.profiler.ladder import Climb, Runner, climb
 from pacecar.records import Bound, Ledger
+
+from ..ledger.what_if_bounds import Climb, Runner, climb
+from .report import Scenario
 
 __all__ = ["Runner", "of_job", "what_if"]
 

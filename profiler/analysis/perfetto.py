@@ -20,13 +20,14 @@ from typing import IO, Any, cast
 
 import msgspec
 
-from pacecar.profiler.analysis.engine import Analysis
-from pacecar.profiler.analysis.report import StepReport, TraceReport
-from pacecar.profiler.analysis.timeline import Timeline, timeline
-from pacecar.profiler.trace.table import Trace
+from pacecar.formatting.ledger_headings import HEADING_WORDS
 from pacecar.records import LEDGER_HEADINGS
 from pacecar.safe_files import output
-from pacecar.wording import HEADING_WORDS
+
+from ..trace.columns import Trace
+from .parallel_reading import Analysis
+from .report import StepReport, TraceReport
+from .timeline import Timeline, timeline
 
 __all__ = ["FIRST_PID", "write_perfetto"]
 
@@ -78,7 +79,7 @@ def _table(report: TraceReport, table: Trace | None) -> Trace:
     """Return the columns, read again where they were too many to keep."""
     if table is not None:
         return table
-    from pacecar.profiler.trace.reader import TraceError, read_trace
+    from ..trace.reader import TraceError, read_trace
 
     try:
         return read_trace(Path(report.file))

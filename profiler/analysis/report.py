@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from pacecar.profiler.trace.table import TraceWarning
 from pacecar.records import Ledger
+
+from ..trace.columns import TraceWarning
 
 __all__ = [
     "Arrival",

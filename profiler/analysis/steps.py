@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pacecar.profiler.trace.table import NONE, HostKind, StepMark, Trace, TraceWarning
+from ..trace.columns import NONE, HostKind, StepMark, Trace, TraceWarning
 
 __all__ = ["Step", "step_windows"]
 

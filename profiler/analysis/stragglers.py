@@ -28,15 +28,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pacecar.profiler.analysis.alignment import OVERLAP_SLACK_NS
-from pacecar.profiler.analysis.arrivals import Arrivals
-from pacecar.profiler.analysis.clocks import Clocks, doubts_of
-from pacecar.profiler.analysis.report import Straggler
-from pacecar.profiler.analysis.single import Charges
-from pacecar.profiler.attribution import Work, attribute_windows
-from pacecar.profiler.trace.table import NONE, WORKS, Trace
+from pacecar.formatting.ledger_headings import HEADING_WORDS
 from pacecar.records import LEDGER_HEADINGS
-from pacecar.wording import HEADING_WORDS
+
+from ..ledger.attribution import Work, attribute_windows
+from ..trace.columns import NONE, WORKS, Trace
+from .clocks import Clocks, doubts_of
+from .collective_arrivals import Arrivals
+from .one_trace import Charges
+from .report import Straggler
+from .sequence_alignment import OVERLAP_SLACK_NS
 
 __all__ = ["LATE_NS_MIN", "Blame", "find_stragglers"]
 

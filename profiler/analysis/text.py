@@ -19,13 +19,14 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pacecar.ledgerbar import ledger_bar, ledger_legend
-from pacecar.plaintext import clean
-from pacecar.profiler.analysis.quantities import amount, bandwidth, kernel_name, unit_for
-from pacecar.profiler.analysis.report import CollectiveTotal, Document, Family, Gap, Scenario, StepReport, TraceReport
-from pacecar.profiler.trace.table import TraceWarning
+from pacecar.formatting.ledger_bar import ledger_bar, ledger_legend
+from pacecar.formatting.ledger_headings import HEADING_WORDS, SCENARIO_WORDS, percent, plural
+from pacecar.formatting.plain_text import clean
 from pacecar.records import LEDGER_HEADINGS
-from pacecar.wording import HEADING_WORDS, SCENARIO_WORDS, percent, plural
+
+from ..trace.columns import TraceWarning
+from .report import CollectiveTotal, Document, Family, Gap, Scenario, StepReport, TraceReport
+from .units import amount, bandwidth, kernel_name, unit_for
 
 __all__ = ["document_text", "ladder_table", "plain_table", "sum_rows", "warning_lines"]
 
@@ -54,7 +55,7 @@ GAP_WORDS = {
 def document_text(document: Document, console: Console) -> Iterator[RenderableType]:
     """Yield what is to be printed, in order."""
     if document.job is not None:
-        from pacecar.profiler.analysis.jobtext import job_text
+        from .jobtext import job_text
 
         yield from job_text(document.traces, document.job, console)
     else:

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pacecar.profiler.analysis.hta import rows_of_hta
-from pacecar.profiler.analysis.report import TraceReport
-from pacecar.profiler.analysis.single import charges_of
-from pacecar.profiler.attribution import Cause, Work, charge
-from pacecar.profiler.spans import Intervals
-from pacecar.profiler.trace.table import Trace
 from pacecar.records import LEDGER_HEADINGS, Ledger
+
+from ..ledger.attribution import Cause, Work, charge
+from ..ledger.intervals import Intervals
+from ..trace.columns import Trace
+from .hta import rows_of_hta
+from .one_trace import charges_of
+from .report import TraceReport
 
 __all__ = ["Timeline", "timeline"]
 

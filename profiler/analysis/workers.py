@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 
-from pacecar.profiler.analysis.engine import Answer, Task, read_one
-from pacecar.profiler.trace.table import TraceWarning
+from ..trace.columns import TraceWarning
+from .parallel_reading import Answer, Task, read_one
 
 __all__ = ["Advance", "run_in_processes"]
 
@@ -36,7 +36,7 @@ JOIN_SECONDS_MAX = 5.0
 
 _PRELOADED = [
     "pacecar.profiler.analysis.workers",
-    "pacecar.profiler.analysis.single",
+    "pacecar.profiler.analysis.one_trace",
     "pacecar.profiler.trace.reader",
 ]
 

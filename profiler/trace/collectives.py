@@ -18,9 +18,9 @@ from functools import lru_cache
 
 import msgspec
 
-from pacecar.profiler.classification import collective_operation, function_name
-from pacecar.profiler.trace.events import Args
-from pacecar.profiler.trace.table import Collective
+from ..ledger.classification import collective_operation, function_name
+from .columns import Collective
+from .events import Args
 
 __all__ = ["from_annotation", "from_kernel", "from_metadata", "operation_of", "tensors"]
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, Union
 
 import msgspec
 
-from pacecar.profiler.trace.table import NONE
+from .columns import NONE
 
 __all__ = ["KNOWN_EVENTS", "Args", "DigitEvent", "Event", "KnownEvent", "decimal_of", "event_of", "value_end"]
 

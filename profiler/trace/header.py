@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from pacecar.profiler.trace.events import value_end
-from pacecar.profiler.trace.notes import Notes
+from .events import value_end
+from .notes import Notes
 
 __all__ = ["Header", "read_header"]
 

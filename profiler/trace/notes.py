@@ -6,7 +6,7 @@ came and where it came first.
 
 from __future__ import annotations
 
-from pacecar.profiler.trace.table import TraceWarning
+from .columns import TraceWarning
 
 __all__ = ["Notes"]
 

@@ -19,14 +19,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from pacecar.profiler.trace.build import device_rows, host_rows
-from pacecar.profiler.trace.document import Document
-from pacecar.profiler.trace.header import Header, read_header
-from pacecar.profiler.trace.notes import Notes
-from pacecar.profiler.trace.rows import Numbers, Rows
-from pacecar.profiler.trace.source import Source, TraceError
-from pacecar.profiler.trace.table import NONE, Collective, DeviceRows, HostKind, HostRows, StepMark, Trace
-from pacecar.profiler.trace.times import ImpreciseTimesError
+from .assemble import device_rows, host_rows
+from .columns import NONE, Collective, DeviceRows, HostKind, HostRows, StepMark, Trace
+from .compressed_source import Source, TraceError
+from .event_stream import Document
+from .header import Header, read_header
+from .notes import Notes
+from .rows import Numbers, Rows
+from .times import ImpreciseTimesError
 
 __all__ = ["TraceError", "read_trace"]
 

@@ -16,14 +16,14 @@ from typing import TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from pacecar.profiler.trace import times
-from pacecar.profiler.trace.collectives import from_annotation, from_metadata, tensors
-from pacecar.profiler.trace.document import Batch
-from pacecar.profiler.trace.events import Args, DigitEvent, Event, KnownEvent
-from pacecar.profiler.trace.kinds import Place, canonical, is_collective_call, place_of
-from pacecar.profiler.trace.links import Calls
-from pacecar.profiler.trace.notes import Notes
-from pacecar.profiler.trace.table import NONE, Collective
+from . import times
+from .collectives import from_annotation, from_metadata, tensors
+from .columns import NONE, Collective
+from .event_stream import Batch
+from .events import Args, DigitEvent, Event, KnownEvent
+from .kernel_links import Calls
+from .notes import Notes
+from .row_kinds import Place, canonical, is_collective_call, place_of
 
 __all__ = ["NAME_LETTERS_MAX", "Categories", "Names", "Rows"]
 

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests.job_unimportable import Missing, forked_job, remember_code
+from tests.job.job_unimportable import Missing, forked_job, remember_code
 
 STEPS = 10
 

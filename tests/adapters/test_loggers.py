@@ -24,11 +24,11 @@ from world import adapters_python, environment
 
 import pacecar
 from pacecar.adapters import loggers
-from pacecar.adapters.journal import Entry, Journal, event_of
 from pacecar.adapters.loggers import TensorBoard, Wandb
-from pacecar.ledger import LEDGER_HEADINGS, Ledger
-from pacecar.profiler.courier import Courier
+from pacecar.adapters.metric_log import Entry, Journal, event_of
+from pacecar.profiler.transport.record_queue import Courier
 from pacecar.records import Decision, Goodbye, Knobs, StepRecord, Straggler, Verdict
+from pacecar.records.ledger import LEDGER_HEADINGS, Ledger
 from tests.kit.waiting import until
 
 

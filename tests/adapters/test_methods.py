@@ -10,7 +10,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from pacecar.adapters.methods import MethodReplacement, replace_method
+from pacecar.adapters.method_descriptors import MethodReplacement, replace_method
 from tests.kit.ours import OURS
 
 

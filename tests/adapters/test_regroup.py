@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pacecar.adapters.losses import undisturbed
+from pacecar.adapters.loss_additivity import undisturbed
 from pacecar.adapters.regroup import SIZING_UPDATES, Regrouper
-from pacecar.controller.microbatch import MicroBatcher
+from pacecar.controller.knobs.micro_batch import MicroBatcher
 
 
 class Ddp:

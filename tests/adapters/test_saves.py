@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from world import python_with, settings
 
-from tests.zerocode.scripts import run
+from tests.job.autoattach.scripts import run
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow, pytest.mark.full]
 

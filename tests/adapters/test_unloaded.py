@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from world import settings, stand_ins
 
-from tests.job_unimportable import modules
+from tests.job.job_unimportable import modules
+from tests.job.test_unimportable import WITHOUT_PACECAR
 from tests.kit.forking_python import forking_python
-from tests.test_unimportable import WITHOUT_PACECAR
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +47,7 @@ def check(missing: list[str]) -> dict[str, dict[str, str]]:
 
 
 def test_without_a_part_of_it_every_adapter_trains_on_and_says_so_once() -> None:
-    said = check(["pacecar.pacer", "msgspec"])
+    said = check(["pacecar.job.attach", "msgspec"])
     assert set(said.pop("-").values()) == {""}, "nothing to say where all is there"
     for module, adapters in said.items():
         line = (

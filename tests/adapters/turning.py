@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
-from pacecar.pacer import Pacer
+from pacecar.job.attach import Pacer
 from pacecar.records import KnobSwitch, StepRecord
 from tests.kit.patient_gathers import wait_for_gathers
 

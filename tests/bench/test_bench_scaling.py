@@ -11,7 +11,7 @@ import pytest
 
 from bench.bench_scaling import Prometheus, expressions, filled
 from bench.scaling_nodes import GPUS, JOB_NODES, Node
-from pacecar.catalog import by_name
+from pacecar.metrics.catalog import by_name
 from tests.kit.tools import find_tool
 
 GENERATED = Path(__file__).resolve().parents[2] / "dashboards/generated"

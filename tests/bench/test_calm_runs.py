@@ -88,7 +88,7 @@ def test_a_sweep_runs_a_disturbed_stretch_again(
         refusal=lambda: None, prepare=lambda: None, plan=SimpleNamespace(bucket_bytes=1), request=lambda **_: None
     )
     monkeypatch.setattr(tuning_job, "Job", Job)
-    monkeypatch.setattr("pacecar.controller.ddp_reducer.DdpReducer", lambda _: reducer)
+    monkeypatch.setattr("pacecar.controller.knobs.ddp.reducer.DdpReducer", lambda _: reducer)
     monkeypatch.setattr(tuning_job, "time", SimpleNamespace(sleep=slept.append))
     monkeypatch.setattr(tuning_job.dist, "broadcast", lambda *_: None)
     said = tuning_job.sweep({"sweep": [[1, None]], "rounds": 1, "steps": 3, "again": again})

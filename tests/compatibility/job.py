@@ -153,7 +153,7 @@ def plain(*, steps: int, pace: bool = True, missing: Sequence[str] = (), trace: 
 
 def traced_by(pacer: Any) -> str:
     """Order a trace and return what the rank answers."""
-    from pacecar.steering import Command
+    from pacecar.records.commands import Command
 
     answers: list[str] = []
     try:
@@ -204,7 +204,7 @@ def ddp(
         losses.append(loss.detach())
     if pacer is None:
         return {"losses": hexes(losses)}
-    from pacecar.profiler.crew.collectives import sequence
+    from pacecar.profiler.ranks.collectives import sequence
 
     tuner = pacer._tuner
     crew = pacer._crew
@@ -394,10 +394,10 @@ def unwatched(*, steps: int, missing: Sequence[str] = (), several: bool = False)
     """One process that knows nothing of pacecar, as `pacecar run` would have it; its loader is torch's."""
     lines = lines_of()
     take_away(missing, {})
-    from pacecar.zerocode import ear, saying
+    from pacecar.job.autoattach import optimizer_hook, stderr_line
 
-    saying.say = lines.append  # type: ignore[assignment]  # one line on stderr otherwise
-    ear.listen(None)
+    stderr_line.say = lines.append  # type: ignore[assignment]  # one line on stderr otherwise
+    optimizer_hook.listen(None)
     model = DistributedDataParallel(net()) if several else net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     losses = []

@@ -28,10 +28,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pacecar.controller.channels import LateError, LeftError, Subject
-from pacecar.controller.offers import KnobOffer, Offer
-from pacecar.controller.protocol import PERIOD, Member, Proposal
-from pacecar.controller.rank_agreement import RankAgreement
+from pacecar.controller.consensus.capabilities import KnobOffer, Offer
+from pacecar.controller.consensus.channels import LateError, LeftError, Subject
+from pacecar.controller.consensus.protocol import PERIOD, Member, Proposal
+from pacecar.controller.consensus.rank_agreement import RankAgreement
 
 __all__ = ["Bounds", "Census", "ViolationError", "check"]
 

@@ -1,6 +1,6 @@
 """What do step times look like over bucket size and compression, on which link?  Curves to replay policies on.
 
-Simulated, and said so in the file: a curve here is the timeline of DDP that `pacecar.controller.model` plays (alpha +
+Simulated, and said so in the file: a curve here is the timeline of DDP that `pacecar.controller.forecast.gain_model` plays (alpha +
 bytes x beta a bucket, against gradients that become ready through backward), with constants fitted to the percentages
 of measured runs (shared/TUNING: best bucket, one bucket for all, bf16) to within about 3 points of the step for the
 best settings and 17 for the worst.  They are the model's own kind, so forecasts look better on them than they are: the
@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pacecar.controller.timeline import pack_buckets, play
+from pacecar.controller.forecast.bucket_timeline import pack_buckets, play
 
 MIB = 2**20
 FILE = Path(__file__).with_name("curves.json")

@@ -201,7 +201,7 @@ def _train(rank: int, world: int, point: Point, log: Path, folder: Path) -> dict
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
-    from pacecar.controller.microbatch import MicroBatcher
+    from pacecar.controller.knobs.micro_batch import MicroBatcher
 
     torch.manual_seed(point.seed)
     net = nn.Sequential(*[nn.Sequential(nn.Linear(32, 32), nn.Tanh()) for _ in range(6)])
@@ -267,11 +267,11 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher:
 
     from pacecar.clock import SystemClock
     from pacecar.config import TuneConfig
-    from pacecar.controller.channels import MainRoad, SideRoad, Subject
-    from pacecar.controller.ddp_buckets import BucketActuator
-    from pacecar.controller.microbatch_knobs import MicroBatchActuator
+    from pacecar.controller.consensus.channels import MainRoad, SideRoad, Subject
+    from pacecar.controller.consensus.rank_agreement import RankAgreement
+    from pacecar.controller.knobs.ddp.buckets import BucketActuator
+    from pacecar.controller.knobs.micro_batch_knobs import MicroBatchActuator
     from pacecar.controller.observation import Facts
-    from pacecar.controller.rank_agreement import RankAgreement
     from pacecar.controller.tuner import Tuner
     from pacecar.records import Knobs
 

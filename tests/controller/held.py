@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pacecar.config import TuneConfig
-from pacecar.controller.holds import HeldPolicy, Holds
+from pacecar.controller.guards.tuning_pause import HeldPolicy, Holds
 from pacecar.controller.observation import Facts, KnobSpace, Observation
-from pacecar.controller.policy import PacecarPolicy
+from pacecar.controller.policy.tuning_policy import PacecarPolicy
 from pacecar.records import TunerStatus
 
 __all__ = ["HeldRun"]

@@ -23,8 +23,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pacecar.config import TuneConfig
-from pacecar.controller.actuator import ActuatorError
-from pacecar.controller.ddp_buckets import BucketActuator
+from pacecar.controller.knobs.actuator import ActuatorError
+from pacecar.controller.knobs.ddp.buckets import BucketActuator
 
 KIB = 1024
 

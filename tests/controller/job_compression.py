@@ -21,15 +21,15 @@ from torch.nn.parallel import DistributedDataParallel, distributed
 
 from pacecar.clock import SystemClock
 from pacecar.config import TuneConfig
-from pacecar.controller import ddp_private
-from pacecar.controller.agreement import LocalAgreement
-from pacecar.controller.comm_hook import Compressor
-from pacecar.controller.compression import CHOICES, CompressionActuator
-from pacecar.controller.ddp_buckets import BucketActuator, FirstBucketActuator
-from pacecar.controller.ddp_reducer import DdpReducer
-from pacecar.controller.offers import KnobOffer, Offer
-from pacecar.controller.protocol import Kind, Proposal
-from pacecar.controller.switchboard import Switchboard
+from pacecar.controller.consensus.agreement import LocalAgreement
+from pacecar.controller.consensus.capabilities import KnobOffer, Offer
+from pacecar.controller.consensus.knob_switch import Switchboard
+from pacecar.controller.consensus.protocol import Kind, Proposal
+from pacecar.controller.knobs.ddp import torch_internals
+from pacecar.controller.knobs.ddp.buckets import BucketActuator, FirstBucketActuator
+from pacecar.controller.knobs.ddp.comm_hook import Compressor
+from pacecar.controller.knobs.ddp.compression import CHOICES, CompressionActuator
+from pacecar.controller.knobs.ddp.reducer import DdpReducer
 
 KIB = 1024
 NONE, BF16, FP16, TOPK = (CHOICES.index(name) for name in ("none", "bf16", "fp16", "topk"))
@@ -137,9 +137,9 @@ def alternate(options: dict[str, Any]) -> dict[str, Any]:
     if any(refusals.values()):
         return {"refusals": refusals}
     built = []
-    build_ordered, by_helper = ddp_private.build_ordered, ddp_private.build_by_helper
-    ddp_private.build_ordered = lambda *a: built.append(1) or build_ordered(*a)
-    ddp_private.build_by_helper = lambda *a: built.append(1) or by_helper(*a)
+    build_ordered, by_helper = torch_internals.build_ordered, torch_internals.build_by_helper
+    torch_internals.build_ordered = lambda *a: built.append(1) or build_ordered(*a)
+    torch_internals.build_by_helper = lambda *a: built.append(1) or by_helper(*a)
     unequal = dict.fromkeys(CHOICES, 0)
     worst = dict.fromkeys(CHOICES, 0.0)
     disagreements = switches = not_once = 0
@@ -164,7 +164,7 @@ def alternate(options: dict[str, Any]) -> dict[str, Any]:
                     error = float((a - b).norm() / b.norm().clamp_min(1e-9))
                     worst[CHOICES[choice]] = max(worst[CHOICES[choice]], error)
             disagreements += ranks_differ(mine)
-    ddp_private.build_ordered, ddp_private.build_by_helper = build_ordered, by_helper
+    torch_internals.build_ordered, torch_internals.build_by_helper = build_ordered, by_helper
     return {
         "refusals": refusals,
         "recipe": live.reducer.recipe,

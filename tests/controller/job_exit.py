@@ -14,8 +14,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from pacecar.controller.channels import SideRoad
-from pacecar.profiler.own_group import job_store
+from pacecar.controller.consensus.channels import SideRoad
+from pacecar.profiler.transport.side_group import job_store
 
 RANK = int(os.environ["RANK"])
 

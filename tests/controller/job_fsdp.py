@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 
 import pacecar
 from pacecar.config import TuneConfig
-from pacecar.controller.fsdp import fsdp_knobs
+from pacecar.controller.knobs.fsdp2 import fsdp_knobs
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 

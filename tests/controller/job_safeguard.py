@@ -22,10 +22,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import pacecar
-from pacecar import handle as attaching
-from pacecar.controller import comm_hook, desk
-from pacecar.controller.compression import CHOICES
+from pacecar.controller import command_handler
+from pacecar.controller.knobs.ddp import comm_hook
+from pacecar.controller.knobs.ddp.compression import CHOICES
 from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
+from pacecar.job import handle as attaching
 from tests.kit.patient_gathers import wait_for_gathers
 
 attaching.CLOSE_SECONDS_MAX = 0.2  # no daemon is there to take anything
@@ -77,7 +78,7 @@ def main(options: dict[str, Any], folder: str) -> dict[str, Any]:
     policy = Eager(
         CHOICES.index(options.get("choice", "bf16")), options.get("after", 60), is_trial=options.get("trial")
     )
-    desk.make_policy = lambda _: policy  # type: ignore[assignment,return-value]
+    command_handler.make_policy = lambda _: policy  # type: ignore[assignment,return-value]
     pacer = pacecar.attach(
         ddp, optimizer, tune="lossy", socket=f"{folder}/none.sock", run_dir=folder, windows=False, crew=False,
         job=options["name"], bucket_bytes_min=1024, compression=("bf16", "fp16", "topk"),

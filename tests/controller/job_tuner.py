@@ -23,12 +23,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pacecar.clock import SystemClock
 from pacecar.config import TuneConfig
-from pacecar.controller.actuator import ActuatorError
-from pacecar.controller.ddp_buckets import BucketActuator
-from pacecar.controller.microbatch import MicroBatcher
-from pacecar.controller.microbatch_knobs import MicroBatchActuator
+from pacecar.controller.consensus.rank_agreement import RankAgreement
+from pacecar.controller.knobs.actuator import ActuatorError
+from pacecar.controller.knobs.ddp.buckets import BucketActuator
+from pacecar.controller.knobs.micro_batch import MicroBatcher
+from pacecar.controller.knobs.micro_batch_knobs import MicroBatchActuator
 from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
-from pacecar.controller.rank_agreement import RankAgreement
 from pacecar.controller.tuner import Tuner
 from pacecar.records import JobRecord, Knobs, KnobSwitch, StepRecord, TunerStatus
 

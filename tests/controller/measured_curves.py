@@ -1,7 +1,7 @@
 """Real jobs to replay policies on: the sweeps that `make bench-tuning` measured, as curves.
 
 The step times are the measured ones (medians over the steps of a sweep, of all files of a case).  What a window would
-show of a setting was not kept with them, so it comes from a fit: DDP's timeline (`pacecar.controller.timeline`) with
+show of a setting was not kept with them, so it comes from a fit: DDP's timeline (`pacecar.controller.forecast.bucket_timeline`) with
 the five constants that come nearest to all settings of the sweep.  How near is said beside each: the mean distance in
 percent of the step.  Policies are judged by the measured steps; the fit only feeds their forecasts.
 
@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from bench.tuning_job import SHAPES, make_model
-from pacecar.controller.timeline import pack_buckets, play
+from pacecar.controller.forecast.bucket_timeline import pack_buckets, play
 from tests.controller.curves import DEFAULT, MEASURED, MIB, Curve, Point, dump
 
 SWEEPS = MEASURED.parent / "tuning"

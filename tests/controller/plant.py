@@ -13,7 +13,7 @@ from math import exp, log2
 
 from pacecar.config import TuneConfig
 from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy
-from pacecar.controller.policy import PacecarPolicy
+from pacecar.controller.policy.tuning_policy import PacecarPolicy
 from pacecar.records import BackwardWindow, Decision, Ledger, TunerStatus, Verdict
 
 MIB = 2**20

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from pacecar.config import TuneConfig
-from pacecar.controller.baselines.make import make_baseline
+from pacecar.controller.baselines.registry import make_baseline
 from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy
-from pacecar.controller.policy import PacecarPolicy
+from pacecar.controller.policy.tuning_policy import PacecarPolicy
 from pacecar.records import BackwardWindow, Decision, Ledger, Verdict
 from tests.controller.curves import Curve, load
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pacecar import assembly, tuning
 from pacecar.clock import FakeClock, SystemClock
+from pacecar.job import tuner_wiring, wiring
 from pacecar.records import Verdict
 
 __all__ = ["Ear", "RunOn", "counted_clock"]
@@ -26,7 +26,7 @@ RESTED, STEPS_MAX, ASK_STEPS = 60, 900, 10
 def counted_clock(*, is_counted: bool = True) -> FakeClock | None:
     """Let what is attached from now on tell the time by the returned clock, which stands still unless it is moved."""
     clock = FakeClock() if is_counted else None
-    for module in (assembly, tuning):
+    for module in (wiring, tuner_wiring):
         module.SystemClock = SystemClock if clock is None else lambda: clock  # type: ignore[attr-defined, assignment]
     return clock
 

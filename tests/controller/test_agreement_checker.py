@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pacecar.controller.protocol import CALM_NS, LEISURE_PERIOD, LONG_STEP_NS, PERIOD, Member, Proposal
-from pacecar.controller.rank_agreement import RankAgreement
+from pacecar.controller.consensus.protocol import CALM_NS, LEISURE_PERIOD, LONG_STEP_NS, PERIOD, Member, Proposal
+from pacecar.controller.consensus.rank_agreement import RankAgreement
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tests are no package
 from checker import Bounds, ViolationError, check

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacecar.controller.offers import KnobOffer, Offer, decode_offer, encode_offer, live_knobs
-from pacecar.controller.protocol import (
+from pacecar.controller.consensus.capabilities import KnobOffer, Offer, decode_offer, encode_offer, live_knobs
+from pacecar.controller.consensus.protocol import (
     CALM_NS,
     CALM_PERIOD,
     LEISURE_PERIOD,
@@ -22,7 +22,7 @@ from pacecar.controller.protocol import (
     Member,
     Proposal,
 )
-from pacecar.controller.rank_agreement import RankAgreement
+from pacecar.controller.consensus.rank_agreement import RankAgreement
 
 RANKS = 3
 DOMAIN = tuple(range(8))

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from pacecar.controller.measured import Backlog
+from pacecar.controller.consensus.protocol import JobPace
+from pacecar.controller.consensus.step_observations import Backlog
 from pacecar.controller.observation import KnobSpace
-from pacecar.controller.protocol import JobPace
 from pacecar.records import Knobs, StepRecord
 from tests.kit.records import step_record
 

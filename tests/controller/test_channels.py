@@ -13,10 +13,10 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from pacecar.controller.channels import LeftError, MainRoad, SideRoad, Subject
-from pacecar.controller.rank_agreement import RankAgreement
-from pacecar.profiler.crew.road import GlooRoad
-from pacecar.profiler.crew.words import MESSAGE_WORDS
+from pacecar.controller.consensus.channels import LeftError, MainRoad, SideRoad, Subject
+from pacecar.controller.consensus.rank_agreement import RankAgreement
+from pacecar.profiler.ranks.gloo_transport import GlooRoad
+from pacecar.profiler.ranks.phase_sums_message import MESSAGE_WORDS
 
 
 class Gather:

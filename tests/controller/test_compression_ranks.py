@@ -14,12 +14,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pacecar.config import TuneConfig
-from pacecar.controller import compression
-from pacecar.controller.actuator import ActuatorError
-from pacecar.controller.comm_hook import sent_by_gather, sent_by_reduce
-from pacecar.controller.compression import CHOICES, CompressionActuator, sent_ratio
-from pacecar.controller.ddp_buckets import BucketActuator, FirstBucketActuator
-from pacecar.controller.ddp_reducer import DdpReducer
+from pacecar.controller.knobs.actuator import ActuatorError
+from pacecar.controller.knobs.ddp import compression
+from pacecar.controller.knobs.ddp.buckets import BucketActuator, FirstBucketActuator
+from pacecar.controller.knobs.ddp.comm_hook import sent_by_gather, sent_by_reduce
+from pacecar.controller.knobs.ddp.compression import CHOICES, CompressionActuator, sent_ratio
+from pacecar.controller.knobs.ddp.reducer import DdpReducer
 from tests.kit.lone_rank import lone_rank
 
 Rank = dict[str, Any]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pacecar.controller.cuts import Cut, Lengths, cut, measure, plan, terms_of
-from pacecar.controller.microbatch import MicroBatcher
+from pacecar.controller.knobs.batch_slicing import Cut, Lengths, cut, measure, plan, terms_of
+from pacecar.controller.knobs.micro_batch import MicroBatcher
 
 IGNORED = -100
 VOCABULARY = 11

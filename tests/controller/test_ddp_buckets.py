@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pacecar import torch_internals
 from pacecar.config import TuneConfig
-from pacecar.controller.actuator import ActuatorError
-from pacecar.controller.ddp_buckets import BucketActuator
+from pacecar.controller.knobs.actuator import ActuatorError
+from pacecar.controller.knobs.ddp.buckets import BucketActuator
 from tests.kit.lone_rank import lone_rank
 
 Run = Callable[..., list[list[dict[str, Any]]]]

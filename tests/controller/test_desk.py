@@ -8,14 +8,15 @@ import pytest
 import torch
 
 from pacecar.clock import FakeClock
+from pacecar.commands.tune_text import WIDTH_MIN, lines
 from pacecar.config import TuneConfig
-from pacecar.controller.advice import advise
-from pacecar.controller.ddp_knobs import DdpKnobs
-from pacecar.controller.desk import DETAIL_CHARACTERS_MAX, Desk, tune_is_off
+from pacecar.controller.command_handler import DETAIL_CHARACTERS_MAX, Desk, tune_is_off
+from pacecar.controller.knobs.ddp.ddp_knobs import DdpKnobs
 from pacecar.controller.observation import Facts, KnobSpace, Observation
-from pacecar.controller.overseer import Overseer
-from pacecar.controller.policy import PacecarPolicy
-from pacecar.profiler.orders import Refusal
+from pacecar.controller.policy.ordered_policy import Overseer
+from pacecar.controller.policy.tuning_policy import PacecarPolicy
+from pacecar.controller.restart_advice import advise
+from pacecar.profiler.hook.daemon_messages import Refusal
 from pacecar.records import (
     Answer,
     Command,
@@ -28,8 +29,7 @@ from pacecar.records import (
     TunerStatus,
     Verdict,
 )
-from pacecar.steering import REPORTED_CHANGES_MAX
-from pacecar.tune_text import WIDTH_MIN, lines
+from pacecar.records.commands import REPORTED_CHANGES_MAX
 from pacecar.wire import FRAME_BYTES_MAX, encode_frame
 from tests.kit.records import job_hello
 

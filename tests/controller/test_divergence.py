@@ -13,10 +13,10 @@ import torch
 from msgspec import structs
 from torch import nn
 
-from pacecar.controller.divergence import LEVEL_STEPS, NONFINITE_MAX, Alarm, Divergence, Signals
+from pacecar.controller.guards.compression_rollback import Safeguard
+from pacecar.controller.guards.divergence_detector import LEVEL_STEPS, NONFINITE_MAX, Alarm, Divergence, Signals
+from pacecar.controller.guards.loss_monitor import PENDING_MAX, Vigil
 from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
-from pacecar.controller.safeguard import Safeguard
-from pacecar.controller.vigil import PENDING_MAX, Vigil
 from pacecar.records import Decision, Verdict
 
 Noise = Callable[[random.Random], float]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from pacecar.controller.evidence import is_broken
+from pacecar.controller.experiment.sequential_test import is_broken
 
 DEAD_BAND = 0.01
 

@@ -9,9 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.controller.evidence import e_value, gain_ratio, location, promise, student_t_cdf, weigh
-from pacecar.controller.trial import CAUTION, PAIRS_MAX, PAIRS_MIN, QUIET_WINDOW_STEPS, SETTLE_STEPS, WINDOW_STEPS
-from pacecar.controller.watch import QUIET_SPREAD
+from pacecar.controller.experiment.ab_trial import (
+    CAUTION,
+    PAIRS_MAX,
+    PAIRS_MIN,
+    QUIET_WINDOW_STEPS,
+    SETTLE_STEPS,
+    WINDOW_STEPS,
+)
+from pacecar.controller.experiment.sequential_test import e_value, gain_ratio, location, promise, student_t_cdf, weigh
+from pacecar.controller.policy.pace_tracker import QUIET_SPREAD
 
 RATE = 0.05
 DEAD_BAND = 0.01

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from pacecar.config import TuneConfig
-from pacecar.controller.explorer import WAITING, Explorer
-from pacecar.controller.model import Model
+from pacecar.controller.experiment.exploration_budget import Purse
+from pacecar.controller.forecast.bucket_timeline import distinct_buckets, pack_buckets, play
+from pacecar.controller.forecast.gain_model import Model
 from pacecar.controller.observation import Facts, KnobSpace, Observation
-from pacecar.controller.purse import Purse
-from pacecar.controller.timeline import distinct_buckets, pack_buckets, play
+from pacecar.controller.policy.candidate_selection import WAITING, Explorer
 from pacecar.records import BackwardWindow, Ledger
 from tests.controller.replay import all_cases, noise, run
 

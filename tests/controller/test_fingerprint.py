@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from pacecar.controller.fingerprint import fingerprint, link
-from pacecar.controller.memory import Fingerprint
+from pacecar.controller.memory.job_fingerprint import fingerprint, link
+from pacecar.controller.memory.knob_store import Fingerprint
 from tests.kit.records import job_hello
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.controller.forecast import (
+from pacecar.controller.forecast.forecast import (
     HORIZON_STEPS_MIN,
     Forecast,
     expected_gain,

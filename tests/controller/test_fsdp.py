@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from pacecar.config import TuneConfig
-from pacecar.controller import fsdp
-from pacecar.controller.actuator import ActuatorError
-from pacecar.controller.fsdp import fsdp_knobs
+from pacecar.controller.knobs import fsdp2
+from pacecar.controller.knobs.actuator import ActuatorError
+from pacecar.controller.knobs.fsdp2 import fsdp_knobs
 
 JOBS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -122,8 +122,8 @@ def test_a_setter_that_raises_leaves_the_setting_before_in_force(monkeypatch: py
 def test_more_memory_than_the_device_has_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
     net = model()
     device = SimpleNamespace(type="cuda", index=0)
-    monkeypatch.setattr(fsdp.torch.cuda, "max_memory_allocated", lambda device: 800)
-    monkeypatch.setattr(fsdp.torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1000))
+    monkeypatch.setattr(fsdp2.torch.cuda, "max_memory_allocated", lambda device: 800)
+    monkeypatch.setattr(fsdp2.torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=1000))
     prefetch, reshard = fsdp_knobs(net, TuneConfig())
     # A block is 80 bytes: one more ahead would fit (880), two would not (960), all three neither (1040).
     monkeypatch.setattr(net, "parameters", lambda: iter([SimpleNamespace(device=device, numel=int, element_size=int)]))

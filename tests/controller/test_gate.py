@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from pacecar.clock import NS_PER_SECOND
-from pacecar.controller.gate import (
+from pacecar.controller.guards.node_disturbance import (
     AGE_PERIODS,
     HOLD_SECONDS_MAX,
     PERIOD_NS_MAX,
@@ -15,7 +15,7 @@ from pacecar.controller.gate import (
     Gate,
     own_bytes_per_second,
 )
-from pacecar.signals import HostSignals
+from pacecar.records.host_signals import HostSignals
 
 PERIOD = 5 * NS_PER_SECOND
 LINK = 125_000_000

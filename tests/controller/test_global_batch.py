@@ -16,19 +16,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 import pacecar
 from pacecar.config import TuneConfig
-from pacecar.controller.actuator import ActuatorError
-from pacecar.controller.global_batch import (
+from pacecar.controller.consensus.capabilities import KnobOffer, Offer, decode_offer, encode_offer
+from pacecar.controller.consensus.protocol import KNOBS_MAX
+from pacecar.controller.knobs.actuator import ActuatorError
+from pacecar.controller.knobs.global_batch import (
     BatchGrouper,
     GlobalBatchActuator,
     LearningRate,
     open_global_batch,
     put_together,
 )
-from pacecar.controller.microbatch import MicroBatcher
-from pacecar.controller.offers import KnobOffer, Offer, decode_offer, encode_offer
-from pacecar.controller.protocol import KNOBS_MAX
+from pacecar.controller.knobs.micro_batch import MicroBatcher
 from pacecar.knobs import KNOBS
-from pacecar.profiler.step_hooks import before_step
+from pacecar.profiler.hook.step_hooks import before_step
 from tests.kit.lone_rank import lone_rank
 
 

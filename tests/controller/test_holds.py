@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pacecar.controller.holds import KNOB_STEPS_MAX, REASONS_MAX, STRAGGLER_STEPS_MAX, Holds
+from pacecar.controller.guards.tuning_pause import KNOB_STEPS_MAX, REASONS_MAX, STRAGGLER_STEPS_MAX, Holds
 from pacecar.records import HangSuspicion, Straggler
 from tests.controller.held import HeldRun
 

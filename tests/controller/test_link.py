@@ -6,8 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.controller.link import ALPHA_PRIOR_NS, assumed_link, combine, fit_periods, periods_of, streams_of
-from pacecar.controller.timeline import pack_buckets, play
+from pacecar.controller.forecast.alpha_beta_link import (
+    ALPHA_PRIOR_NS,
+    assumed_link,
+    combine,
+    fit_periods,
+    periods_of,
+    streams_of,
+)
+from pacecar.controller.forecast.bucket_timeline import pack_buckets, play
 
 MIB = 2**20
 MS = 1_000_000

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from pacecar.controller.link_watch import CONFIRM_WINDOWS, REFERENCE_MIN, LinkWatch
 from pacecar.controller.observation import Observation
+from pacecar.controller.policy.link_watch import CONFIRM_WINDOWS, REFERENCE_MIN, LinkWatch
 from pacecar.records import BackwardWindow, Ledger
 
 MS = 1_000_000

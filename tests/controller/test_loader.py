@@ -18,12 +18,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import pacecar.controller
 from pacecar.config import TuneConfig
-from pacecar.controller.actuator import ActuatorError
-from pacecar.controller.loader import SwitchableLoader, unfit
-from pacecar.controller.loader_knobs import LoaderKnobs
-from pacecar.controller.loader_limits import Room
-from pacecar.controller.loader_watch import Draws, WatchedCollate, WatchedInit, fingerprint
-from pacecar.controller.loader_workers import Setting
+from pacecar.controller.knobs.actuator import ActuatorError
+from pacecar.controller.knobs.dataloader.knobs import LoaderKnobs
+from pacecar.controller.knobs.dataloader.randomness_check import Draws, WatchedCollate, WatchedInit, fingerprint
+from pacecar.controller.knobs.dataloader.switchable_loader import SwitchableLoader, unfit
+from pacecar.controller.knobs.dataloader.worker_limits import Room
+from pacecar.controller.knobs.dataloader.worker_set import Setting
 from tests.controller.loaders import (
     Augmented,
     EagerBatches,
@@ -350,7 +350,7 @@ def test_a_worker_that_is_not_forked_and_cannot_import_us_has_the_users_own_func
     assert [type(one) for one in watched] == [WatchedCollate, WatchedInit], "where it can, it watches"
     assert watched[0]._draws is watched[1]._draws
     monkeypatch.delattr(pacecar.controller, "loader_watch")
-    monkeypatch.setitem(sys.modules, "pacecar.controller.loader_watch", None)
+    monkeypatch.setitem(sys.modules, "pacecar.controller.knobs.dataloader.randomness_check", None)
     assert pickle.loads(pickled) == (sum, None)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from pacecar.controller.loader_limits import WALK_BYTES_MAX, Room, entangled, read_room, workers_max
+from pacecar.controller.knobs.dataloader.worker_limits import WALK_BYTES_MAX, Room, entangled, read_room, workers_max
 
 
 class Holds:

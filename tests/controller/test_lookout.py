@@ -7,10 +7,10 @@ from itertools import pairwise
 import pytest
 
 from pacecar.config import TuneConfig
-from pacecar.controller.lookout import Lookout
+from pacecar.controller.forecast.bucket_timeline import pack_buckets, play
 from pacecar.controller.observation import Facts, KnobSpace, Observation
-from pacecar.controller.policy import PacecarPolicy
-from pacecar.controller.timeline import pack_buckets, play
+from pacecar.controller.policy.change_detector import Lookout
+from pacecar.controller.policy.tuning_policy import PacecarPolicy
 from pacecar.records import BackwardWindow, Ledger
 from tests.controller.plant import MIB, Plant, gaussian
 

@@ -18,9 +18,8 @@ import msgspec
 import pytest
 
 from pacecar.clock import FakeClock
-from pacecar.controller import memory
-from pacecar.controller.keeper import JobMemory, Keeper, keeper_of
-from pacecar.controller.memory import (
+from pacecar.controller.memory import knob_store
+from pacecar.controller.memory.knob_store import (
     ENTRIES_MAX,
     Entry,
     Fingerprint,
@@ -32,6 +31,7 @@ from pacecar.controller.memory import (
     stale,
     used,
 )
+from pacecar.controller.memory.store_thread import JobMemory, Keeper, keeper_of
 from tests.kit.records import job_hello
 
 KIND = Fingerprint(
@@ -88,7 +88,7 @@ def test_a_key_depends_on_everything_that_the_best_knobs_depend_on() -> None:
 WRITER = """
     import sys
     from pathlib import Path
-    from pacecar.controller.memory import KnobsFile, remembered
+    from pacecar.controller.memory.knob_store import KnobsFile, remembered
     from tests.controller.test_memory import entry
     file = KnobsFile(Path(sys.argv[1]), is_ours=True)
     sys.stdin.readline()
@@ -165,7 +165,7 @@ def test_what_cannot_be_read_is_moved_aside_and_never_lost(file: KnobsFile, text
         assert file.read() == (entry(number),)
 
 
-@pytest.mark.parametrize("text", [b"a user's own notes", b'{"other": "json"}', b"x" * (memory.FILE_BYTES_MAX + 1)])
+@pytest.mark.parametrize("text", [b"a user's own notes", b'{"other": "json"}', b"x" * (knob_store.FILE_BYTES_MAX + 1)])
 def test_a_wrong_path_in_the_configuration_costs_nobody_his_file(tmp_path: Path, text: bytes) -> None:
     mine = tmp_path / "notes"
     mine.write_bytes(text)
@@ -197,7 +197,7 @@ def test_a_lock_that_is_never_let_go_is_waited_for_no_longer_than_stated(
     file: KnobsFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(file, entry(1))
-    monkeypatch.setattr(memory, "LOCK_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(knob_store, "LOCK_SECONDS_MAX", 0.05)
     with file.path.with_name("knobs.json.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(KnobsFileError, match=r"held by another job for 0\.05 s"):

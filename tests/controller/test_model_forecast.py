@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.controller.history import SETTINGS_MAX
-from pacecar.controller.loader_forecast import refill_steps
-from pacecar.controller.model import Model
+from pacecar.controller.forecast.bucket_timeline import pack_buckets, play
+from pacecar.controller.forecast.dataloader import refill_steps
+from pacecar.controller.forecast.gain_model import Model
+from pacecar.controller.forecast.setting_history import SETTINGS_MAX
 from pacecar.controller.observation import Facts, KnobSpace, Observation
-from pacecar.controller.screen import Screen
-from pacecar.controller.timeline import pack_buckets, play
+from pacecar.controller.policy.geometric_search import Screen
 from pacecar.records import Ledger
 
 MIB = 2**20

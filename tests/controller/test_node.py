@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from pacecar.clock import NS_PER_SECOND, FakeClock
-from pacecar.controller.gate import AGE_PERIODS, WORDS, Disturbance
-from pacecar.controller.headroom import Headroom
-from pacecar.controller.holds import Holds
-from pacecar.controller.node import SIGNALS_MAX, Node, ranks_on_node
+from pacecar.controller.consensus.capabilities import KnobOffer, Offer
+from pacecar.controller.consensus.protocol import DISTURBANCE_MAX, Member
+from pacecar.controller.guards.node_disturbance import AGE_PERIODS, WORDS, Disturbance
+from pacecar.controller.guards.node_monitor import SIGNALS_MAX, Node, ranks_on_node
+from pacecar.controller.guards.tuning_pause import Holds
+from pacecar.controller.knobs.memory_forecast import Headroom
 from pacecar.controller.observation import KnobSpace, NodeView
-from pacecar.controller.offers import KnobOffer, Offer
-from pacecar.controller.protocol import DISTURBANCE_MAX, Member
-from pacecar.controller.screen import Screen
-from pacecar.controller.sway import FULL_LINK_RATIO, ROOM_RATIO_MIN, STALLED_CPU_RATIO
-from pacecar.signals import HostSignals
+from pacecar.controller.policy.geometric_search import Screen
+from pacecar.controller.policy.sway import FULL_LINK_RATIO, ROOM_RATIO_MIN, STALLED_CPU_RATIO
+from pacecar.records.host_signals import HostSignals
 from tests.controller.held import HeldRun
 from tests.kit.records import job_hello
 

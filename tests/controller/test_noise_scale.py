@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacecar.config import TuneConfig
-from pacecar.controller.noise_scale import MEASUREMENTS_MIN, NoiseScale, learning_rate_factor, progress
+from pacecar.controller.knobs.gradient_noise_scale import MEASUREMENTS_MIN, NoiseScale, learning_rate_factor, progress
+from pacecar.controller.knobs.statistical_pace import ProgressPace
 from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
-from pacecar.controller.progress_pace import ProgressPace
 
 SIZE = 4000
 

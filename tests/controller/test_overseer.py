@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from pacecar.config import TuneConfig
-from pacecar.controller.memory import Entry, Fingerprint
+from pacecar.controller.memory.knob_store import Entry, Fingerprint
 from pacecar.controller.observation import KnobSpace, Policy
-from pacecar.controller.overseer import ORDER_STEPS_MAX, Order, OrderError, Overseer
-from pacecar.controller.policy import PacecarPolicy
+from pacecar.controller.policy.ordered_policy import ORDER_STEPS_MAX, Order, OrderError, Overseer
+from pacecar.controller.policy.tuning_policy import PacecarPolicy
 from tests.controller.plant import BUCKETS, MIB, MICRO_BATCHES, Plant, both_curve, gaussian, link_curve
 
 MICRO = KnobSpace("micro_batch", 4, MICRO_BATCHES)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pacecar.config import TuneConfig
+from pacecar.controller.experiment.ab_trial import DROP_STEPS, SETTLE_STEPS
 from pacecar.controller.observation import Facts, KnobSpace, Observation
-from pacecar.controller.policy import PacecarPolicy
-from pacecar.controller.stalls import CALM_STEPS, STALL_STEPS
-from pacecar.controller.trial import DROP_STEPS, SETTLE_STEPS
+from pacecar.controller.policy.stall_detector import CALM_STEPS, STALL_STEPS
+from pacecar.controller.policy.tuning_policy import PacecarPolicy
 from pacecar.records import Decision, Ledger, TunerStatus, Verdict
 
 MIB = 2**20

@@ -12,8 +12,8 @@ import pytest
 
 from pacecar.config import TuneConfig
 from pacecar.controller.observation import Facts, KnobSpace, Observation
-from pacecar.controller.policy import SECOND_LOOK_STEPS, PacecarPolicy
-from pacecar.controller.stalls import STALL_STEPS
+from pacecar.controller.policy.stall_detector import STALL_STEPS
+from pacecar.controller.policy.tuning_policy import SECOND_LOOK_STEPS, PacecarPolicy
 from pacecar.records import Decision, JobRecord, Ledger, TunerStatus, Verdict
 from tests.controller.plant import BUCKETS, MIB, MICRO_BATCHES, Plant, both_curve, gaussian, link_curve
 

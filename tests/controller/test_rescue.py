@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pacecar.config import TuneConfig
-from pacecar.controller.actuator import ActuatorError
-from pacecar.controller.headroom import Headroom, predict
-from pacecar.controller.microbatch import MicroBatcher
-from pacecar.controller.microbatch_knobs import MicroBatchActuator, MicroTokensActuator
-from pacecar.controller.rescue import Rescue, is_out_of_memory
+from pacecar.controller.knobs.actuator import ActuatorError
+from pacecar.controller.knobs.memory_forecast import Headroom, predict
+from pacecar.controller.knobs.micro_batch import MicroBatcher
+from pacecar.controller.knobs.micro_batch_knobs import MicroBatchActuator, MicroTokensActuator
+from pacecar.controller.knobs.oom_safe_trial import Rescue, is_out_of_memory
 from tests.kit.forking_python import forking_python
 from tests.kit.lone_rank import lone_rank
 
@@ -318,9 +318,9 @@ import json, resource, sys
 import torch
 from torch import nn
 from pacecar.config import TuneConfig
-from pacecar.controller.microbatch import MicroBatcher
-from pacecar.controller.microbatch_knobs import MicroBatchActuator
-from pacecar.controller.rescue import Rescue
+from pacecar.controller.knobs.micro_batch import MicroBatcher
+from pacecar.controller.knobs.micro_batch_knobs import MicroBatchActuator
+from pacecar.controller.knobs.oom_safe_trial import Rescue
 
 torch.set_num_threads(1)
 torch.manual_seed(0)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pacecar.controller.forecast import Forecast
+from pacecar.controller.forecast.forecast import Forecast
 from pacecar.controller.observation import KnobSpace
-from pacecar.controller.screen import Screen
+from pacecar.controller.policy.geometric_search import Screen
 
 MIB = 2**20
 SIZES = tuple(size * MIB for size in (1, 2, 4, 8, 16, 25, 32, 64, 128))

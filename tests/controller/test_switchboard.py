@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from pacecar.clock import SystemClock
-from pacecar.controller.actuator import ActuatorError
-from pacecar.controller.agreement import LocalAgreement
-from pacecar.controller.offers import KnobOffer, Offer
-from pacecar.controller.protocol import Kind, Proposal
-from pacecar.controller.switchboard import Switchboard
+from pacecar.controller.consensus.agreement import LocalAgreement
+from pacecar.controller.consensus.capabilities import KnobOffer, Offer
+from pacecar.controller.consensus.knob_switch import Switchboard
+from pacecar.controller.consensus.protocol import Kind, Proposal
+from pacecar.controller.knobs.actuator import ActuatorError
 
 
 class Knob:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from pacecar.controller.observation import Observation
-from pacecar.controller.trial import (
+from pacecar.controller.experiment.ab_trial import (
     LINGER_STEPS,
     PAIRS_MAX,
     SETTLE_STEPS,
@@ -19,6 +18,7 @@ from pacecar.controller.trial import (
     Trial,
     TrialEnd,
 )
+from pacecar.controller.observation import Observation
 
 OLD, NEW = {"micro_batch": 4}, {"micro_batch": 8}
 BASE_NS = 200_000_000

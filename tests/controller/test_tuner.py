@@ -12,13 +12,13 @@ import torch.distributed as dist
 
 from pacecar.clock import FakeClock
 from pacecar.config import TuneConfig
-from pacecar.controller.actuator import ActuatorError
-from pacecar.controller.channels import MeetingError, meet
-from pacecar.controller.gradient_check import concerns_gradients
+from pacecar.controller.consensus.channels import MeetingError, meet
+from pacecar.controller.consensus.protocol import LONG_STEP_NS
+from pacecar.controller.knobs.actuator import ActuatorError
+from pacecar.controller.knobs.ddp.gradient_check import concerns_gradients
 from pacecar.controller.observation import Facts, Observation, Policy, Turn
-from pacecar.controller.protocol import LONG_STEP_NS
 from pacecar.controller.tuner import OFFER_BOUNDARY, Tuner
-from pacecar.profiler.pulse import CountedStep
+from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.records import JobRecord, Knobs, KnobSwitch, StepRecord, TunerStatus
 from tests.kit.records import job_hello, step_record
 

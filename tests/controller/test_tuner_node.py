@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pacecar.clock import FakeClock
-from pacecar.controller.node import Node
+from pacecar.controller.guards.node_monitor import Node
 from pacecar.controller.observation import Turn
 from pacecar.controller.tuner import OFFER_BOUNDARY
-from pacecar.signals import HostSignals
+from pacecar.records.host_signals import HostSignals
 from tests.controller.test_tuner import Bench
 from tests.kit.records import job_hello
 

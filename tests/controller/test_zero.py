@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from pacecar.config import TuneConfig
-from pacecar.controller.actuator import ActuatorError
-from pacecar.controller.zero import ZeroBucketActuator, ZeroPrefetchActuator, zero_knobs
+from pacecar.controller.knobs.actuator import ActuatorError
+from pacecar.controller.knobs.deepspeed_zero import ZeroBucketActuator, ZeroPrefetchActuator, zero_knobs
 
 PREFETCH = "_PartitionedParameterCoordinator__prefetch_bucket_sz"
 

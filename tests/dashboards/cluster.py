@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from pacecar.config import DaemonConfig
-from pacecar.monitor.collectors.own import OwnCollector
+from pacecar.monitor.collectors.daemon_process import OwnCollector
 from pacecar.monitor.daemon import Daemon
 from tests.dashboards.lively_job import LivelyJob
 from tests.dashboards.lively_node import LivelyNode

@@ -17,7 +17,6 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 
-from pacecar.jobkey import LAUNCH_DIGITS
 from pacecar.records import (
     Bound,
     CollectiveSum,
@@ -39,6 +38,7 @@ from pacecar.records import (
     Vitals,
     WhatIf,
 )
+from pacecar.records.job_identity import LAUNCH_DIGITS
 from pacecar.wire import encode_frame
 
 __all__ = ["LivelyJob"]

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 
-from pacecar.catalog import WINDOW_NAMES, Kind, by_name
+from pacecar.metrics.catalog import WINDOW_NAMES, Kind, by_name
 from pacecar.records import Ok, Outcome, Sample
 
 __all__ = ["LivelyNode"]

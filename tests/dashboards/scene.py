@@ -26,7 +26,6 @@ from typing import Any, Self
 
 import msgspec
 
-from pacecar.ledger import Ledger
 from pacecar.records import (
     Decision,
     DeviceMemory,
@@ -38,6 +37,7 @@ from pacecar.records import (
     Verdict,
     Vitals,
 )
+from pacecar.records.ledger import Ledger
 from tests.kit.machines import machine as recorded
 from tests.monitor.nvml_standin.standin import GPUS, Control, build
 from tests.monitor.showcase import MS, ShowJob

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
 
-from pacecar.catalog import CATALOG, by_name
 from pacecar.dashboards.omitted import NOT_DRAWN
 from pacecar.dashboards.palette import BAD, GOOD, HEADING_COLOURS, NEUTRAL, WARN
 from pacecar.dashboards.queries import CLUSTER, JOB, NODE, metrics_in
+from pacecar.metrics.catalog import CATALOG, by_name
 from pacecar.records import LEDGER_HEADINGS
 from tests.dashboards.conftest import drawing_panels
 

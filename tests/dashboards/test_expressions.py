@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pacecar.catalog import CATALOG, Kind
-from pacecar.dashboards.fleet import NODES_TOP
+from pacecar.dashboards.boards.fleet import NODES_TOP
+from pacecar.metrics.catalog import CATALOG, Kind
 from pacecar.records import LEDGER_HEADINGS
 from tests.dashboards.conftest import drawing_panels
 from tests.dashboards.promql import VARIABLES, check, filled_in

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pacecar.catalog import CATALOG
 from pacecar.dashboards import DashboardsError, export, generate
 from pacecar.dashboards.reference import reference
 from pacecar.dashboards.tidy import tidy
+from pacecar.metrics.catalog import CATALOG
 
 ROOT = Path(__file__).resolve().parents[2]
 STALE = "run `make dashboards` and commit what it wrote"

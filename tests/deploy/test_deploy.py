@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pacecar.catalog import CATALOG
 from pacecar.config import DaemonConfig, load_config
+from pacecar.metrics.catalog import CATALOG
 from tests.kit.tools import find_tool
 
 ROOT = Path(__file__).resolve().parents[2]

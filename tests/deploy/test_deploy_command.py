@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pacecar.cli import cli
+from pacecar.commands.main import cli
 from pacecar.deploy import listing
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -73,7 +73,7 @@ def test_the_socket_unit_opens_what_the_service_is_told_to_listen_on():
     assert f"PACECAR_DAEMON_SOCKET={socket['ListenSequentialPacket']}" in service
     drop_in = (DEPLOY / "systemd/socket-activation.conf").read_text()
     assert "\nRuntimeDirectory=\n" in drop_in, "or the socket is removed with the service's folder"
-    from pacecar.monitor.meeting import BACKLOG
+    from pacecar.monitor.ingest.unix_socket import BACKLOG
 
     assert int(socket["Backlog"]) == BACKLOG
 
@@ -530,7 +530,7 @@ def test_the_jobs_variables_are_keys_that_exist():
 
 
 def test_the_lean_scrape_drops_what_exists_and_nothing_that_a_rule_or_the_fleet_needs():
-    from pacecar.catalog import CATALOG
+    from pacecar.metrics.catalog import CATALOG
 
     (job,) = documents(DEPLOY / "prometheus/lean.yml")[0]["scrape_configs"]
     (rule,) = job["metric_relabel_configs"]

@@ -79,6 +79,6 @@ def test_the_wheel_says_what_the_project_says(told: dict[str, Any]) -> None:
     extras = {name: {Requirement(line) for line in lines} for name, lines in told["extras"].items()}
     assert extras == {name: set(map(Requirement, lines)) for name, lines in PROJECT["optional-dependencies"].items()}
     assert (told["license"], told["license_files"]) == (PROJECT["license"], PROJECT["license-files"])
-    assert told["scripts"] == {"console_scripts": ["pacecar = pacecar.cli:main"]}
+    assert told["scripts"] == {"console_scripts": ["pacecar = pacecar.commands.main:main"]}
     module, _, function = PROJECT["scripts"]["pacecar"].partition(":")
     assert callable(getattr(import_module(module), function))

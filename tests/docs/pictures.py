@@ -9,7 +9,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from pacecar.profiler.analysis.command import AnalyzeOptions, run_analyze
+from pacecar.commands.analyze import AnalyzeOptions, run_analyze
 from tests.profiler.analysis.tracefiles import write_trace
 
 __all__ = ["DRAWINGS", "draw"]

@@ -18,7 +18,7 @@ import click
 import yaml
 from packaging.requirements import Requirement
 
-from pacecar.cli import cli
+from pacecar.commands.main import cli
 from tests.docs.pages import ROOT
 from tests.docs.world import JOB, World
 
@@ -241,7 +241,7 @@ RECIPES: tuple[Run | Cannot, ...] = (
     # pacecar itself, of which everything runs.
     Run(r"(\w+=\S+ )?pacecar daemon( &| --.*)?"),  # served and ended: see test_commands
     Run(r"pacecar demo( .*)?", exchange=((r"$", " --steps 12 --port 0 --run-dir tmp/demo"),), says="Before and after",
-        is_long=True),  # tests/demo runs it in its own sizes
+        is_long=True),  # tests/commands/demo runs it in its own sizes
     Run(r"pacecar version", says=PROJECT["project"]["version"]),
     Run(r"pacecar sample.*"),
     Run(r"pacecar top( --once)?( node-a:9850| 127.0.0.1:9850)?", ("job",), (ONCE,), says=JOB),

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pacecar.catalog import CATALOG
 from pacecar.config import load_config
+from pacecar.metrics.catalog import CATALOG
 from tests.docs.pages import PAGES, ROOT, SHELLS, Command, Example, commands, examples
 from tests.docs.recipes import RECIPES, Cannot, Run, click_accepts, recipe_for, written
 from tests.docs.world import World

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from pacecar.config import Config, TuneConfig, load_config
-from pacecar.controller.protocol import CALM_PERIOD, LEISURE_PERIOD, PERIOD
-from pacecar.controller.rank_agreement import VOTE_WORDS
+from pacecar.controller.consensus.protocol import CALM_PERIOD, LEISURE_PERIOD, PERIOD
+from pacecar.controller.consensus.rank_agreement import VOTE_WORDS
 from pacecar.records import LEDGER_HEADINGS
 from tests.kit.forking_python import forking_python
 
@@ -102,7 +102,7 @@ def test_make_targets_that_are_named_exist():
 def test_commands_that_are_named_exist():
     import click
 
-    from pacecar.cli import cli
+    from pacecar.commands.main import cli
 
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
@@ -137,7 +137,7 @@ def test_every_configuration_key_is_described_with_its_default():
 def test_the_collectors_that_can_be_disabled_are_named():
     from pacecar.clock import SystemClock
     from pacecar.config import DaemonConfig
-    from pacecar.monitor.inventory import default_collectors
+    from pacecar.monitor.sampling.collector_registry import default_collectors
 
     meaning = next(row[3] for row in tables(CONFIGURATION)["[daemon]"] if row[0] == "`disable`")
     collectors = default_collectors(DaemonConfig(), SystemClock())
@@ -191,8 +191,8 @@ def test_what_tuning_adds_between_the_ranks_is_what_the_code_adds():
 
 def test_the_pictures_of_the_ledger_are_what_the_attribution_gives():
     """Every column of the drawings in docs/ledger.md, charged by the code that charges real steps."""
-    from pacecar.profiler.attribution import Cause, Work, attribute
-    from pacecar.profiler.spans import intervals
+    from pacecar.profiler.ledger.attribution import Cause, Work, attribute
+    from pacecar.profiler.ledger.intervals import intervals
 
     letters = {"compute": "c", "exposed_communication": "e", "exposed_copy": "y"}
     letters |= {"data_wait": "d", "optimizer_host": "o", "host_bound": "h"}

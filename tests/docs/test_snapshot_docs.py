@@ -6,17 +6,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pacecar import live
-from pacecar.monitor.assets import ASSETS
-from pacecar.top.screen import HELP
+from pacecar.commands.top.screen import HELP
+from pacecar.monitor.http.static_files import ASSETS
+from pacecar.records import status_document
 
 ROOT = Path(__file__).resolve().parents[2]
 SECTIONS = {
-    "The document": live.Document, "daemon": live.Daemon, "daemon.collectors": live.Collector,
-    "daemon.recorder": live.Recorder, "host": live.Host,
-    "gpus": live.Gpu, "links": live.Link, "jobs": live.Job, "jobs.ranks": live.Rank, "jobs.stragglers": live.LateRank,
-    "jobs.hangs": live.Hang, "jobs.tuner": live.Tuner, "jobs.moves": live.Move, "jobs.what_if": live.Ladder,
-    "jobs.what_if.rungs": live.Saving,
+    "The document": status_document.Document, "daemon": status_document.Daemon, "daemon.collectors": status_document.Collector,
+    "daemon.recorder": status_document.Recorder, "host": status_document.Host,
+    "gpus": status_document.Gpu, "links": status_document.Link, "jobs": status_document.Job, "jobs.ranks": status_document.Rank, "jobs.stragglers": status_document.LateRank,
+    "jobs.hangs": status_document.Hang, "jobs.tuner": status_document.Tuner, "jobs.moves": status_document.Move, "jobs.what_if": status_document.Ladder,
+    "jobs.what_if.rungs": status_document.Saving,
 }  # fmt: skip
 
 
@@ -35,12 +35,12 @@ def test_every_field_of_the_document_is_described_in_its_order(section):
 
 
 def test_the_version_that_is_described_is_the_one_that_is_served():
-    assert f"`version` is {live.VERSION}." in (ROOT / "docs/snapshot.md").read_text(encoding="utf-8")
+    assert f"`version` is {status_document.VERSION}." in (ROOT / "docs/snapshot.md").read_text(encoding="utf-8")
 
 
 def test_the_page_knows_the_same_version():
     script = (ROOT / "monitor/page/page.js").read_text(encoding="utf-8")
-    assert f"const VERSION = {live.VERSION};" in script
+    assert f"const VERSION = {status_document.VERSION};" in script
 
 
 def test_every_file_of_the_page_is_served_and_has_its_licence():

@@ -16,13 +16,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.commands.report.runs import steady, tuned, untuned
 from tests.dashboards.test_push import Standin
 from tests.docs.pages import ROOT
 from tests.kit.forking_python import TORCH, forking_python
 from tests.kit.net import free_port
 from tests.kit.waiting import until
 from tests.profiler.analysis.tracefiles import write_trace
-from tests.report.runs import steady, tuned, untuned
 
 __all__ = ["JOB", "LIMIT_SECONDS", "World"]
 
@@ -58,8 +58,8 @@ SCRIPTS = {
 }
 
 LOADED = (
-    *TORCH, "pacecar.cli", "pacecar.monitor.service", "pacecar.monitor.inventory", "pacecar.monitor.listing",
-    "pacecar.demo.session", "pacecar.profiler.analysis.command", "pacecar.asking", "rich.console", "rich.table",
+    *TORCH, "pacecar.commands.main", "pacecar.monitor.service", "pacecar.monitor.sampling.collector_registry", "pacecar.commands.sample_text",
+    "pacecar.commands.demo.run_demo", "pacecar.commands.analyze", "pacecar.commands.daemon_client", "rich.console", "rich.table",
 )  # fmt: skip
 """For pacecar and torchrun, which are forked: what nearly every command would load anew."""
 
@@ -235,7 +235,7 @@ class World:
 
     def remembered(self) -> str:
         """Put an entry into the file of best knobs and return the key's first digits."""
-        from pacecar.controller.memory import KnobsFile
+        from pacecar.controller.memory.knob_store import KnobsFile
         from tests.controller.test_memory import entry, put
 
         one = entry(1)

@@ -17,13 +17,13 @@ import msgspec
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from pacecar.collectives import OPERATIONS
 from pacecar.knobs import by_name
-from pacecar.ledger import LEDGER_HEADINGS, Ledger
-from pacecar.ranges import INT64_MAX
 from pacecar.records import PHASES_OF_JOBS, JobHello, JobRecord, Rung
-from pacecar.vitals import ARITHMETICS
-from pacecar.whatif import RUNG_NAMES
+from pacecar.records.collectives import OPERATIONS
+from pacecar.records.device_utilization import ARITHMETICS
+from pacecar.records.ledger import LEDGER_HEADINGS, Ledger
+from pacecar.records.ranges import INT64_MAX
+from pacecar.records.what_if import RUNG_NAMES
 
 __all__ = ["JOB_RECORDS", "Drawn", "Rolled", "Source", "make", "mutated"]
 
@@ -92,7 +92,10 @@ def make(kind: type, source: Source, **given: Any) -> dict[str, Any]:
     if kind is Ledger:
         return _ledger(source)
     if kind is JobHello:
-        given = {"launch": source.pick(["", "3f2a9c01d4e5b678"]), **given}  # not any text: `pacecar.jobkey.LAUNCH`
+        given = {
+            "launch": source.pick(["", "3f2a9c01d4e5b678"]),
+            **given,
+        }  # not any text: `pacecar.records.job_identity.LAUNCH`
     info = _described(kind)
     fields = {f.encode_name: given.get(f.name) if f.name in given else _value(f.type, source) for f in info.fields}
     _name(kind, fields, source)

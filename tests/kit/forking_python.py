@@ -34,12 +34,12 @@ CLIENT = Path(__file__).with_name("fork_client.py")
 
 TORCH = (
     "torch", "torch._dynamo", "torch.distributed", "torch.distributed.fsdp", "torch.distributed.run",
-    "torch.nn.parallel.distributed", "torch.utils.data", "pacecar.pacer", "pacecar.tuning",
+    "torch.nn.parallel.distributed", "torch.utils.data", "pacecar.job.attach", "pacecar.job.tuner_wiring",
 )  # fmt: skip
 """What a training script with pacecar attached has loaded after its first step."""
 
 COMMAND = (
-    "pacecar.cli", "pacecar.report.run", "pacecar.dashboards.push",
+    "pacecar.commands.main", "pacecar.commands.report.run", "pacecar.dashboards.push",
     "click", "msgspec", "http.client", "http.server", "urllib.request", "ssl", "subprocess", "importlib.resources",
 )  # fmt: skip
 """What `pacecar report`, `pacecar dashboards` and the like load: no torch."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from pacecar.controller.channels import SideRoad
+from pacecar.controller.consensus.channels import SideRoad
 
 __all__ = ["wait_for_gathers"]
 

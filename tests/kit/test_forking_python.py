@@ -464,7 +464,7 @@ def test_a_server_that_cannot_load_its_modules_says_so() -> None:
 
 RANK = """
 import os, sys, torch, torch.distributed as dist
-assert "pacecar.tuning" in sys.modules
+assert "pacecar.job.tuner_wiring" in sys.modules
 dist.init_process_group("gloo")
 total = torch.ones(3) * (dist.get_rank() + 1)
 dist.all_reduce(total)

@@ -9,9 +9,9 @@ import time
 import pynvml
 import pytest
 
-from pacecar.catalog import by_name
 from pacecar.clock import FakeClock
-from pacecar.monitor.collectors.reading import Files
+from pacecar.metrics.catalog import by_name
+from pacecar.monitor.collectors.source_reader import Files
 from pacecar.records import JobHello, Knobs, Ledger, Ok, Sample, StepRecord
 from pacecar.wire import encode_frame
 from tests.kit.machines import machine as recorded

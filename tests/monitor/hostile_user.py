@@ -10,7 +10,7 @@ import socket
 import sys
 from contextlib import suppress
 
-from pacecar.records import (
+from pacecar.records import (  # fmt: skip
     Decision,
     DumpRequest,
     Goodbye,
@@ -22,7 +22,7 @@ from pacecar.records import (
     StepRecord,
     Straggler,
     Verdict,
-)  # fmt: skip
+)
 from pacecar.wire import encode_frame
 
 SECOND = 10**9

@@ -15,9 +15,9 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 from rich.console import Console
 
-from pacecar.live import Document
-from pacecar.top.fetch import fetch
-from pacecar.top.screen import View, compose
+from pacecar.commands.top.fetch import fetch
+from pacecar.commands.top.screen import View, compose
+from pacecar.records.status_document import Document
 from tests.monitor.showcase import ShowJob, show_daemon
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -18,9 +18,9 @@ import time
 from pacecar.clock import SystemClock
 from pacecar.config import DaemonConfig
 from pacecar.monitor.collectors.cpu import CpuCollector
+from pacecar.monitor.collectors.daemon_process import OwnCollector
 from pacecar.monitor.collectors.memory import MemoryCollector
-from pacecar.monitor.collectors.own import OwnCollector
-from pacecar.monitor.collectors.reading import Files
+from pacecar.monitor.collectors.source_reader import Files
 from pacecar.monitor.daemon import Daemon
 from pacecar.records import (
     Bound,

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pacecar.monitor.activation import inherited_socket
-from pacecar.monitor.meeting import Meeting, MeetingError
+from pacecar.monitor.ingest.unix_socket import Meeting, MeetingError
 from tests.kit.net import free_port
 from tests.monitor.showcase import ShowJob
 

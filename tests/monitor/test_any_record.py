@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from pacecar.clock import NS_PER_SECOND, FakeClock
-from pacecar.live import Document
-from pacecar.monitor.board import Board
-from pacecar.monitor.conversation import Conversation, Peer
-from pacecar.monitor.documents import Builder, Own
-from pacecar.monitor.energy import Energies
-from pacecar.monitor.exporter import Exporter
-from pacecar.monitor.faults import Faults
-from pacecar.monitor.history import points
-from pacecar.monitor.series import job_samples
+from pacecar.monitor.export.prometheus import Exporter
+from pacecar.monitor.export.samples import job_samples
+from pacecar.monitor.fault_containment import Faults
+from pacecar.monitor.http.status_document import Builder, Own
+from pacecar.monitor.http.status_history import points
+from pacecar.monitor.ingest.frame_validation import Conversation, Peer
+from pacecar.monitor.jobs.job_energy import Energies
+from pacecar.monitor.jobs.state import Board
 from pacecar.records import JobHello, Ok, Sample, Snapshot
+from pacecar.records.status_document import Document
 from pacecar.wire import MAGIC, VERSION, FrameError, payload_of
 from tests.kit.anyrecord import JOB_RECORDS, Drawn, Rolled, make, mutated
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacecar.clock import NS_PER_SECOND
-from pacecar.monitor.budget import UP_RATIO, Budget
+from pacecar.monitor.sampling.cpu_budget import UP_RATIO, Budget
 
 INTERVAL_NS = 15 * NS_PER_SECOND
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pacecar.monitor.collectors.cgroup import CgroupCollector, Member
-from pacecar.monitor.collectors.reading import Files
+from pacecar.monitor.collectors.source_reader import Files
 
 PODS = "kubepods.slice/kubepods-burstable.slice"
 DAEMON = f"{PODS}/kubepods-burstable-pod1.slice/cri-containerd-d.scope"

@@ -2,14 +2,13 @@
 
 import pytest
 
-from pacecar.catalog import by_name as metric
-from pacecar.collectives import OPERATIONS
 from pacecar.knobs import KNOBS
-from pacecar.monitor import exporter
-from pacecar.monitor.conversation import Conversation, Peer
-from pacecar.profiler.collectivesums import SeenCollective, sum_collectives
-from pacecar.profiler.crew.words import PHASES
-from pacecar.records import (
+from pacecar.metrics.catalog import by_name as metric
+from pacecar.monitor.export import prometheus
+from pacecar.monitor.ingest.frame_validation import Conversation, Peer
+from pacecar.profiler.ranks.phase_sums_message import PHASES
+from pacecar.profiler.windows.collective_stats import SeenCollective, sum_collectives
+from pacecar.records import (  # fmt: skip
     PHASES_OF_JOBS,
     CollectiveSum,
     CollectiveWindow,
@@ -23,9 +22,10 @@ from pacecar.records import (
     Verdict,
     Vitals,
     WhatIf,
-)  # fmt: skip
-from pacecar.vitals import ARITHMETICS
-from pacecar.whatif import RUNG_NAMES, Bound
+)
+from pacecar.records.collectives import OPERATIONS
+from pacecar.records.device_utilization import ARITHMETICS
+from pacecar.records.what_if import RUNG_NAMES, Bound
 from pacecar.wire import FrameError, Refusal, encode_frame
 
 FRESH = "x" * 200
@@ -111,8 +111,8 @@ def test_a_second_hello_is_the_first_again(conversation, make_hello):
 
 
 def test_the_page_remembers_no_more_bytes_of_lines_than_it_may(monkeypatch):
-    monkeypatch.setattr(exporter, "LINES_BYTES_MAX", 200_000)
-    pen = exporter.Pen()
+    monkeypatch.setattr(prometheus, "LINES_BYTES_MAX", 200_000)
+    pen = prometheus.Pen()
     empty = [""] * (len(metric("pacecar_rank_info").labels) - 2)
     for number in range(3000):
         pen.write([Sample("pacecar_rank_info", ("x" * 250, str(number), *empty), 1)])

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from pacecar.clock import NS_PER_SECOND, FakeClock
 from pacecar.config import DaemonConfig
 from pacecar.monitor.daemon import Daemon
-from pacecar.monitor.faults import Faults, Part
-from pacecar.monitor.threads import LOOKS, RESTARTS_MAX, Verdicts, Watch, WatchedThread
+from pacecar.monitor.fault_containment import Faults, Part
+from pacecar.monitor.watched_threads import LOOKS, RESTARTS_MAX, Verdicts, Watch, WatchedThread
 from pacecar.records import Ok, Sample, Vitals
 from tests.kit.waiting import until
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from pacecar.jobkey import JobKey
-from pacecar.monitor.board import Board
-from pacecar.monitor.crews import SILENT_SECONDS, Crew, crew_samples
-from pacecar.monitor.series import job_samples
+from pacecar.monitor.export.samples import job_samples
+from pacecar.monitor.jobs.rank_health import SILENT_SECONDS, Crew, crew_samples
+from pacecar.monitor.jobs.state import Board
 from pacecar.records import HangSuspicion, Straggler
+from pacecar.records.job_identity import JobKey
 
 S = 1_000_000_000
 LONG = round(SILENT_SECONDS * S)

@@ -18,24 +18,20 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
 
-from pacecar.catalog import CATALOG, Subject, Unit, by_name
 from pacecar.clock import NS_PER_SECOND, FakeClock
 from pacecar.config import DaemonConfig
-from pacecar.live import Document
+from pacecar.metrics.catalog import CATALOG, Subject, Unit, by_name
 from pacecar.monitor.collectors.cpu import CpuCollector
 from pacecar.monitor.collectors.network import NetworkCollector
-from pacecar.monitor.collectors.reading import Files
+from pacecar.monitor.collectors.source_reader import Files
 from pacecar.monitor.daemon import Daemon, DaemonError
-from pacecar.monitor.exporter import outside
-from pacecar.monitor.inventory import default_collectors, sample_once
-from pacecar.monitor.sampler import Sampler
-from pacecar.monitor.server import WEB_CONNECTIONS_MAX
-from pacecar.monitor.tick import Beat
-from pacecar.records import (
-    Failed,
-    Ok,
-    Sample,
-)
+from pacecar.monitor.export.prometheus import outside
+from pacecar.monitor.http.server import WEB_CONNECTIONS_MAX
+from pacecar.monitor.sampling.collector_registry import default_collectors, sample_once
+from pacecar.monitor.sampling.sampler import Sampler
+from pacecar.monitor.sampling.ticker import Beat
+from pacecar.records import Failed, Ok, Sample
+from pacecar.records.status_document import Document
 from tests.kit.tools import find_tool
 from tests.kit.waiting import until
 from tests.monitor.testimony import everything
@@ -393,7 +389,7 @@ def test_sample_once_has_rates(make_config):
 RUN = """
 import sys
 from pacecar.config import DaemonConfig
-from pacecar.live import Document
+from pacecar.records.status_document import Document
 from pacecar.monitor.service import run
 sys.exit(run(DaemonConfig(port=0, socket=sys.argv[1], period_seconds=0.2)))
 """
@@ -448,4 +444,4 @@ def test_the_daemon_loads_neither_torch_nor_the_controller():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     loaded = done.stdout.split()
     assert "pacecar.monitor.daemon" in loaded
-    assert {"torch", "numpy", "pacecar.controller", "pacecar.profiler", "pacecar.pacer"}.isdisjoint(loaded)
+    assert {"torch", "numpy", "pacecar.controller", "pacecar.profiler", "pacecar.job.attach"}.isdisjoint(loaded)

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.distributed
 DAEMON = """
 import sys, threading
 from pathlib import Path
-from pacecar.cli import main
+from pacecar.commands.main import main
 from pacecar.monitor import daemon, exporter
 what, flag, *arguments = sys.argv[1:]
 publish = exporter.Exporter.publish

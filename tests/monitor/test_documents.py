@@ -3,14 +3,13 @@
 import msgspec
 import pytest
 
-from pacecar import live
-from pacecar.catalog import by_name
 from pacecar.clock import NS_PER_SECOND
-from pacecar.monitor.documents import JOBS_MAX, RANKS_MAX, RANKS_MIN, Builder, Own
-from pacecar.monitor.jobs import Jobs
-from pacecar.monitor.membership import Residence
-from pacecar.monitor.recorder import Figures
-from pacecar.records import Failed, Goodbye, Ledger, Ok, Sample, Snapshot, Throttling
+from pacecar.metrics.catalog import by_name
+from pacecar.monitor.http.status_document import JOBS_MAX, RANKS_MAX, RANKS_MIN, Builder, Own
+from pacecar.monitor.jobs.cgroup_identity import Residence
+from pacecar.monitor.jobs.job_table import Jobs
+from pacecar.monitor.recorder.recorder import Figures
+from pacecar.records import Failed, Goodbye, Ledger, Ok, Sample, Snapshot, Throttling, status_document
 from tests.monitor.testimony import everything
 
 OWN = Own("node-a", "1.2", 5 * NS_PER_SECOND, 1.0, 0.01, 0.05, 3)
@@ -66,9 +65,9 @@ def test_the_recorder_is_in_the_document_unless_it_is_off():
 @pytest.mark.parametrize(
     ("kind", "prefix", "apart"),
     [
-        (live.Recorder, "pacecar_recorder_", set()),
-        (live.Host, "pacecar_host_", set()),
-        (live.Gpu, "pacecar_gpu_", {"gpu", "name", "uuid", "down_reason", "sm_clock_hertz", "throttled_by"}),
+        (status_document.Recorder, "pacecar_recorder_", set()),
+        (status_document.Host, "pacecar_host_", set()),
+        (status_document.Gpu, "pacecar_gpu_", {"gpu", "name", "uuid", "down_reason", "sm_clock_hertz", "throttled_by"}),
     ],
 )
 def test_each_figure_is_a_metric_of_the_catalog(kind, prefix, apart):
@@ -109,7 +108,12 @@ def test_figures_come_out_in_base_units_and_zero_is_not_null():
 
 def test_before_the_first_tick_nothing_is_invented():
     document = build()
-    assert (document.tick, document.snapshot_age_seconds, document.gpus, document.host) == (None, None, (), live.Host())
+    assert (document.tick, document.snapshot_age_seconds, document.gpus, document.host) == (
+        None,
+        None,
+        (),
+        status_document.Host(),
+    )
 
 
 def test_a_links_rate_needs_two_ticks_and_a_counter_that_fell_has_none():
@@ -207,4 +211,4 @@ def test_of_many_ranks_the_late_and_the_slow_ones_are_shown(jobs, speak, make_he
 def test_the_document_comes_back_from_json_as_it_was(jobs, speak):
     speak(ranks=2)
     document = build(shot=snapshot(Sample("pacecar_host_cpus_online", (), 2)), jobs=jobs.view())
-    assert msgspec.json.decode(msgspec.json.encode(document), type=live.Document) == document
+    assert msgspec.json.decode(msgspec.json.encode(document), type=status_document.Document) == document

@@ -7,16 +7,16 @@ import time
 import pytest
 from click.testing import CliRunner
 
-from pacecar.asking import converse
-from pacecar.cli import cli
+from pacecar.commands.daemon_client import converse
+from pacecar.commands.main import cli
 from pacecar.config import ConfigError, DaemonConfig, default_recordings, load_config
-from pacecar.monitor import inbox as inboxes
-from pacecar.monitor import recorder as recorders
-from pacecar.monitor.collectors.reading import sample
+from pacecar.monitor.collectors.source_reader import sample
 from pacecar.monitor.daemon import Daemon
-from pacecar.monitor.permission import NOBODY, may_dump
-from pacecar.recording import read_recording
+from pacecar.monitor.ingest import socket_server as inboxes
+from pacecar.monitor.ingest.authorization import NOBODY, may_dump
+from pacecar.monitor.recorder import recorder as recorders
 from pacecar.records import DumpRequest, Ok
+from pacecar.records.recording import read_recording
 from pacecar.wire import Refusal
 from tests.monitor.testimony import everything
 

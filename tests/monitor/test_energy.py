@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from pacecar.clock import NS_PER_SECOND
-from pacecar.monitor.energy import MIN_SECONDS, SPAN_SECONDS, Energies
-from pacecar.monitor.jobs import JobView, RankView
+from pacecar.monitor.jobs.job_energy import MIN_SECONDS, SPAN_SECONDS, Energies
+from pacecar.monitor.jobs.job_table import JobView, RankView
 from pacecar.records import Ok, Sample, Snapshot
 
 

@@ -14,9 +14,9 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
 
-from pacecar.catalog import CATALOG, Kind, by_name
-from pacecar.monitor import exporter as room
-from pacecar.monitor.exporter import Exporter, outside
+from pacecar.metrics.catalog import CATALOG, Kind, by_name
+from pacecar.monitor.export import prometheus as room
+from pacecar.monitor.export.prometheus import Exporter, outside
 from pacecar.records import Sample
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"

@@ -5,12 +5,12 @@ import os
 import pytest
 
 from pacecar.clock import NS_PER_SECOND
-from pacecar.monitor.pendingtriggers import AFTER_SECONDS, INTERVAL_SECONDS, TRIGGERS_MAX, PendingTriggers
-from pacecar.monitor.recordqueue import HOST, RecordQueue
-from pacecar.monitor.shelf import FILES_MAX, Shelf, ShelfFullError
-from pacecar.monitor.tapes import Tapes
-from pacecar.recording import Event, Header, Trigger, parts, read_recording
+from pacecar.monitor.recorder.pending_triggers import AFTER_SECONDS, INTERVAL_SECONDS, TRIGGERS_MAX, PendingTriggers
+from pacecar.monitor.recorder.record_queue import HOST, RecordQueue
+from pacecar.monitor.recorder.shelf import FILES_MAX, Shelf, ShelfFullError
+from pacecar.monitor.recorder.user_buffers import Tapes
 from pacecar.records import Goodbye, Ok, Sample, Snapshot
+from pacecar.records.recording import Event, Header, Trigger, parts, read_recording
 from pacecar.wire import encode_frame, payload_of
 
 ATTACKER, VICTIM = 1000, 1001

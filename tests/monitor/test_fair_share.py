@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacecar.clock import FakeClock
-from pacecar.monitor.board import Board
-from pacecar.monitor.boardplaces import JOB_BYTES_MAX, RANK_BYTES_MAX
-from pacecar.monitor.fairshare import giver_to
-from pacecar.monitor.jobs import REASON_CHARACTERS_MAX
-from pacecar.monitor.requests import REQUESTS_MAX, Rendezvous, Requests, Target
+from pacecar.monitor.fair_share import giver_to
+from pacecar.monitor.ingest.command_routing import REQUESTS_MAX, Rendezvous, Requests, Target
+from pacecar.monitor.jobs.evictions import JOB_BYTES_MAX, RANK_BYTES_MAX
+from pacecar.monitor.jobs.job_table import REASON_CHARACTERS_MAX
+from pacecar.monitor.jobs.state import Board
 from pacecar.records import Decision, Goodbye, Request, Straggler, TunerStatus
 from pacecar.wire import FrameError, Refusal
 
@@ -194,7 +194,7 @@ def test_requests_of_one_user_push_out_his_own_and_not_anothers(make_hello):
 
 
 def test_time_gives_back_what_a_flood_used_up():
-    from pacecar.monitor.framebudget import BURST_TOKENS, TURN_TOKENS, FrameBudgets
+    from pacecar.monitor.ingest.frame_rate_limit import BURST_TOKENS, TURN_TOKENS, FrameBudgets
 
     clock = FakeClock()
     budgets = FrameBudgets(clock)

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from pacecar.catalog import CATALOG, WINDOW_NAMES, Subject, by_name
+from pacecar.metrics.catalog import CATALOG, WINDOW_NAMES, Subject, by_name
 from pacecar.monitor.collectors.gpu import REINIT_AFTER_SECONDS, REOPEN_SECONDS, GpuCollector
-from pacecar.monitor.gpu.calltimes import CALL_SECONDS_MIN
+from pacecar.monitor.gpu.call_deadlines import CALL_SECONDS_MIN
 from pacecar.monitor.gpu.device import CALLS_PER_TICK_MAX
-from pacecar.monitor.gpu.unit import REASONS
+from pacecar.monitor.gpu.gpu_state import REASONS
+from pacecar.monitor.gpu.nvml import PyNvml
 from pacecar.monitor.gpu.xid import KNOWN_XIDS
-from pacecar.monitor.nvml import PyNvml
 from pacecar.records import Absent, Failed, Ok
 from tests.kit.waiting import until
 from tests.monitor.nvml_standin.standin import FUNCTION, GPUS
@@ -786,7 +786,7 @@ def test_the_structure_read_byte_by_byte_is_pynvmls_own():
 
     import pynvml
 
-    from pacecar.monitor import nvml
+    from pacecar.monitor.gpu import nvml
 
     assert ctypes.sizeof(pynvml.c_nvmlFieldValue_t) == nvml._FIELD_VALUE.size
     names = ("fieldId", "scopeId", "timestamp", "latencyUsec", "valueType", "nvmlReturn", "value")
@@ -808,7 +808,7 @@ def test_the_structure_read_byte_by_byte_is_pynvmls_own():
 def test_each_type_of_a_field_is_read_from_its_own_member(kind, member, value, bits):
     import pynvml
 
-    from pacecar.monitor import nvml
+    from pacecar.monitor.gpu import nvml
 
     union = pynvml.c_nvmlValue_t(ullVal=(1 << 64) - 1)  # rubbish beside the number
     setattr(union, member, value)
@@ -852,7 +852,7 @@ ASK = """
 import json
 from pacecar.clock import SystemClock
 from pacecar.monitor.collectors.gpu import GpuCollector
-from pacecar.monitor.nvml import PyNvml
+from pacecar.monitor.gpu.nvml import PyNvml
 collector = GpuCollector(PyNvml(), SystemClock())
 outcomes = [collector.collect(), collector.collect()]
 collector.close()

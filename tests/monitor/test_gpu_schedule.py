@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.monitor.gpu.questions import NEVER, Processes, Question, gpu_questions
-from pacecar.monitor.gpu.schedule import REFUSALS_MAX, Schedule
+from pacecar.monitor.gpu.queries import NEVER, Processes, Question, gpu_questions
+from pacecar.monitor.gpu.query_schedule import REFUSALS_MAX, Schedule
 
 SECOND = 1_000_000_000
 BUDGET = 11

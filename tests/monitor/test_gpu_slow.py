@@ -10,10 +10,10 @@ import pytest
 
 from pacecar.clock import SystemClock
 from pacecar.monitor.collectors.gpu import GpuCollector
-from pacecar.monitor.gpu.calltimes import CALL_SECONDS_FIRST, CALL_SECONDS_MAX, CALL_SECONDS_MIN, CallTimes
-from pacecar.monitor.gpu.news import LINES_PER_MINUTE, SETTLE_SECONDS, News
-from pacecar.monitor.nvml import PyNvml
-from pacecar.monitor.triggers import Triggers
+from pacecar.monitor.gpu.call_deadlines import CALL_SECONDS_FIRST, CALL_SECONDS_MAX, CALL_SECONDS_MIN, CallTimes
+from pacecar.monitor.gpu.nvml import PyNvml
+from pacecar.monitor.gpu.xid_news import LINES_PER_MINUTE, SETTLE_SECONDS, News
+from pacecar.monitor.recorder.triggers import Triggers
 from pacecar.records import Absent, Snapshot
 from tests.kit.waiting import until
 from tests.monitor.nvml_standin.standin import GPUS

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from pacecar.monitor.collectors.gpu import GpuCollector
-from pacecar.monitor.nvml import PyNvml
+from pacecar.monitor.gpu.nvml import PyNvml
 from tests.kit.waiting import until
 from tests.monitor.nvml_standin.standin import GPUS, SOURCE
 
@@ -57,7 +57,7 @@ from pathlib import Path
 import pynvml
 from pacecar.clock import FakeClock
 from pacecar.monitor.collectors.gpu import GpuCollector
-from pacecar.monitor.nvml import PyNvml
+from pacecar.monitor.gpu.nvml import PyNvml
 from tests.monitor.nvml_standin.standin import Control
 from tests.kit.waiting import until
 

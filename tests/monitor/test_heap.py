@@ -4,7 +4,7 @@ import gc
 import weakref
 
 from pacecar.clock import NS_PER_SECOND
-from pacecar.monitor.heap import TIDY_SECONDS, Heap
+from pacecar.monitor.heap_trimming import TIDY_SECONDS, Heap
 
 
 class Knot:

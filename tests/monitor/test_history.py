@@ -2,7 +2,7 @@
 
 import json
 
-from pacecar.monitor.history import HistoryKeeper, series_name
+from pacecar.monitor.http.status_history import HistoryKeeper, series_name
 
 
 def said(keeper):

@@ -6,18 +6,18 @@ import shutil
 import psutil
 import pytest
 
-from pacecar.catalog import CATALOG, Subject
 from pacecar.clock import NS_PER_SECOND, FakeClock
+from pacecar.metrics.catalog import CATALOG, Subject
 from pacecar.monitor.collectors.cgroup import GROUPS_MAX, CgroupCollector, Member, levels_of, parse_memory_limit
 from pacecar.monitor.collectors.cpu import SELDOM_TICKS, CpuCollector, parse_cpulist, utilization
+from pacecar.monitor.collectors.daemon_process import OwnCollector
 from pacecar.monitor.collectors.disk import DiskCollector, MountCollector
 from pacecar.monitor.collectors.memory import MemoryCollector
 from pacecar.monitor.collectors.network import INTERFACES_MAX, NetworkCollector
 from pacecar.monitor.collectors.numa import NumaCollector
-from pacecar.monitor.collectors.own import OwnCollector
 from pacecar.monitor.collectors.rates import SPAN_NS, Rates
 from pacecar.monitor.collectors.rdma import FIND_TICKS, RdmaCollector
-from pacecar.monitor.collectors.reading import Files
+from pacecar.monitor.collectors.source_reader import Files
 from pacecar.monitor.collectors.tcp import TcpCollector
 from pacecar.records import Absent, Failed, Ok
 

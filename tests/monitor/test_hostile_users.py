@@ -17,8 +17,8 @@ import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from pacecar.cli import cli
-from pacecar.recording import read_recording
+from pacecar.commands.main import cli
+from pacecar.records.recording import read_recording
 from tests.kit.net import scrape
 from tests.kit.waiting import until
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.monitor import server as web
-from pacecar.monitor.http import HEAD_BYTES_MAX, HEADERS_MAX, HttpError, ends, head, parse
-from pacecar.monitor.screens import HAND_OVER
-from pacecar.monitor.server import WebServer
+from pacecar.monitor.http import server as web
+from pacecar.monitor.http.request import HEAD_BYTES_MAX, HEADERS_MAX, HttpError, ends, head, parse
+from pacecar.monitor.http.routes import HAND_OVER
+from pacecar.monitor.http.server import WebServer
 from tests.kit.waiting import until
 
 

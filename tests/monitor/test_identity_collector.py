@@ -5,7 +5,7 @@ import pytest
 from pacecar.clock import NS_PER_SECOND
 from pacecar.monitor.collectors import identity
 from pacecar.monitor.collectors.identity import IdentityCollector, gpu_processes
-from pacecar.monitor.membership import Membership, PodName, Residence, membership_of, parse_pod_folder, reside
+from pacecar.monitor.jobs.cgroup_identity import Membership, PodName, Residence, membership_of, parse_pod_folder, reside
 from pacecar.records import Absent, Sample
 
 ID = "0123456789abcdef" * 4

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacecar.clock import FakeClock, SystemClock
-from pacecar.monitor.board import Board
-from pacecar.monitor.connection import Connection
-from pacecar.monitor.conversation import Conversation, Peer, own_pid
-from pacecar.monitor.inbox import HELLO_SECONDS, Inbox
-from pacecar.monitor.meeting import Meeting, MeetingError
-from pacecar.ranges import ENTRIES_MAX
+from pacecar.monitor.ingest.connection import Connection
+from pacecar.monitor.ingest.frame_validation import Conversation, Peer, own_pid
+from pacecar.monitor.ingest.socket_server import HELLO_SECONDS, Inbox
+from pacecar.monitor.ingest.unix_socket import Meeting, MeetingError
+from pacecar.monitor.jobs.state import Board
 from pacecar.records import Decision, Goodbye, HelloRefused, Knobs, StepRecord, TunerStatus
+from pacecar.records.ranges import ENTRIES_MAX
 from pacecar.wire import FRAME_BYTES_MAX, VERSION, FrameError, Refusal, decode_frame, encode_frame
 from tests.kit.waiting import until
 

@@ -6,10 +6,9 @@ from typing import get_args, get_type_hints
 import msgspec
 import pytest
 
-from pacecar.jobkey import JobKey
-from pacecar.monitor.board import Board
-from pacecar.monitor.jobs import RECENT_MAX, TALLIES_MAX
-from pacecar.monitor.series import TUNER_STATES, job_samples
+from pacecar.monitor.export.samples import TUNER_STATES, job_samples
+from pacecar.monitor.jobs.job_table import RECENT_MAX, TALLIES_MAX
+from pacecar.monitor.jobs.state import Board
 from pacecar.records import (
     Decision,
     DeviceMemory,
@@ -22,6 +21,7 @@ from pacecar.records import (
     Verdict,
     Vitals,
 )
+from pacecar.records.job_identity import JobKey
 from pacecar.wire import FrameError, Refusal
 from tests.monitor.conftest import told
 

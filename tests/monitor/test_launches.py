@@ -8,15 +8,15 @@ from collections import Counter
 import pytest
 
 from pacecar.clock import SystemClock
-from pacecar.jobkey import JobKey
-from pacecar.monitor.board import Board
-from pacecar.monitor.inbox import Inbox
-from pacecar.monitor.meeting import Meeting
-from pacecar.monitor.permission import Denied, Target, reachable
-from pacecar.monitor.requests import Rendezvous, Requests
-from pacecar.monitor.series import job_samples
-from pacecar.monitor.triggers import Triggers
+from pacecar.monitor.export.samples import job_samples
+from pacecar.monitor.ingest.authorization import Denied, Target, reachable
+from pacecar.monitor.ingest.command_routing import Rendezvous, Requests
+from pacecar.monitor.ingest.socket_server import Inbox
+from pacecar.monitor.ingest.unix_socket import Meeting
+from pacecar.monitor.jobs.state import Board
+from pacecar.monitor.recorder.triggers import Triggers
 from pacecar.records import Answer, Goodbye, HangSuspicion, HelloRefused, Request
+from pacecar.records.job_identity import JobKey
 from pacecar.wire import FrameError, Refusal, decode_frame
 from tests.kit.waiting import until
 

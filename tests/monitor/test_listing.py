@@ -1,6 +1,6 @@
 """A snapshot as text is in the units that the names promise."""
 
-from pacecar.monitor.listing import document, lines
+from pacecar.commands.sample_text import document, lines
 from pacecar.records import Absent, Failed, Ok, Sample, Snapshot
 
 SNAPSHOT = Snapshot(

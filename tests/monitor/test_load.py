@@ -23,8 +23,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from pacecar.monitor.boardplaces import RANK_BYTES_MAX
-from pacecar.monitor.conversation import Conversation, Peer
+from pacecar.monitor.ingest.frame_validation import Conversation, Peer
+from pacecar.monitor.jobs.evictions import RANK_BYTES_MAX
 from pacecar.records import Decision, Goodbye, Vitals
 from pacecar.wire import FrameError, encode_frame
 from tests.kit.anyrecord import JOB_RECORDS, Drawn, make

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacecar.config import DaemonConfig
-from pacecar.monitor.assets import ASSETS
 from pacecar.monitor.daemon import Daemon
-from pacecar.monitor.negotiation import choose_coding, choose_media
+from pacecar.monitor.http.content_negotiation import choose_coding, choose_media
+from pacecar.monitor.http.static_files import ASSETS
 from tests.kit.waiting import until
 
 OPEN = "application/openmetrics-text"

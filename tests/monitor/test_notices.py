@@ -3,7 +3,7 @@
 import logging
 
 from pacecar.clock import NS_PER_SECOND, FakeClock
-from pacecar.monitor.notices import KINDS_MAX, Notices
+from pacecar.monitor.ingest.log_limiter import KINDS_MAX, Notices
 
 
 def test_each_kind_has_its_lines_a_minute_and_the_rest_is_counted(caplog):

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from pacecar.clock import NS_PER_SECOND
-from pacecar.monitor.notify import Notifier
+from pacecar.monitor.systemd import Notifier
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pacecar.catalog import CATALOG, Kind, Unit, by_name
 from pacecar.clock import SystemClock
 from pacecar.config import ConfigError, DaemonConfig, OtlpConfig, load_config
-from pacecar.monitor.collectors.reading import sample
+from pacecar.metrics.catalog import CATALOG, Kind, Unit, by_name
+from pacecar.monitor.collectors.source_reader import sample
 from pacecar.monitor.daemon import Daemon, DaemonError
-from pacecar.monitor.otlp import POINTS_MAX, Otlp, Reading, unit_of
+from pacecar.monitor.export.otlp import POINTS_MAX, Otlp, Reading, unit_of
 from tests.kit.waiting import until
 
 try:

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from pacecar.clock import SystemClock
-from pacecar.monitor.board import Board
-from pacecar.monitor.inbox import Inbox
-from pacecar.monitor.meeting import Meeting
-from pacecar.monitor.permission import NOBODY, ROOT, Denied, Target, reachable
+from pacecar.monitor.ingest.authorization import NOBODY, ROOT, Denied, Target, reachable
+from pacecar.monitor.ingest.socket_server import Inbox
+from pacecar.monitor.ingest.unix_socket import Meeting
+from pacecar.monitor.jobs.state import Board
 from pacecar.records import Request
 from pacecar.wire import decode_frame, encode_frame
 

@@ -9,14 +9,14 @@ import time
 import pytest
 
 from pacecar.clock import NS_PER_SECOND, FakeClock
-from pacecar.monitor import recorder as recorders
-from pacecar.monitor import scrivener as scriveners
-from pacecar.monitor import shelf as shelves
-from pacecar.monitor.recorder import AFTER_SECONDS, INTERVAL_SECONDS, Around, Limits, Recorder
-from pacecar.monitor.shelf import Shelf
-from pacecar.monitor.triggers import STALL_STEPS, Pace, Triggers
-from pacecar.recording import read_recording
+from pacecar.monitor.recorder import recorder as recorders
+from pacecar.monitor.recorder import shelf as shelves
+from pacecar.monitor.recorder import writer as scriveners
+from pacecar.monitor.recorder.recorder import AFTER_SECONDS, INTERVAL_SECONDS, Around, Limits, Recorder
+from pacecar.monitor.recorder.shelf import Shelf
+from pacecar.monitor.recorder.triggers import STALL_STEPS, Pace, Triggers
 from pacecar.records import Absent, Goodbye, HangSuspicion, Ok, Sample, Snapshot
+from pacecar.records.recording import read_recording
 from pacecar.wire import encode_frame, payload_of
 from tests.kit.waiting import until
 

@@ -7,10 +7,10 @@ import time
 import pytest
 
 from pacecar.clock import SystemClock
-from pacecar.monitor.board import Board
-from pacecar.monitor.inbox import Inbox
-from pacecar.monitor.meeting import Meeting
-from pacecar.monitor.requests import REQUESTS_MAX, Rendezvous, Requests, Target
+from pacecar.monitor.ingest.command_routing import REQUESTS_MAX, Rendezvous, Requests, Target
+from pacecar.monitor.ingest.socket_server import Inbox
+from pacecar.monitor.ingest.unix_socket import Meeting
+from pacecar.monitor.jobs.state import Board
 from pacecar.records import Answer, Command, Ledger, Request
 from pacecar.wire import Refusal, decode_frame, encode_frame
 

@@ -10,14 +10,14 @@ import pytest
 
 from pacecar.clock import SystemClock
 from pacecar.config import DaemonConfig
-from pacecar.live import Daemon as Own
-from pacecar.live import Document, Host
-from pacecar.monitor.assets import ASSETS
 from pacecar.monitor.daemon import Daemon
-from pacecar.monitor.screens import Screens
-from pacecar.monitor.server import WebServer
-from pacecar.monitor.viewers import VIEWERS_MAX
-from pacecar.monitor.web import pages
+from pacecar.monitor.http.event_stream import VIEWERS_MAX
+from pacecar.monitor.http.routes import Screens
+from pacecar.monitor.http.server import WebServer
+from pacecar.monitor.http.static_files import ASSETS
+from pacecar.monitor.http.web import pages
+from pacecar.records.status_document import Daemon as Own
+from pacecar.records.status_document import Document, Host
 from tests.kit.waiting import until
 
 

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from pacecar.config import DaemonConfig
-from pacecar.monitor.assets import ASSETS
 from pacecar.monitor.daemon import Daemon
+from pacecar.monitor.http.static_files import ASSETS
 
 bcrypt = pytest.importorskip("bcrypt", reason="the extra `secure` is not installed")
 

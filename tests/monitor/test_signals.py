@@ -7,16 +7,16 @@ import pytest
 
 from pacecar.clock import NS_PER_SECOND, FakeClock, SystemClock
 from pacecar.config import DaemonConfig
-from pacecar.monitor.board import Board
 from pacecar.monitor.collectors.gpu import GpuCollector
 from pacecar.monitor.collectors.network import NetworkCollector
 from pacecar.monitor.daemon import Daemon
-from pacecar.monitor.inbox import Inbox
-from pacecar.monitor.meeting import Meeting
-from pacecar.monitor.nvml import PyNvml
-from pacecar.monitor.signals import FAULT_SECONDS, SIGNAL_TICKS, Signals
+from pacecar.monitor.gpu.nvml import PyNvml
+from pacecar.monitor.ingest.socket_server import Inbox
+from pacecar.monitor.ingest.unix_socket import Meeting
+from pacecar.monitor.jobs.node_signals import FAULT_SECONDS, SIGNAL_TICKS, Signals
+from pacecar.monitor.jobs.state import Board
 from pacecar.records import Absent, Ok, Sample, Snapshot, Throttling
-from pacecar.signals import NAMES_MAX, HostSignals
+from pacecar.records.host_signals import NAMES_MAX, HostSignals
 from pacecar.wire import FrameError, Refusal, decode_frame, encode_frame
 from tests.kit.waiting import until
 

@@ -5,10 +5,10 @@ import random
 import pytest
 
 from pacecar.clock import NS_PER_SECOND
-from pacecar.monitor import tape as tapes
-from pacecar.monitor.tape import CHUNK_SECONDS, Tape
-from pacecar.recording import Event, Header, parts, read_recording
+from pacecar.monitor.recorder import ring_buffer as tapes
+from pacecar.monitor.recorder.ring_buffer import CHUNK_SECONDS, Tape
 from pacecar.records import Absent, Failed, Goodbye, Ok, Sample, Snapshot
+from pacecar.records.recording import Event, Header, parts, read_recording
 from pacecar.wire import encode_frame, payload_of
 
 HEADER = Header(host="h", pacecar_version="0", written_wall_ns=0, window_ns=0, triggers=())

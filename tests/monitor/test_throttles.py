@@ -9,12 +9,12 @@ from pacecar.clock import SystemClock
 from pacecar.config import DaemonConfig, HookConfig
 from pacecar.monitor.collectors.gpu import GpuCollector
 from pacecar.monitor.daemon import Daemon
-from pacecar.monitor.nvml import PyNvml
-from pacecar.monitor.throttles import HELD_RATIO, WINDOW_SECONDS, Throttles
-from pacecar.profiler.crew.crew import Crew
-from pacecar.profiler.outbox import Outbox
-from pacecar.profiler.steptimer import TimedStep
-from pacecar.profiler.throttling import ThrottleNews
+from pacecar.monitor.gpu.nvml import PyNvml
+from pacecar.monitor.jobs.throttles import HELD_RATIO, WINDOW_SECONDS, Throttles
+from pacecar.profiler.hook.throttling import ThrottleNews
+from pacecar.profiler.ranks.rank_monitor import Crew
+from pacecar.profiler.timing.step_timer import TimedStep
+from pacecar.profiler.transport.daemon_socket import Outbox
 from pacecar.records import JobHello, Knobs, Ok, Sample, Snapshot, Straggler, Throttling
 from tests.kit.waiting import until
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacecar.clock import FakeClock, SystemClock
-from pacecar.monitor.sampler import Sampler
-from pacecar.monitor.tick import Beat, beats
+from pacecar.monitor.sampling.sampler import Sampler
+from pacecar.monitor.sampling.ticker import Beat, beats
 from pacecar.records import Absent, Failed, Ok, Sample
 from tests.kit.waiting import until
 

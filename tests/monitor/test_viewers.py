@@ -6,7 +6,7 @@ import time
 import pytest
 
 from pacecar.clock import SystemClock
-from pacecar.monitor.viewers import Viewers
+from pacecar.monitor.http.event_stream import Viewers
 from tests.kit.waiting import until
 
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from pacecar.monitor.server import WebServer
-from pacecar.monitor.web import pages
+from pacecar.monitor.http.server import WebServer
+from pacecar.monitor.http.web import pages
 
 MANY = 8
 

@@ -15,11 +15,11 @@ import urllib.request
 
 import pytest
 
-from pacecar.monitor import credentials
-from pacecar.monitor.credentials import Gate, Verdict
-from pacecar.monitor.server import WebServer
-from pacecar.monitor.web import pages
-from pacecar.monitor.webconfig import OPEN, Security, WebConfigError, authorization, read_security
+from pacecar.monitor.http import basic_auth
+from pacecar.monitor.http.basic_auth import Gate, Verdict
+from pacecar.monitor.http.server import WebServer
+from pacecar.monitor.http.web import pages
+from pacecar.monitor.http.web_config import OPEN, Security, WebConfigError, authorization, read_security
 
 pytest.importorskip("yaml", reason="the extra `secure` is not installed")
 bcrypt = pytest.importorskip("bcrypt", reason="the extra `secure` is not installed")
@@ -226,14 +226,14 @@ def test_who_does_not_exist_is_checked_against_a_hash_of_the_same_cost():
     assert set(costs) == {b"04", b"06"}
     assert not set(seen) & set(users.values())
     for cost in (4, 6):
-        assert bcrypt.checkpw(b"", credentials._NO_PASSWORD.format(cost=cost).encode()) is False
+        assert bcrypt.checkpw(b"", basic_auth._NO_PASSWORD.format(cost=cost).encode()) is False
 
 
 def test_memory_of_the_gate_is_bounded_and_holds_no_password():
     gate = Gate(Security(users={"me": b"$2b$04$x"}, verify=lambda *_: True))
     for number in range(1000):
         gate.check(basic("me", f"pass{number}"))
-    assert len(gate._right) == credentials.REMEMBERED_MAX
+    assert len(gate._right) == basic_auth.REMEMBERED_MAX
     assert not [digest for digest in gate._right if b"pass" in digest]
 
 

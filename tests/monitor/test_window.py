@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacecar.catalog import CATALOG, WINDOW_NAMES, Kind, by_name
 from pacecar.clock import SystemClock
-from pacecar.monitor.sampler import Pace, Sampler
-from pacecar.monitor.tick import Beat
-from pacecar.monitor.window import Window
+from pacecar.metrics.catalog import CATALOG, WINDOW_NAMES, Kind, by_name
+from pacecar.monitor.sampling.sampler import Pace, Sampler
+from pacecar.monitor.sampling.ticker import Beat
+from pacecar.monitor.sampling.window_stats import Window
 from pacecar.records import Absent, Failed, Ok, Sample
 
 CPU = "pacecar_host_cpu_utilization_ratio"

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from pacecar.config import HookConfig
-from pacecar.profiler import slot
-from pacecar.profiler.hook import Hook, make_hello
+from pacecar.profiler.hook import single_instance
+from pacecar.profiler.hook.hook import Hook, make_hello
 
 
 class Sink:
@@ -92,4 +92,4 @@ def attach(sink):
     yield start
     for hook in started:
         hook.close()
-    assert not slot.attached
+    assert not single_instance.attached

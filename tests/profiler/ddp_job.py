@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pacecar.config import HookConfig
-from pacecar.profiler.hook import Hook, make_hello
-from pacecar.profiler.runlog import RunLog
+from pacecar.profiler.hook.hook import Hook, make_hello
+from pacecar.profiler.transport.run_log import RunLog
 
 
 def main(output, hooked):

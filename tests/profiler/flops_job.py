@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pacecar.config import HookConfig
-from pacecar.profiler.hook import Hook, make_hello
+from pacecar.profiler.hook.hook import Hook, make_hello
 from pacecar.records import Vitals
 
 STEPS = 12

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import pacecar
-from pacecar.profiler.window import WindowProfiler
+from pacecar.profiler.windows.kineto_window import WindowProfiler
 from pacecar.records import StepRecord
 
 OUT = 4

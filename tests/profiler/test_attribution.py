@@ -5,8 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacecar.profiler.attribution import REST, Cause, Work, attribute, attribute_phases, attribute_windows, charge
-from pacecar.profiler.spans import intervals
+from pacecar.profiler.ledger.attribution import (
+    REST,
+    Cause,
+    Work,
+    attribute,
+    attribute_phases,
+    attribute_windows,
+    charge,
+)
+from pacecar.profiler.ledger.intervals import intervals
 from pacecar.records import LEDGER_HEADINGS, Ledger
 
 CELL = 10

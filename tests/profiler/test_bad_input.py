@@ -249,7 +249,7 @@ def test_iterations_without_an_update_belong_to_the_next_one(job, attach, sink):
 
 
 def test_of_two_models_in_a_process_the_first_is_measured_and_the_second_trains_beside_it(job, attach, sink):
-    from pacecar.profiler.hook import AlreadyAttachedError
+    from pacecar.profiler.hook.hook import AlreadyAttachedError
 
     other = type(job)(seed=5)
     attach(job)

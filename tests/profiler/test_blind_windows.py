@@ -14,7 +14,7 @@ from torch import nn
 from pacecar import torch_internals
 from pacecar.clock import FakeClock
 from pacecar.config import HookConfig
-from pacecar.profiler.measurement import BLIND_WINDOWS_MAX, WindowMeter
+from pacecar.profiler.windows.window_reader import BLIND_WINDOWS_MAX, WindowMeter
 from pacecar.records import StepRecord
 from tests.profiler.test_device_windows import MS, Session, timed
 from tests.profiler.test_reading import Row

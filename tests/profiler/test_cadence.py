@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from pacecar.config import HookConfig
 from pacecar.lastwords import completed
-from pacecar.profiler.cadence import BURST, EVERY_MAX, REVIEW_STEPS, Cadence, burst_end, next_measured
-from pacecar.profiler.pulse import CountedStep
+from pacecar.profiler.hook.step_boundary import CountedStep
+from pacecar.profiler.timing.step_sampling import BURST, EVERY_MAX, REVIEW_STEPS, Cadence, burst_end, next_measured
 from pacecar.records import Goodbye, Ledger, StepRecord
 from tests.kit.forking_python import forking_python
 

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.profiler.checking import RECENT_STEPS, Checker
-from pacecar.profiler.estimate import Calibrations
-from pacecar.profiler.measurement import Measurement
-from pacecar.profiler.steptimer import TimedStep
+from pacecar.profiler.ledger.estimate import Calibrations
+from pacecar.profiler.timing.step_timer import TimedStep
+from pacecar.profiler.windows.estimate_check import RECENT_STEPS, Checker
+from pacecar.profiler.windows.window_reader import Measurement
 from pacecar.records import LEDGER_HEADINGS, EstimateCheck, Knobs, Ledger, StepRecord
 from tests.kit.records import job_hello
 

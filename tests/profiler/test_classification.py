@@ -4,8 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.profiler.attribution import Work
-from pacecar.profiler.classification import HostRow, classify_device, classify_host, collective_operation, function_name
+from pacecar.profiler.ledger.attribution import Work
+from pacecar.profiler.ledger.classification import (
+    HostRow,
+    classify_device,
+    classify_host,
+    collective_operation,
+    function_name,
+)
 
 COMM, COMPUTE, COPY = Work.COMMUNICATION, Work.COMPUTE, Work.COPY
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.profiler.collectivesums import UNNAMED, SeenCollective, sum_collectives
-from pacecar.profiler.reading import read_rows
+from pacecar.profiler.windows.collective_stats import UNNAMED, SeenCollective, sum_collectives
+from pacecar.profiler.windows.trace_spans import read_rows
 from pacecar.records import CollectiveSum
 
 

@@ -9,11 +9,11 @@ import threading
 import pytest
 
 from pacecar.clock import FakeClock
-from pacecar.profiler.aftermath import AFTERMATH_STEPS, Aftermath
-from pacecar.profiler.budget import Budget
-from pacecar.profiler.measurement import BLIND_WINDOWS_MAX, WindowMeter
-from pacecar.profiler.steptimer import TimedStep
-from pacecar.profiler.window import WindowProfiler, WindowUnavailable
+from pacecar.profiler.timing.aftermath import AFTERMATH_STEPS, Aftermath
+from pacecar.profiler.timing.overhead_budget import Budget
+from pacecar.profiler.timing.step_timer import TimedStep
+from pacecar.profiler.windows.kineto_window import WindowProfiler, WindowUnavailable
+from pacecar.profiler.windows.window_reader import BLIND_WINDOWS_MAX, WindowMeter
 from tests.profiler.test_reading import Row
 
 MS = 1_000_000

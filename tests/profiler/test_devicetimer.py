@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacecar.config import HookConfig
-from pacecar.profiler.devicephases import passed_stretches
-from pacecar.profiler.devicetimer import EVENTS_MAX, STEPS_MAX, DeviceTimer
-from pacecar.profiler.estimate import Calibration, estimate_step
-from pacecar.profiler.spans import intervals
+from pacecar.profiler.ledger.estimate import Calibration, estimate_step
+from pacecar.profiler.ledger.intervals import intervals
+from pacecar.profiler.timing.cuda_timer import EVENTS_MAX, STEPS_MAX, DeviceTimer
+from pacecar.profiler.windows.device_phases import passed_stretches
 from pacecar.records import Ledger
 
 
@@ -218,7 +218,7 @@ def test_marks_that_were_passed_out_of_order_add_nothing_and_take_nothing_away(d
 @pytest.mark.parametrize("calls", range(60))
 def test_whatever_the_driver_raises_and_whenever_the_timer_ends_and_the_job_does_not(device, timer, calls, caplog):
     device.broken_after = calls
-    with caplog.at_level(logging.WARNING, "pacecar.profiler.devicetimer"):
+    with caplog.at_level(logging.WARNING, "pacecar.profiler.timing.cuda_timer"):
         for _ in range(12):
             a_step(device, timer, 10, 5)
     assert not timer.is_alive

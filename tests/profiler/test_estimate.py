@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacecar.profiler.estimate import CALIBRATIONS_MAX, WINDOWS_MAX, Calibration, Calibrations, estimate, split
+from pacecar.profiler.ledger.estimate import CALIBRATIONS_MAX, WINDOWS_MAX, Calibration, Calibrations, estimate, split
 from pacecar.records import Knobs, Ledger
 
 

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from pacecar.profiler.flops import Arithmetic, ForwardCounter, leave, modes_on
+from pacecar.profiler.utilization.flop_counter import Arithmetic, ForwardCounter, leave, modes_on
 
 
 def count(model, *inputs):

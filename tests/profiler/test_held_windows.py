@@ -6,8 +6,8 @@ import pytest
 import torch.distributed as dist
 
 from pacecar.config import HookConfig
-from pacecar.controller.measured import Backlog
-from pacecar.controller.protocol import JobPace
+from pacecar.controller.consensus.protocol import JobPace
+from pacecar.controller.consensus.step_observations import Backlog
 from pacecar.records import StepRecord
 
 

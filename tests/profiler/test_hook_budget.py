@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacecar.profiler.budget import (
+from pacecar.profiler.timing.overhead_budget import (
     CREDIT_STEPS,
     FIRST_CREDIT_STEPS,
     FIRST_WINDOW_NS,
@@ -15,7 +15,7 @@ from pacecar.profiler.budget import (
     Budget,
     ThreadTime,
 )
-from pacecar.profiler.turns import turn_of
+from pacecar.profiler.timing.turns import turn_of
 
 MS = 1_000_000
 

@@ -12,9 +12,9 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from pacecar.config import HookConfig
-from pacecar.profiler.guard import FAILURES_MAX
-from pacecar.profiler.hook import Hook, make_hello
-from pacecar.profiler.window import KINETO_LOG_VARIABLE
+from pacecar.profiler.hook.hook import Hook, make_hello
+from pacecar.profiler.timing.failure_guard import FAILURES_MAX
+from pacecar.profiler.windows.kineto_window import KINETO_LOG_VARIABLE
 from pacecar.records import StepRecord
 from tests.kit.forking_python import forking_python
 from tests.kit.ranks import run_ranks
@@ -262,7 +262,7 @@ def test_the_jobs_stderr_stays_clean_and_its_environment_as_it_was(tmp_path):
     script.write_text(
         "import os, torch\n"
         "from pacecar.config import HookConfig\n"
-        "from pacecar.profiler.hook import Hook, make_hello\n"
+        "from pacecar.profiler.hook.hook import Hook, make_hello\n"
         "m = torch.nn.Linear(4, 4); o = torch.optim.SGD(m.parameters(), lr=.1); seen = []\n"
         "h = Hook(m, o, hello=make_hello(m), config=HookConfig(overhead_budget=1.0, window_interval_steps=5),\n"
         "         on_boundary=lambda r: seen.append(r.source))\n"
@@ -363,7 +363,7 @@ def test_two_ranks_train_the_same_to_the_last_bit_with_windows_gathers_vitals_an
 
 SUBCLASS = """
 import torch
-from pacecar.profiler.callprice import call_price
+from pacecar.profiler.timing.hook_cost import call_price
 
 class Mine(torch.optim.SGD):
     def step(self, closure=None):

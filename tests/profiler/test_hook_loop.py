@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from pacecar.config import HookConfig
-from pacecar.profiler.hook import AlreadyAttachedError, Hook, make_hello
-from pacecar.profiler.steptimer import EVENTS_MAX
+from pacecar.profiler.hook.hook import AlreadyAttachedError, Hook, make_hello
+from pacecar.profiler.timing.step_timer import EVENTS_MAX
 from pacecar.records import Goodbye, Knobs, Ledger, StepRecord
 
 

@@ -5,7 +5,7 @@ import os
 import torch
 from torch import nn
 
-from pacecar.profiler.identity import JOB_LENGTH_MAX, job_id, make_hello
+from pacecar.profiler.hook.job_identity import JOB_LENGTH_MAX, job_id, make_hello
 from tests.kit.lone_rank import lone_rank
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from pacecar.profiler.meeting import MeetingError, meet
+from pacecar.profiler.transport.store_rendezvous import MeetingError, meet
 
 
 def both(store: object, *, claims: tuple[str, str] = ("a", "a"), name: str = "0") -> list[str]:

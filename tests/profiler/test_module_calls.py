@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from pacecar.profiler import module_calls
-from pacecar.profiler.module_calls import CallObserver, hold_class, is_compiled_in_place, observe_calls
+from pacecar.profiler.hook import module_calls
+from pacecar.profiler.hook.module_calls import CallObserver, hold_class, is_compiled_in_place, observe_calls
 from tests.kit.ours import OURS
 
 NAME = "_compiled_call_impl"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pacecar.profiler.orders import ORDERS_MAX, NotYet, Orders, Refusal
+from pacecar.profiler.hook.daemon_messages import ORDERS_MAX, NotYet, Orders, Refusal
 from pacecar.records import Command
 
 

@@ -8,9 +8,9 @@ import time
 import msgspec
 import pytest
 
-from pacecar.profiler.courier import LOOK_SECONDS, Courier, Refused
-from pacecar.profiler.outbox import Outbox
-from pacecar.profiler.runlog import RunLog
+from pacecar.profiler.transport.daemon_socket import Outbox
+from pacecar.profiler.transport.record_queue import LOOK_SECONDS, Courier, Refused
+from pacecar.profiler.transport.run_log import RunLog
 from pacecar.records import Answer, Goodbye, HelloRefused, JobRecord, TunerReport
 from pacecar.wire import decode_frame, encode_frame
 from tests.kit.records import job_hello

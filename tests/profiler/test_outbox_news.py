@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
-from pacecar.profiler.outbox import COMMANDS_PER_LOOK, Outbox
+from pacecar.profiler.transport.daemon_socket import COMMANDS_PER_LOOK, Outbox
 from pacecar.records import Command, Goodbye, Throttling
-from pacecar.signals import HostSignals
+from pacecar.records.host_signals import HostSignals
 from pacecar.wire import FRAME_BYTES_MAX, encode_frame
 from tests.kit.records import job_hello
 from tests.kit.waiting import until

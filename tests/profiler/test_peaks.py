@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from pacecar.profiler.flops import Arithmetic
-from pacecar.profiler.peaks import PEAKS, TF32, has_tf32, peak_flops_per_second, runs_in_tf32
+from pacecar.profiler.utilization.device_peaks import PEAKS, TF32, has_tf32, peak_flops_per_second, runs_in_tf32
+from pacecar.profiler.utilization.flop_counter import Arithmetic
 
 TERA = 10**12
 

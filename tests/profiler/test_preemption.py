@@ -6,7 +6,7 @@ import time
 import pytest
 
 from pacecar.config import HookConfig
-from pacecar.profiler.preemption import SCHEDSTAT, Preemption, run_delay_ns
+from pacecar.profiler.timing.preemption import SCHEDSTAT, Preemption, run_delay_ns
 from pacecar.records import StepRecord
 
 MS = 1_000_000

@@ -8,8 +8,8 @@ from statistics import median
 import torch
 
 from pacecar.config import HookConfig
-from pacecar.profiler.callprice import PRICE_NS_MAX, call_price
-from pacecar.profiler.pulse import WAITING_MAX, PlainStep
+from pacecar.profiler.hook.step_boundary import WAITING_MAX, PlainStep
+from pacecar.profiler.timing.hook_cost import PRICE_NS_MAX, call_price
 from pacecar.records import StepRecord
 
 QUIET = HookConfig(overhead_budget=1.0, windows=False, count_flops=False, vitals_interval_steps=10_000)

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from pacecar.profiler.attribution import Work
-from pacecar.profiler.reading import read_rows
-from pacecar.profiler.spans import intervals, union
+from pacecar.profiler.ledger.attribution import Work
+from pacecar.profiler.ledger.intervals import intervals, union
+from pacecar.profiler.windows.trace_spans import read_rows
 
 MAIN, AUTOGRAD, GLOO, OTHER = 11, 12, 13, 14
 

@@ -7,8 +7,8 @@ import threading
 import pytest
 import torch
 
-from pacecar.profiler import recording
-from pacecar.profiler.window import WindowProfiler, WindowUnavailable
+from pacecar.profiler.windows import recording_switch
+from pacecar.profiler.windows.kineto_window import WindowProfiler, WindowUnavailable
 
 
 def names() -> list[str]:
@@ -19,21 +19,21 @@ def names() -> list[str]:
 
 
 def test_the_inner_one_of_two_pauses_does_not_end_the_outer_one() -> None:
-    recording.pause()
-    recording.pause()
-    recording.resume()
+    recording_switch.pause()
+    recording_switch.pause()
+    recording_switch.resume()
     assert "aten::add" not in names()
-    recording.resume()
+    recording_switch.resume()
     assert "aten::add" in names()
 
 
 def test_a_pause_is_its_threads_own() -> None:
-    recording.pause()
+    recording_switch.pause()
     seen: list[list[str]] = []
     thread = threading.Thread(target=lambda: seen.append(names()))
     thread.start()
     thread.join()
-    recording.resume()
+    recording_switch.resume()
     assert "aten::add" in seen[0]
 
 

@@ -6,10 +6,10 @@ import math
 import msgspec
 import pytest
 
-from pacecar.profiler.courier import Courier
-from pacecar.profiler.sendable import Sendable
-from pacecar.ranges import COUNT_MAX, TEXT_CHARACTERS_MAX
+from pacecar.profiler.transport.field_filter import Sendable
+from pacecar.profiler.transport.record_queue import Courier
 from pacecar.records import Decision, Goodbye, HangSuspicion, JobHello, Verdict
+from pacecar.records.ranges import COUNT_MAX, TEXT_CHARACTERS_MAX
 from pacecar.wire import decode_frame, encode_frame
 from tests.kit.anyrecord import JOB_RECORDS, Rolled, make
 from tests.kit.records import job_hello, step_record

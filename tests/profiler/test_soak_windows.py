@@ -34,7 +34,7 @@ def resident_bytes():
 
 
 def test_resident_memory_is_flat_over_ten_thousand_windows(job, attach):
-    from pacecar.profiler.hook import Hook, make_hello
+    from pacecar.profiler.hook.hook import Hook, make_hello
 
     torch.set_num_threads(1)
     sink = Nothing()

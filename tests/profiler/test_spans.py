@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacecar.profiler.spans import clip, intervals, length, subtract, total, union
+from pacecar.profiler.ledger.intervals import clip, intervals, length, subtract, total, union
 
 pairs = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=10).map(intervals)
 

@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from pacecar.config import HookConfig
-from pacecar.profiler.flops import modes_on
-from pacecar.profiler.module_calls import observe_calls
-from pacecar.profiler.stepflops import ATTEMPTS_MAX, SIGNATURES_MAX, StepFlops, signature
+from pacecar.profiler.hook.module_calls import observe_calls
+from pacecar.profiler.utilization.flop_counter import modes_on
+from pacecar.profiler.utilization.step_flops import ATTEMPTS_MAX, SIGNATURES_MAX, StepFlops, signature
 from pacecar.records import StepRecord, Vitals
 
 EAGER = HookConfig(overhead_budget=1.0, windows=False, vitals_interval_steps=1)

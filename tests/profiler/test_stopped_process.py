@@ -9,11 +9,11 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
+from pacecar.commands.report.build import BuildOptions, build_report
+from pacecar.commands.report.comparison import compare
+from pacecar.commands.report.inputs import find_inputs
+from pacecar.commands.report.tables import headline
 from pacecar.records import HangSuspicion, JobLedger, JobRecord, ProcessStop, StepRecord
-from pacecar.report.build import BuildOptions, build_report
-from pacecar.report.comparison import compare
-from pacecar.report.inputs import find_inputs
-from pacecar.report.tables import headline
 from tests.kit.ranks import run_ranks
 from tests.profiler.job_stopped import SECONDS
 

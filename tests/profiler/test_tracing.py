@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacecar.profiler.orders import NotYet, Refusal
-from pacecar.profiler.tracing import STEPS_MAX, Tracing
+from pacecar.profiler.hook.daemon_messages import NotYet, Refusal
+from pacecar.profiler.hook.trace_request import STEPS_MAX, Tracing
 from pacecar.records import Command
 from tests.kit.forking_python import forking_python
 from tests.kit.users import STRANGER, as_user, commons, needs_root
@@ -359,7 +359,7 @@ def test_a_trace_enters_no_folder_over_a_strangers_link_and_takes_no_default_fol
 
 @needs_root
 def test_the_log_of_a_script_that_does_not_know_pacecar_goes_through_no_link(monkeypatch, capfd):
-    from pacecar.zerocode.saying import keep_quiet
+    from pacecar.job.autoattach.stderr_line import keep_quiet
 
     logger = logging.getLogger("pacecar")
     monkeypatch.setattr(logger, "handlers", [])

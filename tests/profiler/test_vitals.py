@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from pacecar.config import HookConfig
-from pacecar.profiler.memory import MemoryMeter
-from pacecar.profiler.vitals import VitalsMeter
+from pacecar.profiler.utilization.allocator_memory import MemoryMeter
+from pacecar.profiler.utilization.model_flops_utilization import VitalsMeter
 from pacecar.records import DeviceMemory, Goodbye, StepRecord, Vitals
 from tests.kit.records import step_record
 

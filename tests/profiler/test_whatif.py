@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacecar.clock import NS_PER_SECOND
-from pacecar.profiler.crew.totals import TOTALS_WORDS, LedgerTotals, decode_totals, encode_totals, totals_of
-from pacecar.profiler.whatif import STEPS_MIN, WHAT_IF_SECONDS, JobLadder, RankLadder, Stretch, ladder_of
+from pacecar.profiler.ranks.totals import TOTALS_WORDS, LedgerTotals, decode_totals, encode_totals, totals_of
+from pacecar.profiler.ranks.what_if import STEPS_MIN, WHAT_IF_SECONDS, JobLadder, RankLadder, Stretch, ladder_of
 from pacecar.records import LEDGER_HEADINGS, Bound, Ledger, WhatIf
 from pacecar.wire import decode_frame, encode_frame
 from tests.kit.records import step_record
@@ -174,7 +174,9 @@ def test_totals_that_are_not_known_are_missing_and_broken_ones_refused():
 
 
 def test_the_ladder_loads_neither_numpy_nor_torch():
-    code = "import sys, pacecar.profiler.ladder; assert not {'numpy', 'torch', 'rich'} & set(sys.modules)"
+    code = (
+        "import sys, pacecar.profiler.ledger.what_if_bounds; assert not {'numpy', 'torch', 'rich'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pacecar.config import HookConfig
-from pacecar.profiler.budget import CREDIT_NS, PAYBACK_NS, Budget
-from pacecar.profiler.cadence import Cadence
-from pacecar.profiler.windowprice import (
+from pacecar.profiler.timing.overhead_budget import CREDIT_NS, PAYBACK_NS, Budget
+from pacecar.profiler.timing.step_sampling import Cadence
+from pacecar.profiler.windows.window_price import (
     DENSEST_NS,
     END_NS,
     END_ROW_NS,

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pacecar.profiler.attribution import Work
-from pacecar.profiler.trace.table import NONE, WORKS, Collective, DeviceRows, HostKind, HostRows, StepMark, Trace
+from pacecar.profiler.ledger.attribution import Work
+from pacecar.profiler.trace.columns import NONE, WORKS, Collective, DeviceRows, HostKind, HostRows, StepMark, Trace
 
 __all__ = ["build"]
 

@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pacecar.profiler.attribution import Work
-from pacecar.profiler.trace.table import NONE, WORKS, Collective, DeviceRows, HostKind, HostRows, StepMark, Trace
+from pacecar.profiler.ledger.attribution import Work
+from pacecar.profiler.trace.columns import NONE, WORKS, Collective, DeviceRows, HostKind, HostRows, StepMark, Trace
 
 __all__ = ["BEAT_NS", "COLLECTIVES", "collective_places", "keep_rows", "make_job", "make_trace", "play"]
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacecar.profiler.analysis.clocks import Clocks, doubts_of, lay_clocks, together
-from pacecar.profiler.analysis.matching import match
-from pacecar.profiler.trace.table import DeviceRows, Trace
+from pacecar.profiler.analysis.collective_matching import match
+from pacecar.profiler.trace.columns import DeviceRows, Trace
 from tests.profiler.analysis.jobs import make_job, play
 
 EPOCH_NS = 1_700_000_000_000_000_000

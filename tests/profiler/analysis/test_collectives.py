@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacecar.profiler.analysis.collectives import bus_bandwidth_factor, coverage
-from pacecar.profiler.analysis.single import analyze_trace
-from pacecar.profiler.attribution import Work
-from pacecar.profiler.spans import intervals, union
-from pacecar.profiler.trace.table import Collective
+from pacecar.profiler.analysis.one_trace import analyze_trace
+from pacecar.profiler.ledger.attribution import Work
+from pacecar.profiler.ledger.intervals import intervals, union
+from pacecar.profiler.trace.columns import Collective
 from tests.profiler.analysis.built import build
 
 COMM = Work.COMMUNICATION

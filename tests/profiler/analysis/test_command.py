@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from pacecar.cli import _steps
-from pacecar.profiler.analysis import command
+from pacecar.commands import analyze
+from pacecar.commands.main import _steps
 from tests.kit.forking_python import forking_python
 from tests.profiler.analysis.tracefiles import write_trace
 from tests.profiler.trace.traces import each_kind, trace_file
@@ -26,8 +26,8 @@ WANTED = {
 """The public fields that each trace has at least."""
 
 OF_THE_COMMAND = (
-    "numpy", "rich.console", "rich.table", "pacecar.profiler.analysis.engine", "pacecar.profiler.analysis.text",
-    "pacecar.profiler.analysis.picture", "pacecar.profiler.analysis.perfetto", "pacecar.profiler.analysis.comparetext",
+    "numpy", "rich.console", "rich.table", "pacecar.profiler.analysis.parallel_reading", "pacecar.profiler.analysis.text",
+    "pacecar.profiler.analysis.svg_timeline", "pacecar.profiler.analysis.perfetto", "pacecar.profiler.analysis.comparetext",
 )  # fmt: skip
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in {"COLUMNS", "FORCE_COLOR"}}
@@ -35,7 +35,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in 
 
 def command_line(*arguments: object) -> list[str]:
     """Return the command in a process that is forked with all its modules loaded."""
-    python = forking_python(modules=("pacecar.cli", "pacecar.profiler.analysis.command", *OF_THE_COMMAND))
+    python = forking_python(modules=("pacecar.commands.main", "pacecar.commands.analyze", *OF_THE_COMMAND))
     return [python, "-m", "pacecar", "analyze", *map(str, arguments)]
 
 
@@ -77,7 +77,7 @@ def test_json_has_every_public_field_and_nothing_else_is_on_stdout(trace: Path) 
 
 def test_json_is_written_without_rich_and_without_processes_torch_or_the_daemons_libraries(trace: Path) -> None:
     code = (
-        "import sys\nfrom pathlib import Path\nfrom pacecar.profiler.analysis.command import *\n"
+        "import sys\nfrom pathlib import Path\nfrom pacecar.commands.analyze import *\n"
         f"run_analyze(AnalyzeOptions(paths=(Path({str(trace)!r}),), as_json=True))\n"
         "sys.stderr.write(' '.join(sys.modules))"
     )
@@ -255,13 +255,13 @@ def test_long_work_shows_a_bar_on_a_terminal_and_leaves_nothing_behind(
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(command, "SHOW_PROGRESS_SECONDS", 0.0)
-    with command._progress(False, terminal) as progress:
+    monkeypatch.setattr(analyze, "SHOW_PROGRESS_SECONDS", 0.0)
+    with analyze._progress(False, terminal) as progress:
         assert progress is not None
         progress(50, 100, 1, 3)
         progress(100, 100, 3, 3)
     assert "reading 3 traces, 3 done" in terminal.getvalue()
-    with command._progress(True, terminal) as quiet, command._progress(False, io.StringIO()) as elsewhere:
+    with analyze._progress(True, terminal) as quiet, analyze._progress(False, io.StringIO()) as elsewhere:
         assert quiet is None
         assert elsewhere is None
 
@@ -281,7 +281,7 @@ def test_every_real_trace_has_a_table_of_80_columns_whose_shares_are_whole(name:
 
     from rich.console import Console
 
-    from pacecar.profiler.analysis.engine import analyze_files
+    from pacecar.profiler.analysis.parallel_reading import analyze_files
     from pacecar.profiler.analysis.text import document_text
 
     console = Console(file=StringIO(), width=80, color_system=None, highlight=False, markup=False)

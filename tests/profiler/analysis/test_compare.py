@@ -12,9 +12,9 @@ from rich.console import Console
 
 from pacecar.profiler.analysis.compare import HEADINGS, compare
 from pacecar.profiler.analysis.comparetext import comparison_text
-from pacecar.profiler.analysis.engine import Options, analyze_files
+from pacecar.profiler.analysis.parallel_reading import Options, analyze_files
 from pacecar.profiler.analysis.report import Comparison, Document, TraceReport
-from pacecar.profiler.trace.table import TraceWarning
+from pacecar.profiler.trace.columns import TraceWarning
 from tests.profiler.analysis.test_command import as_json, pacecar
 from tests.profiler.analysis.tracefiles import write_trace
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pacecar.profiler.analysis import engine
-from pacecar.profiler.analysis.engine import Answer, EngineError, Options, Task, analyze, analyze_files
+from pacecar.profiler.analysis import parallel_reading
+from pacecar.profiler.analysis.parallel_reading import Answer, EngineError, Options, Task, analyze, analyze_files
 from pacecar.profiler.analysis.report import Document
 from pacecar.profiler.analysis.workers import run_in_processes
-from pacecar.profiler.trace.table import TraceWarning
+from pacecar.profiler.trace.columns import TraceWarning
 from tests.profiler.analysis.tracefiles import write_trace
 
 DRAWINGS = ("cccAAAA..cc", "cccccAA..cc", "ccAAAAA.dcc")
@@ -70,7 +70,9 @@ def test_a_file_that_is_no_trace_costs_that_file_and_a_warning(ranks: list[Path]
 def test_traces_too_big_to_be_held_together_stand_by_themselves_and_it_is_said(
     ranks: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "TABLES_BYTES_MAX", 2.5 * ranks[0].stat().st_size * engine.COLUMNS_SHARE)
+    monkeypatch.setattr(
+        parallel_reading, "TABLES_BYTES_MAX", 2.5 * ranks[0].stat().st_size * parallel_reading.COLUMNS_SHARE
+    )
     found = analyze(ranks)
     assert [table is not None for table in found.tables] == [True, True, False]
     assert len(found.document.traces) == 3
@@ -87,7 +89,7 @@ def test_progress_ends_at_all_bytes_and_all_files(ranks: list[Path]) -> None:
     assert [done for done, *_ in seen] == sorted(done for done, *_ in seen)
 
 
-@pytest.mark.parametrize(("name", "factor"), [("a.json", 1), ("a.json.gz", engine.COMPRESSION_RATIO)])
+@pytest.mark.parametrize(("name", "factor"), [("a.json", 1), ("a.json.gz", parallel_reading.COMPRESSION_RATIO)])
 def test_the_json_in_a_file_is_estimated_by_how_it_begins_and_not_by_its_name(
     tmp_path: Path, name: str, factor: int
 ) -> None:
@@ -96,7 +98,7 @@ def test_the_json_in_a_file_is_estimated_by_how_it_begins_and_not_by_its_name(
     if factor == 1:
         renamed.write_bytes(b"\n " + renamed.read_bytes())
     size = renamed.stat().st_size
-    assert engine._plain_bytes(renamed, size) == size * factor
+    assert parallel_reading._plain_bytes(renamed, size) == size * factor
 
 
 # --- processes ----------------------------------------------------------------------------------

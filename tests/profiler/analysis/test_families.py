@@ -2,9 +2,9 @@
 
 import pytest
 
-from pacecar.profiler.analysis.families import family_of
-from pacecar.profiler.analysis.single import analyze_trace
-from pacecar.profiler.attribution import Work
+from pacecar.profiler.analysis.kernel_families import family_of
+from pacecar.profiler.analysis.one_trace import analyze_trace
+from pacecar.profiler.ledger.attribution import Work
 from tests.profiler.analysis.built import build
 
 NAMES = {

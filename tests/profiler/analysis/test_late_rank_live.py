@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pacecar.profiler.analysis.ranks import analyze_job
-from pacecar.profiler.analysis.single import analyze_trace
+from pacecar.profiler.analysis.all_ranks import analyze_job
+from pacecar.profiler.analysis.one_trace import analyze_trace
 from pacecar.profiler.trace.reader import read_trace
 from tests.kit.ranks import run_ranks
 

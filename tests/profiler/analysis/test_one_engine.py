@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from pacecar.profiler.analysis.single import charges_of
-from pacecar.profiler.attribution import Cause, attribute
-from pacecar.profiler.reading import read_rows
+from pacecar.profiler.analysis.one_trace import charges_of
+from pacecar.profiler.ledger.attribution import Cause, attribute
 from pacecar.profiler.trace.reader import read_trace
+from pacecar.profiler.windows.trace_spans import read_rows
 
 
 def run_a_job():

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pacecar.formatting.ledger_headings import HEADING_WORDS
 from pacecar.profiler.analysis import perfetto
-from pacecar.profiler.analysis.engine import Options, analyze
+from pacecar.profiler.analysis.parallel_reading import Options, analyze
 from pacecar.profiler.analysis.perfetto import FIRST_PID, _microseconds, write_perfetto
 from pacecar.profiler.trace.reader import read_trace
 from pacecar.records import LEDGER_HEADINGS
-from pacecar.wording import HEADING_WORDS
 from tests.profiler.analysis.tracefiles import START_US, document, write_trace
 from tests.profiler.trace.traces import trace_file
 

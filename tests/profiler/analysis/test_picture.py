@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacecar.dashboards.palette import HEADING_COLOURS as DASHBOARD_COLOURS
-from pacecar.profiler.analysis.engine import Analysis, Options, analyze
-from pacecar.profiler.analysis.picture import CHARGED, COLUMNS, LANE, _coverage, draw, write_picture
-from pacecar.profiler.spans import intervals, union
+from pacecar.formatting.ledger_headings import HEADING_COLOURS
+from pacecar.profiler.analysis.parallel_reading import Analysis, Options, analyze
+from pacecar.profiler.analysis.svg_timeline import CHARGED, COLUMNS, LANE, _coverage, draw, write_picture
+from pacecar.profiler.ledger.intervals import intervals, union
 from pacecar.records import LEDGER_HEADINGS, Ledger
-from pacecar.wording import HEADING_COLOURS
 from tests.profiler.analysis.tracefiles import write_trace
 from tests.profiler.trace.traces import trace_file
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pacecar.profiler.analysis.ranks import analyze_job
+from pacecar.profiler.analysis.all_ranks import analyze_job
+from pacecar.profiler.analysis.one_trace import analyze_trace
 from pacecar.profiler.analysis.report import Job
-from pacecar.profiler.analysis.single import analyze_trace
+from pacecar.profiler.trace.columns import Trace
 from pacecar.profiler.trace.reader import read_trace
-from pacecar.profiler.trace.table import Trace
 from tests.profiler.analysis.jobs import BEAT_NS, collective_places, keep_rows, make_job, make_trace, play
 from tests.profiler.trace.traces import trace_file
 

@@ -11,13 +11,13 @@ from functools import cache
 import numpy as np
 import pytest
 
-from pacecar.profiler.analysis.families import OTHER, family_of
 from pacecar.profiler.analysis.hta import rows_of_hta
-from pacecar.profiler.analysis.single import analyze_trace
-from pacecar.profiler.attribution import Work
-from pacecar.profiler.spans import intervals, length, union
+from pacecar.profiler.analysis.kernel_families import OTHER, family_of
+from pacecar.profiler.analysis.one_trace import analyze_trace
+from pacecar.profiler.ledger.attribution import Work
+from pacecar.profiler.ledger.intervals import intervals, length, union
+from pacecar.profiler.trace.columns import WORKS
 from pacecar.profiler.trace.reader import read_trace
-from pacecar.profiler.trace.table import WORKS
 from pacecar.records import Ledger
 from tests.profiler.trace.traces import manifest, names, trace_file
 

@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 
 from pacecar.profiler.analysis.steps import step_windows
-from pacecar.profiler.attribution import Work
-from pacecar.profiler.trace.table import HostKind
+from pacecar.profiler.ledger.attribution import Work
+from pacecar.profiler.trace.columns import HostKind
 from tests.profiler.analysis.built import build
 
 COMPUTE = Work.COMPUTE

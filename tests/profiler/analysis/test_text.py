@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from pacecar.plaintext import clean
-from pacecar.profiler.analysis.engine import Options, analyze_files
-from pacecar.profiler.analysis.quantities import amount, bandwidth, duration, kernel_name, unit_for
+from pacecar.formatting.plain_text import clean
+from pacecar.profiler.analysis.parallel_reading import Options, analyze_files
 from pacecar.profiler.analysis.report import Document, Scenario, StepReport
 from pacecar.profiler.analysis.text import WARNINGS_MAX, document_text, ladder_table, warning_lines
-from pacecar.profiler.trace.table import TraceWarning
+from pacecar.profiler.analysis.units import amount, bandwidth, duration, kernel_name, unit_for
+from pacecar.profiler.trace.columns import TraceWarning
 from pacecar.records import Ledger
 from tests.profiler.analysis.tracefiles import write_trace
 

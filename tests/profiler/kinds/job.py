@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 import pacecar
-from pacecar.profiler.measurement import WindowMeter
-from pacecar.profiler.window import WindowProfiler
+from pacecar.profiler.windows.kineto_window import WindowProfiler
+from pacecar.profiler.windows.window_reader import WindowMeter
 
 sys.path.insert(0, str(Path(__file__).parent))
 from loops import KINDS

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from pacecar.profiler.classification import classify_device
-from pacecar.profiler.trace.table import NONE, WORKS, Collective, DeviceRows, HostKind, HostRows, StepMark, Trace
+from pacecar.profiler.ledger.classification import classify_device
+from pacecar.profiler.trace.columns import NONE, WORKS, Collective, DeviceRows, HostKind, HostRows, StepMark, Trace
 
 __all__ = ["plain_read"]
 

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from pacecar.profiler.trace.collectives import from_kernel, from_metadata, operation_of
+from pacecar.profiler.trace.columns import NONE, WORKS, Collective
 from pacecar.profiler.trace.events import Args
 from pacecar.profiler.trace.reader import read_trace
-from pacecar.profiler.trace.table import NONE, WORKS, Collective
 from tests.profiler.trace.writing import document, host, kernel, launch
 
 SAID = {

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pacecar.profiler.trace.columns import NONE, WORKS, Collective, HostKind, StepMark
 from pacecar.profiler.trace.events import KNOWN_EVENTS, DigitEvent, Event
 from pacecar.profiler.trace.reader import TraceError, read_trace
-from pacecar.profiler.trace.table import NONE, WORKS, Collective, HostKind, StepMark
 from tests.profiler.trace.writing import PACKINGS, codes, document, host, kernel, launch
 
 

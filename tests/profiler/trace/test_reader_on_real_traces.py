@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from pacecar.profiler.trace.columns import NONE
 from pacecar.profiler.trace.reader import read_trace
-from pacecar.profiler.trace.table import NONE
 from tests.profiler.trace.plain_reader import plain_read
 from tests.profiler.trace.traces import each_kind, manifest, trace_file
 

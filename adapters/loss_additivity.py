@@ -1,0 +1,133 @@
+"""Does a model's loss add up over pieces of a batch?  Computed once, on the job's own first batch.
+
+That a loss is a mean over samples, or a sum over items that is divided by the update's number of them, is what its
+caller says; models are wrong about it.  A forward that takes any keyword is believed to divide by num_items_in_batch
+and may ignore it; a contrastive loss compares the samples that are there; a router's loss balances them.  Cut otherwise
+all of these train something else.  So before anything is turned, forward runs over a batch at once and in two pieces,
+without gradients, and the two losses must be equal but for rounding.
+
+Random numbers and buffers are what they were afterwards.  The model is the one inside DistributedDataParallel, so
+no collective is called, and ranks may come to different answers: one that refuses refuses for all.
+
+Left out: what shows in other batches only, such as labels that are ignored in some samples of a plain mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from pacecar.controller.knobs.batch_slicing import Cut, cut, samples_in
+from pacecar.controller.knobs.global_batch import put_together
+from pacecar.controller.knobs.micro_batch_eligibility import inexact
+
+from .regroup import kind_of
+
+__all__ = ["differs"]
+
+TOLERANCE = 2e-5
+"""Relative, in float32: other kernels for another batch size differ by some 1e-6, a wrong weight by a half."""
+
+TOLERANCE_LOW = 2e-2
+"""The same where bfloat16, float16 or TF32 compute: two to three digits, in which a small term of a loss is not seen.
+So there it must be a model of transformers' own, or the caller's word."""
+
+
+def differs(trainer: Any, batches: list[Any], items: Any, *, is_vouched_for: bool = False) -> str | None:  # noqa: ANN401
+    """Return why this Trainer's loss depends on how batches are cut, or None; whatever fails is a reason.
+
+    `is_vouched_for`: its caller says that it does not, which is believed where the digits are too few to see it.
+    """
+    is_low = _is_low(trainer)
+    try:
+        reason = inexact(trainer.model)
+        if reason is not None:
+            return reason
+        if is_low and not is_vouched_for and not _is_well_known(trainer.model):
+            return "its loss has too few digits to see whether it adds up; say micro_batch=True if it does"
+        pieces = _pieces(batches)
+        if pieces is None:
+            return "its first batches can neither be cut nor put together"
+        whole, parts = pieces
+        is_scaled = _divides_by_items(trainer, items)
+        labels = whole.get("labels") if isinstance(whole, dict) else None
+        if not is_scaled and isinstance(labels, torch.Tensor) and labels.dim() > 1 and not labels.is_floating_point():
+            return "its loss is a mean over tokens and not divided by the update's number of them (num_items_in_batch)"
+        with undisturbed(trainer.model), torch.no_grad():
+            losses = [_loss(trainer, batch, items) for batch in (whole, *parts)]
+    except Exception as error:  # noqa: BLE001  the job comes first: this forward was ours, not the job's
+        return f"its loss could not be tried in pieces ({type(error).__name__}: {str(error)[:120]})"
+    samples = samples_in(whole)
+    shares = [1.0 if is_scaled else samples_in(part) / samples for part in parts]
+    at_once, added = losses[0].item(), sum(s * v.item() for s, v in zip(shares, losses[1:], strict=True))
+    if math.isclose(at_once, added, rel_tol=TOLERANCE_LOW if is_low else TOLERANCE, abs_tol=1e-6):
+        return None
+    return f"its loss depends on how a batch is cut ({at_once:.6g} at once, {added:.6g} in pieces)"
+
+
+def _is_low(trainer: Any) -> bool:  # noqa: ANN401  transformers gives no types
+    """Return whether anything computes with fewer digits than float32 has."""
+    if trainer.accelerator.mixed_precision != "no":
+        return True
+    if any(p.is_floating_point() and p.dtype.itemsize < torch.float32.itemsize for p in trainer.model.parameters()):
+        return True
+    is_cuda = any(p.is_cuda for p in trainer.model.parameters())
+    return is_cuda and (torch.get_float32_matmul_precision() != "highest" or torch.backends.cudnn.allow_tf32)
+
+
+def _is_well_known(model: nn.Module) -> bool:
+    """Return whether forward and loss come with transformers, perhaps inside peft."""
+    is_wrapped = type(model).__module__.startswith("peft.")
+    inner: Any = model.get_base_model() if is_wrapped else model  # type: ignore[operator]  # peft's own, untyped here
+    return type(inner).__module__.startswith("transformers.models.")
+
+
+def _pieces(batches: list[Any]) -> tuple[Any, list[Any]] | None:
+    """Return a batch and two parts of it: halves of the first, or where that is one sample, the first two together."""
+    if not batches:
+        return None
+    first = batches[0]
+    samples = samples_in(first)
+    if samples > 1:
+        half = samples // 2
+        return first, [cut(first, Cut(0, half, 0.0)), cut(first, Cut(half, samples, 0.0))]
+    alike = next((b for b in batches[1:] if kind_of(b) is not None and kind_of(b) == kind_of(first)), None)
+    return None if alike is None else (put_together([first, alike]), [first, alike])
+
+
+def _divides_by_items(trainer: Any, items: Any) -> bool:  # noqa: ANN401  transformers gives no types
+    """Return whether Trainer.training_step takes the loss for divided by the items, as in transformers 5."""
+    said: bool | None = getattr(trainer, "loss_is_scaled_for_ga", None)
+    if said is not None:
+        return said
+    return bool(trainer.model_accepts_loss_kwargs and items is not None) or trainer.compute_loss_func is not None
+
+
+def _loss(trainer: Any, batch: Any, items: Any) -> torch.Tensor:  # noqa: ANN401  transformers gives no types
+    inputs = trainer._prepare_inputs(dict(batch))
+    with trainer.compute_loss_context_manager():
+        loss: torch.Tensor = trainer.compute_loss(trainer.model, inputs, num_items_in_batch=items)
+    return loss.detach().float()
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Leave random numbers, buffers and the training mode as they are, whatever runs inside, in training mode."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    modes = [(module, module.training) for module in model.modules()]  # frozen parts may be in evaluation mode
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            model.train()
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)

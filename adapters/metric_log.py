@@ -1,0 +1,104 @@
+"""What of a job belongs into an experiment's log?  A few numbers every few seconds, and every decision as an event.
+
+A record comes with every step, perhaps a thousand times a second, and loggers keep what they get for ever, one file
+entry or one request each.  The mean of a stretch says as much.  It is taken from the *totals* in the records, so that
+steps whose records were dropped are in it too.
+
+    pacecar/step_seconds               mean wall time of the stretch's steps
+    pacecar/share/<heading>            the ledger's headings, as shares of it (0..1; they sum to one)
+    pacecar/samples_per_second         of this rank; absent where samples are not counted
+    pacecar/knob/<knob>                what is in force
+    events                             decisions, verdicts, orders, stragglers, hangs: one line of text each
+
+Pure: records in, entries out.  Left out: where entries go (loggers).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pacecar.knobs import setting
+from pacecar.records import Decision, HangSuspicion, JobRecord, KnobValue, StepRecord, Straggler, TunerOrder, Verdict
+from pacecar.records.ledger import LEDGER_HEADINGS
+
+__all__ = ["Entry", "Journal", "event_of"]
+
+PERIOD_SECONDS = 5.0
+"""Between two entries: 720 an hour, which every logger's page still draws."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Numbers at a step, or one event with its text."""
+
+    step: int
+    wall_seconds: float
+    scalars: dict[str, float]
+    event: str | None = None
+
+
+class Journal:
+    """Makes entries of the records of one rank, in the order in which they come."""
+
+    def __init__(self, period_seconds: float = PERIOD_SECONDS) -> None:
+        self._period_ns = int(period_seconds * 1e9)
+        self._last: StepRecord | None = None
+
+    def take(self, record: JobRecord) -> Entry | None:
+        """Return what `record` adds to the log, if anything."""
+        if not isinstance(record, StepRecord):
+            return event_of(record)
+        last = self._last
+        if last is None:
+            self._last = record
+            return None
+        steps = record.total_steps - last.total_steps
+        if record.ended_wall_ns - last.ended_wall_ns < self._period_ns or steps <= 0:
+            return None
+        self._last = record
+        return Entry(record.step, record.ended_wall_ns / 1e9, _scalars(last, record, steps))
+
+
+def _scalars(last: StepRecord, record: StepRecord, steps: int) -> dict[str, float]:
+    before, after = last.totals.parts(), record.totals.parts()
+    wall_ns = record.totals.wall_ns - last.totals.wall_ns
+    scalars = {"pacecar/step_seconds": wall_ns / steps / 1e9}
+    if wall_ns > 0:
+        for heading in LEDGER_HEADINGS:
+            scalars[f"pacecar/share/{heading}"] = (after[heading] - before[heading]) / wall_ns
+        if record.total_samples is not None and last.total_samples is not None:
+            scalars["pacecar/samples_per_second"] = (record.total_samples - last.total_samples) / wall_ns * 1e9
+    for knob, value in record.knobs.values.items():
+        if isinstance(value, int):
+            scalars[f"pacecar/knob/{knob}"] = float(value)
+    return scalars
+
+
+def event_of(record: JobRecord) -> Entry | None:
+    """Return the line that people read of `record`; None for what is no event."""
+    text: str | None = None
+    if isinstance(record, Decision):
+        change = f"{record.knob} {_shown(record.knob, record.from_value)} -> {_shown(record.knob, record.to_value)}"
+        expected = record.expected_gain_ratio
+        hope = "" if expected is None else f", {expected:.1%} of step time expected"
+        text = f"{record.kind} {record.decision}: {change}{hope} ({record.reason})"
+    elif isinstance(record, Verdict):
+        gain = record.measured_gain_ratio
+        measured = "not measured" if gain is None else f"{gain:.1%} of step time measured"
+        text = f"verdict on {record.decision}: {record.knob} {record.outcome}, {measured} ({record.reason})"
+    elif isinstance(record, TunerOrder):
+        text = f"order {record.action}: {record.outcome} ({record.detail})"
+    elif isinstance(record, Straggler):
+        who = "the job" if record.late_rank is None else f"rank {record.late_rank}"
+        text = f"{who} {'is no longer' if record.ended else 'is'} held up by {record.cause} ({record.evidence})"
+    elif isinstance(record, HangSuspicion):
+        state = "goes on" if record.ended else f"is silent for {record.silent_ns / 1e9:.0f} s"
+        text = f"rank {record.rank} {state} in {record.phase}"
+    if text is None:
+        return None
+    step, wall_ns = record.step, record.wall_ns  # type: ignore[union-attr]  # every record with a text has both
+    return Entry(step, wall_ns / 1e9, {}, text)
+
+
+def _shown(knob: str, value: KnobValue) -> str:
+    return setting(knob, value) if isinstance(value, int) else value

@@ -1,0 +1,215 @@
+"""What does `pacecar analyze` do?  Options in, results on stdout, what went wrong on stderr, an exit code out.
+
+    0 at least one trace was analysed    1 none could be, or an output could not be written
+
+With `--json` stdout has the document and nothing else, and neither rich nor multiprocessing is imported for one file:
+on a small trace they would take longer than the analysis.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+import msgspec
+
+from pacecar.profiler.analysis.parallel_reading import Analysis, EngineError, Options, Progress, Window, analyze
+from pacecar.profiler.analysis.report import Document
+from pacecar.profiler.analysis.trace_files import find_traces, printable
+from pacecar.profiler.trace.columns import TraceWarning
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["AnalyzeOptions", "run_analyze"]
+
+SHOW_PROGRESS_SECONDS = 1.0
+"""Work that is done sooner needs no bar."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalyzeOptions:
+    """What was typed, parsed."""
+
+    paths: tuple[Path, ...] = ()
+    compare: tuple[Path, Path] | None = None
+    as_json: bool = False
+    window: Window | None = None
+    steps: tuple[int, int] | None = None
+    perfetto: Path | None = None
+    picture: Path | None = None
+    step: int | None = None
+    engine: Literal["local", "dask"] = "local"
+    dask_address: str | None = None
+    jobs: int | None = None
+    is_quiet: bool = False
+
+
+def run_analyze(options: AnalyzeOptions) -> int:
+    """Analyse, print, and return the exit code."""
+    try:
+        document = _analyze(options) if options.compare is None else _compare(options, options.compare)
+    except EngineError as error:
+        return _complain(str(error))
+    except KeyboardInterrupt:
+        return 130
+    if document is None:
+        return 1
+    if options.as_json:
+        sys.stdout.buffer.write(msgspec.json.encode(document) + b"\n")
+        sys.stdout.buffer.flush()
+    else:
+        _print(document)
+    return 0
+
+
+def _analyze(options: AnalyzeOptions) -> Document | None:
+    """Analyse the paths and write what else was asked for; None when there is nothing to show."""
+    window = options.window or ("steps" if options.steps is not None else "trace")
+    analysis = _read(options, options.paths, window)
+    if analysis is None:
+        return None
+    outputs: list[tuple[Path, Callable[[Path], None]]] = []
+    if options.perfetto is not None:
+        from pacecar.profiler.analysis.perfetto import write_perfetto
+
+        outputs.append((options.perfetto, lambda path: write_perfetto(analysis, path)))
+    if options.picture is not None:
+        from pacecar.profiler.analysis.svg_timeline import write_picture
+
+        outputs.append((options.picture, lambda path: write_picture(analysis, path, options.step)))
+    for path, write in outputs:
+        try:
+            write(path)
+        except OSError as error:
+            _complain(f"{path}: cannot be written: {(error.strerror or str(error)).lower()}")
+            return None
+        except LookupError as error:
+            _complain(str(error.args[0]))
+            return None
+    return analysis.document
+
+
+def _compare(options: AnalyzeOptions, paths: tuple[Path, Path]) -> Document | None:
+    from pacecar.profiler.analysis.compare import compare
+
+    sides = []
+    for path in paths:
+        analysis = _read(options, (path,), options.window or "steps")
+        if analysis is None:
+            return None
+        sides.append((printable(path), analysis.document))
+    (before_name, before), (after_name, after) = sides
+    comparison, warnings = compare((before_name, before.traces), (after_name, after.traces))
+    return Document(
+        traces=[*before.traces, *after.traces],
+        comparison=comparison,
+        warnings=[*before.warnings, *after.warnings, *warnings],
+    )
+
+
+def _read(options: AnalyzeOptions, paths: Sequence[Path], window: Window) -> Analysis | None:
+    """Find and analyse the files behind `paths`; None, after saying why, when there is not a single trace."""
+    found = find_traces(paths)
+    missing = [TraceWarning("not_found", message) for message in found.errors]
+    if not found.files:
+        _complain_of(missing)
+        return None
+    how = Options(
+        window=window,
+        steps=options.steps,
+        engine=options.engine,
+        dask_address=options.dask_address,
+        jobs=options.jobs,
+        keeps_tables=options.perfetto is not None or options.picture is not None,
+        compares_ranks=options.compare is None,
+    )
+    with _progress(options.is_quiet, sys.stderr) as progress:
+        analysis = analyze(found.files, how, progress)
+    analysis.document.warnings = [*missing, *analysis.document.warnings]
+    _complain_of(analysis.document.warnings)
+    return analysis if analysis.document.traces else None
+
+
+def _complain_of(warnings: Sequence[TraceWarning]) -> None:
+    for warning in warnings:
+        _complain(warning.message)
+
+
+def _print(document: Document) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, emoji=False, markup=False)
+    for part in _parts(document, console):
+        console.print(part)
+
+
+def _parts(document: Document, console: Console) -> Iterator[Any]:
+    from pacecar.profiler.analysis.text import document_text
+
+    if document.comparison is None:
+        return document_text(document, console)
+    from pacecar.profiler.analysis.comparetext import comparison_text
+
+    return comparison_text(document, console)
+
+
+@contextmanager
+def _progress(is_quiet: bool, stream: TextIO) -> Iterator[Progress | None]:
+    """Yield what the engine calls to say how far it is: a bar on a terminal once the work is long, else None."""
+    if is_quiet or not stream.isatty():
+        yield None
+        return
+    started = time.monotonic()
+    bar: Any = None
+    task: Any = None
+
+    def show(done_bytes: int, all_bytes: int, files: int, all_files: int) -> None:
+        nonlocal bar, task
+        if bar is None:
+            if time.monotonic() - started < SHOW_PROGRESS_SECONDS:
+                return
+            bar, task = _bar()
+        words = f"reading {all_files} traces, {files} done" if all_files > 1 else "reading"
+        bar.update(task, completed=done_bytes, total=all_bytes, description=words)
+
+    try:
+        yield show
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+def _bar() -> tuple[Any, Any]:
+    """Start a bar on stderr that leaves nothing behind."""
+    from importlib.util import find_spec
+
+    if find_spec("rich") is None:
+        return _NoBar(), None
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    bar = Bar(*columns, console=Console(stderr=True), transient=True)
+    task = bar.add_task("reading", total=None)
+    bar.start()
+    return bar, task
+
+
+class _NoBar:
+    """`--json` works without rich; then there is no bar."""
+
+    def update(self, *_: object, **__: object) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def _complain(message: str) -> int:
+    sys.stderr.write(f"pacecar: {message}\n")
+    return 1

@@ -1,0 +1,134 @@
+"""What can one type after `pacecar bench`?  `net`: the collectives of the job's own backend between its ranks.
+
+Every rank of a job runs this command, and a mistake is made by all of them at once: only rank 0 says it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from importlib.util import find_spec
+from typing import Any, NoReturn
+
+import click
+
+from ..shared_options import fail
+
+__all__ = ["bench"]
+
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun sets and torch.distributed's env:// reads."""
+
+HOW = """one process alone has nobody to talk to.  Start a rank for each GPU (or each of some processes), for example
+    torchrun --nproc-per-node 8 -m pacecar bench net
+    torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node-a:29400 -m pacecar bench net
+    srun --ntasks-per-node 1 torchrun --nnodes 2 ... (as above)
+in the environment of the job that you want to know about"""
+
+
+@click.group()
+def bench() -> None:
+    """Measure what this machine and its links give."""
+
+
+@bench.command()
+@click.option(
+    "--op",
+    "operations",
+    multiple=True,
+    metavar="OPERATION",
+    help="all_reduce, all_gather or reduce_scatter; may be repeated.  [default: all]",
+)
+@click.option("-b", "--min-bytes", default="1K", show_default=True, metavar="SIZE", help="Smallest size.")
+@click.option("-e", "--max-bytes", default="64M", show_default=True, metavar="SIZE", help="Largest size.")
+@click.option("-f", "--factor", type=float, default=4.0, show_default=True, help="Between two sizes.")
+@click.option(
+    "-n", "--iterations", type=click.IntRange(3, 10_000), default=20, show_default=True, help="Timed, of each size."
+)
+@click.option("-w", "--warmup", type=click.IntRange(0, 1000), default=5, show_default=True, help="Not timed.")
+@click.option(
+    "--seconds-per-size",
+    type=click.FloatRange(0.1, 3600),
+    default=5.0,
+    show_default=True,
+    help="Fewer iterations (but 3) where they would take longer.",
+)
+@click.option("--backend", type=click.Choice(["gloo", "nccl"]), help="[default: nccl where there are GPUs, else gloo]")
+@click.option(
+    "--timeout-seconds",
+    type=click.FloatRange(1.0, 86_400.0),
+    default=60.0,
+    show_default=True,
+    help="For ranks to meet, and for one collective.",
+)
+@click.option(
+    "--rated-gigabits",
+    type=click.FloatRange(0.001, 1e6),
+    help="Gbit/s that the link is sold as, where it does not say itself.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
+def net(**options: Any) -> None:  # noqa: ANN401  click's values
+    """Time collectives between the ranks of a job, as its own backend carries them.
+
+    Run it on every rank: torchrun --nproc-per-node 8 -m pacecar bench net.  Columns are those of nccl-tests; below each
+    table stands what a line through it says: time = alpha + bytes x beta.
+    """
+    if find_spec("torch") is None:
+        _fail("collectives are torch.distributed's, and torch is not installed: pip install 'pacecar[torch]'", code=1)
+    from .document import OPERATIONS
+    from .sizes import SizeError, parse_size, steps
+
+    try:
+        sizes = steps(parse_size(options["min_bytes"]), parse_size(options["max_bytes"]), options["factor"])
+    except SizeError as error:
+        _fail(str(error))
+    unknown = [name for name in options["operations"] if name not in OPERATIONS]
+    if unknown:
+        _fail(f"--op {unknown[0]}: there are {', '.join(OPERATIONS)}")
+    for name in ("seconds_per_size", "timeout_seconds", "rated_gigabits"):
+        if options[name] is not None and math.isnan(options[name]):  # click's ranges let it pass
+            _fail(f"--{name.replace('_', '-')} nan: a number is needed")
+    if all(name not in os.environ for name in ("RANK", "WORLD_SIZE")):
+        fail(HOW, code=2)
+    for name in RANK_VARIABLES:
+        if not os.environ.get(name):
+            fail(
+                f"{name} is not set, but others of {', '.join(RANK_VARIABLES)} are: use torchrun, or set all four",
+                code=2,
+            )
+        if not name.startswith("MASTER_ADDR") and not os.environ[name].isdecimal():
+            fail(f"{name}={os.environ[name]} is no number", code=2)
+    if int(os.environ["WORLD_SIZE"]) < 2:
+        fail(HOW, code=2)
+    _run(sizes, options)
+
+
+def _run(sizes: list[int], options: dict[str, Any]) -> None:
+    from .document import OPERATIONS
+    from .measure import Plan
+    from .net import JoinError, NetOptions, run_net
+
+    gigabits = options["rated_gigabits"]
+    try:
+        code = run_net(
+            NetOptions(
+                operations=tuple(dict.fromkeys(options["operations"])) or OPERATIONS,
+                sizes=tuple(sizes),
+                backend=options["backend"],
+                plan=Plan(options["warmup"], options["iterations"], options["seconds_per_size"]),
+                timeout_seconds=options["timeout_seconds"],
+                rated_bytes_per_second=None if gigabits is None else round(gigabits * 1e9 / 8),
+                as_json=options["as_json"],
+            )
+        )
+    except JoinError as error:
+        fail(f"bench net: rank {os.environ['RANK']}: {error}")
+    sys.exit(code)
+
+
+def _fail(message: str, *, code: int = 2) -> NoReturn:
+    """Say why on rank 0, or where there are no ranks."""
+    if os.environ.get("RANK", "0") == "0":
+        fail(message, code=code)
+    sys.exit(code)

@@ -1,0 +1,116 @@
+"""How long does one collective of one size take?  Rounds on all ranks, and what is said of them.
+
+One call timed on one rank says when that rank was done, not how long the collective took: who comes late makes the
+others wait.  As nccl-tests does by default, iterations follow each other without a barrier (which has a skew of its
+own) and an iteration's time is the mean over the ranks; over the iterations the median is told and not the mean, and
+the quartiles beside it, because one busy moment of one machine is no property of the link.
+
+How many iterations a slow link gets is decided by all ranks together, from the first one, so that 20 of 10 s each do
+not take minutes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from pacecar.profiler.ledger.bus_bandwidth import bus_bandwidth_factor
+
+from .document import Row
+from .operations import Collective
+
+__all__ = ["ITERATIONS_MIN", "Plan", "measure", "why_missing"]
+
+ITERATIONS_MIN = 3
+"""A median needs a middle."""
+
+WARMUP_SHARE = 0.2
+"""Of the time for a size: connections, buffers and caches are warm after the first, the rest is for clocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """At most so many iterations, and of a slow size no more than fit into `seconds` (but ITERATIONS_MIN)."""
+
+    warmup: int
+    iterations: int
+    seconds: float
+
+
+def measure(collective: Collective, size: int, plan: Plan, device: torch.device) -> Row:
+    """Measure one size; all ranks call it and all return the same row.  Raises RuntimeError when a rank is lost."""
+    collective.resize(size)
+    wrong = collective.check()
+    first_ns = _agreed([float(ns) for ns in _timed(collective, 1, device)], device, dist.ReduceOp.MAX)[0]
+    fitting = plan.seconds * 1e9 / max(1.0, first_ns)
+    _timed(collective, min(plan.warmup, int(WARMUP_SHARE * fitting)), device)
+    durations = _timed(collective, min(plan.iterations, max(ITERATIONS_MIN, int(fitting))), device)
+    # The mean over ranks, and the count of what is wrong on any, in one exchange.
+    *sums, all_wrong = _agreed([*map(float, durations), float(wrong)], device, dist.ReduceOp.SUM)
+    means = [total / dist.get_world_size() for total in sums]
+    low, middle, high = statistics.quantiles(means, n=4, method="inclusive")
+    seconds = middle / 1e9
+    size_now = collective.size
+    factor = bus_bandwidth_factor(collective.operation, dist.get_world_size()) or 0.0
+    return Row(
+        bytes=size_now,
+        count=collective.count,
+        iterations=len(means),
+        time_ns=round(middle),
+        low_ns=round(low),
+        high_ns=round(high),
+        algorithm_bytes_per_second=size_now / seconds,
+        bus_bytes_per_second=size_now * factor / seconds,
+        wrong=round(all_wrong),
+    )
+
+
+def why_missing(collective: Collective) -> str | None:
+    """Return why the backend does not offer this operation; None when it does.  All ranks find the same.
+
+    Raises:
+        RuntimeError: something else is wrong, a lost rank for example.
+    """
+    collective.resize(1)
+    try:
+        collective.run()
+    except (NotImplementedError, RuntimeError) as error:
+        text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if isinstance(error, NotImplementedError) or "support" in text or "implement" in text:
+            return f"{dist.get_backend()} does not offer it: {text}"
+        raise
+    return None
+
+
+def _timed(collective: Collective, count: int, device: torch.device) -> list[int]:
+    """Run `count` times and return the nanoseconds of each: of the host where it blocks, else of the device."""
+    if device.type != "cuda":
+        durations = []
+        begun = time.perf_counter_ns()
+        for _ in range(count):
+            collective.run()
+            ended = time.perf_counter_ns()
+            durations.append(ended - begun)
+            begun = ended
+        return durations
+    # Not annotated as of torch 2.13.
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]  # type: ignore[no-untyped-call]
+    marks[0].record()
+    for mark in marks[1:]:
+        collective.run()
+        mark.record()  # the current stream waits for the collective's
+    torch.cuda.synchronize(device)
+    return [round(before.elapsed_time(after) * 1e6) for before, after in itertools.pairwise(marks)]
+
+
+def _agreed(values: list[float], device: torch.device, how: dist.ReduceOp.RedOpType) -> list[float]:
+    """Return the sums or maxima of all ranks' values."""
+    exchanged = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(exchanged, op=how)
+    agreed: list[float] = exchanged.tolist()
+    return agreed

@@ -1,0 +1,284 @@
+"""How does one bench go?  Every rank joins, all measure, rank 0 speaks; a rank that is lost costs what comes after it.
+
+A rank that dies or stops answering is told by the backend as "connection closed by peer" or by a time-out, on
+whichever ranks wait for it.  Each of those leaves its mark in the store and goes; rank 0 looks for marks, names who
+left none, and says what was measured until then.
+
+torchrun ends every rank as soon as one is gone (SIGTERM): rank 0 hears that, too, and says its words before it goes.  A
+thread of its own hears it, since gloo may leave the main thread waiting for a rank that is gone until the time-out, and
+python runs no handler until that wait is over.
+
+Left out: going on without the lost rank, which would be another group on another road.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from types import FrameType
+from typing import NoReturn
+
+import click
+import msgspec
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
+
+import pacecar
+from pacecar.profiler.ledger.bus_bandwidth import bus_bandwidth_factor
+
+from .alpha_beta_fit import METHOD, fit_line
+from .document import LineFit, NetBench, Operation, Place, Rated, Row
+from .measure import Plan, measure, why_missing
+from .operations import Collective
+from .rated_bandwidth import Site, look, rate
+from .text import closing_lines, heading_lines, operation_lines, row_line, summary_lines
+
+__all__ = ["JoinError", "NetOptions", "run_net"]
+
+MARK = "pacecar-bench/left/"
+
+MARK_SECONDS = 2.0
+"""For the others to notice as well: what one rank hears of a closed connection the next hears when that one goes."""
+
+LOST_SHOWN = 8
+"""Lost ranks that are named."""
+
+
+class JoinError(RuntimeError):
+    """This rank cannot take part; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetOptions:
+    """What was asked for."""
+
+    operations: tuple[str, ...]
+    sizes: tuple[int, ...]
+    backend: str | None
+    plan: Plan
+    timeout_seconds: float
+    rated_bytes_per_second: int | None
+    as_json: bool
+
+
+def run_net(options: NetOptions, *, environ: Mapping[str, str] = os.environ) -> int:
+    """Measure as one rank of many and return the exit code; raises JoinError.
+
+    0: all was measured and right.  1: a result was wrong, or a rank was lost.
+    """
+    store, device, backend = _join(options, environ)
+    run = _Run(store, options)
+    _hear_of_the_end(run)
+    try:
+        run.result = _prepare(options, backend, device, environ)
+        for line in heading_lines(
+            run.result.places, run.result.rated, backend, options.plan.warmup, options.plan.iterations
+        ):
+            run.say(line)
+        for name in options.operations:
+            new = Operation(operation=name, bus_factor=bus_bandwidth_factor(name, run.result.ranks) or 0.0, rows=())
+            for operation in _measured(new, options, device, run.say):
+                run.result = _with(run.result, operation)
+            for line in summary_lines(run.result.operations[-1], run.result.rated):
+                run.say(line)
+        # gloo may abort a process that ends while another still lets go of the last work (pytorch issue 190489).
+        dist.barrier()
+    except RuntimeError as error:
+        run.end_early(error)
+    run.end(run.result)
+    dist.destroy_process_group()
+    return 1 if any(row.wrong for operation in run.result.operations for row in operation.rows) else 0
+
+
+class _Run:
+    """What this rank has measured and said so far; it ends once, by the thread that comes first."""
+
+    def __init__(self, store: Store, options: NetOptions) -> None:
+        self._store = store
+        self._is_speaker = dist.get_rank() == 0
+        self._as_json = options.as_json
+        self._ending = threading.Lock()  # taken by the thread that ends this run, and never given back
+        self.result: NetBench | None = None
+
+    def say(self, line: str) -> None:
+        """Print a line of the table, on rank 0."""
+        if self._is_speaker and not self._as_json:
+            _print(line)
+
+    def end(self, result: NetBench) -> None:
+        """Print the document where one was asked for."""
+        self._ending.acquire()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._say_document(result)
+
+    def end_early(self, error: RuntimeError) -> NoReturn:
+        """Say which ranks are lost and leave the process; raises JoinError where nothing was measured yet."""
+        self._ending.acquire()  # the other thread ends the process
+        lost = _who_is_lost(self._store, error)
+        if self.result is None:
+            raise JoinError(lost) from error
+        result = msgspec.structs.replace(self.result, failure=lost)
+        for line in closing_lines(result):
+            self.say(line)
+        self._say_document(result)
+        _leave(1)  # the group's end may wait for those that are gone
+
+    def _say_document(self, result: NetBench) -> None:
+        if self._is_speaker and self._as_json:
+            _print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
+
+
+def _hear_of_the_end(run: _Run) -> None:
+    """Let a thread end the run at SIGTERM."""
+    signalled, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    os.set_blocking(signalled, True)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGTERM, _byte_is_enough)
+
+    def hear() -> None:
+        while signal.SIGTERM not in os.read(signalled, 64):
+            pass
+        try:
+            run.end_early(RuntimeError("ended by SIGTERM"))
+        except JoinError as error:
+            click.echo(f"pacecar: bench net: rank {dist.get_rank()}: {error}", err=True)
+            _leave(1)
+
+    threading.Thread(target=hear, name="pacecar-bench-end", daemon=True).start()
+
+
+def _byte_is_enough(number: int, frame: FrameType | None) -> None:
+    """Python wrote the signal's number into the pipe already."""
+
+
+def _join(options: NetOptions, environ: Mapping[str, str]) -> tuple[Store, torch.device, str]:
+    backend = options.backend or ("nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo")
+    device = torch.device("cpu")
+    if backend == "nccl":
+        if not (torch.cuda.is_available() and dist.is_nccl_available()):
+            raise JoinError("backend nccl needs NVIDIA GPUs and a torch that was built with it: --backend gloo")
+        local = int(environ.get("LOCAL_RANK", "0"))
+        if local >= torch.cuda.device_count():
+            raise JoinError(
+                f"LOCAL_RANK {local}, but there are {torch.cuda.device_count()} GPUs: start fewer ranks here"
+            )
+        device = torch.device("cuda", local)
+        torch.cuda.set_device(device)
+    timeout = timedelta(seconds=options.timeout_seconds)
+    try:
+        store, rank, ranks = next(iter(rendezvous("env://", timeout=timeout)))
+        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        raise JoinError(
+            f"not all of {environ.get('WORLD_SIZE')} ranks met at {environ.get('MASTER_ADDR')}:"
+            f"{environ.get('MASTER_PORT')} within {options.timeout_seconds:g} s: {_first_line(error)}"
+        ) from error
+    return store, device, backend
+
+
+def _prepare(options: NetOptions, backend: str, device: torch.device, environ: Mapping[str, str]) -> NetBench:
+    """Find out where everybody is."""
+    own = look(backend, environ.get("MASTER_ADDR", "127.0.0.1"))
+    told: list[tuple[Site, int, str] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, (own, os.getpid(), _device_name(device)))
+    said = [one for one in told if one is not None]
+    sites = [site for site, _, _ in said]
+    elsewhere = next((site for site in sites if site.network != sites[0].network and site.address), None)
+    if elsewhere is not None and dist.get_rank() == 0:
+        # To itself a packet of rank 0 takes the loopback; ask the way to another.
+        sites[0] = look(backend, elsewhere.address or "")
+    rated = rate(backend, sites)
+    if options.rated_bytes_per_second is not None:
+        rated = Rated(bytes_per_second=options.rated_bytes_per_second, basis="as given by --rated-gigabits")
+    places = tuple(
+        Place(rank=rank, host=site.host, pid=pid, device=name, interface=None if elsewhere is None else site.interface)
+        for rank, (site, (_, pid, name)) in enumerate(zip(sites, said, strict=True))
+    )
+    return NetBench(
+        backend=backend, ranks=len(said), places=places, rated=rated, operations=(), warmup=options.plan.warmup,
+        iterations=options.plan.iterations, pacecar_version=pacecar.__version__, torch_version=str(torch.__version__),
+    )  # fmt: skip
+
+
+def _measured(
+    operation: Operation, options: NetOptions, device: torch.device, say: Callable[[str], None]
+) -> Iterator[Operation]:
+    """Yield the operation anew after each row, and with its fit at the end."""
+    collective = Collective(operation.operation, max(options.sizes), device)
+    for line in operation_lines(operation.operation):
+        say(line)
+    missing = why_missing(collective)
+    if missing is not None:
+        yield msgspec.structs.replace(operation, missing=missing)
+        return
+    rows: tuple[Row, ...] = ()
+    for size in options.sizes:
+        row = measure(collective, size, options.plan, device)
+        if rows and row.bytes == rows[-1].bytes:
+            continue  # a size was rounded to the one before
+        rows = (*rows, row)
+        say(row_line(row, operation.operation))
+        yield msgspec.structs.replace(operation, rows=rows)
+    yield msgspec.structs.replace(operation, rows=rows, fit=_fit(rows, operation.bus_factor))
+
+
+def _fit(rows: tuple[Row, ...], factor: float) -> LineFit | None:
+    found = fit_line([row.bytes for row in rows], [row.time_ns for row in rows])
+    if found is None:
+        return None
+    speed = found.bytes_per_second
+    return LineFit(
+        alpha_ns=found.alpha_ns, beta_ns_per_byte=found.ns_per_byte, half_bandwidth_bytes=found.half_bytes,
+        bus_bytes_per_second=None if speed is None else speed * factor, residual_ratio=found.residual_ratio,
+        worst_residual_ratio=found.worst_residual_ratio, worst_bytes=found.worst_bytes, method=METHOD,
+    )  # fmt: skip
+
+
+def _with(result: NetBench, operation: Operation) -> NetBench:
+    """Put `operation` at the end, or in place of itself."""
+    others = tuple(one for one in result.operations if one.operation != operation.operation)
+    return msgspec.structs.replace(result, operations=(*others, operation))
+
+
+def _who_is_lost(store: Store, error: RuntimeError) -> str:
+    """Leave our mark, and on rank 0 say who left none."""
+    with suppress(RuntimeError):  # the store may be on the machine that is gone
+        store.set(f"{MARK}{dist.get_rank()}", "1")
+    if dist.get_rank() != 0:
+        return _first_line(error)
+    time.sleep(MARK_SECONDS)
+    silent = []
+    with suppress(RuntimeError):
+        silent = [rank for rank in range(dist.get_world_size()) if not store.check([f"{MARK}{rank}"])]
+    named = ", ".join(map(str, silent[:LOST_SHOWN])) + (", ..." if len(silent) > LOST_SHOWN else "")
+    who = f"no word from rank {named}" if silent else "all ranks answer, but the backend gave up"
+    return f"{who}: {_first_line(error)}"
+
+
+def _device_name(device: torch.device) -> str:
+    return f"{device} {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "cpu"
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _leave(code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,5 @@
+"""What the doctor reads: one module for each source, and `model` with the types of all.
+
+In come `/proc`, `/sys`, the driver, logs, scripts and run folders, through `host_access`; out go frozen facts.
+Start with `model`.  Nothing is judged here.
+"""

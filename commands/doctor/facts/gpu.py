@@ -1,0 +1,225 @@
+"""What does the NVIDIA driver say of each GPU?  Asked once, through the interface that the daemon uses.
+
+A GPU that hangs holds up every call for it, for 45 s where that was measured, and nobody waits that long for a doctor.
+So all of it is asked on a thread of its own, and what came until the deadline counts; the one that was being asked then
+is the one that hangs.
+
+Left out: what moves from second to second.  The daemon's metrics have it over time, one reading has not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from pacecar.monitor.gpu.driver import (
+    DriverMissingError,
+    DriverStoppedError,
+    FieldId,
+    FieldValue,
+    GpuLostError,
+    Handle,
+    Number,
+    Nvml,
+    NvmlError,
+    UnsupportedError,
+)
+
+from ..host_access import Looker
+from .model import Gpu, Gpus
+from .pci import pci_key
+
+__all__ = ["ANSWER_SECONDS", "read_gpus"]
+
+ANSWER_SECONDS = 20.0
+"""For all GPUs together: a call takes about 1 ms, or 2 s where the driver has to initialize the GPU first."""
+
+LINKS_MAX = 36
+"""NVML_NVLINK_MAX_LINKS of the newest header."""
+
+GPUS_MAX = 64
+
+PEERMEM = ("module/nvidia_peermem/initstate", "kernel/mm/memory_peers/nv_mem/version")
+"""The driver's module, and what the older nv_peer_mem leaves; where NCCL looks, too (transport/net_ib.cc)."""
+
+# Fields of nvml.h: link count, retired pages pending, row remap pending and failed, links of NVLink-C2C.
+_WANTED = tuple(FieldId(number) for number in (91, 31, 144, 145, 170))
+_LINK_COUNT, _RETIRE_PENDING, _REMAP_PENDING, _REMAP_FAILED, _CHIP_LINK_COUNT = _WANTED
+
+T = TypeVar("T")
+
+
+def read_gpus(looker: Looker, *, answer_seconds: float = ANSWER_SECONDS) -> Gpus:
+    """Ask the driver; a driver that is not there is `absent`, one that does not answer a GPU that is `lost`."""
+    proc, system = looker.places.proc, looker.places.sys
+    gpus = Gpus(
+        kernel_module=looker.word(proc / "driver/nvidia/version"),
+        peermem=next((seen for path in PEERMEM if (seen := looker.word(system / path)) is not None), None),
+    )
+    nvml = looker.places.nvml
+    if nvml is None:
+        return dataclasses.replace(gpus, absent="not asked")
+    interview = _Interview(nvml, looker)
+    thread = threading.Thread(target=interview.run, name="pacecar-doctor-nvml", daemon=True)
+    thread.start()
+    thread.join(answer_seconds)
+    return interview.result(gpus, hangs=thread.is_alive(), after_seconds=answer_seconds)
+
+
+class _Interview:
+    """All questions to the driver, in one thread; what was answered so far may be taken at any time."""
+
+    def __init__(self, nvml: Nvml, looker: Looker) -> None:
+        self._nvml = nvml
+        self._looker = looker
+        self._boards: dict[int, Gpu] = {}
+        self._peers: dict[tuple[int, int], int] = {}
+        self._versions: tuple[str | None, str | None] = (None, None)
+        self._absent: str | None = None
+        self._asking: int | None = None
+        self._is_started = False
+
+    def run(self) -> None:
+        try:
+            self._nvml.start()
+        except DriverMissingError as error:
+            self._absent = str(error)
+            return
+        except NvmlError as error:
+            self._absent = str(error)
+            self._looker.note(f"NVML: {error}")
+            return
+        self._is_started = True
+        try:
+            self._ask_all()
+        except NvmlError as error:
+            self._looker.note(f"NVML: {error}")
+        except Exception as error:  # noqa: BLE001  in a thread it would be lost, and what came so far still counts
+            self._looker.note(f"NVML: {type(error).__name__}: {error} (a fault of pacecar's; please report it)")
+        finally:
+            self._nvml.stop()
+
+    def _ask_all(self) -> None:
+        nvml = self._nvml
+        self._versions = (self._gently("driver version", nvml.driver_version), self._gently("CUDA", nvml.cuda_version))
+        handles: dict[int, Handle] = {}
+        for index in range(min(nvml.device_count(), GPUS_MAX)):
+            self._asking = index
+            try:
+                handles[index] = handle = nvml.device(index)
+                self._boards[index] = self._board(index, handle)
+            except GpuLostError as error:
+                handles.pop(index, None)
+                self._boards[index] = Gpu(index, lost=str(error))
+            except DriverStoppedError:
+                raise
+            except NvmlError as error:
+                handles.pop(index, None)
+                self._looker.note(f"NVML: GPU {index}: {error}")
+        self._asking = None
+        for index, handle in handles.items():
+            for other, owner in handles.items():
+                if other == index:
+                    continue
+                status = self._gently(f"GPU {index}: P2P", partial(nvml.peer_status, handle, owner))
+                if status is not None:
+                    self._peers[index, other] = status
+
+    def _gently(self, what: str, ask: Callable[[], T]) -> T | None:
+        """Return the answer; None where the driver has none, with a note where it should."""
+        try:
+            return ask()
+        except (UnsupportedError, GpuLostError) as error:
+            if isinstance(error, GpuLostError):
+                raise
+            return None
+        except NvmlError as error:
+            self._looker.note(f"NVML: {what}: {error}")
+            return None
+
+    def _board(self, index: int, handle: Handle) -> Gpu:
+        nvml = self._nvml
+
+        def number(which: Number) -> int | None:
+            return self._gently(f"GPU {index}: {which}", lambda: nvml.number(handle, which))
+
+        identity = nvml.identity(handle)
+        memory = self._gently(f"GPU {index}: memory", lambda: nvml.memory(handle))
+        fabric = self._gently(f"GPU {index}: fabric", lambda: nvml.fabric(handle))
+        processes = self._gently(f"GPU {index}: processes", lambda: nvml.processes(handle))
+        fields = self._fields(index, handle)
+        up, down, has_switch = self._links(index, handle, fields.get(_LINK_COUNT))
+        persistence, mig = number(Number.PERSISTENCE), number(Number.MIG_MODE)
+        return Gpu(
+            index=index,
+            uuid=identity.uuid,
+            name=identity.name,
+            address=pci_key(identity.pci_bus_id),
+            capability=self._gently(f"GPU {index}: capability", lambda: nvml.compute_capability(handle)),
+            memory_bytes=None if memory is None else memory.total,
+            is_persistent=None if persistence is None else persistence == 1,
+            power_limit=number(Number.POWER_LIMIT),
+            power_limit_default=number(Number.POWER_LIMIT_DEFAULT),
+            clock_reasons=number(Number.CLOCK_REASONS),
+            clock_sm=number(Number.CLOCK_SM),
+            clock_sm_max=number(Number.CLOCK_MAX_SM),
+            performance_state=number(Number.PERFORMANCE_STATE),
+            pcie_generation=number(Number.PCIE_GENERATION),
+            pcie_generation_max=number(Number.PCIE_GENERATION_MAX),
+            pcie_width=number(Number.PCIE_WIDTH),
+            pcie_width_max=number(Number.PCIE_WIDTH_MAX),
+            has_mig=None if mig is None else mig == 1,
+            links_up=up,
+            links_down=down,
+            has_switch=has_switch,
+            chip_links=fields.get(_CHIP_LINK_COUNT),
+            fabric_state=None if fabric is None else fabric.state,
+            fabric_status=None if fabric is None else fabric.status,
+            remap_pending=fields.get(_REMAP_PENDING),
+            remap_failed=fields.get(_REMAP_FAILED),
+            retire_pending=fields.get(_RETIRE_PENDING),
+            pids=() if processes is None else tuple(process.pid for process in processes),
+        )
+
+    def _fields(self, index: int, handle: Handle) -> dict[FieldId, int]:
+        answers = self._gently(f"GPU {index}: fields", lambda: self._nvml.fields(handle, _WANTED)) or []
+        return {
+            field: answer.value
+            for field, answer in zip(_WANTED, answers, strict=False)
+            if isinstance(answer, FieldValue)
+        }
+
+    def _links(self, index: int, handle: Handle, count: int | None) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
+        """Return the NVLinks that are up and those that are down, and whether a switch is at their other ends."""
+        up: list[int] = []
+        down: list[int] = []
+        has_switch = False
+        for link in range(min(LINKS_MAX if count is None else count, LINKS_MAX)):
+            try:
+                is_up = self._nvml.link_active(handle, link)
+            except UnsupportedError:
+                break
+            (up if is_up else down).append(link)
+            if is_up and not has_switch:
+                remote = self._gently(f"GPU {index}: NVLink {link}", partial(self._nvml.link_remote, handle, link))
+                has_switch = remote is not None and remote.device == "switch"
+        return tuple(up), tuple(down), has_switch
+
+    def result(self, gpus: Gpus, *, hangs: bool, after_seconds: float) -> Gpus:
+        boards = dict(self._boards)
+        if hangs and self._asking is not None:
+            boards[self._asking] = Gpu(self._asking, lost=f"the driver gave no answer for {after_seconds:g} s")
+        if hangs:
+            self._looker.note(f"NVML: no answer within {after_seconds:g} s; what came until then is used")
+        driver, cuda = self._versions
+        return dataclasses.replace(
+            gpus,
+            boards=tuple(boards[index] for index in sorted(boards)),
+            driver=driver,
+            cuda=cuda,
+            absent=f"no answer within {after_seconds:g} s" if hangs and not self._is_started else self._absent,
+            peers=dict(self._peers),
+        )

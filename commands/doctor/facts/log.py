@@ -1,0 +1,95 @@
+"""What does NCCL say that it does?  Its log with NCCL_DEBUG=INFO: the network, how channels go, and its warnings.
+
+The one witness of what is really used: which transport, over which card, with or without GPUDirect RDMA.  Forms differ
+between versions (`Channel 00 :`, `Channel 00/0 :`, `0[1b000] -> 1[43000]`, `0[0] -> 1[1]`), so a line is known by the
+few words that all of them have.
+
+Source: what NCCL prints in src/transport/{net,p2p,shm}.cc and src/transport/net_ib.cc, src/init.cc (2.4 to 2.28).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from .job import Line, Log
+
+__all__ = ["LOG_BYTES_MAX", "LogError", "read_log"]
+
+LOG_BYTES_MAX = 256 * 1024 * 1024
+"""NCCL says at the start how it goes; what a job prints for days after is not waited for."""
+
+LINE_BYTES_MAX = 64 * 1024
+LINE_MAX = 300
+"""Characters of a line that are shown."""
+
+WARNINGS_MAX = 5
+
+_CHANNEL = re.compile(r"\bChannel \d+.*\bvia (NET/[^/]+|P2P|SHM|direct|CollNet|NVLS)(\S*)")
+_VERSION = re.compile(r"\bNCCL version (\d[\w.+-]*)")
+_HOST = re.compile(r"([\w.-]+):\d+:\d+ \[\d+\] NCCL ")
+_NETWORK = re.compile(r"\bUsing network (\S+)")
+
+
+class LogError(ValueError):
+    """The file is no log of NCCL's; the message names it."""
+
+
+def read_log(path: Path, *, most_bytes: int = LOG_BYTES_MAX) -> tuple[Log, tuple[str, ...]]:
+    """Return what the log says, and what of it was not read; raises OSError, and LogError where no line is NCCL's."""
+    version: str | None = None
+    network = no_rdma = None
+    transports: dict[str, tuple[Line, int]] = {}
+    warnings: list[Line] = []
+    hosts: set[str] = set()
+    is_log, warning_count = False, 0
+    with path.open("rb") as stream:
+        for number, raw in enumerate(_lines(stream, most_bytes), start=1):
+            if b"NCCL" not in raw:
+                continue
+            text = raw.decode("utf-8", "replace").strip()
+            line = Line(text[:LINE_MAX], f"{path}:{number}")
+            found = _VERSION.search(text)
+            if found is not None:
+                is_log, version = True, version or found[1]
+            if "NCCL INFO" not in text and "NCCL WARN" not in text:
+                continue
+            is_log = True
+            host = _HOST.search(text)
+            if host is not None:
+                hosts.add(host[1])
+            if "NCCL WARN" in text:
+                warning_count += 1
+                if len(warnings) < WARNINGS_MAX:
+                    warnings.append(line)
+            elif (channel := _CHANNEL.search(text)) is not None:
+                name = _transport(channel[1], channel[2])
+                first, count = transports.get(name, (line, 0))
+                transports[name] = first, count + 1
+            elif network is None and _NETWORK.search(text):
+                network = line
+            elif no_rdma is None and "NET/IB : No device found" in text:
+                no_rdma = line
+        size = stream.seek(0, 2)
+    if not is_log:
+        raise LogError(f"{path}: no line of it is NCCL's; run the job with NCCL_DEBUG=INFO NCCL_DEBUG_FILE={path.name}")
+    log = Log(str(path), version, network, no_rdma, transports, tuple(warnings), warning_count, frozenset(hosts))
+    notes = (f"{path}: only the first {most_bytes >> 20} of {size >> 20} MiB were read",) if size > most_bytes else ()
+    return log, notes
+
+
+def _lines(stream: BinaryIO, most_bytes: int) -> Iterator[bytes]:
+    """Yield lines; a longer one than any of NCCL's comes in pieces, of which only the first counts."""
+    room, is_new = most_bytes, True
+    while room > 0 and (raw := stream.readline(min(room, LINE_BYTES_MAX))):
+        room -= len(raw)
+        if is_new:
+            yield raw
+        is_new = raw.endswith(b"\n")
+
+
+def _transport(kind: str, rest: str) -> str:
+    """Return how a channel goes: `NET/IB/GDRDMA`, `NET/IB`, `NET/Socket`, `P2P`, `SHM` ..., without numbers."""
+    return f"{kind}/GDRDMA" if kind.startswith("NET/") and "GDRDMA" in rest else kind

@@ -1,0 +1,286 @@
+"""What was read?  Values with where they were read, and nothing concluded.
+
+None is "not there" or "not told", an empty tuple "there is none", zero a zero.  Sizes are bytes, times nanoseconds,
+power milliwatts, as everywhere inside.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from ..findings import Evidence
+from .job import Log, Run, Script
+
+__all__ = [
+    "ACCELERATOR", "AMD", "DISPLAY", "NETWORK", "NVIDIA", "AccountedTime", "Cpus", "Facts", "Gpu", "Gpus", "Interface",
+    "Limits", "Network", "PciDevice", "Process", "RdmaPort", "Seen", "Settings",
+]  # fmt: skip
+
+T = TypeVar("T")
+
+NVIDIA, AMD = 0x10DE, 0x1002
+DISPLAY, NETWORK, ACCELERATOR = 0x03, 0x02, 0x12
+"""Base classes (pci_ids.h): a data centre's GPU is a 3D controller, 0x0302; InfiniBand is a network, 0x0207."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen(Generic[T]):
+    """A value and where it was read: a path, a path with a line, a call of the driver."""
+
+    value: T
+    where: str
+
+    def says(self, what: str, text: str | None = None) -> Evidence:
+        """Return it as evidence; `text` where the bare value needs words."""
+        return Evidence(what, str(self.value) if text is None else text, self.where)
+
+
+@dataclass(frozen=True, slots=True)
+class AccountedTime:
+    """How often a control group with a CPU limit was held back: periods with throttling, of all periods."""
+
+    throttled: int
+    periods: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cpus:
+    """Processors and memory.  `governors` is governor -> the CPUs under it; `nodes` NUMA node -> its CPUs.
+
+    `quota` is how many CPUs' time the control group may use, None without a limit.
+    """
+
+    model: Seen[str] | None = None
+    sockets: int | None = None
+    count: int | None = None
+    nodes: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    governors: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    governor_where: str = ""
+    scaling_driver: Seen[str] | None = None
+    boost: Seen[int] | None = None
+    no_turbo: Seen[int] | None = None
+    numa_balancing: Seen[int] | None = None
+    memory_bytes: Seen[int] | None = None
+    kernel: Seen[str] | None = None
+    is_virtual: bool | None = None
+    throttling: Seen[AccountedTime] | None = None
+    quota: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PciDevice:
+    """A function on the PCI bus.  `path` leads from the host bridge down to it; `speed` is in GT/s.
+
+    The maximum is the lower one of the device's and of the port above it: a card that can do more than its slot is as
+    fast as it will ever be.  `redirects` says whether ACS sends traffic between devices up to the host: None where
+    the port has no ACS or where its registers may not be read.
+    """
+
+    address: str
+    vendor: int
+    kind: int
+    where: str
+    driver: str | None = None
+    path: tuple[str, ...] = ()
+    node: int | None = None
+    local_cpus: frozenset[int] | None = None
+    speed: float | None = None
+    speed_max: float | None = None
+    width: int | None = None
+    width_max: int | None = None
+    iommu_domain: Seen[str] | None = None
+    redirects: Seen[bool] | None = None
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a display controller, which every GPU is, of a maker whose GPUs train."""
+        return self.kind >> 16 == DISPLAY and self.vendor in (NVIDIA, AMD)
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU as NVML tells it; `lost` has the driver's words where it does not answer.
+
+    `chip_links` are those of NVLink-C2C, to the processor beside it (Grace).
+    """
+
+    index: int
+    uuid: str = ""
+    name: str = ""
+    address: str = ""
+    capability: tuple[int, int] | None = None
+    memory_bytes: int | None = None
+    is_persistent: bool | None = None
+    power_limit: int | None = None
+    power_limit_default: int | None = None
+    clock_reasons: int | None = None
+    clock_sm: int | None = None
+    clock_sm_max: int | None = None
+    performance_state: int | None = None
+    pcie_generation: int | None = None
+    pcie_generation_max: int | None = None
+    pcie_width: int | None = None
+    pcie_width_max: int | None = None
+    has_mig: bool | None = None
+    links_up: tuple[int, ...] = ()
+    links_down: tuple[int, ...] = ()
+    chip_links: int | None = None
+    has_switch: bool = False
+    fabric_state: int | None = None
+    fabric_status: int | None = None
+    remap_pending: int | None = None
+    remap_failed: int | None = None
+    retire_pending: int | None = None
+    pids: tuple[int, ...] = ()
+    lost: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """What NVML says; `absent` has its words where there is no driver.  `peers` is (reader, owner) -> P2P status."""
+
+    boards: tuple[Gpu, ...] = ()
+    driver: str | None = None
+    cuda: str | None = None
+    absent: str | None = None
+    peers: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    kernel_module: Seen[str] | None = None
+    peermem: Seen[str] | None = None
+
+    @property
+    def working(self) -> tuple[Gpu, ...]:
+        """Those that answered."""
+        return tuple(gpu for gpu in self.boards if gpu.lost is None)
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """A network interface; `speed` in bits a second, None where the device does not say.
+
+    `master` is the bond or bridge that it is a part of, which has the address then.
+    """
+
+    name: str
+    where: str
+    is_physical: bool
+    state: str | None = None
+    speed: int | None = None
+    duplex: str | None = None
+    mtu: int | None = None
+    address: str | None = None
+    master: str | None = None
+    is_bond: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RdmaPort:
+    """A port of an RDMA device; `rate` in bytes a second."""
+
+    device: str
+    port: str
+    where: str
+    state: str | None = None
+    rate: int | None = None
+    link_layer: str | None = None
+    address: str | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """Whether traffic can flow."""
+        return self.state == "ACTIVE"
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Interfaces, RDMA ports and what the kernel's TCP is set to (sysctl name -> text)."""
+
+    interfaces: tuple[Interface, ...] = ()
+    ports: tuple[RdmaPort, ...] = ()
+    sysctls: Mapping[str, Seen[str]] = field(default_factory=dict)
+    segments_sent: Seen[int] | None = None
+    segments_again: Seen[int] | None = None
+
+    @property
+    def active_ports(self) -> tuple[RdmaPort, ...]:
+        """RDMA ports that are up."""
+        return tuple(port for port in self.ports if port.is_active)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a process may hold; a limit of None in `Seen` is unlimited.
+
+    `may_lock_all`: it has the capability to lock memory beyond its limit; None where that is not told.
+    """
+
+    files: Seen[int | None] | None = None
+    locked_bytes: Seen[int | None] | None = None
+    may_lock_all: bool | None = None
+    shared_memory_bytes: Seen[int] | None = None
+    shared_memory_missing: Seen[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """The training process that was asked about (--pid)."""
+
+    pid: int
+    cpus: Seen[frozenset[int]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Variables that change how a job trains: the process' own, and those of NCCL's configuration files."""
+
+    values: Mapping[str, Seen[str]] = field(default_factory=dict)
+
+    def get(self, name: str) -> Seen[str] | None:
+        """Return the variable; an empty one counts as not set, as NCCL and torch have it."""
+        found = self.values.get(name)
+        return None if found is None or not found.value.strip() else found
+
+    def is_on(self, name: str) -> Seen[str] | None:
+        """Return the variable if it says yes."""
+        found = self.get(name)
+        return found if found is not None and _says_yes(name, found.value) else None
+
+    def is_off(self, name: str) -> Seen[str] | None:
+        """Return the variable if it says no."""
+        found = self.get(name)
+        return found if found is not None and not _says_yes(name, found.value) else None
+
+
+def _says_yes(name: str, value: str) -> bool:
+    """Return what the reader of the variable makes of it: NCCL takes the number at its beginning, so `yes` is 0."""
+    if name.startswith("NCCL_"):
+        number = re.match(r"\s*[-+]?(0[xX][0-9a-fA-F]+|\d+)", value)
+        return number is not None and int(number[1], 16 if "x" in number[1].lower() else 10) != 0
+    return value.strip().lower() not in ("0", "false", "no", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything that was read.  None where nobody asked (`run`, `log`, `script`, `process`)."""
+
+    host: str = ""
+    cpus: Cpus = field(default_factory=Cpus)
+    pci: tuple[PciDevice, ...] = ()
+    gpus: Gpus = field(default_factory=Gpus)
+    network: Network = field(default_factory=Network)
+    limits: Limits = field(default_factory=Limits)
+    settings: Settings = field(default_factory=Settings)
+    torch_version: str | None = None
+    round_trip_ns: int | None = None
+    process: Process | None = None
+    log: Log | None = None
+    script: Script | None = None
+    run: Run | None = None
+    unreadable: tuple[str, ...] = ()
+    limited: tuple[str, ...] = ()
+
+    def device_at(self, address: str | None) -> PciDevice | None:
+        """Return the PCI device at `address`."""
+        return next((device for device in self.pci if device.address == address), None) if address else None

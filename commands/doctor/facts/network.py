@@ -1,0 +1,115 @@
+"""Which interfaces and RDMA ports are there, and what is the kernel's TCP set to?
+
+Source: Documentation/ABI/testing/sysfs-class-net, ABI/stable/sysfs-class-infiniband, networking/ip-sysctl.rst and
+admin-guide/sysctl/net.rst of the kernel; proc(5) for /proc/net/snmp.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pacecar.monitor.collectors.rdma import parse_rate, parse_state
+
+from ..host_access import Looker, integer
+from .model import Interface, Network, RdmaPort, Seen
+from .pci import address_of
+
+__all__ = ["SYSCTLS", "read_network"]
+
+INTERFACES_MAX = 256
+PORTS_MAX = 256
+
+SYSCTLS = (
+    "net.core.rmem_max",
+    "net.core.wmem_max",
+    "net.ipv4.tcp_rmem",
+    "net.ipv4.tcp_wmem",
+    "net.ipv4.tcp_congestion_control",
+    "net.ipv4.tcp_available_congestion_control",
+    "net.ipv4.tcp_slow_start_after_idle",
+)
+
+_MEGABIT = 1_000_000
+
+
+def read_network(looker: Looker) -> Network:
+    """Read interfaces, ports and settings; where there is no RDMA there are no ports."""
+    proc = looker.places.proc
+    sysctls: dict[str, Seen[str]] = {}
+    for name in SYSCTLS:
+        seen = looker.word(proc / "sys" / Path(*name.split(".")))
+        if seen is not None:
+            sysctls[name] = seen
+    sent, again = _segments(looker, proc / "net/snmp")
+    return Network(_interfaces(looker), _ports(looker), sysctls, sent, again)
+
+
+def _interfaces(looker: Looker) -> tuple[Interface, ...]:
+    folder = looker.places.sys / "class/net"
+    found = []
+    for name in looker.names(folder)[:INTERFACES_MAX]:
+        place = folder / name
+        if not place.is_dir():
+            continue  # bonding_masters is a file among the interfaces
+        state = looker.word(place / "operstate")
+        speed, mtu, duplex = (
+            looker.number(place / "speed"), looker.number(place / "mtu"), looker.word(place / "duplex")
+        )  # fmt: skip
+        found.append(
+            Interface(
+                name=name,
+                where=str(place),
+                is_physical=(place / "device").exists(),
+                state=None if state is None else state.value,
+                speed=speed.value * _MEGABIT if speed is not None and speed.value > 0 else None,  # -1: not known
+                duplex=None if duplex is None else duplex.value,
+                mtu=None if mtu is None else mtu.value,
+                address=address_of(place / "device"),
+                master=_master(place / "master"),
+                is_bond=(place / "bonding").is_dir(),
+            )
+        )
+    return tuple(found)
+
+
+def _master(link: Path) -> str | None:
+    try:
+        return os.path.basename(os.readlink(link))
+    except OSError:
+        return None
+
+
+def _ports(looker: Looker) -> tuple[RdmaPort, ...]:
+    folder = looker.places.sys / "class/infiniband"
+    found: list[RdmaPort] = []
+    for device in looker.names(folder):
+        for port in looker.names(folder / device / "ports"):
+            place = folder / device / "ports" / port
+            state, rate = looker.parsed(place / "state", parse_state), looker.parsed(place / "rate", parse_rate)
+            layer = looker.word(place / "link_layer")
+            found.append(
+                RdmaPort(
+                    device=device,
+                    port=port,
+                    where=str(place),
+                    state=None if state is None else state.value,
+                    rate=None if rate is None else rate.value,
+                    link_layer=None if layer is None else layer.value,
+                    address=address_of(folder / device / "device"),
+                )
+            )
+    return tuple(found[:PORTS_MAX])
+
+
+def _segments(looker: Looker, path: Path) -> tuple[Seen[int] | None, Seen[int] | None]:
+    """Return TCP segments sent and sent again since boot, of the network namespace that we are in."""
+
+    def columns(text: str) -> dict[str, int]:
+        names, values = (line.split()[1:] for line in text.splitlines() if line.startswith("Tcp:"))
+        return dict(zip(names, map(integer, values), strict=True))
+
+    read = looker.parsed(path, columns)
+    if read is None or not {"OutSegs", "RetransSegs"} <= read.value.keys():
+        return None, None
+    return Seen(read.value["OutSegs"], read.where), Seen(read.value["RetransSegs"], read.where)

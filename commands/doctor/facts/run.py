@@ -1,0 +1,166 @@
+"""What do a run's records say?  The last steps of `rank<r>.jsonl`, and the latest of everything else.
+
+A run of a day leaves gigabytes, and what counts is how the job trains now: of each file the first line (who is it?) and
+the last READ_BYTES are read.  Steps that pacecar's own window disturbed say nothing of the settings and are left out.
+
+A line that is no record is counted, the others still stand; a last line without its newline is being written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from pacecar.records import (
+    LEDGER_HEADINGS,
+    Decision,
+    JobHello,
+    JobRecord,
+    Ledger,
+    StepRecord,
+    Straggler,
+    TunerStatus,
+    Verdict,
+    Vitals,
+    WhatIf,
+)
+
+from .job import Run
+
+__all__ = ["READ_BYTES", "STEPS_MAX", "RunError", "read_run"]
+
+READ_BYTES = 4 * 1024 * 1024
+"""Some 3000 steps."""
+
+STEPS_MAX = 200
+"""Of each rank: the settings of now, not of the warm-up."""
+
+RANKS_MAX = 1024
+
+
+class RunError(ValueError):
+    """The folder holds no run; the message names it."""
+
+
+class _Rank:
+    """What one file says."""
+
+    def __init__(self) -> None:
+        self.hello: JobHello | None = None
+        self.steps: deque[StepRecord] = deque(maxlen=STEPS_MAX)
+        self.last: StepRecord | None = None
+        self.vitals: Vitals | None = None
+        self.ladders: dict[int | None, WhatIf] = {}
+        self.stragglers: dict[tuple[int | None, str], Straggler] = {}
+        self.advice: dict[str, Decision] = {}
+        self.tuner: str | None = None
+        self.refused = 0
+
+    def take(self, record: JobRecord) -> None:
+        if isinstance(record, JobHello):
+            self.hello = record
+        elif isinstance(record, StepRecord):
+            self.last = record
+            if not record.disturbed:
+                self.steps.append(record)
+        elif isinstance(record, Vitals):
+            self.vitals = record
+        elif isinstance(record, WhatIf):
+            self.ladders[record.of_rank] = record
+        elif isinstance(record, Straggler):
+            self.stragglers[record.late_rank, record.cause] = record
+        elif isinstance(record, Decision) and record.kind == "advise":
+            self.advice[record.knob] = record
+        elif isinstance(record, TunerStatus):
+            self.tuner = record.state
+        elif isinstance(record, Verdict):
+            self.advice.pop(record.knob, None)
+
+
+def read_run(folder: Path) -> tuple[Run, tuple[str, ...]]:
+    """Return what the folder says and what of it could not be read.
+
+    Raises:
+        RunError: there is no record of any rank in it.
+    """
+    try:
+        paths = sorted(path for path in folder.iterdir() if re.fullmatch(r"rank\d+\.jsonl", path.name))
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be read: {error.strerror or error}") from error
+    notes: list[str] = []
+    ranks: dict[int, _Rank] = {}
+    decoder = msgspec.json.Decoder(JobRecord)
+    if len(paths) > RANKS_MAX:
+        notes.append(f"{folder}: {len(paths) - RANKS_MAX} ranks beyond the first {RANKS_MAX} were left out")
+    for path in paths[:RANKS_MAX]:
+        rank = _Rank()
+        if not path.is_file():  # a pipe would be waited for
+            notes.append(f"{path}: no file")
+            continue
+        try:
+            lines = _lines(path)
+        except OSError as error:
+            notes.append(f"{path}: {error.strerror or error}")
+            continue
+        for line in lines:
+            try:
+                rank.take(decoder.decode(line))
+            except (msgspec.DecodeError, ValueError):
+                rank.refused += 1
+        if rank.refused:
+            notes.append(f"{path}: {rank.refused} of {len(lines)} lines are no record and were left out")
+        if rank.hello is not None or rank.last is not None:
+            ranks[int(path.stem[4:])] = rank
+    if not ranks:
+        raise RunError(f"{folder}: no record of any rank (rank0.jsonl, ...){': ' if notes else ''}{'; '.join(notes)}")
+    return _run(folder, ranks), tuple(notes)
+
+
+def _lines(path: Path) -> list[bytes]:
+    """Return the first line and those of the last READ_BYTES, whole ones only."""
+    with path.open("rb") as stream:
+        first = stream.readline(READ_BYTES)
+        size = stream.seek(0, 2)
+        start = max(len(first), size - READ_BYTES)
+        stream.seek(start)
+        rest = stream.read(READ_BYTES)
+    *lines, _ = rest.split(b"\n")  # after the last newline: not written yet, or nothing
+    if start > len(first):
+        lines = lines[1:]  # the first of them was cut
+    return [line for line in (first.rstrip(b"\n") if first.endswith(b"\n") else b"", *lines) if line.strip()]
+
+
+def _run(folder: Path, ranks: dict[int, _Rank]) -> Run:
+    lowest = ranks[min(ranks)]
+    steps = [step for rank in ranks.values() for step in rank.steps]
+    stragglers = {key: said for rank in ranks.values() for key, said in rank.stragglers.items()}
+    ladders = {of: said for rank in ranks.values() for of, said in rank.ladders.items()}
+    paces = [sum(step.wall_ns for step in rank.steps) // len(rank.steps) for rank in ranks.values() if rank.steps]
+    return Run(
+        where=str(folder),
+        hellos=tuple(rank.hello for rank in ranks.values() if rank.hello is not None),
+        ledger=_sum(step.ledger for step in steps) if steps else None,
+        steps=len(steps),
+        pace_ns=max(paces, default=None),
+        knobs={} if lowest.last is None else lowest.last.knobs.values,
+        vitals={number: rank.vitals for number, rank in ranks.items() if rank.vitals is not None},
+        total_wall_ns={number: rank.last.totals.wall_ns for number, rank in ranks.items() if rank.last is not None},
+        ladder=ladders.get(None, next((ladders[of] for of in sorted(o for o in ladders if o is not None)), None)),
+        stragglers=tuple(said for said in stragglers.values() if not said.ended),
+        advice=tuple(lowest.advice.values()),
+        tuner=lowest.tuner,
+    )
+
+
+def _sum(ledgers: Iterable[Ledger]) -> Ledger:
+    names = ("wall_ns", *(f"{heading}_ns" for heading in LEDGER_HEADINGS))
+    names = (*names, "communication_ns", "overlapped_communication_ns")
+    totals = dict.fromkeys(names, 0)
+    for ledger in ledgers:
+        for name in names:
+            totals[name] += getattr(ledger, name)
+    return Ledger(**totals)

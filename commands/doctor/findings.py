@@ -1,0 +1,101 @@
+"""What is a finding?  A rule that spoke: what is wrong, the values that show it, the way out and who says so.
+
+A rule is a value, not a class with hooks: the table in docs/doctor.md is written from the same rows that are applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from .facts.model import Facts
+
+__all__ = ["Evidence", "Finding", "Gain", "Hit", "Needs", "Rule", "Severity", "Source"]
+
+
+class Severity(StrEnum):
+    """How bad is it?
+
+    `critical` breaks training or makes it several times slower, `warning` costs time that can be measured, `info` is
+    worth a try.
+    """
+
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+    @property
+    def rank(self) -> int:
+        """0 for the mildest."""
+        return list(Severity).index(self)
+
+
+Needs = Literal["machine", "--pid", "--run", "--script", "--nccl-log"]
+"""What must be given for a rule to have anything to look at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One value that was read: what it is, what it says, and where it is."""
+
+    what: str
+    value: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """A bound, no promise: the share of step time (0..1) that may be saved at most, and what says so."""
+
+    at_most_ratio: float
+    basis: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """What a rule found.  `remedy` is what to type or to write, with this machine's own names in it."""
+
+    evidence: Sequence[Evidence]
+    remedy: str
+    gain: Gain | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Who says so: a document by name, and the place in it."""
+
+    document: str
+    section: str
+
+    def __str__(self) -> str:
+        return f"{self.document}: {self.section}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One check.  `check` is pure and gives None where the facts show no fault, or are not there."""
+
+    id: str
+    severity: Severity
+    title: str
+    why: str
+    needs: Needs
+    source: Source
+    check: Callable[[Facts], Hit | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A rule that spoke."""
+
+    id: str
+    severity: Severity
+    title: str
+    why: str
+    evidence: tuple[Evidence, ...]
+    remedy: str
+    gain: Gain | None
+    source: Source

@@ -1,0 +1,126 @@
+"""Where to look, and what could not be read?
+
+Roots, environment and driver are passed in, so that a recorded machine is looked at like this one.  A file that is not
+there is healthy and says nothing.  A file that is there and cannot be read, or has something else in it than the kernel
+writes, is noted by name, and everything else still counts.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from pacecar.monitor.collectors.source_reader import Files
+from pacecar.monitor.gpu.driver import Nvml
+
+from .facts.model import Seen
+
+__all__ = ["UNREADABLE_MAX", "Looker", "Places", "integer"]
+
+UNREADABLE_MAX = 64
+"""Notes that are kept; the rest are counted."""
+
+DIGITS_MAX = 20
+"""Of 64 bits."""
+
+_NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ESRCH, errno.EOPNOTSUPP, errno.EINVAL})
+"""How a kernel says that it has no such thing; EINVAL: the speed of an interface that is down
+(Documentation/ABI/testing/sysfs-class-net)."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The world as far as the doctor looks at it.  `nvml` None: do not ask a driver; `files` None: read them."""
+
+    proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+    etc: Path = Path("/etc")
+    home: Path | None = None
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    nvml: Nvml | None = None
+    pid: int | None = None
+    files: Files | None = None
+
+
+def integer(text: str) -> int:
+    """Return the number that a kernel writes; raises ValueError for everything else that int() takes."""
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= DIGITS_MAX):
+        raise ValueError("not a number")
+    return int(text)
+
+
+class Looker:
+    """Reads files of the kernel, and keeps what went wrong."""
+
+    def __init__(self, places: Places) -> None:
+        self.places = places
+        self.files = places.files or Files(places.proc, places.sys)
+        self._notes: list[str] = []
+        self._count = 0
+        self._limited: dict[str, None] = {}
+
+    @property
+    def unreadable(self) -> tuple[str, ...]:
+        """What is there and could not be read."""
+        more = self._count - len(self._notes)
+        return (*self._notes, f"and {more} more") if more else tuple(self._notes)
+
+    @property
+    def limited(self) -> tuple[str, ...]:
+        """What this user may not see, which is no fault of the machine's."""
+        return tuple(self._limited)
+
+    def note(self, reason: str) -> None:
+        """Keep that something could not be read."""
+        self._count += 1
+        if len(self._notes) < UNREADABLE_MAX:
+            self._notes.append(reason)
+
+    def limit(self, reason: str) -> None:
+        """Keep, once, that something is only told to another user."""
+        self._limited[reason] = None
+
+    def text(self, path: Path) -> str | None:
+        """Return the text of `path`, None where there is none."""
+        try:
+            return self.files.read(path)
+        except OSError as error:
+            if error.errno not in _NOT_THERE:
+                self.note(f"{path}: {error.strerror or error}")
+            return None
+
+    def names(self, path: Path) -> list[str]:
+        """Return the sorted names in the folder `path`, none where there is none."""
+        try:
+            return self.files.names(path)
+        except OSError as error:
+            if error.errno not in _NOT_THERE:
+                self.note(f"{path}: {error.strerror or error}")
+            return []
+
+    def parsed(self, path: Path, parse: Callable[[str], T]) -> Seen[T] | None:
+        """Return what `parse` makes of the stripped text of `path`, None where it is not there or malformed."""
+        text = self.text(path)
+        if text is None:
+            return None
+        try:
+            return Seen(parse(text.strip()), str(path))
+        except (ValueError, IndexError) as error:
+            self.note(f"{path}: {error} in {text.strip()[:80]!r}")
+            return None
+
+    def word(self, path: Path) -> Seen[str] | None:
+        """Return the only line of `path`, None where it is not there or empty."""
+        seen = self.parsed(path, str)
+        return seen if seen is not None and seen.value else None
+
+    def number(self, path: Path) -> Seen[int] | None:
+        """Return the only number in `path`."""
+        return self.parsed(path, integer)

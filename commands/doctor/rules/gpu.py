@@ -1,0 +1,331 @@
+"""What is wrong with the GPUs?  The driver, power, clocks, links and memory, by what NVML says of each board.
+
+Speeds are judged only where the board is at work: at rest a driver lowers clocks and the generation of the PCIe link,
+and that is no fault.  A data centre's board rests in P0, too, so the state alone does not tell; the clocks' reasons do.
+A width does not change at rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from pacecar.monitor.gpu.derived import CLOCK_REASONS
+
+from ..facts.model import NVIDIA, Facts, Gpu
+from ..findings import Evidence, Hit, Rule, Severity
+from ..sources import DRIVER_README, MEMORY_ERRORS, MIG, NVML, PERSISTENCE
+
+__all__ = ["RULES", "on"]
+
+_SLOWDOWNS = {bit: name for bit, name in CLOCK_REASONS.items() if name.endswith("slowdown") or name == "hw_power_brake"}
+_APPLICATION_CLOCKS = next(bit for bit, name in CLOCK_REASONS.items() if name == "applications_clocks_setting")
+_IDLE = next(bit for bit, name in CLOCK_REASONS.items() if name == "gpu_idle")
+_FASTEST_STATE = 0
+_FABRIC_NOT_STARTED, _FABRIC_RUNNING, _FABRIC_DONE = 1, 2, 3  # NVML_GPU_FABRIC_STATE_*
+_PEER_STATUS = {
+    1: "the chipset does not support it",
+    2: "the GPU does not support it",
+    3: "the I/O hubs' topology does not support it",
+    4: "disabled by a registry key of the driver",
+    5: "not supported",
+    6: "unknown",
+}  # NVML_P2P_STATUS_*
+_PEER_FAULT = 4
+"""What somebody can change; the others are how the hardware is (1 and 5 are what GeForce boards say)."""
+
+
+def on(gpu: Gpu) -> str:
+    """Return where a value of the GPU was read."""
+    return f"NVML, GPU {gpu.index}{f' ({gpu.address})' if gpu.address else ''}"
+
+
+def _hit(evidence: Iterable[Evidence], remedy: str) -> Hit | None:
+    found = tuple(evidence)
+    return Hit(found, remedy) if found else None
+
+
+def _of_each(
+    facts: Facts, what: str, says: Callable[[Gpu], str | None], remedy: Callable[[list[int]], str]
+) -> Hit | None:
+    """Return the evidence of all GPUs of which `says` has something to say; `remedy` is given their numbers."""
+    found = [(gpu, text) for gpu in facts.gpus.working if (text := says(gpu)) is not None]
+    if not found:
+        return None
+    evidence = tuple(Evidence(what, text, on(gpu)) for gpu, text in found)
+    return Hit(evidence, remedy([gpu.index for gpu, _ in found]))
+
+
+def _numbers(indices: list[int]) -> str:
+    return ",".join(map(str, indices))
+
+
+def _driver_missing(facts: Facts) -> Hit | None:
+    if facts.gpus.absent is None or facts.gpus.absent == "not asked":
+        return None
+    # What is bound to vfio-pci was given to a virtual machine, and is not this host's to use.
+    cards = [
+        device for device in facts.pci if device.vendor == NVIDIA and device.is_gpu and device.driver != "vfio-pci"
+    ]
+    evidence = [Evidence("NVIDIA GPU on the bus", device.address, device.where) for device in cards]
+    if not evidence:
+        return None
+    return Hit(
+        (*evidence, Evidence("driver", facts.gpus.absent, "NVML")),
+        "sudo modprobe nvidia && nvidia-smi    # in a container: start it with its GPUs (docker run --gpus all)",
+    )
+
+
+def _lost(facts: Facts) -> Hit | None:
+    if facts.gpus.absent is not None:
+        return None
+    evidence = [
+        Evidence("GPU does not answer", gpu.lost, f"NVML, GPU {gpu.index}")
+        for gpu in facts.gpus.boards
+        if gpu.lost is not None
+    ]
+    return _hit(evidence, "sudo dmesg | grep -i xid    # then drain the node and restart it")
+
+
+def _persistence(facts: Facts) -> Hit | None:
+    return _of_each(
+        facts,
+        "persistence mode",
+        lambda gpu: "off" if gpu.is_persistent is False else None,
+        lambda _: "sudo systemctl enable --now nvidia-persistenced    # or until the next boot: sudo nvidia-smi -pm 1",
+    )
+
+
+def _power_cap(facts: Facts) -> Hit | None:
+    def says(gpu: Gpu) -> str | None:
+        limit, default = gpu.power_limit, gpu.power_limit_default
+        if limit is None or default is None or limit >= default:
+            return None
+        return f"{limit / 1000:.0f} W, the board's default is {default / 1000:.0f} W"
+
+    def remedy(indices: list[int]) -> str:
+        default = next(gpu.power_limit_default for gpu in facts.gpus.working if gpu.index == indices[0])
+        assert default is not None, "a board without a default has no evidence"
+        return f"sudo nvidia-smi -i {_numbers(indices)} -pl {default // 1000}"
+
+    return _of_each(facts, "power limit", says, remedy)
+
+
+def _throttled(facts: Facts) -> Hit | None:
+    def says(gpu: Gpu) -> str | None:
+        reasons = [name for bit, name in _SLOWDOWNS.items() if (gpu.clock_reasons or 0) & bit]
+        if not reasons:
+            return None
+        clock = (
+            ""
+            if gpu.clock_sm is None or gpu.clock_sm_max is None
+            else f", SM clock {gpu.clock_sm} of {gpu.clock_sm_max} MHz"
+        )
+        return f"{', '.join(reasons)}{clock}"
+
+    return _of_each(
+        facts,
+        "clocks held down by",
+        says,
+        lambda indices: f"nvidia-smi -i {_numbers(indices)} -q -d PERFORMANCE,TEMPERATURE,POWER",
+    )
+
+
+def _locked_clocks(facts: Facts) -> Hit | None:
+    def says(gpu: Gpu) -> str | None:
+        if not (gpu.clock_reasons or 0) & _APPLICATION_CLOCKS or gpu.clock_sm is None or gpu.clock_sm_max is None:
+            return None
+        return f"{gpu.clock_sm} of {gpu.clock_sm_max} MHz" if gpu.clock_sm < gpu.clock_sm_max else None
+
+    return _of_each(
+        facts,
+        "SM clock, by a setting",
+        says,
+        lambda indices: f"sudo nvidia-smi -i {_numbers(indices)} -rgc; sudo nvidia-smi -i {_numbers(indices)} -rac",
+    )
+
+
+def _pcie(facts: Facts) -> Hit | None:
+    def says(gpu: Gpu) -> str | None:
+        if gpu.chip_links:
+            return None  # Grace: the processor is reached by NVLink-C2C, and PCIe carries next to nothing
+        parts = []
+        if None not in (gpu.pcie_width, gpu.pcie_width_max) and gpu.pcie_width < gpu.pcie_width_max:  # type: ignore[operator]  # None was ruled out
+            parts.append(f"{gpu.pcie_width} of {gpu.pcie_width_max} lanes")
+        if (
+            gpu.performance_state == _FASTEST_STATE
+            and gpu.clock_reasons is not None
+            and not gpu.clock_reasons & _IDLE
+            and None not in (gpu.pcie_generation, gpu.pcie_generation_max)
+            and gpu.pcie_generation < gpu.pcie_generation_max  # type: ignore[operator]  # None was ruled out
+        ):
+            parts.append(f"generation {gpu.pcie_generation} of {gpu.pcie_generation_max} at work (P0)")
+        return ", ".join(parts) or None
+
+    def remedy(indices: list[int]) -> str:
+        first = next(gpu for gpu in facts.gpus.working if gpu.index == indices[0])
+        return f"sudo lspci -vv -s {first.address} | grep Lnk    # then reseat the card or riser"
+
+    return _of_each(facts, "PCIe link", says, remedy)
+
+
+def _memory_errors(facts: Facts) -> Iterator[tuple[Gpu, str]]:
+    for gpu in facts.gpus.working:
+        if gpu.remap_pending:
+            yield gpu, "a row remapping waits for a reset"
+        if gpu.retire_pending:
+            yield gpu, "a page retirement waits for a reset"
+
+
+def _memory_pending(facts: Facts) -> Hit | None:
+    found = [*_memory_errors(facts)]
+    numbers = _numbers(sorted({gpu.index for gpu, _ in found}))
+    return _hit(
+        (Evidence("memory", text, on(gpu)) for gpu, text in found),
+        f"sudo nvidia-smi --gpu-reset -i {numbers}    # when no process uses it",
+    )
+
+
+def _memory_failed(facts: Facts) -> Hit | None:
+    return _of_each(
+        facts,
+        "row remapping",
+        lambda gpu: "failed: no spare row is left" if gpu.remap_failed else None,
+        lambda indices: (
+            f"nvidia-smi -i {_numbers(indices)} -q -d ROW_REMAPPER    # take the node out and have the board replaced"
+        ),
+    )
+
+
+def _links_down(facts: Facts) -> Hit | None:
+    """Return the GPUs with fewer links than their own kind.
+
+    Bridges between cards take two GPUs of four, or some links of each; in a MIG mode links are off.  So a link that is
+    down is a fault where all lead to switches, or where another GPU of the kind has more of them.
+    """
+    kinds: dict[str, list[Gpu]] = {}
+    for gpu in facts.gpus.working:
+        if not gpu.has_mig:
+            kinds.setdefault(gpu.name, []).append(gpu)
+
+    def says(gpu: Gpu) -> str | None:
+        alike = [] if gpu.has_mig else kinds[gpu.name]
+        most = max((len(other.links_up) for other in alike), default=0)
+        is_wired = any(other.has_switch for other in alike) or "SXM" in gpu.name
+        if most == 0 or not gpu.links_down or not (is_wired or 0 < len(gpu.links_up) < most):
+            return None
+        return f"{len(gpu.links_up)} links up; down: {_numbers(list(gpu.links_down))}"
+
+    return _of_each(
+        facts, "NVLink", says, lambda indices: f"nvidia-smi nvlink -s -i {indices[0]} && sudo dmesg | grep -i nvlink"
+    )
+
+
+def _fabric(facts: Facts) -> Hit | None:
+    states = {_FABRIC_NOT_STARTED: "not started", _FABRIC_RUNNING: "in progress"}
+
+    def says(gpu: Gpu) -> str | None:
+        if gpu.fabric_state == _FABRIC_DONE and gpu.fabric_status:
+            return f"completed with error {gpu.fabric_status}"
+        return None if gpu.fabric_state is None else states.get(gpu.fabric_state)
+
+    return _of_each(
+        facts,
+        "NVLink fabric registration",
+        says,
+        lambda _: (
+            "sudo systemctl restart nvidia-fabricmanager && nvidia-smi -q | grep -A4 Fabric    # ends jobs that run"
+        ),
+    )
+
+
+def _peers(facts: Facts) -> Hit | None:
+    boards = {gpu.index: gpu for gpu in facts.gpus.working}
+    evidence = []
+    for (reader, owner), status in sorted(facts.gpus.peers.items()):
+        if reader > owner or status == 0 or status not in _PEER_STATUS:
+            continue
+        both = [boards.get(reader), boards.get(owner)]
+        has_links = all(gpu is not None and gpu.links_up and gpu.has_switch and not gpu.has_mig for gpu in both)
+        if status == _PEER_FAULT or has_links:
+            evidence.append(
+                Evidence(f"P2P between GPU {reader} and {owner}", _PEER_STATUS[status], "NVML, nvmlDeviceGetP2PStatus")
+            )
+    return _hit(evidence, "nvidia-smi topo -p2p r && cat /proc/driver/nvidia/params | grep -i -e RegistryDwords -e P2P")
+
+
+def _mig(facts: Facts) -> Hit | None:
+    return _of_each(
+        facts,
+        "MIG mode",
+        lambda gpu: "on" if gpu.has_mig and len(facts.gpus.working) > 1 else None,
+        lambda indices: f"sudo nvidia-smi -i {_numbers(indices)} -mig 0",
+    )
+
+
+def _mixed(facts: Facts) -> Hit | None:
+    names: dict[tuple[str, int | None], list[Gpu]] = {}
+    for gpu in facts.gpus.working:
+        names.setdefault((gpu.name, gpu.memory_bytes), []).append(gpu)
+    if len(names) < 2 or facts.settings.get("CUDA_VISIBLE_DEVICES") is not None:
+        return None  # somebody has chosen
+    evidence = [
+        Evidence(
+            f"GPU {_numbers([gpu.index for gpu in gpus])}",
+            name if memory is None else f"{name}, {memory / 2**30:.0f} GiB",
+            on(gpus[0]),
+        )
+        for (name, memory), gpus in names.items()
+    ]
+    largest = max(names.values(), key=len)
+    return _hit(
+        evidence,
+        # CUDA's own order is the fastest first; NVML's is that of the bus.
+        f"export CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={_numbers([gpu.index for gpu in largest])}"
+        "    # one kind in one job",
+    )
+
+
+RULES = (
+    Rule("gpu-driver-missing", Severity.CRITICAL, "GPUs without a driver",
+         "the cards are on the bus and the driver does not answer: nothing can compute on them", "machine",
+         DRIVER_README.at("Installing the NVIDIA Driver"), _driver_missing),
+    Rule("gpu-lost", Severity.CRITICAL, "A GPU does not answer",
+         "a collective waits for all ranks, so one lost GPU stops the job", "machine",
+         NVML.at("nvmlReturn_t, NVML_ERROR_GPU_IS_LOST"), _lost),
+    Rule("gpu-persistence-off", Severity.INFO, "Persistence mode is off",
+         "the driver lets go of a GPU with its last process, and starting it takes seconds and resets settings",
+         "machine", PERSISTENCE.at("Data Persistence; Persistence Daemon"), _persistence),
+    Rule("gpu-power-cap", Severity.WARNING, "A power limit is below the board's default",
+         "under load the clocks fall until the board stays within the limit; the slowest rank sets the pace of all",
+         "machine", NVML.at("nvmlDeviceGetPowerManagementDefaultLimit"), _power_cap),
+    Rule("gpu-throttled", Severity.WARNING, "Clocks are held down by heat or by the power supply",
+         "the board protects itself and runs below the clocks that it is made for", "machine",
+         NVML.at("nvmlClocksEventReasons"), _throttled),
+    Rule("gpu-clocks-locked", Severity.INFO, "Clocks are held down by a setting",
+         "application clocks below the maximum were set, and they bind", "machine",
+         NVML.at("nvmlClocksEventReasons, ApplicationsClocksSetting"), _locked_clocks),
+    Rule("gpu-pcie-link", Severity.WARNING, "A GPU's PCIe link is below its maximum",
+         "copies from the host, and all traffic with cards that are not on NVLink, share this link", "machine",
+         NVML.at("nvmlDeviceGetCurrPcieLinkWidth, nvmlDeviceGetMaxPcieLinkWidth"), _pcie),
+    Rule("gpu-memory-pending", Severity.WARNING, "Faulty memory waits for a reset",
+         "the driver can replace bad memory only when the GPU is reset; until then errors may end the job",
+         "machine", MEMORY_ERRORS.at("Row Remapping; Dynamic Page Offlining"), _memory_pending),
+    Rule("gpu-memory-failed", Severity.CRITICAL, "Faulty memory could not be replaced",
+         "the next uncorrectable error there ends the job", "machine",
+         MEMORY_ERRORS.at("RMA Policy Thresholds for Row-Remapping"), _memory_failed),
+    Rule("gpu-nvlink-down", Severity.CRITICAL, "NVLinks are down",
+         "collectives go at the pace of the weakest GPU's links, or leave NVLink for PCIe altogether", "machine",
+         NVML.at("nvmlDeviceGetNvLinkState"), _links_down),
+    Rule("gpu-fabric-unready", Severity.CRITICAL, "GPUs are not registered with the NVSwitch fabric",
+         "CUDA cannot start (error 802), or runs without NVLink", "machine",
+         NVML.at("Fabric definitions, nvmlGpuFabricState_t"), _fabric),
+    Rule("gpu-p2p-off", Severity.WARNING, "GPUs that could reach each other's memory may not",
+         "without P2P each transfer between two GPUs is copied through the host's memory", "machine",
+         NVML.at("nvmlDeviceGetP2PStatus"), _peers),
+    Rule("gpu-mig-on", Severity.INFO, "GPUs are cut into MIG instances",
+         "instances reach each other neither over NVLink nor by P2P, so a job on several GPUs talks through the host",
+         "machine", MIG.at("Application Considerations"), _mig),
+    Rule("gpu-mixed", Severity.INFO, "GPUs of several kinds in one node",
+         "ranks with equal shares of the work wait for the slowest kind", "machine",
+         NVML.at("nvmlDeviceGetName"), _mixed),
+)  # fmt: skip

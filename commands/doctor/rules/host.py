@@ -1,0 +1,221 @@
+"""Do processors, memory and limits of this host hold training back?
+
+Source of thresholds is named at each; where a document gives none, the constant says what it stands for.
+"""
+
+from __future__ import annotations
+
+from pacecar.formatting.ledger_headings import plural
+
+from ..facts.model import Facts
+from ..findings import Evidence, Hit, Rule, Severity, Source
+from ..sources import CONTAINERS, CPUFREQ, KERNEL_SYSCTL, TORCH
+from ..transport_paths import local_gain, uses_rdma
+
+__all__ = ["RULES"]
+
+SHARED_MEMORY_MIN = 1 << 30
+"""Loader workers hand their batches over in /dev/shm, and NCCL keeps its buffers there.  A container has 64 MiB by
+default (docker run --shm-size); 1 GiB holds some batches of each rank."""
+
+FILES_MIN = 4096
+"""Each tensor that a loader worker hands over is an open file (torch.multiprocessing, file_descriptor)."""
+
+THROTTLED_RATIO_MIN = 0.05
+PERIODS_MIN = 100
+"""Of 100 ms each: ten seconds of work under the limit."""
+
+LOCKED_BYTES_MIN = 4 << 30
+"""NCCL's buffers on the host are some 10 MB for each channel and peer: that is room for 400 of them."""
+
+_SLOWEST = frozenset({"powersave"})
+_FOLLOWING = frozenset({"ondemand", "conservative", "schedutil"})
+_BALANCING_NORMAL = 1
+"""2 is memory tiering, and no matter of nodes (admin-guide/sysctl/kernel.rst, numa_balancing)."""
+
+_OWN_GOVERNORS = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
+"""Drivers whose `powersave` follows the load as others' `ondemand` does (admin-guide/pm/intel_pstate.rst)."""
+
+
+def _governors(facts: Facts, names: frozenset[str]) -> list[Evidence]:
+    cpus = facts.cpus
+    return [
+        Evidence("governor", f"{governor} on {plural(len(found), 'CPU')}", cpus.governor_where)
+        for governor, found in sorted(cpus.governors.items())
+        if governor in names
+    ]
+
+
+def _has_own_governor(facts: Facts) -> bool:
+    driver = facts.cpus.scaling_driver
+    return driver is not None and driver.value in _OWN_GOVERNORS
+
+
+_PERFORMANCE = "sudo cpupower frequency-set -g performance"
+
+
+def _governor_slow(facts: Facts) -> Hit | None:
+    evidence = [] if _has_own_governor(facts) else _governors(facts, _SLOWEST)
+    return Hit(evidence, _PERFORMANCE) if evidence else None
+
+
+def _governor_follows(facts: Facts) -> Hit | None:
+    if not facts.gpus.boards and facts.run is None:
+        return None  # a machine at rest does well to save power; what trains is asked to be quick
+    names = _FOLLOWING | (_SLOWEST if _has_own_governor(facts) else frozenset())
+    evidence = _governors(facts, names)
+    if not evidence:
+        return None
+    driver = facts.cpus.scaling_driver
+    return Hit((*evidence, *([] if driver is None else [driver.says("scaling driver")])), _PERFORMANCE,
+               local_gain(facts, "launch_gaps_gone"))  # fmt: skip
+
+
+def _boost(facts: Facts) -> Hit | None:
+    boost, no_turbo = facts.cpus.boost, facts.cpus.no_turbo
+    if boost is not None and boost.value == 0:
+        return Hit((boost.says("boost"),), f"echo 1 | sudo tee {boost.where}")
+    if no_turbo is not None and no_turbo.value == 1:
+        return Hit((no_turbo.says("no_turbo"),), f"echo 0 | sudo tee {no_turbo.where}")
+    return None
+
+
+def _balancing(facts: Facts) -> Hit | None:
+    seen = facts.cpus.numa_balancing
+    if seen is None or not seen.value & _BALANCING_NORMAL or len(facts.cpus.nodes) < 2 or not facts.gpus.boards:
+        return None
+    nodes = Evidence("NUMA nodes", str(len(facts.cpus.nodes)), "/sys/devices/system/node")
+    return Hit((seen.says("numa_balancing"), nodes), "sudo sysctl -w kernel.numa_balancing=0")
+
+
+def _node_of_process(facts: Facts) -> tuple[int, int, frozenset[int]] | None:
+    """Return the process' GPU, its NUMA node and that node's CPUs; None where any of it is not known."""
+    if facts.process is None:
+        return None
+    for gpu in facts.gpus.working:
+        device = facts.device_at(gpu.address)
+        if facts.process.pid in gpu.pids and device is not None and device.node in facts.cpus.nodes:
+            assert device.node is not None, "None is no NUMA node"
+            return gpu.index, device.node, facts.cpus.nodes[device.node]
+    return None
+
+
+def _affinity(facts: Facts, *, is_far: bool) -> Hit | None:
+    found = _node_of_process(facts)
+    if found is None or facts.process is None or facts.process.cpus is None or len(facts.cpus.nodes) < 2:
+        return None
+    gpu, node, local = found
+    allowed = facts.process.cpus.value
+    if (not allowed & local) != is_far or allowed <= local:
+        return None
+    nodes = [str(number) for number, cpus in sorted(facts.cpus.nodes.items()) if cpus & allowed]
+    evidence = (
+        Evidence(
+            f"process {facts.process.pid} may run on",
+            f"{len(allowed)} CPUs, of NUMA node {', '.join(nodes)}",
+            facts.process.cpus.where,
+        ),
+        Evidence(f"its GPU {gpu}", f"on NUMA node {node}", f"NVML, GPU {gpu}"),
+    )
+    return Hit(
+        evidence,
+        "torchrun --numa-binding=node ...    # torch 2.9; before, for this rank:"
+        f" numactl --cpunodebind={node} --membind={node} python ...",
+    )
+
+
+def _far(facts: Facts) -> Hit | None:
+    return _affinity(facts, is_far=True)
+
+
+def _unbound(facts: Facts) -> Hit | None:
+    return _affinity(facts, is_far=False)
+
+
+def _throttled(facts: Facts) -> Hit | None:
+    seen = facts.cpus.throttling
+    if (
+        seen is None
+        or seen.value.periods < PERIODS_MIN
+        or seen.value.throttled < THROTTLED_RATIO_MIN * seen.value.periods
+    ):
+        return None
+    text = (
+        f"in {seen.value.throttled} of {seen.value.periods} periods ({seen.value.throttled / seen.value.periods:.0%})"
+    )
+    return Hit(
+        (seen.says("held back", text),),
+        "docker update --cpus N CONTAINER    # or Kubernetes: raise resources.limits.cpu",
+    )
+
+
+def _shared_memory(facts: Facts) -> Hit | None:
+    seen, missing = facts.limits.shared_memory_bytes, facts.limits.shared_memory_missing
+    remedy = "docker run --shm-size=16g ...    # or --ipc=host; on a host: sudo mount -o remount,size=16G /dev/shm"
+    if missing is not None:
+        return Hit((missing.says("/dev/shm"),), remedy)
+    if seen is None or seen.value >= SHARED_MEMORY_MIN:
+        return None
+    return Hit((seen.says("size of /dev/shm", f"{seen.value / 2**20:.0f} MiB"),), remedy)
+
+
+def _has_workers(facts: Facts) -> bool:
+    workers = None if facts.run is None else facts.run.knobs.get("loader_workers")
+    if isinstance(workers, int):
+        return workers > 0
+    loaders = () if facts.script is None else facts.script.of("DataLoader")
+    return any(isinstance(number := call.keywords.get("num_workers"), int) and number > 0 for call in loaders)
+
+
+def _files(facts: Facts) -> Hit | None:
+    seen = facts.limits.files
+    if seen is None or seen.value is None or seen.value >= FILES_MIN or not _has_workers(facts):
+        return None
+    return Hit((seen.says("open files, soft limit"),), "ulimit -n 65536    # in the shell or unit that starts the job")
+
+
+def _locked(facts: Facts) -> Hit | None:
+    seen = facts.limits.locked_bytes
+    if seen is None or seen.value is None or facts.limits.may_lock_all or not uses_rdma(facts):
+        return None
+    if seen.value >= LOCKED_BYTES_MIN:
+        return None
+    return Hit(
+        (seen.says("locked memory, soft limit", f"{seen.value / 2**20:.0f} MiB"),),
+        "ulimit -l unlimited    # or docker run --ulimit memlock=-1; systemd: LimitMEMLOCK=infinity",
+    )
+
+
+RULES = (
+    Rule("cpu-governor-slow", Severity.WARNING, "Processors are kept at their lowest clock",
+         "launches, data loading and the optimizer's host part run at a fraction of the processor's speed", "machine",
+         CPUFREQ.at("cpufreq.rst, Generic Scaling Governors"), _governor_slow),
+    Rule("cpu-governor-follows", Severity.INFO, "Processors' clocks follow the load",
+         "a step's short bursts on the host begin at a low clock", "machine",
+         CPUFREQ.at("cpufreq.rst, Generic Scaling Governors; intel_pstate.rst, powersave"), _governor_follows),
+    Rule("cpu-boost-off", Severity.WARNING, "The processors' boost is turned off",
+         "single threads, which launch kernels, are what boost makes faster", "machine",
+         CPUFREQ.at("cpufreq.rst, Frequency Boost Support; intel_pstate.rst, no_turbo"), _boost),
+    Rule("numa-balancing-on", Severity.INFO, "Automatic NUMA balancing is on",
+         "the kernel unmaps pages to see who uses them, and moves them: a cost where ranks are bound to their node",
+         "machine", KERNEL_SYSCTL.at("numa_balancing"), _balancing),
+    Rule("numa-far", Severity.WARNING, "The process may only run far from its GPU",
+         "each launch and each copy crosses the link between the processors", "--pid",
+         TORCH.at("NUMA Binding (torch.distributed.elastic)"), _far),
+    Rule("numa-unbound", Severity.INFO, "The process is not bound to its GPU's NUMA node",
+         "PyTorch's documentation names 1 to 10 % for binding, and for some jobs nothing", "--pid",
+         TORCH.at("NUMA Binding (torch.distributed.elastic)"), _unbound),
+    Rule("cpu-throttled", Severity.WARNING, "A CPU limit holds the processes back",
+         "a control group that has used its share is stopped for the rest of each period, with all its threads",
+         "machine",
+         Source("Linux kernel", "admin-guide/cgroup-v2.rst, cpu.max and cpu.stat"), _throttled),
+    Rule("shm-small", Severity.WARNING, "Shared memory is small",
+         "loader workers fail with a bus error when /dev/shm is full, and NCCL cannot start without it", "machine",
+         Source("PyTorch README", "Docker Image, Using pre-built images"), _shared_memory),
+    Rule("files-low", Severity.INFO, "Few files may be open",
+         "loader workers hand over each tensor as an open file, and each peer is a socket", "machine",
+         TORCH.at("Multiprocessing package, File descriptor"), _files),
+    Rule("memlock-low", Severity.WARNING, "Memory for RDMA may not be locked",
+         "buffers that a card reads must be locked, and registering them fails beyond the limit", "machine",
+         CONTAINERS.at("Running A Container, --ulimit memlock"), _locked),
+)  # fmt: skip

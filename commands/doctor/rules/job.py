@@ -1,0 +1,278 @@
+"""What do the job's own records say that it loses?  The ledger's headings, memory, checkpoints, arithmetic and advice.
+
+The thresholds are the tuner's own (`controller.advice`), so that the doctor and the running job say the same.  A gain
+is bounded by the what-if ladder, or by the heading's whole share where there is no rung for it.
+"""
+
+from __future__ import annotations
+
+from pacecar.controller.restart_advice import (
+    CHECKPOINT_RATIO_MIN,
+    COPY_RATIO_MIN,
+    DATA_WAIT_RATIO_MIN,
+    EXPOSED_RATIO_MIN,
+    HOST_BOUND_RATIO_MIN,
+    OPTIMIZER_RATIO_MIN,
+)
+from pacecar.knobs import setting
+
+from ..facts.model import Facts
+from ..findings import Evidence, Gain, Hit, Rule, Severity, Source
+from ..sources import TORCH
+from ..transport_paths import is_local_run, loader_workers
+
+__all__ = ["AMPERE", "RULES"]
+
+AMPERE = (8, 0)
+"""The first compute capability with TF32 and bfloat16 (CUDA C++ Programming Guide, Compute Capabilities)."""
+
+SPLIT_RATIO_MIN = 0.25
+"""Reserved memory in split blocks that no tensor uses: the allocator holds it, and a large tensor does not fit in."""
+
+
+def _knob(facts: Facts, name: str) -> list[Evidence]:
+    if facts.run is None or name not in facts.run.knobs:
+        return []
+    value = facts.run.knobs[name]
+    return [Evidence(name, setting(name, value) if isinstance(value, int) else str(value), facts.run.where)]
+
+
+def _over(facts: Facts, heading: str, least: float) -> bool:
+    share = None if facts.run is None else facts.run.share(heading)
+    return share is not None and share >= least
+
+
+_TUNE = 'pacecar.attach(model, optimizer, tune="exact")    # or: pacecar run --tune exact -- torchrun ...'
+_COMPRESS = 'pacecar.attach(model, optimizer, tune="lossy")    # the sizes are tuned already; or a faster link'
+
+
+def _exposed(facts: Facts) -> Hit | None:
+    run = facts.run
+    if run is None or not _over(facts, "exposed_communication", EXPOSED_RATIO_MIN):
+        return None
+    evidence = [run.shows("exposed_communication"), *_knob(facts, "bucket_bytes"), *_knob(facts, "compression")]
+    if run.is_tuned:
+        evidence.append(Evidence("tuner", str(run.tuner), run.where))
+    return Hit(evidence, _COMPRESS if run.is_tuned else _TUNE, run.gain("communication_hidden"))
+
+
+def _data_wait(facts: Facts) -> Hit | None:
+    run = facts.run
+    if run is None or not _over(facts, "data_wait", DATA_WAIT_RATIO_MIN):
+        return None
+    evidence = (run.shows("data_wait"), *_knob(facts, "loader_workers"), *_knob(facts, "loader_prefetch"))
+    now, possible = run.knobs.get("loader_workers"), loader_workers(facts)
+    if isinstance(now, int) and now >= possible:
+        remedy = "make a sample cheaper: cache it, decode or augment less    # there is no processor for more workers"
+    else:
+        remedy = f"DataLoader(..., num_workers={possible}, persistent_workers=True)    # or pacer.data(loader) finds it"
+    return Hit(evidence, remedy, run.gain("data_free"))
+
+
+def _host_bound(facts: Facts) -> Hit | None:
+    run = facts.run
+    if run is None or not _over(facts, "host_bound", HOST_BOUND_RATIO_MIN):
+        return None
+    evidence = [run.shows("host_bound")]
+    remedy = "model = torch.compile(model)"
+    compiled = (
+        [] if facts.script is None else [call for call in facts.script.of("compile") if call.name.startswith("torch")]
+    )
+    if compiled:
+        evidence.append(compiled[0].says("compiled already"))
+        remedy = 'torch.compile(model, mode="reduce-overhead")    # CUDA graphs'
+    return Hit(evidence, remedy, run.gain("launch_gaps_gone"))
+
+
+def _copies(facts: Facts) -> Hit | None:
+    run = facts.run
+    if run is None or not _over(facts, "exposed_copy", COPY_RATIO_MIN):
+        return None
+    return Hit(
+        (run.shows("exposed_copy"),),
+        "DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)",
+        run.gain_of("exposed_copy"),
+    )
+
+
+def _optimizer(facts: Facts) -> Hit | None:
+    run = facts.run
+    if run is None or not _over(facts, "optimizer_host", OPTIMIZER_RATIO_MIN):
+        return None
+    return Hit((run.shows("optimizer_host"),), "torch.optim.AdamW(..., fused=True)", run.gain_of("optimizer_host"))
+
+
+def _checkpoint(facts: Facts) -> Hit | None:
+    run = facts.run
+    if run is None:
+        return None
+    worst: tuple[float, Evidence] | None = None
+    for rank, vitals in sorted(run.vitals.items()):
+        wall = run.total_wall_ns.get(rank)
+        if not wall or vitals.total_checkpoints == 0:
+            continue
+        share = vitals.total_checkpoint_ns / wall
+        took = f"{vitals.total_checkpoints} took {vitals.total_checkpoint_ns / 1e9:.1f} s"
+        text = f"{took}, {share:.1%} of {wall / 1e9:.0f} s of steps"
+        if worst is None or share > worst[0]:
+            worst = share, Evidence(f"checkpoints of rank {rank}", text, f"{run.where}/rank{rank}.jsonl")
+    if worst is not None and worst[0] >= CHECKPOINT_RATIO_MIN:
+        evidence, gain = worst[1], Gain(min(worst[0], 1.0), "the time of all checkpoints since attach")
+    elif _over(facts, "checkpoint", CHECKPOINT_RATIO_MIN):
+        evidence, gain = run.shows("checkpoint"), run.gain_of("checkpoint") or Gain(0.0, "the ledger")
+    else:
+        return None
+    return Hit(
+        (evidence,), "torch.distributed.checkpoint.async_save(state, checkpoint_id=path)    # or save less often", gain
+    )
+
+
+def _fragmentation(facts: Facts) -> Hit | None:
+    if facts.run is None:
+        return None
+    evidence: list[Evidence] = []
+    for rank, vitals in sorted(facts.run.vitals.items()):
+        memory = vitals.memory
+        if memory is None:
+            continue
+        retries, failures = memory.total_allocation_retries or 0, memory.total_out_of_memory or 0
+        split = (
+            None
+            if memory.inactive_split_bytes is None or not memory.reserved_bytes
+            else memory.inactive_split_bytes / memory.reserved_bytes
+        )
+        if retries or failures or (split is not None and split >= SPLIT_RATIO_MIN):
+            unused = (
+                ""
+                if split is None
+                else f", {split:.0%} of {memory.reserved_bytes / 2**30:.1f} GiB reserved lies in unused pieces"
+            )
+            evidence.append(
+                Evidence(
+                    f"allocator of rank {rank}",
+                    f"{retries} retries, {failures} out of memory{unused}",
+                    f"{facts.run.where}/rank{rank}.jsonl",
+                )
+            )
+    set_already = facts.settings.get("PYTORCH_CUDA_ALLOC_CONF") or facts.settings.get("PYTORCH_ALLOC_CONF")
+    if set_already is not None:
+        evidence = [*evidence, set_already.says("allocator's setting")] if evidence else []
+    return Hit(evidence, "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True") if evidence else None
+
+
+def _straggler(facts: Facts) -> Hit | None:
+    run = facts.run
+    if run is None or not run.stragglers:
+        return None
+    evidence = [
+        Evidence(
+            "late since step " + str(said.since_step),
+            f"{'the link' if said.late_rank is None else f'rank {said.late_rank}'}: {said.cause},"
+            f" {said.excess_ns / 1e6:.1f} ms a step; {said.evidence}",
+            run.where,
+        )
+        for said in run.stragglers
+    ]
+    return Hit(evidence, "pacecar top    # the late rank's device, node and phase", run.gain("straggler_median"))
+
+
+def _gloo(facts: Facts) -> Hit | None:
+    run = facts.run
+    found = (
+        []
+        if run is None
+        else [
+            hello
+            for hello in run.hellos
+            if hello.backend == "gloo" and hello.device.startswith("cuda") and hello.world_size > 1
+        ]
+    )
+    if run is None or not found:
+        return None
+    evidence = [
+        Evidence(f"rank {hello.rank}", f"gloo, on {hello.device}", f"{run.where}/rank{hello.rank}.jsonl")
+        for hello in found
+    ]
+    return Hit(evidence, 'torch.distributed.init_process_group("nccl")', run.gain("communication_hidden"))
+
+
+def _arithmetic(facts: Facts, which: str) -> Hit | None:
+    """Return the ranks that compute in `which` on GPUs of this machine that can do better."""
+    run = facts.run
+    if run is None or not is_local_run(facts):
+        return None
+    able = [gpu for gpu in facts.gpus.working if gpu.capability is not None and gpu.capability >= AMPERE]
+    on_gpu = {hello.rank for hello in run.hellos if hello.device.startswith("cuda")}
+    found = [rank for rank, vitals in sorted(run.vitals.items()) if vitals.arithmetic == which and rank in on_gpu]
+    if not able or not found or len(able) != len(facts.gpus.working):
+        return None
+    assert able[0].capability is not None, "those without were left out"
+    major, minor = able[0].capability
+    evidence = (
+        *(Evidence(f"most FLOPs of rank {rank}", which, f"{run.where}/rank{rank}.jsonl") for rank in found),
+        Evidence(able[0].name, f"compute capability {major}.{minor}", f"NVML, GPU {able[0].index}"),
+    )
+    remedy = (
+        'torch.set_float32_matmul_precision("high")'
+        if which == "float32"
+        else 'with torch.autocast("cuda", dtype=torch.bfloat16):'
+    )
+    return Hit(evidence, remedy, run.gain_of("compute"))
+
+
+def _fp32(facts: Facts) -> Hit | None:
+    return _arithmetic(facts, "float32")
+
+
+def _tf32(facts: Facts) -> Hit | None:
+    return _arithmetic(facts, "tf32")
+
+
+def _advice(facts: Facts) -> Hit | None:
+    run = facts.run
+    if run is None or not run.advice:
+        return None
+    evidence = [Evidence(said.knob, said.reason, f"{run.where} (step {said.step})") for said in run.advice]
+    gains = [said.expected_gain_ratio for said in run.advice if said.expected_gain_ratio is not None]
+    gain = Gain(max(gains), "the tuner's model, the best of them") if gains and max(gains) > 0 else None
+    return Hit(evidence, "pacecar run --tune exact -- torchrun ...", gain)
+
+
+RULES = (
+    Rule("job-exposed-communication", Severity.WARNING, "The job waits for communication that nothing hides",
+         "collectives run while no kernel computes", "--run",
+         TORCH.at("Distributed Data Parallel (notes), Internal Design"), _exposed),
+    Rule("job-data-wait", Severity.WARNING, "The job waits for data",
+         "the device has nothing to do until the next batch is there", "--run",
+         TORCH.at("torch.utils.data, Multi-process data loading"), _data_wait),
+    Rule("job-host-bound", Severity.WARNING, "The device waits for the host to launch work",
+         "kernels are shorter than the time that Python takes for the next one", "--run",
+         TORCH.at("torch.compile; CUDA semantics, CUDA Graphs"), _host_bound),
+    Rule("job-copies", Severity.WARNING, "The step waits for copies",
+         "copies from pageable memory block, and nothing runs meanwhile", "--run",
+         TORCH.at("CUDA semantics, Use pinned memory buffers"), _copies),
+    Rule("job-optimizer", Severity.WARNING, "The optimizer keeps the host busy",
+         "one kernel for each parameter, launched from Python", "--run",
+         TORCH.at("torch.optim, fused and foreach implementations"), _optimizer),
+    Rule("job-checkpoint", Severity.WARNING, "Checkpoints take a notable part of the time",
+         "all ranks wait while the state is written", "--run",
+         TORCH.at("torch.distributed.checkpoint, async_save"), _checkpoint),
+    Rule("job-fragmentation", Severity.WARNING, "The allocator runs short of memory in one piece",
+         "a retry gives all cached memory back and waits for the device; the next step takes it from the driver again",
+         "--run", TORCH.at("CUDA semantics, Optimizing memory usage with PYTORCH_CUDA_ALLOC_CONF"), _fragmentation),
+    Rule("job-straggler", Severity.WARNING, "A rank holds the others up",
+         "collectives wait for the last rank, so its excess is everybody's", "--run",
+         Source("pacecar", "docs/ledger.md and docs/efficiency.md"), _straggler),
+    Rule("job-gloo-on-gpu", Severity.WARNING, "Gradients of GPUs go through gloo",
+         "gloo copies them to the host and sends them with TCP", "--run",
+         TORCH.at("Distributed communication package, Which backend to use?"), _gloo),
+    Rule("job-fp32", Severity.WARNING, "Matrices are multiplied in full fp32",
+         "these GPUs have tensor cores for TF32, several times faster, which fp32 does not use", "--run",
+         TORCH.at("CUDA semantics, TensorFloat-32 (TF32) on Ampere (and later) devices"), _fp32),
+    Rule("job-tf32", Severity.INFO, "Matrices are multiplied in TF32",
+         "bfloat16 is twice as fast on these GPUs and needs half the memory traffic; check the loss", "--run",
+         TORCH.at("Automatic Mixed Precision package (torch.amp)"), _tf32),
+    Rule("job-advice", Severity.INFO, "The tuner would turn knobs and may not",
+         "it ran in advise mode; its model expects these to be better", "--run",
+         Source("pacecar", "docs/tuning.md, Modes"), _advice),
+)  # fmt: skip

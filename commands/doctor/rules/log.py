@@ -1,0 +1,90 @@
+"""What does NCCL's log say that it really does, where the machine could do better?
+
+A variable may be right and the way still be wrong: a module is missing, a container does not show a card.  The log of
+the run is the witness, and is laid beside what is there; only where it is this machine's, as far as it says.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from ..facts.model import Facts
+from ..findings import Evidence, Hit, Rule, Severity
+from ..sources import NCCL_ENV, NCCL_TROUBLE
+from .nccl import active_ports, gain, linked, nvlinks
+
+__all__ = ["RULES"]
+
+
+def _log_sockets(facts: Facts) -> Hit | None:
+    log = facts.log
+    if log is None or "NET/Socket" not in log.transports or not facts.network.active_ports:
+        return None
+    if not log.is_of(facts.host):
+        return None
+    line, count = log.transports["NET/Socket"]
+    lines = [
+        line.says(f"one of {count} channels"),
+        *(other.says("network") for other in (log.no_rdma, log.network) if other is not None),
+    ]
+    return Hit(
+        (*lines, *active_ports(facts)),
+        "NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET torchrun ...    # says why NET/IB was not taken",
+        gain(facts),
+    )
+
+
+def _log_no_gpudirect(facts: Facts) -> Hit | None:
+    if facts.log is None:
+        return None
+    found = {
+        name: said for name, said in facts.log.transports.items()
+        if name.startswith("NET/") and name != "NET/Socket" and not name.endswith("/GDRDMA")
+        # Without NVLink NCCL itself sends by way of the host and only receives directly (NCCL_NET_GDR_READ).
+        and (f"{name}/GDRDMA" not in facts.log.transports or linked(facts))
+    }  # fmt: skip
+    if not found:
+        return None
+    evidence = tuple(line.says(f"one of {count} channels") for line, count in found.values())
+    return Hit(evidence, "lsmod | grep nvidia_peermem || sudo modprobe nvidia-peermem", gain(facts))
+
+
+def _log_shm(facts: Facts) -> Hit | None:
+    if facts.log is None or "SHM" not in facts.log.transports or not facts.log.is_of(facts.host):
+        return None
+    gpus = facts.gpus.working
+    reaches_all = len(gpus) == 2 or all(gpu.has_switch for gpu in gpus)  # bridges join pairs of cards only
+    if len(gpus) < 2 or len(linked(facts)) < len(gpus) or not reaches_all:
+        return None
+    line, count = facts.log.transports["SHM"]
+    return Hit(
+        (line.says(f"one of {count} channels"), *nvlinks(facts)),
+        "nvidia-smi topo -p2p r && nvidia-smi nvlink -s",
+        gain(facts),
+    )
+
+
+def _log_warnings(facts: Facts) -> Hit | None:
+    if facts.log is None or not facts.log.warnings:
+        return None
+    evidence = [line.says("warning") for line in facts.log.warnings]
+    more = facts.log.warning_count - len(evidence)
+    if more > 0:
+        evidence.append(Evidence("warnings", f"{more} more", facts.log.where))
+    return Hit(evidence, f"grep -n 'NCCL WARN' {shlex.quote(facts.log.where)}")
+
+
+RULES = (
+    Rule("log-sockets", Severity.CRITICAL, "NCCL's log shows TCP although RDMA ports are up",
+         "the job runs, at a fraction of the ports' rate", "--nccl-log",
+         NCCL_TROUBLE.at("Networking issues"), _log_sockets),
+    Rule("log-no-gpudirect", Severity.WARNING, "NCCL's log shows RDMA without GPUDirect",
+         "channels that say NET and not GDRDMA are copied through the host's memory", "--nccl-log",
+         NCCL_TROUBLE.at("GPU-to-NIC communication"), _log_no_gpudirect),
+    Rule("log-shared-memory", Severity.WARNING, "NCCL's log shows shared memory although NVLink is there",
+         "these pairs of GPUs talk through the host's memory", "--nccl-log",
+         NCCL_TROUBLE.at("GPU-to-GPU communication"), _log_shm),
+    Rule("log-warnings", Severity.WARNING, "NCCL's log has warnings",
+         "NCCL warns of what it could not do before it gives up", "--nccl-log",
+         NCCL_ENV.at("NCCL_DEBUG"), _log_warnings),
+)  # fmt: skip

@@ -1,0 +1,390 @@
+"""Does a variable of NCCL's forbid what this machine has?
+
+Most of NCCL's variables are for finding faults, and stay in scripts for years after.  Here a variable is a finding only
+where it takes away something that is there: RDMA where a port is up, P2P where NVLink is.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from ..facts.model import Facts, Gpu, Seen
+from ..findings import Evidence, Gain, Hit, Rule, Severity, Source
+from ..sources import NCCL_ENV
+from ..transport_paths import (
+    carriers,
+    is_one_node_run,
+    links,
+    local_gain,
+    reached_as,
+    selected,
+    training_ports,
+    uses_rdma,
+)
+
+__all__ = ["RULES", "active_ports", "gain", "linked", "nvlinks"]
+
+SOCKETS_MAX = 64
+"""NTHREADS x NSOCKS_PERTHREAD (NCCL user guide, NCCL_NSOCKS_PERTHREAD)."""
+
+SOCKET_THREADS_SPEED = 100_000_000_000
+"""From 100 Gbit/s on NCCL's documentation names more socket threads (NCCL_SOCKET_NTHREADS, NCCL_NSOCKS_PERTHREAD)."""
+
+SLOWER_RATIO = 2
+"""An interface this much slower than another one that is up was hardly meant."""
+
+_DOWN = frozenset({"down", "notpresent", "lowerlayerdown", "testing", "dormant"})
+"""States in which nothing can be sent; lo is `unknown` (Documentation/networking/operstates.rst)."""
+
+_NVLS_CAPABILITY = (9, 0)
+"""NVLink SHARP needs Hopper and NVSwitch 3 (NCCL user guide, NCCL_NVLS_ENABLE)."""
+
+
+def gain(facts: Facts) -> Gain | None:
+    """Return what less exposed communication would be worth, where a run says it."""
+    return local_gain(facts, "communication_hidden")
+
+
+def _unset(seen: Seen[str], name: str) -> str:
+    """Return how to take a setting away where it was read."""
+    place, _, line = seen.where.rpartition(":")
+    if not line.isdigit():
+        return f"unset {name}    # and take it out of the job's script"
+    return f"sudo sed -i '{line}d' {shlex.quote(place)}"
+
+
+def _set_to(facts: Facts, *names: str) -> list[tuple[str, Seen[str]]]:
+    return [(name, seen) for name in names if (seen := facts.settings.get(name)) is not None]
+
+
+def _shown(found: list[tuple[str, Seen[str]]]) -> tuple[Evidence, ...]:
+    return tuple(seen.says(name) for name, seen in found)
+
+
+def active_ports(facts: Facts) -> tuple[Evidence, ...]:
+    """Return the RDMA ports that are up, as evidence."""
+    return tuple(
+        Evidence(
+            f"{port.device} port {port.port}",
+            "ACTIVE" if port.rate is None else f"ACTIVE, {port.rate * 8 / 1e9:g} Gbit/s",
+            port.where,
+        )
+        for port in facts.network.active_ports
+    )
+
+
+def nvlinks(facts: Facts) -> tuple[Evidence, ...]:
+    """Return the GPUs with NVLinks, as evidence."""
+    return tuple(
+        Evidence(f"GPU {gpu.index}", f"{len(gpu.links_up)} NVLinks up", f"NVML, GPU {gpu.index}")
+        for gpu in linked(facts)
+    )
+
+
+def linked(facts: Facts) -> tuple[Gpu, ...]:
+    """Return the GPUs of which an NVLink is up."""
+    return tuple(gpu for gpu in facts.gpus.working if gpu.links_up)
+
+
+def _has_nvls(facts: Facts) -> bool:
+    return len(facts.gpus.working) > 1 and all(
+        gpu.has_switch and gpu.capability is not None and gpu.capability >= _NVLS_CAPABILITY
+        for gpu in facts.gpus.working
+    )
+
+
+def _ib_disabled(facts: Facts) -> Hit | None:
+    disabled, network = facts.settings.is_on("NCCL_IB_DISABLE"), facts.settings.get("NCCL_NET")
+    found = [] if disabled is None else [("NCCL_IB_DISABLE", disabled)]
+    if network is not None and network.value.lower() == "socket":
+        found.append(("NCCL_NET", network))
+    # A virtual machine's Ethernet card may show a port that carries no RDMA, and then the variable is right.
+    ports = [
+        port for port in facts.network.active_ports if not facts.cpus.is_virtual or port.link_layer == "InfiniBand"
+    ]
+    if not found or not ports or is_one_node_run(facts):
+        return None
+    return Hit((*_shown(found), *active_ports(facts)), _unset(found[0][1], found[0][0]), gain(facts))
+
+
+def _no_p2p(facts: Facts) -> Seen[str] | None:
+    disabled, level = facts.settings.is_on("NCCL_P2P_DISABLE"), facts.settings.get("NCCL_P2P_LEVEL")
+    return disabled or (level if level is not None and level.value.upper() in ("LOC", "0") else None)
+
+
+def _p2p_disabled(facts: Facts) -> Hit | None:
+    seen = _no_p2p(facts)
+    if seen is None or len(linked(facts)) < 2:
+        return None
+    name = "NCCL_P2P_DISABLE" if seen is facts.settings.get("NCCL_P2P_DISABLE") else "NCCL_P2P_LEVEL"
+    return Hit((seen.says(name), *nvlinks(facts)), _unset(seen, name), gain(facts))
+
+
+def _p2p_disabled_pcie(facts: Facts) -> Hit | None:
+    seen = _no_p2p(facts)
+    possible = [pair for pair, status in sorted(facts.gpus.peers.items()) if status == 0 and pair[0] < pair[1]]
+    if seen is None or not possible or len(linked(facts)) >= 2:
+        return None
+    name = "NCCL_P2P_DISABLE" if seen is facts.settings.get("NCCL_P2P_DISABLE") else "NCCL_P2P_LEVEL"
+    evidence = [
+        Evidence(f"P2P between GPU {one} and {other}", "possible", "NVML, nvmlDeviceGetP2PStatus")
+        for one, other in possible
+    ]
+    return Hit((seen.says(name), *evidence), _unset(seen, name), gain(facts))
+
+
+def _shm_disabled(facts: Facts) -> Hit | None:
+    seen = facts.settings.is_on("NCCL_SHM_DISABLE")
+    impossible = [pair for pair, status in sorted(facts.gpus.peers.items()) if status != 0 and pair[0] < pair[1]]
+    if seen is None or not impossible:
+        return None
+    evidence = [
+        Evidence(f"P2P between GPU {one} and {other}", "not possible", "NVML, nvmlDeviceGetP2PStatus")
+        for one, other in impossible
+    ]
+    return Hit((seen.says("NCCL_SHM_DISABLE"), *evidence), _unset(seen, "NCCL_SHM_DISABLE"), gain(facts))
+
+
+def _for_all_reduce(text: str) -> str | None:
+    """Return what NCCL_ALGO or NCCL_PROTO says of all-reduce: `ring;broadcast:tree` has one list for it, `ring`.
+
+    Since 2.24 a list may be for one collective (`allreduce:tree`), and a list without a name before it for all.
+    """
+    said: str | None = None
+    for part in text.lower().split(";"):
+        name, colon, names = part.strip().partition(":")
+        if not colon:
+            said = name
+        elif name == "allreduce":
+            said = names
+    return said
+
+
+def _without_nvls(text: str | None) -> bool:
+    if text is None:
+        return False
+    return "nvls" in text if text.startswith("^") else "nvls" not in text
+
+
+def _algo_excludes_nvls(facts: Facts) -> Hit | None:
+    seen = facts.settings.get("NCCL_ALGO")
+    if seen is None or not _has_nvls(facts) or not _without_nvls(_for_all_reduce(seen.value)):
+        return None
+    return Hit((seen.says("NCCL_ALGO"), *nvlinks(facts)), _unset(seen, "NCCL_ALGO"), gain(facts))
+
+
+def _nvls_off(facts: Facts) -> Hit | None:
+    seen = facts.settings.is_off("NCCL_NVLS_ENABLE")
+    if seen is None or not _has_nvls(facts):
+        return None
+    return Hit((seen.says("NCCL_NVLS_ENABLE"), *nvlinks(facts)), _unset(seen, "NCCL_NVLS_ENABLE"), gain(facts))
+
+
+def _algo_set(facts: Facts) -> Hit | None:
+    seen = facts.settings.get("NCCL_ALGO")
+    if seen is None or _algo_excludes_nvls(facts) is not None:
+        return None
+    return Hit((seen.says("NCCL_ALGO"),), _unset(seen, "NCCL_ALGO"), gain(facts))
+
+
+def _only_ll(value: str) -> bool:
+    """Return whether of NCCL's protocols only LL is left; `^` leaves out those that are named."""
+    text = _for_all_reduce(value) or ""
+    named = set(re.findall(r"ll128|ll|simple", text))
+    return ({"ll", "ll128", "simple"} - named if text.startswith("^") else named) == {"ll"}
+
+
+def _proto_slow(facts: Facts) -> Hit | None:
+    seen = facts.settings.get("NCCL_PROTO")
+    if seen is None or not _only_ll(seen.value):
+        return None
+    return Hit((seen.says("NCCL_PROTO"),), _unset(seen, "NCCL_PROTO"), gain(facts))
+
+
+def _proto_set(facts: Facts) -> Hit | None:
+    seen = facts.settings.get("NCCL_PROTO")
+    if seen is None or _only_ll(seen.value):
+        return None
+    return Hit((seen.says("NCCL_PROTO"),), _unset(seen, "NCCL_PROTO"), gain(facts))
+
+
+def _interfaces_of(facts: Facts, name: str) -> tuple[Seen[str], list[str]] | None:
+    """Return the variable and the interfaces that it means, None where it is not set or no interface is known."""
+    seen = facts.settings.get(name)
+    names = [card.name for card in facts.network.interfaces]
+    if seen is None or not names:
+        return None
+    if name.startswith("GLOO"):
+        return seen, [card for card in names if card in seen.value.split(",")]
+    return seen, selected(names, seen.value)
+
+
+def _no_interface(facts: Facts) -> Hit | None:
+    by_name = {card.name: card for card in facts.network.interfaces}
+    evidence: list[Evidence] = []
+    remedy = ""
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        found = _interfaces_of(facts, name)
+        if found is None or any(by_name[card].state not in _DOWN for card in found[1]):
+            continue
+        there = ", ".join(f"{card.name} ({card.state})" for card in facts.network.interfaces)
+        folder = facts.network.interfaces[0].where.rpartition("/")[0]
+        evidence += [found[0].says(name), Evidence("interfaces", there, folder)]
+        up = [card.name for card in facts.network.interfaces if card.is_physical and card.state == "up"]
+        remedy = remedy or (f"export {name}={up[0]}" if up else _unset(found[0], name))
+    return Hit(evidence, remedy) if evidence else None
+
+
+def _slow_interface(facts: Facts) -> Hit | None:
+    if uses_rdma(facts):
+        return None  # sockets only start the job then
+    by_name = {card.name: card for card in facts.network.interfaces}
+    best = next(reversed(links(facts)), None)
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        found = _interfaces_of(facts, name)
+        speeds = [] if found is None else [speed for card in found[1] if (speed := by_name[card].speed) is not None]
+        if found is None or best is None or best.speed is None or not speeds or max(speeds) * SLOWER_RATIO > best.speed:
+            continue
+        evidence = [found[0].says(name)]
+        evidence += [
+            Evidence(card.name, f"{(card.speed or 0) / 1e9:g} Gbit/s", f"{card.where}/speed")
+            for card in (*(by_name[card] for card in found[1] if by_name[card].speed), best)
+        ]
+        return Hit(evidence, f"export {name}={reached_as(best)}", gain(facts))
+    return None
+
+
+def _hca_names(facts: Facts) -> tuple[Seen[str], list[str], list[str]] | None:
+    """Return NCCL_IB_HCA, what it selects of `device:port`, and all there is of active ports of the GPUs'."""
+    seen = facts.settings.get("NCCL_IB_HCA")
+    active = [f"{port.device}:{port.port}" for port in training_ports(facts) if port.is_active]
+    if seen is None or not active:
+        return None
+    return seen, [name for name in active if _is_meant(name, seen.value)], active
+
+
+def _is_meant(name: str, text: str) -> bool:
+    """Return whether NCCL_IB_HCA takes `device:port`: a list of beginnings, or of exact names (=), with ports or not.
+
+    The beginning is the device's alone: `mlx5_1:1` takes port 1 of mlx5_10, too.
+    """
+    device, _, port = name.partition(":")
+    names = text.removeprefix("^")
+    entries = [entry.partition(":") for entry in names.removeprefix("=").split(",") if entry]
+    is_named = any(
+        (device == start if names.startswith("=") else device.startswith(start)) and wanted in ("", port)
+        for start, _, wanted in entries
+    )
+    return is_named != text.startswith("^")
+
+
+def _no_hca(facts: Facts) -> Hit | None:
+    found = _hca_names(facts)
+    if found is None or found[1]:
+        return None
+    return Hit((found[0].says("NCCL_IB_HCA"), *active_ports(facts)), _unset(found[0], "NCCL_IB_HCA"), gain(facts))
+
+
+def _few_hcas(facts: Facts) -> Hit | None:
+    found = _hca_names(facts)
+    if found is None or not found[1] or len(found[1]) == len(found[2]):
+        return None
+    left_out = [name for name in found[2] if name not in found[1]]
+    evidence = (
+        found[0].says("NCCL_IB_HCA"),
+        Evidence("active ports left out", ", ".join(left_out), "/sys/class/infiniband"),
+    )
+    return Hit(evidence, _unset(found[0], "NCCL_IB_HCA"), gain(facts))
+
+
+def _socket_product(facts: Facts) -> Hit | None:
+    found = _set_to(facts, "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
+    product = 1
+    for _, seen in found:
+        product *= int(seen.value) if seen.value.strip().isdigit() else 1
+    if product <= SOCKETS_MAX:
+        return None
+    return Hit((*_shown(found), Evidence("product", f"{product}, at most {SOCKETS_MAX}", "computed")),
+               "export NCCL_SOCKET_NTHREADS=8 NCCL_NSOCKS_PERTHREAD=8")  # fmt: skip
+
+
+def _socket_threads(facts: Facts) -> Hit | None:
+    if not facts.gpus.working or uses_rdma(facts) or _set_to(facts, "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"):
+        return None
+    fast = [card for card in carriers(facts) if (card.speed or 0) >= SOCKET_THREADS_SPEED]
+    if not fast:
+        return None
+    evidence = [
+        Evidence(card.name, f"{(card.speed or 0) / 1e9:g} Gbit/s, no RDMA port in use", f"{card.where}/speed")
+        for card in fast
+    ]
+    return Hit(evidence, "export NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=4", gain(facts))
+
+
+def _gdr_off(facts: Facts) -> Hit | None:
+    if not uses_rdma(facts) or not facts.gpus.working:
+        return None
+    found = [
+        (name, seen)
+        for name, seen in _set_to(facts, "NCCL_NET_GDR_LEVEL", "NCCL_IB_GDR_LEVEL")
+        if seen.value.upper() in ("LOC", "0")
+    ]
+    # Without NVLink NCCL itself reads by way of the host (NCCL_NET_GDR_READ, default value).
+    names = ["NCCL_NET_GDR_READ"] if linked(facts) else []
+    names += [] if facts.gpus.peermem is not None else ["NCCL_DMABUF_ENABLE"]
+    found += [(name, seen) for name in names if (seen := facts.settings.is_off(name)) is not None]
+    if not found:
+        return None
+    return Hit((*_shown(found), *active_ports(facts)), _unset(found[0][1], found[0][0]), gain(facts))
+
+
+RULES = (
+    Rule("nccl-ib-disabled", Severity.CRITICAL, "RDMA is there and NCCL is told not to use it",
+         "everything between nodes goes through the kernel's TCP, at a fraction of the port's rate", "machine",
+         NCCL_ENV.at("NCCL_IB_DISABLE; NCCL_NET"), _ib_disabled),
+    Rule("nccl-p2p-disabled", Severity.CRITICAL, "NVLink is there and NCCL is told not to use it",
+         "P2P is NVLink's way, too: without it GPUs of one node talk through the host's memory", "machine",
+         NCCL_ENV.at("NCCL_P2P_DISABLE; NCCL_P2P_LEVEL"), _p2p_disabled),
+    Rule("nccl-p2p-disabled-pcie", Severity.WARNING, "GPUs could reach each other and NCCL is told not to",
+         "transfers between GPUs of one node are copied through the host's memory", "machine",
+         NCCL_ENV.at("NCCL_P2P_DISABLE; NCCL_P2P_LEVEL"), _p2p_disabled_pcie),
+    Rule("nccl-shm-disabled", Severity.WARNING, "GPUs without P2P may not use shared memory either",
+         "NCCL then goes over the network within the node", "machine", NCCL_ENV.at("NCCL_SHM_DISABLE"), _shm_disabled),
+    Rule("nccl-algo-excludes-nvls", Severity.WARNING, "NCCL_ALGO leaves out the switches' own reduction",
+         "these GPUs and switches can reduce in the fabric (NVLS), and the list of algorithms does not have it",
+         "machine",
+         NCCL_ENV.at("NCCL_ALGO"), _algo_excludes_nvls),
+    Rule("nccl-nvls-off", Severity.WARNING, "The switches' own reduction is turned off",
+         "these GPUs and switches can reduce in the fabric (NVLS)", "machine",
+         NCCL_ENV.at("NCCL_NVLS_ENABLE"), _nvls_off),
+    Rule("nccl-algo-set", Severity.INFO, "NCCL_ALGO is set",
+         "NCCL chooses ring, tree or another by size and topology; a fixed one is right for one size only",
+         "machine", NCCL_ENV.at("NCCL_ALGO, among the variables for debugging"), _algo_set),
+    Rule("nccl-proto-slow", Severity.WARNING, "NCCL_PROTO leaves only the protocol for small messages",
+         "half of what LL sends are flags, so large gradients go at half the bandwidth or less", "machine",
+         Source("Hu et al. 2025", "Demystifying NCCL, section on communication protocols"), _proto_slow),
+    Rule("nccl-proto-set", Severity.INFO, "NCCL_PROTO is set",
+         "NCCL chooses the protocol by size; its documentation discourages a fixed one", "machine",
+         NCCL_ENV.at("NCCL_PROTO"), _proto_set),
+    Rule("nccl-no-interface", Severity.CRITICAL, "The named network interface is not there or not up",
+         "ranks cannot find each other, and the job hangs or ends at its start", "machine",
+         NCCL_ENV.at("NCCL_SOCKET_IFNAME"), _no_interface),
+    Rule("nccl-slow-interface", Severity.WARNING, "The named network interface is not the fastest one",
+         "gradients go over a link that is a fraction of another one's speed", "machine",
+         NCCL_ENV.at("NCCL_SOCKET_IFNAME"), _slow_interface),
+    Rule("nccl-no-hca", Severity.CRITICAL, "NCCL_IB_HCA names no active RDMA port",
+         "NCCL falls back to TCP", "machine", NCCL_ENV.at("NCCL_IB_HCA"), _no_hca),
+    Rule("nccl-few-hcas", Severity.WARNING, "NCCL_IB_HCA leaves active RDMA ports out",
+         "the ports beside the GPUs share the traffic; those left out idle", "machine",
+         NCCL_ENV.at("NCCL_IB_HCA"), _few_hcas),
+    Rule("nccl-socket-product", Severity.WARNING, "More sockets than NCCL takes",
+         "threads times sockets per thread may be 64 at most; NCCL uses fewer than were asked for", "machine",
+         NCCL_ENV.at("NCCL_NSOCKS_PERTHREAD"), _socket_product),
+    Rule("nccl-socket-threads", Severity.INFO, "One thread sends on a link of 100 Gbit/s",
+         "one connection on one core does not fill it; NCCL takes more on request", "machine",
+         NCCL_ENV.at("NCCL_SOCKET_NTHREADS; NCCL_NSOCKS_PERTHREAD"), _socket_threads),
+    Rule("nccl-gdr-off", Severity.WARNING, "GPUDirect RDMA is turned off by a variable",
+         "what goes over the network is copied through the host's memory first", "machine",
+         NCCL_ENV.at("NCCL_NET_GDR_LEVEL; NCCL_NET_GDR_READ; NCCL_DMABUF_ENABLE"), _gdr_off),
+)  # fmt: skip

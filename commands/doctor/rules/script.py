@@ -1,0 +1,281 @@
+"""What do the script and its environment ask of torch that costs time?  DDP, the loader, precision, debugging.
+
+Only literals are judged; what the run's records show to be harmless is not spoken of: a loader without workers is right
+where the job does not wait for data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..facts.job import Call
+from ..facts.model import Facts
+from ..findings import Evidence, Hit, Rule, Severity, Source
+from ..sources import CUDA_GUIDE, TORCH
+from ..transport_paths import loader_workers
+from .job import AMPERE
+
+__all__ = ["RULES"]
+
+BUCKET_MB_MIN, BUCKET_MB_MAX = 2, 500
+"""DDP's default is 25.  Under 2 MiB each all-reduce is mostly latency, and beyond 500 one bucket holds most models, so
+that nothing overlaps."""
+
+HARMLESS_RATIO = 0.01
+"""A heading that takes less of the step is not worth a change of the script."""
+
+_LOWER_PRECISION = ("autocast", "bfloat16", "bf16", "float16", "fp16", "half", "mixed_precision", "GradScaler")
+_WRAPPERS = ("transformers", "accelerate", "lightning", "deepspeed", "pytorch_lightning", "fabric")
+
+
+def _calls(facts: Facts, *names: str) -> Sequence[Call]:
+    return () if facts.script is None else facts.script.of(*names)
+
+
+def _hit(calls: Sequence[Call], what: str, remedy: str) -> Hit | None:
+    return Hit(tuple(call.says(what) for call in calls), remedy) if calls else None
+
+
+def _ddp(facts: Facts, is_meant: Callable[[Call], bool]) -> list[Call]:
+    return [call for call in _calls(facts, "DistributedDataParallel") if is_meant(call)]
+
+
+def _is_harmless(facts: Facts, heading: str) -> bool:
+    share = None if facts.run is None else facts.run.share(heading)
+    return share is not None and share < HARMLESS_RATIO
+
+
+def _has_gpu(facts: Facts) -> bool:
+    """Return whether this machine, or the run that was given, has one: on a processor nothing is copied to a device."""
+    return bool(facts.gpus.working) or (
+        facts.run is not None and any(hello.device.startswith("cuda") for hello in facts.run.hellos)
+    )
+
+
+def _find_unused(facts: Facts) -> Hit | None:
+    found = _ddp(facts, lambda call: call.keywords.get("find_unused_parameters") is True)
+    return _hit(found, "DDP", "find_unused_parameters=False    # where every parameter gets a gradient in every step")
+
+
+def _bucket_view(facts: Facts) -> Hit | None:
+    found = _ddp(
+        facts,
+        lambda call: call.lacks("gradient_as_bucket_view") or call.keywords.get("gradient_as_bucket_view") is False,
+    )
+    return _hit(found, "DDP", "DistributedDataParallel(..., gradient_as_bucket_view=True)")
+
+
+def _static_graph(facts: Facts) -> Hit | None:
+    checkpoints = [
+        call for call in _calls(facts, "checkpoint", "checkpoint_sequential") if "utils.checkpoint" in call.name
+    ]
+    found = _ddp(
+        facts,
+        lambda call: (
+            call.lacks("static_graph") and (bool(checkpoints) or call.keywords.get("find_unused_parameters") is True)
+        ),
+    )
+    if not found:
+        return None
+    evidence = (
+        *(call.says("DDP") for call in found),
+        *(call.says("activation checkpointing") for call in checkpoints[:1]),
+    )
+    return Hit(
+        evidence, "DistributedDataParallel(..., static_graph=True)    # where each step uses the same parameters"
+    )
+
+
+def _bucket_size(facts: Facts) -> Hit | None:
+    def is_odd(call: Call) -> bool:
+        size = call.keywords.get("bucket_cap_mb")
+        return isinstance(size, (int, float)) and not BUCKET_MB_MIN <= size <= BUCKET_MB_MAX
+
+    return _hit(
+        _ddp(facts, is_odd),
+        "DDP",
+        'pacer = pacecar.attach(model, optimizer, tune="exact")    # finds the size; the default is 25 MiB',
+    )
+
+
+def _loader_workers(facts: Facts) -> Hit | None:
+    if _is_harmless(facts, "data_wait"):
+        return None
+    found = [
+        call for call in _calls(facts, "DataLoader")
+        if (call.lacks("num_workers") and len(call.positional) < 6) or call.keywords.get("num_workers") == 0
+    ]  # fmt: skip
+    hit = _hit(
+        found,
+        "loads in the training process",
+        f"DataLoader(..., num_workers={loader_workers(facts)}, persistent_workers=True)",
+    )
+    gain = None if facts.run is None else facts.run.gain("data_free")
+    return None if hit is None else Hit(hit.evidence, hit.remedy, gain)
+
+
+def _pin_memory(facts: Facts) -> Hit | None:
+    if facts.script is None or not facts.script.uses_cuda or not _has_gpu(facts) or _is_harmless(facts, "exposed_copy"):
+        return None
+    found = [
+        call for call in _calls(facts, "DataLoader")
+        if call.lacks("pin_memory") or call.keywords.get("pin_memory") is False
+    ]  # fmt: skip
+    return _hit(found, "pageable memory", "DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)")
+
+
+def _precision(facts: Facts) -> Hit | None:
+    script = facts.script
+    able = [gpu for gpu in facts.gpus.working if gpu.capability is not None and gpu.capability >= AMPERE]
+    if (
+        script is None
+        or not script.uses_cuda
+        or not able
+        or not any(call.name.endswith(".backward") for call in script.calls)
+    ):
+        return None
+    words = {part for name in script.names for part in name.split(".")}
+    measured = facts.run is not None and any(vitals.arithmetic is not None for vitals in facts.run.vitals.values())
+    if measured or words & {
+        *_LOWER_PRECISION,
+        *_WRAPPERS,
+        "set_float32_matmul_precision",
+        "allow_tf32",
+        "fp32_precision",
+    }:
+        return None
+    backward = next(call for call in script.calls if call.name.endswith(".backward"))
+    assert able[0].capability is not None, "those without were left out"
+    evidence = (
+        backward.says("no autocast, no lower precision anywhere"),
+        Evidence(able[0].name, "compute capability {}.{}".format(*able[0].capability), f"NVML, GPU {able[0].index}"),
+    )
+    return Hit(
+        evidence,
+        'torch.set_float32_matmul_precision("high")    # or: with torch.autocast("cuda", dtype=torch.bfloat16):',
+    )
+
+
+def _anomaly(facts: Facts) -> Hit | None:
+    found = [
+        call for call in _calls(facts, "set_detect_anomaly", "detect_anomaly")
+        if call.positional[:1] != (False,) and False not in (call.keywords.get("mode"), call.keywords.get("check_nan"))
+    ]  # fmt: skip
+    return _hit(found, "anomaly detection", "torch.autograd.set_detect_anomaly(False)")
+
+
+def _data_parallel(facts: Facts) -> Hit | None:
+    found = [call for call in _calls(facts, "DataParallel") if call.name.startswith("torch")]
+    return _hit(
+        found,
+        "DataParallel",
+        "torchrun --nproc-per-node gpu ...    # and torch.nn.parallel.DistributedDataParallel(model)",
+    )
+
+
+def _gloo(facts: Facts) -> Hit | None:
+    if not facts.gpus.working or facts.script is None or not facts.script.uses_cuda:
+        return None
+    found = [
+        call for call in _calls(facts, "init_process_group")
+        if "gloo" in (*call.positional[:1], call.keywords.get("backend"))
+    ]  # fmt: skip
+    return _hit(found, "backend", 'torch.distributed.init_process_group("nccl")')
+
+
+def _empty_cache(facts: Facts) -> Hit | None:
+    found = [call for call in _calls(facts, "empty_cache") if "cuda" in call.name]
+    return _hit(
+        found,
+        "gives cached memory back",
+        "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True    # and take the call out of the loop",
+    )
+
+
+def _blocking(facts: Facts) -> Hit | None:
+    evidence = []
+    seen = facts.settings.is_on("CUDA_LAUNCH_BLOCKING")
+    if seen is not None:
+        evidence.append(seen.says("CUDA_LAUNCH_BLOCKING"))
+    if facts.script is not None:
+        evidence += [
+            call.says("CUDA_LAUNCH_BLOCKING") for call in facts.script.assigned
+            if call.name == "os.environ.CUDA_LAUNCH_BLOCKING" and call.keywords.get("value") == "1"
+        ]  # fmt: skip
+    gain = None if facts.run is None else facts.run.gain("launch_gaps_gone")
+    return Hit(evidence, "unset CUDA_LAUNCH_BLOCKING", gain) if evidence else None
+
+
+def _variable(name: str, *, values: tuple[str, ...] = ()) -> Callable[[Facts], Hit | None]:
+    """Return the check of a variable that is on, or has one of `values`."""
+
+    def check(facts: Facts) -> Hit | None:
+        seen = facts.settings.get(name) if values else facts.settings.is_on(name)
+        if seen is None or (values and seen.value.strip().upper() not in values):
+            return None
+        return Hit((seen.says(name),), f"unset {name}")
+
+    return check
+
+
+def _tf32_off(facts: Facts) -> Hit | None:
+    seen = facts.settings.get("NVIDIA_TF32_OVERRIDE")
+    able = [gpu for gpu in facts.gpus.working if gpu.capability is not None and gpu.capability >= AMPERE]
+    if seen is None or seen.value.strip() != "0" or not able:
+        return None
+    return Hit((seen.says("NVIDIA_TF32_OVERRIDE"),), "unset NVIDIA_TF32_OVERRIDE")
+
+
+RULES = (
+    Rule("env-launch-blocking", Severity.CRITICAL, "Each kernel launch waits for its kernel",
+         "host and device take turns, and nothing overlaps; it is meant for finding the kernel that fails", "machine",
+         CUDA_GUIDE.at("Asynchronous Concurrent Execution, Concurrent Execution between Host and Device"), _blocking),
+    Rule("env-no-memory-cache", Severity.CRITICAL, "torch's memory cache is turned off",
+         "each tensor is taken from the driver and given back, and giving back waits for the device", "machine",
+         TORCH.at("CUDA semantics, Memory management"), _variable("PYTORCH_NO_CUDA_MEMORY_CACHING")),
+    Rule("env-debug-detail", Severity.WARNING, "torch.distributed checks each collective",
+         "with DETAIL ranks compare shapes before each collective, which is one more exchange each time", "machine",
+         TORCH.at("Distributed communication package, TORCH_DISTRIBUTED_DEBUG"),
+         _variable("TORCH_DISTRIBUTED_DEBUG", values=("DETAIL",))),
+    Rule("env-blocking-wait", Severity.WARNING, "Waiting for a collective blocks the training thread",
+         "the host cannot launch ahead while NCCL works", "machine",
+         TORCH.at("Distributed communication package, TORCH_NCCL_BLOCKING_WAIT"),
+         _variable("TORCH_NCCL_BLOCKING_WAIT")),
+    Rule("env-tf32-off", Severity.WARNING, "TF32 is forbidden for the whole process",
+         "fp32 matrices do not use the tensor cores, whatever the script allows", "machine",
+         Source("NVIDIA, cuBLAS Library", "NVIDIA_TF32_OVERRIDE"), _tf32_off),
+    Rule("script-find-unused", Severity.INFO, "DDP looks for unused parameters in each step",
+         "the graph is walked once more after each forward", "--script",
+         TORCH.at("DistributedDataParallel, find_unused_parameters"), _find_unused),
+    Rule("script-bucket-view", Severity.INFO, "DDP keeps gradients twice",
+         "without gradient_as_bucket_view gradients are copied to the buckets and back, and stand in memory twice",
+         "--script", TORCH.at("DistributedDataParallel, gradient_as_bucket_view"), _bucket_view),
+    Rule("script-static-graph", Severity.INFO, "DDP is not told that the graph stays the same",
+         "it then searches no unused parameters, and overlaps with activation checkpointing", "--script",
+         TORCH.at("DistributedDataParallel, static_graph"), _static_graph),
+    Rule("script-bucket-size", Severity.WARNING, "DDP's buckets are far from any good size",
+         "tiny buckets are all latency, one huge bucket overlaps with nothing", "--script",
+         TORCH.at("DistributedDataParallel, bucket_cap_mb"), _bucket_size),
+    Rule("script-loader-workers", Severity.INFO, "Data is loaded by the training process itself",
+         "without workers each batch is made while the device waits", "--script",
+         TORCH.at("torch.utils.data, Single- and Multi-process Data Loading"), _loader_workers),
+    Rule("script-pin-memory", Severity.INFO, "Batches are copied from pageable memory",
+         "such a copy passes through a buffer of the driver's and cannot run beside kernels", "--script",
+         TORCH.at("torch.utils.data, Memory Pinning"), _pin_memory),
+    Rule("script-full-precision", Severity.INFO, "Nothing in the script asks for a faster arithmetic",
+         "torch multiplies fp32 matrices without tensor cores unless it is allowed to use TF32 or bfloat16", "--script",
+         TORCH.at("CUDA semantics, TF32; Automatic Mixed Precision package"), _precision),
+    Rule("script-anomaly", Severity.WARNING, "Anomaly detection is on",
+         "each backward records where its forward was and looks for NaN; it is meant for debugging", "--script",
+         TORCH.at("Automatic differentiation package, Anomaly detection"), _anomaly),
+    Rule("script-data-parallel", Severity.WARNING, "DataParallel instead of DistributedDataParallel",
+         "one process drives all GPUs, copies the model to each in every step and is held up by the interpreter's lock",
+         "--script", TORCH.at("torch.nn.DataParallel, the warning"), _data_parallel),
+    Rule("script-gloo", Severity.WARNING, "The script asks for gloo on a machine with GPUs",
+         "gloo copies gradients to the host and sends them with TCP", "--script",
+         TORCH.at("Distributed communication package, Which backend to use?"), _gloo),
+    Rule("script-empty-cache", Severity.INFO, "The script empties torch's memory cache",
+         "it frees no memory for torch itself, waits for the device, and the next allocations go to the driver",
+         "--script",
+         TORCH.at("CUDA semantics, Memory management"), _empty_cache),
+)  # fmt: skip

@@ -1,0 +1,146 @@
+"""Which way would gradients go?  What several rules ask of the same facts: RDMA or sockets, which cards, how far apart.
+
+Links are network cards and bonds of them.  A bridge or one end of a virtual cable also names a speed, 10 Gbit/s, that
+nothing stands behind; a card in a bond has no address of its own.
+
+Pure.  NCCL takes RDMA where a port is up and nobody forbade it; else, and for gloo always, the kernel's TCP carries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .facts.model import Facts, Interface, PciDevice, RdmaPort
+from .findings import Gain
+
+__all__ = [
+    "DMABUF_KERNEL",
+    "carriers",
+    "is_local_run",
+    "is_one_node_run",
+    "links",
+    "loader_workers",
+    "local_gain",
+    "near_ports",
+    "reached_as",
+    "selected",
+    "shares_switch",
+    "training_ports",
+    "uses_rdma",
+]
+
+DMABUF_KERNEL = (5, 12)
+"""The first kernel whose RDMA drivers take a dma-buf (NCCL user guide, Troubleshooting, GPU-to-NIC communication)."""
+
+LOADER_WORKERS_MAX = 16
+"""More of them rather share a disk than a processor."""
+
+_BELOW_ROOT = 3
+"""Parts of a path in common that mean a common switch: host bridge, root port and the switch's upper port."""
+
+
+def shares_switch(one: PciDevice, other: PciDevice) -> bool:
+    """Return whether the two are below one PCIe switch, so that traffic between them never reaches the host."""
+    pairs = zip(one.path[:-1], other.path[:-1], strict=False)
+    common = 0
+    for mine, theirs in pairs:
+        if mine != theirs:
+            break
+        common += 1
+    return common >= _BELOW_ROOT
+
+
+def near_ports(facts: Facts, address: str) -> tuple[RdmaPort, ...]:
+    """Return the RDMA ports below the same switch as the GPU at `address`."""
+    gpu = facts.device_at(address)
+    if gpu is None:
+        return ()
+    cards = {port: facts.device_at(port.address) for port in facts.network.ports}
+    return tuple(port for port, card in cards.items() if card is not None and shares_switch(gpu, card))
+
+
+def training_ports(facts: Facts) -> tuple[RdmaPort, ...]:
+    """Return the ports that are there for GPUs: those beside one, or all where none is (or nothing is known).
+
+    A node has more ports than that, for storage and for management, and theirs may well be down or slow.
+    """
+    near = {port for device in facts.pci if device.is_gpu for port in near_ports(facts, device.address)}
+    return tuple(port for port in facts.network.ports if not near or port in near)
+
+
+def loader_workers(facts: Facts) -> int:
+    """Return how many loader workers a rank of this machine has processors for: its share, less one for itself."""
+    ranks = 0 if facts.run is None else sum(hello.host == facts.host for hello in facts.run.hellos)
+    ranks = ranks or len(facts.gpus.working) or 1
+    known = [number for number in (facts.cpus.count, facts.cpus.quota) if number is not None]
+    return min(max(min(known, default=1) // ranks - 1, 1), LOADER_WORKERS_MAX)
+
+
+def uses_rdma(facts: Facts) -> bool:
+    """Return whether NCCL would go over RDMA here."""
+    settings = facts.settings
+    network = settings.get("NCCL_NET")
+    is_forbidden = settings.is_on("NCCL_IB_DISABLE") or (network is not None and network.value.lower() == "socket")
+    return bool(facts.network.active_ports) and not is_forbidden
+
+
+def is_local_run(facts: Facts) -> bool:
+    """Return whether the run that was given ran on this machine, so that both can be laid side by side."""
+    return facts.run is not None and any(hello.host == facts.host for hello in facts.run.hellos)
+
+
+def is_one_node_run(facts: Facts) -> bool:
+    """Return whether the run that was given is known to have stayed within one node: nothing goes over a network."""
+    hellos = () if facts.run is None else facts.run.hellos
+    return bool(hellos) and len({hello.host for hello in hellos}) == 1 and len(hellos) == hellos[0].world_size
+
+
+def local_gain(facts: Facts, rung: str) -> Gain | None:
+    """Return the bound of a rung for what was found on this machine: only a run that was here says anything of it."""
+    return None if facts.run is None or not is_local_run(facts) else facts.run.gain(rung)
+
+
+def links(facts: Facts) -> list[Interface]:
+    """Return cards and bonds that are up and say how fast they are, the fastest last."""
+    bonds = {card.name for card in facts.network.interfaces if card.is_bond}
+    up = [
+        card
+        for card in facts.network.interfaces
+        if (card.is_physical or card.is_bond) and card.master not in bonds and card.state == "up" and card.speed
+    ]
+    return sorted(up, key=lambda card: card.speed or 0)
+
+
+def reached_as(card: Interface) -> str:
+    """Return the interface that has the card's address: itself, or what it is a part of."""
+    return card.master or card.name
+
+
+def carriers(facts: Facts) -> Sequence[Interface]:
+    """Return the interfaces whose TCP carries gradients between nodes; none where RDMA does.
+
+    The run says it, if there is one of this machine; else it is the fastest card that is up and says how fast it is.
+    """
+    by_name = {interface.name: interface for interface in facts.network.interfaces}
+    if facts.run is not None and is_local_run(facts):
+        if all(hello.world_size == 1 for hello in facts.run.hellos):
+            return ()
+        names = {hello.interface for hello in facts.run.hellos if hello.host == facts.host and hello.interface}
+        known = [by_name[name] for name in sorted(names) if name in by_name]
+        return [card for card in known if card.is_physical or card.is_bond]
+    if uses_rdma(facts):
+        return ()
+    return links(facts)[-1:]
+
+
+def selected(names: Sequence[str], text: str) -> list[str]:
+    """Return which of `names` NCCL's filter selects: `eth`, `=eth0`, `^docker`, `^=docker0`, with commas."""
+    excludes = text.startswith("^")
+    text = text.removeprefix("^")
+    exact = text.startswith("=")
+    entries = [entry for entry in text.removeprefix("=").split(",") if entry]
+
+    def is_meant(name: str) -> bool:
+        return any(name == entry if exact else name.startswith(entry) for entry in entries)
+
+    return [name for name in names if is_meant(name) != excludes]

@@ -1,0 +1,157 @@
+"""What did the daemon see in its last minutes?  `pacecar dump`: have it written, or show what is in such a file.
+
+Asking goes through the daemon's socket, and who may is the daemon's to say (`monitor.permission`).  Showing needs no
+daemon: a recording is read on any machine.  What follows from it is `pacecar report`'s business.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pacecar.formatting.plain_text import clean
+
+from .shared_options import config_option, fail, load
+
+if TYPE_CHECKING:
+    from pacecar.records.recording import Recording
+
+__all__ = ["dump"]
+
+PATIENCE_SECONDS = 60.0
+"""Writing takes a second; a disk that is busy with a checkpoint takes longer."""
+
+EVENTS_SHOWN = 20
+
+
+@click.command()
+@config_option
+@click.option("--socket", help="The daemon's socket.  [default: as configured]")
+@click.option("--note", default="", help="Why; it is written into the recording.")
+@click.option("--show", "shown", type=click.Path(path_type=Path), metavar="FILE", help="Show FILE instead.")
+@click.option("--salvage", is_flag=True, help="With --show: take what is whole of a damaged file.")
+@click.option("--json", "as_json", is_flag=True, help="With --show: print JSON.")
+def dump(
+    config_file: Path | None, socket: str | None, note: str, shown: Path | None, salvage: bool, as_json: bool
+) -> None:
+    """Have the daemon write its last minutes to a file, and print where; or --show such a file."""
+    if shown is not None:
+        if note or socket:
+            raise click.UsageError("--show reads a file: it goes with no --note and no --socket")
+        _show(shown, salvage=salvage, as_json=as_json)
+        return
+    if salvage or as_json:
+        raise click.UsageError("--salvage and --json go with --show FILE")
+    click.echo(clean(_ask(load(config_file, {"socket": socket}).daemon.socket, note)))
+
+
+def _ask(path: str, note: str) -> str:
+    """Return where the recording is; ends the command when there is none."""
+    from pacecar.records import Answer, DumpRequest
+
+    from .daemon_client import AskError, converse
+
+    try:
+        answer = converse(path, DumpRequest(serial=1, note=note), timeout_seconds=PATIENCE_SECONDS)
+    except AskError as error:
+        fail(str(error))
+    assert isinstance(answer, Answer)
+    if answer.state != "done":
+        fail(answer.detail)
+    return answer.detail
+
+
+def _show(file: Path, *, salvage: bool, as_json: bool) -> None:
+    from pacecar.records.recording import RecordingError, read_recording
+
+    try:
+        recording = read_recording(file, salvage=salvage)
+        summary = _summary(recording)
+    except RecordingError as error:
+        fail(str(error))
+    if recording.problem is not None:
+        click.echo(clean(f"pacecar: {recording.problem}; shown is what is whole"), err=True)
+    if as_json:
+        click.echo(json.dumps(summary, indent=2))  # which escapes all but ASCII, so that nothing reaches a terminal raw
+        return
+    for line in _lines(summary):
+        click.echo(clean(line))
+
+
+def _summary(recording: Recording) -> dict[str, Any]:
+    """Return what is in `recording`, counted, as plain values; raises RecordingError."""
+    header = recording.header
+    counts = {"ticks": 0, "glances": 0, "records": 0, "events": 0}
+    series: set[tuple[str, tuple[str, ...]]] = set()
+    first = last = None
+    for chunk in recording.chunks():
+        first = chunk.first_ns if first is None else min(first, chunk.first_ns)
+        last = chunk.last_ns if last is None else max(last, chunk.last_ns)
+        series.update(chunk.series)
+        for kind in counts:
+            counts[kind] += len(getattr(chunk, kind))
+    jobs: dict[str, Counter[str]] = {}
+    for _, record in recording.records():
+        jobs.setdefault(record.job, Counter())[type(record).__name__] += 1
+    return {
+        "host": header.host,
+        "pacecar_version": header.pacecar_version,
+        "written_seconds": header.written_wall_ns / 1e9,
+        "covered_seconds": None if first is None or last is None else (last - first) / 1e9,
+        "triggers": [
+            {"kind": t.kind, "subject": t.subject, "detail": t.detail, "wall_seconds": t.wall_ns / 1e9}
+            for t in header.triggers
+        ],
+        "triggers_left_out": header.triggers_left_out,
+        "dropped": header.dropped,
+        "series": len(series),
+        **counts,
+        "ranks": [
+            {
+                "training_job": hello.job,
+                "launch": hello.launch,
+                "rank": hello.rank,
+                "host": hello.host,
+                "device": hello.device,
+            }
+            for hello in header.hellos
+        ],
+        "records_of_jobs": {job: dict(kinds) for job, kinds in jobs.items()},
+        "latest_events": [
+            {"wall_seconds": wall_ns / 1e9, "kind": event.kind, "text": event.text}
+            for wall_ns, event in sorted(recording.events(), key=lambda one: one[0])[-EVENTS_SHOWN:]
+        ],
+    }
+
+
+def _lines(summary: dict[str, Any]) -> Iterator[str]:
+    yield f"{summary['host']}, pacecar {summary['pacecar_version']}, written {_clock(summary['written_seconds'])}"
+    for trigger in summary["triggers"]:
+        yield f"trigger   {_clock(trigger['wall_seconds'])}  {trigger['kind']}: {trigger['detail']}"
+    if summary["triggers_left_out"]:
+        yield f"trigger   and {summary['triggers_left_out']} more"
+    covered = summary["covered_seconds"]
+    yield (
+        f"covers    {'nothing' if covered is None else f'{covered:.1f} s'}: {summary['ticks']} ticks of"
+        f" {summary['series']} series, {summary['glances']} glances, {summary['records']} records,"
+        f" {summary['events']} events"
+    )
+    for reason, count in summary["dropped"].items():
+        if count:
+            yield f"dropped   {count} entries since the daemon started ({reason})"
+    for job, kinds in summary["records_of_jobs"].items():
+        ranks = sum(rank["training_job"] == job for rank in summary["ranks"])
+        said = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        yield f"job       {job}: {ranks} ranks on the board; {said}"
+    for event in summary["latest_events"]:
+        yield f"event     {_clock(event['wall_seconds'])}  {event['kind']}: {event['text']}"
+
+
+def _clock(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

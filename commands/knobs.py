@@ -1,0 +1,178 @@
+"""What is remembered?  `pacecar knobs`: list, show and forget the best knobs of earlier runs.
+
+A reader of the same file as the jobs, without torch and without a daemon.  Nothing is changed but by `forget`, and a
+file that cannot be read is named and left as it is: only a job that wants to write moves it aside.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from pacecar.formatting.plain_text import clean
+from pacecar.knobs import setting
+
+from .shared_options import config_option, fail, load
+
+if TYPE_CHECKING:
+    from pacecar.controller.memory.knob_store import Entry, KnobsFile
+
+__all__ = ["knobs"]
+
+KEY_DIGITS_MIN = 4
+"""Of a key, to name an entry: enough for 256 entries, and one does not forget a dozen by a slip."""
+
+_file_option = click.option(
+    "--file", "path", type=click.Path(path_type=Path), help="The knobs file.  [default: as configured]"
+)
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group()
+def knobs() -> None:
+    """The best knobs of earlier runs, which jobs of the same kind try first."""
+
+
+@knobs.command("list")
+@config_option
+@_file_option
+@_json_option
+def list_(config_file: Path | None, path: Path | None, as_json: bool) -> None:
+    """List what is remembered, what was used last first."""
+    file = _file(config_file, path)
+    entries = sorted(_read(file), key=lambda entry: -entry.used_wall_ns)
+    if as_json:
+        _print_json([_document(entry) for entry in entries])
+        return
+    if not entries:
+        click.echo(f"Nothing is remembered in {file.path}.")
+        return
+    for entry in entries:
+        changed = ", ".join(f"{knob} {setting(knob, value)}" for knob, value in sorted(entry.knobs.items()))
+        saved = "stale" if entry.stale is not None else f"saves {entry.gain_ratio * 100:.1f} %"
+        kind = entry.fingerprint
+        click.echo(clean(f"{entry.key}  {saved:<13}  {_day(entry.used_wall_ns)}  {entry.job}"))
+        click.echo(clean(f"    {changed}"))
+        click.echo(
+            clean(f"    {_elements(kind.elements)} parameters, {kind.world_size} ranks, {kind.device}, {kind.link}")
+        )
+
+
+@knobs.command()
+@config_option
+@_file_option
+@_json_option
+@click.argument("key")
+def show(config_file: Path | None, path: Path | None, as_json: bool, key: str) -> None:
+    """Show the entry whose KEY begins so."""
+    entry = _one(_file(config_file, path), key)
+    if as_json:
+        _print_json(_document(entry))
+        return
+    kind = entry.fingerprint
+    rows = [
+        ("key", entry.key),
+        ("job", entry.job),
+        ("saved", f"{_day(entry.saved_wall_ns)}, last used {_day(entry.used_wall_ns)}"),
+        ("worth", f"saves {entry.gain_ratio * 100:.1f} % of the step, as measured"),
+        ("pace", "unknown" if entry.pace_ns is None else f"{entry.pace_ns / 1e6:.1f} ms a step"),
+        ("steps", str(entry.steps)),
+        ("model", f"{_elements(kind.elements)} parameters ({kind.parameters})"),
+        ("ranks", f"{kind.world_size} on {kind.device}, {kind.backend or 'no backend'} over {kind.link}"),
+        ("versions", f"torch {kind.torch}, pacecar {entry.pacecar_version}"),
+    ]
+    for name, value in rows:
+        click.echo(clean(f"{name:<10}{value}"))
+    if entry.stale is not None:
+        click.echo(clean(f"{'stale':<10}not tried any more: {entry.stale}"))
+    click.echo()
+    click.echo(f"{'knob':<20}{'began with':>14}{'best':>14}")
+    for knob in sorted(kind.began.keys() | entry.knobs.keys()):
+        began, best = kind.began.get(knob), entry.knobs.get(knob)
+        cells = ["-" if value is None else setting(knob, value) for value in (began, began if best is None else best)]
+        click.echo(clean(f"{knob:<20}{cells[0]:>14}{cells[1]:>14}"))
+
+
+@knobs.command()
+@config_option
+@_file_option
+@click.option("--all", "everything", is_flag=True, help="Forget all entries.")
+@click.option("--stale", "is_stale", is_flag=True, help="Forget the entries that did not hold.")
+@click.argument("keys", nargs=-1)
+def forget(
+    config_file: Path | None, path: Path | None, everything: bool, is_stale: bool, keys: tuple[str, ...]
+) -> None:
+    """Forget the entries whose KEYS begin so."""
+    if everything + is_stale + bool(keys) != 1:
+        raise click.UsageError("give KEYS, or --all, or --stale")
+    from pacecar.controller.memory.knob_store import KnobsFileError, forgotten
+
+    file = _file(config_file, path)
+    wanted = [_one(file, key).key for key in keys]
+    if not keys:
+        wanted = [entry.key for entry in _read(file) if everything or entry.stale is not None]
+    try:
+        if wanted:
+            file.change(lambda entries: forgotten(entries, wanted))
+    except KnobsFileError as error:
+        fail(str(error))
+    click.echo(f"Forgot {len(wanted)} {'entry' if len(wanted) == 1 else 'entries'} of {file.path}.")
+
+
+def _file(config_file: Path | None, path: Path | None) -> KnobsFile:
+    from pacecar.controller.memory.knob_store import KnobsFile, default_place
+
+    if path is not None:
+        return KnobsFile(path, is_ours=False)
+    configured = load(config_file, {}).tune.knobs_file
+    if configured is not None:
+        return KnobsFile(Path(configured).expanduser().absolute(), is_ours=False)
+    place = default_place()
+    if place is None:
+        fail("this user has no home, so nothing is remembered unless [tune] knobs_file says where", code=2)
+    return KnobsFile(place, is_ours=True)
+
+
+def _read(file: KnobsFile) -> tuple[Entry, ...]:
+    from pacecar.controller.memory.knob_store import KnobsFileError
+
+    try:
+        return file.read()
+    except KnobsFileError as error:
+        fail(str(error))
+
+
+def _one(file: KnobsFile, key: str) -> Entry:
+    if len(key) < KEY_DIGITS_MIN:
+        raise click.UsageError(f"{key!r} is too short: give at least {KEY_DIGITS_MIN} digits of the key")
+    found = [entry for entry in _read(file) if entry.key.startswith(key)]
+    if len(found) != 1:
+        fail(f"{len(found) or 'no'} entries of {file.path} begin with {key!r}; see `pacecar knobs list`")
+    return found[0]
+
+
+def _document(entry: Entry) -> dict[str, Any]:
+    import msgspec
+
+    document: dict[str, Any] = msgspec.to_builtins(entry)
+    return document
+
+
+def _print_json(value: object) -> None:
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+
+
+def _day(wall_ns: int) -> str:
+    return datetime.fromtimestamp(wall_ns / 1e9, UTC).strftime("%Y-%m-%d")
+
+
+def _elements(count: int) -> str:
+    for size, letter in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if count >= size:
+            return f"{count / size:.3g} {letter}"
+    return str(count)

@@ -1,0 +1,297 @@
+"""What can one type?  The command `pacecar`; each subcommand imports its room only when it runs.
+
+The daemon must never load torch, and `pacecar --help` must not load the daemon, so nothing here imports a room at the
+top.  Whatever the user can cause (a wrong key, a port in use, a package that is not installed) ends in one line on
+stderr and an exit code, never in a traceback:
+
+    0 done    1 it failed    2 wrong usage or configuration    130 interrupted
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from pacecar import __version__
+from pacecar.formatting.plain_text import PlainFormatter
+
+from .bench.command import bench
+from .dashboards import dashboards
+from .deploy import deploy
+from .doctor.command import doctor
+from .dump import dump
+from .knobs import knobs
+from .report.command import report
+from .run import run
+from .shared_options import config_option
+from .shared_options import fail as _fail
+from .shared_options import load as _load
+from .top.command import top
+from .tune import tune
+
+if TYPE_CHECKING:
+    from pacecar.records import Answer
+
+    from .daemon_client import Reply
+
+__all__ = ["cli", "main"]
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def cli() -> None:
+    """Measure distributed PyTorch training, and tune it while it runs."""
+
+
+@cli.command()
+@config_option
+@click.option("--host", help="Address of the metrics endpoint.  [default: 127.0.0.1]")
+@click.option("--port", type=int, help="Port of the metrics endpoint; 0 takes a free one.  [default: 9850]")
+@click.option("--socket", help="Unix socket on which hooks in training jobs report.")
+@click.option("--period-seconds", type=float, help="Time between two ticks.  [default: 1.0]")
+@click.option("--disable", multiple=True, metavar="COLLECTOR", help="Leave a collector out; may be repeated.")
+@click.option("--web-config-file", help="TLS and passwords of the endpoint, in Prometheus' web configuration form.")
+@click.option("--log-level", help="debug, info, warning or error.  [default: info]")
+def daemon(config_file: Path | None, **flags: Any) -> None:  # noqa: ANN401  click's values, checked by the config
+    """Sample this machine and serve its metrics until SIGTERM."""
+    config = _load(config_file, flags)
+    from pacecar.config import config_path, load_config
+    from pacecar.monitor.daemon import DaemonError
+    from pacecar.monitor.service import run
+
+    _log_to_stderr(config.daemon.log_level)
+    given = {key: value for key, value in flags.items() if value not in (None, ())}
+    try:
+        code = run(
+            config.daemon,
+            otlp=config.otlp,
+            load=lambda: load_config(config_file, flags={"daemon": given}).daemon,
+            file=config_path(config_file),
+        )
+    except DaemonError as error:
+        _fail(str(error))
+    sys.exit(code)
+
+
+@cli.command()
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="Print the snapshot as one JSON object.")
+@click.option("--disable", multiple=True, metavar="COLLECTOR", help="Leave a collector out; may be repeated.")
+def sample(config_file: Path | None, as_json: bool, **flags: Any) -> None:  # noqa: ANN401  click's values
+    """Sample this machine once and print what was read.  Needs no daemon."""
+    config = _load(config_file, flags)
+    import msgspec
+
+    from pacecar.monitor.sampling.collector_registry import DaemonError, sample_once
+
+    from .sample_text import document, lines
+
+    _log_to_stderr("warning")
+    try:
+        snapshot = sample_once(config.daemon)
+    except DaemonError as error:
+        _fail(str(error))
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(document(snapshot)), indent=2))
+        return
+    for line in lines(snapshot):
+        click.echo(line)
+
+
+@cli.command()
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1.0),
+    help="How long to train.  [default: until the tuner rests, at most 150]",
+)
+@click.option("--steps", type=click.IntRange(min=1), help="Train so many steps instead.")
+@click.option("--world-size", type=click.IntRange(min=1, max=64), help="Ranks.  [default: 2, or the GPUs there are]")
+@click.option("--tune", type=click.Choice(["off", "advise", "exact"]), default="exact", show_default=True)
+@click.option("--batch", type=click.IntRange(min=1), help="Sequences in a step, on each rank.")
+@click.option("--micro-batch", type=click.IntRange(min=1), help="Sequences in a forward and backward, on each rank.")
+@click.option("--port", type=click.IntRange(0, 65535), default=9850, show_default=True, help="Metrics endpoint.")
+@click.option(
+    "--run-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="Parent of run folders."
+)
+@click.option("--seed", type=int, default=1, show_default=True)
+def demo(**options: Any) -> None:  # noqa: ANN401  click's values
+    """Train a small language model here, with daemon, hook and tuner, and show what tuning was worth."""
+    if options["steps"] is not None and options["seconds"] is not None:
+        raise click.UsageError("give --steps or --seconds, not both")
+    _need("torch", "the demo trains a model with PyTorch", "torch")
+    _need("rich", "the demo shows its progress with rich", "demo")
+    from .demo.processes import DemoOptions
+    from .demo.run_demo import run_demo
+
+    sys.exit(run_demo(DemoOptions(**options)))
+
+
+@cli.command()
+@click.argument("traces", nargs=-1, type=click.Path(path_type=Path), metavar="TRACE...")
+@click.option("--json", "as_json", is_flag=True, help="Print the whole analysis as one JSON object.")
+@click.option("--steps", metavar="A:B", help="Only the steps A to B, both included; A: and :B leave an end open.")
+@click.option(
+    "--window",
+    type=click.Choice(["trace", "steps", "hta"]),
+    help="From first to last work, the marked steps, or HolisticTraceAnalysis's window.  [default: trace]",
+)
+@click.option(
+    "--compare", nargs=2, type=click.Path(path_type=Path), metavar="A B", help="Compare two traces, or two folders."
+)
+@click.option("--perfetto", type=click.Path(path_type=Path), metavar="OUT", help="Write the ledger as a trace.")
+@click.option("--picture", type=click.Path(path_type=Path), metavar="OUT.svg", help="Draw one step of one trace.")
+@click.option("--step", type=int, metavar="N", help="The step to draw.  [default: the median one]")
+@click.option("--engine", type=click.Choice(["local", "dask"]), default="local", show_default=True)
+@click.option("--dask-address", metavar="ADDR", help="The dask scheduler, for example tcp://10.0.0.1:8786.")
+@click.option("--jobs", type=click.IntRange(min=1), help="Files read at the same time.  [default: one a core]")
+@click.option("-q", "--quiet", "is_quiet", is_flag=True, help="No progress bar.")
+def analyze(traces: tuple[Path, ...], **options: Any) -> None:  # noqa: ANN401  click's values
+    """Say where the time of profiled steps went: traces of torch.profiler, files or folders of them."""
+    if (not traces) == (options["compare"] is None):
+        raise click.UsageError("give traces, or --compare A B")
+    if options["compare"] is not None and (options["picture"] or options["perfetto"]):
+        raise click.UsageError("--compare draws and writes nothing: no --picture and no --perfetto")
+    if options["step"] is not None and options["picture"] is None:
+        raise click.UsageError("--step is the step to draw: it needs --picture (to choose steps: --steps)")
+    if (options["engine"] == "dask") != (options["dask_address"] is not None):
+        raise click.UsageError("--engine dask and --dask-address go together")
+    if options["steps"] is not None and options["window"] in {"trace", "hta"}:
+        raise click.UsageError("--steps chooses steps: it goes with no --window but steps")
+    options["steps"] = _steps(options["steps"])
+    # Its threads are started by numpy's import and spin; nothing here multiplies matrices.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    _need("numpy", "the analysis calculates with numpy", "analyze")
+    if not options["as_json"]:
+        _need("rich", "the tables are drawn with rich (--json does without)", "analyze")
+    from .analyze import AnalyzeOptions, run_analyze
+
+    sys.exit(run_analyze(AnalyzeOptions(paths=traces, **options)))
+
+
+def _steps(text: str | None) -> tuple[int, int] | None:
+    """Return "3:7" as (3, 7); an open end is as far as numbers go."""
+    if text is None:
+        return None
+    first, colon, last = text.partition(":")
+    try:
+        low = int(first) if first else 0
+        high = (int(last) if last else sys.maxsize) if colon else low
+    except ValueError:
+        low, high = 1, 0
+    if low > high or not (first or last):
+        raise click.UsageError(f"--steps {text}: write A:B, A: or :B with A not above B")
+    return low, high
+
+
+@cli.command()
+@config_option
+@click.argument("job")
+@click.option("--steps", type=click.IntRange(1, 100), default=5, show_default=True, help="How many steps to trace.")
+@click.option("--stacks", is_flag=True, help="Also record python stacks; the steps become much slower.")
+@click.option("--directory", type=click.Path(path_type=Path), help="Where the job writes.  [default: its run folder]")
+@click.option("--socket", help="The daemon's socket.  [default: as configured]")
+@click.option("--at-step", type=click.IntRange(min=1), metavar="N", help="Begin at step N, the same on several nodes.")
+@click.option("--timeout-seconds", type=click.FloatRange(min=1.0), help="Give up then.  [default: by the job's pace]")
+@click.option("--no-analysis", is_flag=True, help="Only print where the traces are.")
+def trace(
+    config_file: Path | None,
+    job: str,
+    steps: int,
+    stacks: bool,
+    directory: Path | None,
+    socket: str | None,
+    at_step: int | None,
+    timeout_seconds: float | None,
+    no_analysis: bool,
+) -> None:
+    """Trace the next steps of the running JOB, the same on all its ranks of this node, and analyse them."""
+    config = _load(config_file, {"socket": socket})
+    from .daemon_client import AskError, Reply, ask
+
+    arguments: dict[str, int | str] = {"steps": steps, "stacks": int(stacks)}
+    if directory is not None:
+        arguments["directory"] = str(directory.absolute())
+    if at_step is not None:
+        arguments["at_step"] = at_step
+    replies: list[Reply] = []
+    try:
+        for said in ask(config.daemon.socket, job, "trace", arguments, timeout_seconds=timeout_seconds):
+            if isinstance(said, Reply):
+                replies.append(said)
+            click.echo(_spoken(said), err=True)
+    except AskError as error:
+        _fail(str(error))
+    files = [reply.detail for reply in sorted(replies, key=lambda reply: reply.rank) if reply.state == "done"]
+    if not files:
+        _fail(f"no rank of {job} wrote a trace")
+    if no_analysis:
+        click.echo("\n".join(files))
+    else:
+        click.echo(err=True)
+        _analyze(files)
+    sys.exit(0 if len(files) == len(replies) else 1)
+
+
+def _spoken(said: Answer | Reply) -> str:
+    who = "the daemon" if said.rank is None else f"rank {said.rank}"
+    return f"{who}: {said.state}: {said.detail}"
+
+
+@cli.command()
+def version() -> None:
+    """Print the version."""
+    click.echo(f"pacecar {__version__}")
+
+
+cli.add_command(bench)
+cli.add_command(dashboards)
+cli.add_command(deploy)
+cli.add_command(doctor)
+cli.add_command(dump)
+cli.add_command(knobs)
+cli.add_command(report)
+cli.add_command(run)
+cli.add_command(top)
+cli.add_command(tune)
+
+
+def main() -> NoReturn:
+    """Run the command and exit.  click itself is quiet about a reader that went away (exit code 1)."""
+    try:
+        code = cli(standalone_mode=False)
+    except click.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    # click returns the code of --help and of ctx.exit() instead of raising it in this mode.
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _analyze(files: list[str]) -> None:
+    _need("numpy", "the analysis calculates with numpy (--no-analysis only takes the traces)", "analyze")
+    _need("rich", "the tables are drawn with rich (--no-analysis only takes the traces)", "analyze")
+    from .analyze import AnalyzeOptions, run_analyze
+
+    code = run_analyze(AnalyzeOptions(paths=tuple(Path(file) for file in files)))
+    if code:
+        sys.exit(code)
+
+
+def _need(module: str, why: str, extra: str) -> None:
+    from importlib.util import find_spec
+
+    if find_spec(module) is None:
+        _fail(f"{why}, and {module} is not installed: pip install 'pacecar[{extra}]'")
+
+
+def _log_to_stderr(level: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PlainFormatter(LOG_FORMAT))
+    logging.basicConfig(level=level.upper(), handlers=[handler])

@@ -1,0 +1,68 @@
+"""Which steps count as before, and which as after?  The plan that the first reading makes for the second.
+
+The obvious answer, the first half against the second, is wrong three times: it counts warm-up, it counts trials (which
+are half spent in the setting that lost), and it counts steps that a profiled window slowed down.  So
+
+    before   after warm-up, up to the first switch
+    after    since the last switch at the settings that were kept, without steps in which a switch still settles
+    run      all of them after warm-up, trials with them
+
+Where the run ended soon after its last switch, `after` takes the steps at the kept settings since the last change that
+was kept, then all at those settings.  `pacecar demo` draws the same lines (`pacecar.commands.demo.summary`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from pacecar.comparing import SETTLE_STEPS, WARMUP_STEPS
+from pacecar.records import KnobValue, StepRecord
+
+from .run_index import Key, Story
+
+__all__ = ["Plan", "Stretch"]
+
+
+class Stretch(IntEnum):
+    """Where a step belongs.  Of the last three, `after` is the first, or as many as it takes."""
+
+    WARMUP = 0
+    BEFORE = 1
+    TRIALS = 2
+    SINCE_LAST_SWITCH = 3
+    SINCE_LAST_KEPT = 4
+    AT_SETTLED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Says of each step in which stretch it is."""
+
+    first_switch: Key | None
+    last_switch: Key | None
+    last_kept: Key | None
+    settled: dict[str, KnobValue]
+    switches: frozenset[Key]
+
+    @classmethod
+    def of(cls, story: Story) -> Plan:
+        """Return the plan that follows from what was decided."""
+        switches = frozenset(key for key, _ in story.switches)
+        return cls(story.first_switch, story.last_switch, story.last_kept, story.settled(), switches)
+
+    def stretch(self, key: Key, first_step: int, record: StepRecord) -> Stretch:
+        """Return where the step at `key` belongs; `first_step` is the first one of its life."""
+        life, step = key
+        if step < first_step + WARMUP_STEPS:
+            return Stretch.WARMUP
+        if self.first_switch is None or key <= self.first_switch:
+            return Stretch.BEFORE
+        settles = any((life, step - offset) in self.switches for offset in range(1, SETTLE_STEPS + 1))
+        if settles or record.knobs.values != self.settled:
+            return Stretch.TRIALS
+        if self.last_switch is None or key > self.last_switch:
+            return Stretch.SINCE_LAST_SWITCH
+        if self.last_kept is not None and key > self.last_kept:
+            return Stretch.SINCE_LAST_KEPT
+        return Stretch.AT_SETTLED

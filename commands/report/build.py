@@ -1,0 +1,386 @@
+"""How does a report come about?  Inputs in, document out: two readings, then the sums by name.
+
+Here is decided what may be said at all: the pace needs all ranks, samples of the job need ranks that train on
+different ones, money needs a price.  What cannot be said is None, and where that would surprise there is a notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pacecar import __version__
+from pacecar.checks import estimate_error
+from pacecar.formatting.plain_text import clean_values
+from pacecar.records import LEDGER_HEADINGS, StepRecord, WhatIf
+from pacecar.run_statistics import proven
+
+from .before_after import Plan, Stretch
+from .costs import Prices, cost_of
+from .document import Overhead, Piece, RankRow, Report, Side
+from .events import changes_of, hangs_of, orders_of, slowdowns_of, stops_of
+from .figures import Interval, drift_ratio, ratio_interval, spread_of
+from .formatting import elapsed
+from .inputs import Inputs
+from .loss_log import read_losses
+from .notices import Notices, ReportError
+from .run_index import Story, gather
+from .significance import judge, noise_of
+from .step_join import weave
+from .step_sums import Bin, Part, RankSum, Tally
+from .usage import energies_of, utilization_of
+from .windows import Windows, added
+
+__all__ = ["BuildOptions", "Built", "build_report"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """What the records do not say.  `job` chooses among several; `budget_ratio` is what the hook was allowed."""
+
+    job: str | None = None
+    prices: Prices = field(default_factory=Prices)
+    budget_ratio: float = 0.01
+
+
+@dataclass(slots=True)
+class Stretches:
+    """The parts of a run that are compared, and the windows' rates of each."""
+
+    unit: str
+    parts: dict[str, Part]
+    every: dict[tuple[str, str], list[float]]
+
+    def rates(self, name: str) -> list[float]:
+        """Return the windows' rates in a stretch; none where it has no steps."""
+        return self.every.get((name, self.unit), [])
+
+
+class Built(NamedTuple):
+    """A report, and the rates behind it for who compares: (stretch, unit) -> windows' rates."""
+
+    report: Report
+    rates: dict[tuple[str, str], list[float]]
+
+
+def build_report(inputs: Inputs, options: BuildOptions) -> Built:
+    """Return the report of one run.
+
+    Raises:
+        ReportError: nothing sound is there, or records of several jobs are and none was chosen.
+    """
+    story = _choose(gather(inputs.told()), inputs, options.job)
+    plan = Plan.of(story)
+    ranks_of = {life: len(ranks) for life, (ranks, _) in story.worlds.items()}
+    tally = Tally(plan, _ranks_with_steps(inputs, story), ranks_of)
+    for key, measured in weave(inputs.measured(), story.job, inputs.notices):
+        tally.take(key, measured)
+    tally.complete(story.goodbyes, story.lives)
+    if not tally.ranks or not any(total.lives for total in tally.ranks.values()):
+        said = "; ".join(f"{notice.place}: {notice.text}" for notice in inputs.notices.list()[:3])
+        raise ReportError(f"{inputs.name}: no step of job {story.job!r} can be read" + (f" ({said})" if said else ""))
+    _check_ranks(inputs, story, tally)
+    return _assemble(inputs, options, story, tally)
+
+
+def _choose(stories: dict[str, Story], inputs: Inputs, wanted: str | None) -> Story:
+    """Return the story of the job that is meant."""
+    if not stories:
+        # A file may have lost its head: then its steps name the job.
+        for stream in inputs.measured():
+            for _, _, _, record in stream:
+                stories.setdefault(record.job, Story(record.job))
+                break
+    names = sorted(stories)
+    if wanted is not None:
+        if wanted not in stories:
+            raise ReportError(f"{inputs.name}: no record of job {wanted!r}; there are {', '.join(names) or 'none'}")
+        return stories[wanted]
+    if not names:
+        said = "; ".join(f"{notice.place}: {notice.text}" for notice in inputs.notices.list()[:3])
+        raise ReportError(f"{inputs.name}: not one record can be read" + (f" ({said})" if said else ""))
+    if len(names) > 1:
+        each = ", ".join(f"{name} ({stories[name].records} records)" for name in names[:8])
+        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        raise ReportError(f"{inputs.name} holds {len(names)} jobs: {each}{more}: choose one with --job NAME")
+    return stories[names[0]]
+
+
+def _ranks_with_steps(inputs: Inputs, story: Story) -> int:
+    """Return how many ranks' records make a step whole: those that ended any.  Looks no further than the first."""
+    found = 0
+    for stream in inputs.measured(Notices()):
+        found += any(isinstance(record, StepRecord) and record.job == story.job for _, _, _, record in stream)
+    return max(1, found)
+
+
+def _check_ranks(inputs: Inputs, story: Story, tally: Tally) -> None:
+    """Say which ranks are missing or have no step, and what the job restarted."""
+    notices, world = inputs.notices, story.world_size
+    seen = {rank for rank, total in tally.ranks.items() if total.lives}
+    if world is None:
+        notices.add(inputs.name, "hello", "no rank introduced itself: world size, hosts and devices are unknown")
+    elif missing := sorted(set(range(world)) - seen):
+        text = f"ranks {_ranges(missing)} of {world} left no step here: pace and samples are those of the other ranks"
+        # A recording is of one node; so is a folder on a node's own disk.
+        notices.add(inputs.name, "missing", text, is_damage=inputs.recording is None)
+    if len(story.lives) > 1:
+        text = f"the job was attached {len(story.lives)} times in this folder; its steps begin at 0 each time"
+        notices.add(inputs.name, "lives", text, is_damage=False)
+    if tally.jumps_ns:
+        text = f"the clock was set by {elapsed(sum(tally.jumps_ns))}: the time line is wrong there, sums are without it"
+        notices.add(inputs.name, "clock", text, is_damage=False)
+    if len(worlds := {world for _, world in story.worlds.values()}) > 1:
+        text = f"the job had {' and '.join(map(str, sorted(worlds)))} ranks in turn: pace and cost are of both"
+        notices.add(inputs.name, "elastic", text, is_damage=False)
+    if not _is_data_parallel(story) and (world or 1) > 1:
+        text = "ranks are not known to be data-parallel: samples and tokens are the sum over ranks all the same"
+        notices.add(inputs.name, "parallel", text, is_damage=False)
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Return [1, 2, 3, 7] as "1-3, 7"."""
+    pieces: list[list[int]] = []
+    for number in numbers:
+        if pieces and number == pieces[-1][1] + 1:
+            pieces[-1][1] = number
+        else:
+            pieces.append([number, number])
+    said = [str(first) if first == last else f"{first}-{last}" for first, last in pieces[:12]]
+    return ", ".join(said) + (" ..." if len(pieces) > 12 else "")
+
+
+def _is_data_parallel(story: Story) -> bool:
+    return all(hello.world_size == 1 or hello.parallel == {"data": hello.world_size} for hello in story.hellos.values())
+
+
+def _stretches(tally: Tally, *, is_tuned: bool) -> Stretches:
+    """Return before, after and the whole run, with their windows' rates in the unit that all of them know."""
+    run = tally.run
+    unit = "samples" if run.windows.samples is not None else "steps"
+    parts: dict[str, Part] = {}
+    every: dict[tuple[str, str], list[float]] = {}
+    chosen = {"whole": [run], "before": [tally.parts[Stretch.BEFORE]] if is_tuned else [run]}
+    if is_tuned:
+        chosen["after"] = tally.after()
+    for name, several in chosen.items():
+        several = [part for part in several if part.windows.steps]
+        if not several:
+            continue
+        joined = several[0]
+        if len(several) > 1:
+            joined = Part()
+            for part in several:
+                joined.join(part)
+        parts[name] = joined
+        for one in ("samples", "tokens", "steps"):
+            every[name, one] = [rate for part in several for rate in part.windows.rates(one)]
+        joined.windows = _windows(several)
+    return Stretches(unit, parts, every)
+
+
+def _windows(several: Sequence[Part]) -> Windows:
+    if len(several) == 1:
+        return several[0].windows
+    total = Windows()
+    total.steps_each = several[0].windows.steps_each
+    for part in several:
+        windows = part.windows
+        total.steps += windows.steps
+        total.rank_walls = added(total.rank_walls, windows.rank_walls)
+        for name in ("samples", "tokens"):
+            mine, theirs = getattr(total, name), getattr(windows, name)
+            setattr(total, name, None if mine is None or theirs is None else mine + theirs)
+    return total
+
+
+def _side(part: Part, rates: Sequence[float]) -> Side:
+    windows = part.windows
+    assert part.first is not None, "a part that has steps"
+    assert part.last is not None, "a part that has steps"
+    assert part.first_wall_ns is not None, "a part that has steps"
+    assert part.last_wall_ns is not None, "a part that has steps"
+    seconds = windows.wall_ns / 1e9
+    counts = (windows.samples, windows.tokens)
+    samples, tokens = (None if count is None or seconds == 0 else count / seconds for count in counts)
+    p50, p95, p99 = (round(part.paces.percentile(share) or 0) for share in (0.5, 0.95, 0.99))
+    return Side(
+        first=part.first,
+        last=part.last,
+        began_wall_ns=part.first_wall_ns,
+        ended_wall_ns=part.last_wall_ns,
+        steps=windows.steps,
+        windows=len(rates),
+        window_steps=windows.steps_each,
+        rate=spread_of(rates),
+        drift_ratio=drift_ratio(rates),
+        samples_per_second=samples,
+        tokens_per_second=tokens,
+        step_mean_ns=windows.wall_ns // windows.steps,
+        step_p50_ns=p50,
+        step_p95_ns=p95,
+        step_p99_ns=p99,
+        step_max_ns=part.paces.high,
+        ledger_ns=_mean_ledger(part.ledger, part.rank_steps),
+        communication_ns=part.communication_ns // part.rank_steps,
+        overlap_ratio=part.overlapped_ns / part.communication_ns if part.communication_ns else None,
+        knobs=dict(part.knobs),
+    )
+
+
+def _mean_ledger(sums: Sequence[int], steps: int) -> dict[str, int]:
+    return {heading: total // max(1, steps) for heading, total in zip(LEDGER_HEADINGS, sums, strict=True)}
+
+
+def _assemble(inputs: Inputs, options: BuildOptions, story: Story, tally: Tally) -> Built:
+    is_tuned = story.first_switch is not None
+    stretches = _stretches(tally, is_tuned=is_tuned)
+    sides = {name: _side(part, stretches.rates(name)) for name, part in stretches.parts.items()}
+    before, after = sides.get("before"), sides.get("after")
+    hosts, utilization = utilization_of(inputs, story, tally, stretches.parts, sides)
+    launches = frozenset({hello.launch for hello in story.hellos.values()} | {""})  # older hooks know of none
+    energy_before, energy_after = energies_of(inputs, story.job, launches, hosts, before, after)
+    if before is None:
+        text = "the run ended in its warm-up, or no step was measured by all ranks: there is nothing to compare"
+        inputs.notices.add(inputs.name, "short", text, is_damage=False)
+    hello = story.hellos.get(min(story.hellos, default=0))
+    ranks = tuple(_rank_row(total, story, tally) for _, total in sorted(tally.ranks.items()))
+    lives = max((len(total.lives) for total in tally.ranks.values()), default=1)
+    counts = [_total(total, "total_samples") for total in tally.ranks.values()]
+    tokens = [_total(total, "total_tokens") for total in tally.ranks.values()]
+    began = tally.line.start_ns
+    changes = changes_of(story)
+    together = proven(change for change in changes if change.is_in_force)
+    change, noise, verdict, why = _before_after(stretches) if after is not None else (None, None, None, None)
+    report = Report(
+        pacecar_version=__version__,
+        run=inputs.name,
+        job=story.job,
+        world_size=story.world_size,
+        ranks_seen=sum(bool(total.lives) for total in tally.ranks.values()),
+        lives=lives,
+        hosts=tuple(sorted({one.host for one in story.hellos.values()})),
+        device=hello.device if hello is not None else None,
+        backend=hello.backend if hello is not None else None,
+        framework=hello.framework if hello is not None else None,
+        recorded_by=hello.pacecar_version if hello is not None else None,
+        is_data_parallel=_is_data_parallel(story),
+        began_wall_ns=began,
+        duration_ns=tally.run_ns,
+        steps=max((row.steps for row in ranks), default=0),
+        samples=_all(counts),
+        tokens=_all(tokens),
+        compared_steps=tally.complete_steps,
+        incomplete_steps=tally.incomplete_steps,
+        is_sampled=tally.is_sampled,
+        rate_unit=stretches.unit,
+        is_tuned=is_tuned,
+        before=before,
+        after=after,
+        whole=sides.get("whole"),
+        change=change,
+        change_verdict=verdict,
+        change_why=why,
+        change_noise_ratio=noise,
+        proven_gain_ratio=together.ratio,
+        proven_gain_low=together.low,
+        proven_gain_high=together.high,
+        changes=changes,
+        orders=orders_of(story),
+        tuner=None if story.status is None else f"{story.status.state}: {story.status.detail}",
+        ladder=story.ladder or _rank_ladder(story),
+        utilization=utilization,
+        ranks=ranks,
+        slowdowns=slowdowns_of(story),
+        hangs=hangs_of(story),
+        stops=stops_of(story),
+        estimate_error=estimate_error(story.checks),
+        overhead=_overhead(story, tally, options.budget_ratio),
+        energy_before=energy_before,
+        energy_after=energy_after,
+        cost=cost_of(options.prices, story.world_size or len(ranks), len(ranks), sides, tally.run_ns),
+        losses=read_losses(inputs.losses, inputs.notices) if inputs.losses is not None else None,
+        line_start_wall_ns=began,
+        line_width_ns=tally.line.width_ns,
+        line=tuple(_piece(place * tally.line.width_ns, one) for place, one in sorted(tally.line.bins.items())),
+        notices=inputs.notices.list(),
+    )
+    return Built(clean_values(report), stretches.every)  # names, reasons and hosts come from files
+
+
+def _before_after(stretches: Stretches) -> tuple[Interval | None, float | None, str, str]:
+    """Return the change of the rate, the noise beside it, and what both show."""
+    before, after = stretches.rates("before"), stretches.rates("after")
+    change, noise = ratio_interval(before, after), noise_of(before, after)
+    return change, noise, *judge(change, noise, "stretch")
+
+
+def _total(total: RankSum, name: str) -> int | None:
+    return _all([getattr(last, name) for last in total.lives.values()])
+
+
+def _all(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None
+
+
+def _piece(at_ns: int, one: Bin) -> Piece:
+    rate = None
+    if one.pace_ns > 0 and one.samples is not None:
+        rate = one.samples * 1e9 / one.pace_ns
+    return Piece(
+        at_ns=at_ns,
+        rank_steps=one.rank_steps,
+        ledger_ns=_mean_ledger(one.ledger, one.rank_steps),
+        pace_ns=one.pace_ns // one.steps if one.steps else None,
+        rate=rate,
+    )
+
+
+def _rank_row(total: RankSum, story: Story, tally: Tally) -> RankRow:
+    hello, ledger = story.hellos.get(total.rank), total.totals
+    steps = sum(last.total_steps for last in total.lives.values())
+    overhead_ns = sum(last.total_overhead_ns for last in total.lives.values())
+    bye = next((bye for (_, rank), bye in reversed(story.goodbyes.items()) if rank == total.rank), None)
+    return RankRow(
+        rank=total.rank,
+        host=hello.host if hello is not None else None,
+        device=hello.device if hello is not None else None,
+        steps=steps,
+        records=total.records,
+        step_mean_ns=ledger.wall_ns // steps if steps else None,
+        ledger_ns=_mean_ledger(list(ledger.parts().values()), steps),
+        slowest_ratio=total.slowest_in / tally.complete_steps if tally.complete_steps else None,
+        overhead_ratio=overhead_ns / ledger.wall_ns if ledger.wall_ns else None,
+        windows=sum(last.total_windows for last in total.lives.values()),
+        dropped_records=sum(last.dropped_records for last in total.lives.values()),
+        last_words=bye.reason if bye is not None else None,
+        uncalibrated=[last.uncalibrated for last in total.lives.values()][-1] if total.lives else None,
+    )
+
+
+def _rank_ladder(story: Story) -> WhatIf | None:
+    return story.rank_ladders[min(story.rank_ladders)] if story.rank_ladders else None
+
+
+def _overhead(story: Story, tally: Tally, budget_ratio: float) -> Overhead:
+    ratios: dict[int, float] = {}
+    overhead_ns = wall_ns = 0
+    for rank, total in tally.ranks.items():
+        mine = sum(last.total_overhead_ns for last in total.lives.values())
+        its_wall = total.totals.wall_ns
+        overhead_ns, wall_ns = overhead_ns + mine, wall_ns + its_wall
+        if its_wall:
+            ratios[rank] = mine / its_wall
+    worst = max(ratios, key=lambda rank: ratios[rank], default=None)
+    exploration_ns = sum(story.exploration_ns.values()) if story.exploration_ns else None
+    run_ns = tally.run_ns
+    return Overhead(
+        ratio=overhead_ns / wall_ns if wall_ns else None,
+        worst_ratio=None if worst is None else ratios[worst],
+        worst_rank=worst,
+        budget_ratio=budget_ratio,
+        exploration_ns=exploration_ns,
+        exploration_ratio=exploration_ns / run_ns if exploration_ns is not None and run_ns else None,
+    )

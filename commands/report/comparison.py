@@ -1,0 +1,105 @@
+"""Is one run faster than another, or was it luck?  Each run against the first, and no claim inside the noise.
+
+Two runs are two samples, and a bootstrap inside each sees only the noise inside each.  So a difference is claimed when
+both hold: its interval (`pacecar.commands.report.figures`) leaves zero out, and it is larger than what either run differs from
+itself, its second half from its first.  That still is no proof of the cause: another day, another node, another
+neighbour on the link.  A proof needs interleaved trials, which is what the tuner does.
+
+Compared are the *settled* stretch (after the last change that was kept; where nothing was turned, all after warm-up)
+and the *whole* run, trials with it, after warm-up.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from .build import Built
+from .document import Comparison, ComparisonRow, Report, Side
+from .figures import ratio_interval
+from .formatting import number
+from .hangs import hang_sentences
+from .significance import judge, noise_of
+
+__all__ = ["compare", "settled_side"]
+
+
+def settled_side(report: Report) -> tuple[str, Side | None]:
+    """Return the stretch in which a run is at the settings it was left at."""
+    return ("after", report.after) if report.is_tuned else ("before", report.before)
+
+
+def compare(runs: Sequence[Built]) -> Comparison:
+    """Return how each run differs from the first; at least two runs."""
+    units = [unit for unit in ("samples", "steps") if all(run.rates.get(("whole", unit)) for run in runs)]
+    unit = units[0] if units else "steps"
+    base = runs[0]
+    stretches = ("settled", "whole")
+    rows = [_row(base, run, stretch, unit, is_base=run is base) for run in runs for stretch in stretches]
+    return Comparison(
+        rate_unit=unit,
+        runs=tuple(run.report for run in runs),
+        rows=tuple(rows),
+        warnings=tuple(_warnings([run.report for run in runs], unit)),
+    )
+
+
+def _rates(run: Built, stretch: str, unit: str) -> tuple[list[float], Side | None]:
+    if stretch == "whole":
+        return run.rates.get(("whole", unit), []), run.report.whole
+    name, side = settled_side(run.report)
+    return run.rates.get((name, unit), []), side
+
+
+def _row(base: Built, run: Built, stretch: str, unit: str, *, is_base: bool) -> ComparisonRow:
+    mine, side = _rates(run, stretch, unit)
+    theirs, _ = _rates(base, stretch, unit)
+    change = None if is_base else ratio_interval(theirs, mine)
+    noise = noise_of(mine, theirs)
+    verdict, why = ("", "the run that the others are compared with") if is_base else judge(change, noise)
+    middle = statistics.median(mine) if mine else None
+    if side is not None and side.rate is not None and unit == run.report.rate_unit:
+        middle = side.rate.median
+    return ComparisonRow(
+        run=run.report.run,
+        stretch=stretch,
+        rate=middle,
+        step_ns=None if side is None else side.step_mean_ns,
+        change=change,
+        noise_ratio=None if is_base else noise,
+        verdict=verdict,
+        why=why,
+    )
+
+
+def _shares(reports: Sequence[Report], unit: str) -> str:
+    """Return what each rank contributes: more ranks are more samples, and no gain of any setting."""
+    shares = []
+    for report in reports:
+        side = settled_side(report)[1]
+        pace = None if side is None else side.samples_per_second
+        shares.append("-" if pace is None or unit != "samples" else f"{number(pace / report.ranks_seen)} samples/s")
+    return f"a rank's share of the mean pace is {'; '.join(shares)}"
+
+
+def _warnings(reports: Sequence[Report], unit: str) -> list[str]:
+    said = []
+    for what, values in (
+        ("world size", [report.world_size for report in reports]),
+        ("device", [report.device for report in reports]),
+        ("backend", [report.backend for report in reports]),
+        ("framework", [report.framework for report in reports]),
+        ("hosts", [", ".join(report.hosts) for report in reports]),
+    ):
+        if len(set(values)) > 1:
+            said.append(f"{what} differs: {'; '.join(str(value) for value in values)}")
+            if what == "world size":
+                said.append(f"the verdict is of the whole job; {_shares(reports, unit)}")
+    if unit == "steps":
+        said.append("samples are not known of all runs: steps a second are compared, whatever a step held")
+    if len({report.job for report in reports}) < len(reports):
+        said.append("the same job is there more than once")
+    said += [f"{report.run}: {sentence}" for report in reports for sentence in hang_sentences(report)]
+    damaged = [report.run for report in reports if any(notice.is_damage for notice in report.notices)]
+    said += [f"parts of {run} could not be read: see its own report" for run in damaged]
+    return said

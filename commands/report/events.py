@@ -1,0 +1,137 @@
+"""What happened in a run, one line an event?  Decisions with their verdicts, people's orders, stragglers, hangs.
+
+A straggler is told of again and again while it is late, and so is a rank that hangs; here each is one row, from when it
+began to the last that was said of it.
+"""
+
+from __future__ import annotations
+
+from pacecar.formatting.plain_text import clean
+from pacecar.knobs import setting
+
+from .document import Change, Hang, Slowdown, Stopped
+from .notices import TEXT_CHARACTERS_MAX
+from .run_index import Key, Story
+
+__all__ = ["changes_of", "hangs_of", "orders_of", "slowdowns_of", "stops_of"]
+
+
+def changes_of(story: Story) -> tuple[Change, ...]:
+    """Return every decision, in the order in which they were made."""
+    changes = []
+    in_force = _in_force(story)
+    for key, decision in sorted(story.decisions.items()):
+        verdict = story.verdicts.get(key)
+        changes.append(
+            Change(
+                life=key[0],
+                decision=decision.decision,
+                kind=decision.kind,
+                knob=clean(decision.knob, TEXT_CHARACTERS_MAX),
+                from_value=decision.from_value,
+                to_value=decision.to_value,
+                step=decision.step,
+                applied_step=story.applied.get(key),
+                verdict_step=None if verdict is None else verdict.step,
+                wall_ns=decision.wall_ns,
+                verdict_wall_ns=None if verdict is None else verdict.wall_ns,
+                expected_gain_ratio=decision.expected_gain_ratio,
+                measured_gain_ratio=None if verdict is None else verdict.measured_gain_ratio,
+                gain_low=None if verdict is None else verdict.gain_low,
+                gain_high=None if verdict is None else verdict.gain_high,
+                outcome=None if verdict is None else verdict.outcome,
+                trial_steps=None if verdict is None else verdict.trial_steps,
+                exploration_ns=None if verdict is None else verdict.exploration_ns,
+                is_in_force=key in in_force,
+                reason=clean(decision.reason if verdict is None else verdict.reason, TEXT_CHARACTERS_MAX),
+            )
+        )
+    return tuple(changes)
+
+
+def _in_force(story: Story) -> set[Key]:
+    """Return the kept decisions whose gain the job ended with.
+
+    A job that was started again proves the same change again, from the settings that it came with: only the last start
+    that kept any counts, or the same gain counts twice.  A knob that somebody turned away later, a person or the
+    safeguard, has none.
+    """
+    kept = [key for key, verdict in story.verdicts.items() if verdict.outcome == "kept" and key in story.decisions]
+    last_life = max((life for life, _ in kept), default=0)
+    settled = story.settled()
+    by_knob: dict[str, list[Key]] = {}
+    for key in sorted(key for key in kept if key[0] == last_life):
+        by_knob.setdefault(story.decisions[key].knob, []).append(key)
+    found: set[Key] = set()
+    for knob, keys in by_knob.items():
+        to_value = story.decisions[keys[-1]].to_value
+        if settled.get(knob, to_value) == to_value:
+            found.update(keys)
+    return found
+
+
+def orders_of(story: Story) -> tuple[str, ...]:
+    """Return what people ordered, a sentence each."""
+    said = []
+    for (_, step), order in story.orders:
+        who = "somebody" if order.uid is None else f"uid {order.uid}"
+        values = ", ".join(f"{knob} {setting(knob, value)}" for knob, value in order.values.items())
+        named = f" {values}" if values else ""
+        said.append(f"step {step}: {who} ordered {order.action}{named}: {order.outcome}: {order.detail}")
+    return tuple(clean(sentence, TEXT_CHARACTERS_MAX) for sentence in said)
+
+
+def slowdowns_of(story: Story) -> tuple[Slowdown, ...]:
+    """Return each straggler once."""
+    found: dict[tuple[int, int | None, str, str, int], Slowdown] = {}
+    for (life, _), one in story.stragglers:
+        key = (life, one.late_rank, one.cause, one.phase, one.since_step)
+        before = found.get(key)
+        excess_ns = max(one.excess_ns, 0 if before is None else before.excess_ns)
+        found[key] = Slowdown(
+            life=life,
+            rank=one.late_rank,
+            cause=one.cause,
+            phase=clean(one.phase, TEXT_CHARACTERS_MAX),
+            since_step=one.since_step,
+            last_step=one.step,
+            excess_ns=excess_ns,
+            lost_ns=excess_ns * max(1, one.step - one.since_step + 1),
+            is_over=one.ended,
+            evidence=clean(one.evidence, TEXT_CHARACTERS_MAX),
+        )
+    return tuple(found.values())
+
+
+def hangs_of(story: Story) -> tuple[Hang, ...]:
+    """Return each suspected hang once, a rank each."""
+    found: dict[tuple[Key, int], Hang] = {}
+    for key, one in story.hangs:
+        before = found.get((key, one.rank))
+        found[key, one.rank] = Hang(
+            life=key[0],
+            rank=one.rank,
+            step=one.step,
+            phase=clean(one.phase if before is None else before.phase, TEXT_CHARACTERS_MAX),
+            wall_ns=one.wall_ns - one.silent_ns if before is None else before.wall_ns,
+            silent_ns=max(one.silent_ns, 0 if before is None else before.silent_ns),
+            last_collective=None if one.last_collective is None else clean(one.last_collective, TEXT_CHARACTERS_MAX),
+            is_over=one.ended,
+        )
+    return tuple(found.values())
+
+
+def stops_of(story: Story) -> tuple[Stopped, ...]:
+    """Return each time that a rank's process did not run."""
+    return tuple(
+        Stopped(
+            life=life,
+            rank=one.rank,
+            step=one.step,
+            phase=clean(one.phase),
+            wall_ns=one.wall_ns,
+            stopped_ns=one.stopped_ns,
+            cause=one.cause,
+        )
+        for (life, _), one in story.stops
+    )

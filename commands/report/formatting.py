@@ -1,0 +1,129 @@
+"""How are a report's figures written?  One place, so that page, tables and terminal say the same thing.
+
+Missing is a dash.  A figure has about three digits that count, and the digits of a column stand under each other.
+"""
+
+from __future__ import annotations
+
+from pacecar.formatting.ledger_headings import percent
+from pacecar.knobs import by_name, setting
+from pacecar.records import KnobValue
+
+from .document import Report, Stat
+from .figures import Interval
+
+__all__ = [
+    "amount", "bounds", "change_words", "elapsed", "joules", "knob_words", "milliseconds", "money", "number",
+    "rate_word", "reading", "steps_word", ]  # fmt: skip
+
+DASH = "-"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Return a figure with about `digits` digits that count, thousands set apart."""
+    if value is None:
+        return DASH
+    magnitude = abs(value)
+    if magnitude >= 10 ** (digits - 1) or magnitude == int(magnitude):
+        return f"{value:,.0f}".replace(",", " ")
+    if magnitude < 1e-4:
+        return f"{value:.{digits - 1}e}"
+    places = digits - 1
+    while magnitude < 1 and places < 8:
+        magnitude *= 10
+        places += 1
+    while magnitude >= 10 and places > 0:
+        magnitude /= 10
+        places -= 1
+    return f"{value:.{places}f}"
+
+
+def milliseconds(ns: float | None) -> str:
+    """Return a duration of a step in milliseconds."""
+    return DASH if ns is None else f"{ns / 1e6:,.2f} ms".replace(",", " ")
+
+
+def elapsed(ns: float | None) -> str:
+    """Return a long duration: 8.2 s, 3 min 25 s, 4 h 10 min, 3 d 4 h."""
+    if ns is None:
+        return DASH
+    seconds = ns / 1e9
+    if seconds < 0:
+        return f"-{elapsed(-ns)}"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    if seconds < 86400:
+        return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
+    return f"{seconds // 86400:.0f} d {seconds % 86400 // 3600:.0f} h"
+
+
+def amount(value: float | None, unit: str) -> str:
+    """Return a reading in its unit."""
+    if value is None:
+        return DASH
+    if unit == "ratio":
+        return percent(value)
+    if unit == "bytes":
+        return f"{number(value / 2**30)} GiB" if value >= 2**30 else f"{number(value / 2**20)} MiB"
+    if unit == "bytes_per_second":
+        return f"{number(value * 8 / 1e9)} Gbit/s"
+    if unit == "flops_per_second":
+        return f"{number(value / 1e12)} TFLOP/s" if value >= 1e12 else f"{number(value / 1e9)} GFLOP/s"
+    return f"{number(value)} {'W' if unit == 'watts' else '°C'}"
+
+
+def reading(stat: Stat | None, unit: str) -> str:
+    """Return mean and standard deviation."""
+    if stat is None:
+        return DASH
+    spread = "" if stat.sd is None else f" ± {amount(stat.sd, unit)}"
+    return amount(stat.mean, unit) + spread
+
+
+def bounds(low: float | None, high: float | None) -> str:
+    """Return an interval of gains, -2.0 .. 4.1 %."""
+    return DASH if low is None or high is None else f"{low * 100:+.1f} .. {high * 100:+.1f} %"
+
+
+def change_words(change: Interval | None) -> str:
+    """Return a difference with its interval."""
+    if change is None:
+        return DASH
+    if change.low is None or change.high is None:
+        return f"{percent(change.change_ratio, signed=True)} (no interval)"
+    return f"{percent(change.change_ratio, signed=True)} ({bounds(change.low, change.high)})"
+
+
+def knob_words(knob: str, value: KnobValue) -> str:
+    """Return a knob's value for people; that of a knob unknown here as it stands."""
+    if isinstance(value, int) and (knob in by_name or knob.endswith("_bytes")):
+        return setting(knob, value)
+    return str(value)
+
+
+def rate_word(report: Report) -> str:
+    """Return the unit of the report's rates."""
+    return f"{report.rate_unit}/s"
+
+
+def money(value: float | None) -> str:
+    """Return a price; cents where it is small."""
+    if value is None:
+        return DASH
+    if value != 0 and abs(value) < 0.1:
+        return f"{value:.4f}"
+    return f"{value:,.2f}".replace(",", " ")
+
+
+def joules(value: float | None) -> str:
+    """Return an energy."""
+    return DASH if value is None else f"{number(value)} J"
+
+
+def steps_word(first: tuple[int, int], last: tuple[int, int]) -> str:
+    """Return a stretch of steps; the start is named only where there were several."""
+    if first[0] == last[0] == 0:
+        return f"{first[1]} to {last[1]}"
+    return f"{first[1]} of start {first[0] + 1} to {last[1]} of start {last[0] + 1}"

@@ -1,0 +1,125 @@
+"""Says when a run stood still, for how long and on which rank, in a sentence or two for the top of its report.
+
+A run of two hours of which one rank was stopped for twenty minutes looks like a slow run in every mean below.  Two
+kinds of records tell: a rank's own word that its process did not run (`ProcessStop`), and the suspicions of ranks that
+ended no step (`HangSuspicion`).  Of a stop all other ranks say that they wait, so a rank that was stopped is to blame
+before one that was silent, and one that was silent in a phase of its own before one that waited for others.
+
+Pure: a document in, sentences out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from .document import Hang, Report, Stopped
+from .formatting import elapsed
+
+__all__ = ["CAUSE_WORDS", "HUNG_NS_MIN", "hang_sentences", "ranks_word"]
+
+HUNG_NS_MIN = 1_000_000_000
+"""Shorter stops are in the ledger; nobody calls them a hang."""
+
+NAMED_MAX = 3
+"""The longest of them have words; of the others the number."""
+
+RANKS_MAX = 8
+
+WAITING = "tail"
+"""The phase in which a rank waits for others."""
+
+CAUSE_WORDS = {
+    None: "stopped",
+    "throttled": "held back by its CPU quota",
+    "frozen": "frozen with its control group",
+    "preempted": "without a processor, which others had",
+    "traced": "stopped by a debugger",
+}
+
+
+class _Standstill(NamedTuple):
+    lasted_ns: int
+    text: str
+
+
+def hang_sentences(report: Report) -> list[str]:
+    """Return what is to be said of the run's standstills; nothing where there was none."""
+    stops = [stop for stop in report.stops if stop.stopped_ns >= HUNG_NS_MIN]
+    found = [_of_stops(group, report) for group in _together(stops)]
+    steps: dict[tuple[int, int], list[Hang]] = {}
+    for hang in report.hangs:
+        if not any(_explains(stop, hang) for stop in stops):
+            steps.setdefault((hang.life, hang.step), []).append(hang)
+    found += [_of_hangs(hangs, report) for hangs in steps.values()]
+    if not found:
+        return []
+    found.sort(key=lambda one: -one.lasted_ns)
+    total = elapsed(sum(one.lasted_ns for one in found))
+    if len(found) == 1:
+        return [f"The run hung for {total}: {found[0].text}."]
+    named = "; ".join(f"{one.text} ({elapsed(one.lasted_ns)})" for one in found[:NAMED_MAX])
+    longest = "" if len(found) <= NAMED_MAX else "; the longest"
+    return [f"The run hung {len(found)} times, for {total}{longest}: {named}."]
+
+
+def ranks_word(ranks: Iterable[int], of: int | None = None) -> str:
+    """Return "rank 1", "ranks 0, 2", or "all 8 ranks"."""
+    numbers = sorted(set(ranks))
+    if of is not None and len(numbers) == of > 1:
+        return f"all {of} ranks"
+    shown = ", ".join(map(str, numbers[:RANKS_MAX])) + (" ..." if len(numbers) > RANKS_MAX else "")
+    return f"rank {shown}" if len(numbers) == 1 else f"ranks {shown}"
+
+
+def _explains(stop: Stopped, hang: Hang) -> bool:
+    """Return whether a rank may have ended no step because another one was stopped, in that step or the one before."""
+    began = max(stop.wall_ns, hang.wall_ns)
+    ended = min(stop.wall_ns + stop.stopped_ns, hang.wall_ns + hang.silent_ns)
+    is_near = stop.life == hang.life and abs(stop.step - hang.step) <= 1
+    return is_near and 2 * (ended - began) >= min(stop.stopped_ns, hang.silent_ns)
+
+
+def _together(stops: Sequence[Stopped]) -> list[list[Stopped]]:
+    """Return stops that overlap in time together: whoever stops a job may stop all of its ranks."""
+    groups: list[list[Stopped]] = []
+    until_ns = 0
+    for stop in sorted(stops, key=lambda one: one.wall_ns):
+        if groups and stop.wall_ns < until_ns:
+            groups[-1].append(stop)
+        else:
+            groups.append([stop])
+            until_ns = 0
+        until_ns = max(until_ns, stop.wall_ns + stop.stopped_ns)
+    return groups
+
+
+def _of_stops(group: Sequence[Stopped], report: Report) -> _Standstill:
+    longest = max(group, key=lambda one: one.stopped_ns)
+    began, ended = min(s.wall_ns for s in group), max(s.wall_ns + s.stopped_ns for s in group)
+    ranks = {stop.rank for stop in group}
+    was = "was" if len(ranks) == 1 else "were"
+    who = ranks_word(ranks, report.world_size)
+    text = f"{who} {was} {CAUSE_WORDS[longest.cause]} from {_clock(began)} on, in step {longest.step} ({longest.phase})"
+    return _Standstill(ended - began, text)
+
+
+def _of_hangs(hangs: Sequence[Hang], report: Report) -> _Standstill:
+    own = [hang for hang in hangs if hang.phase != WAITING] or list(hangs)
+    first = min(hangs, key=lambda one: one.wall_ns)
+    heard = {hang.rank for hang in hangs}
+    gone = [row.rank for row in report.ranks if row.rank not in heard and row.last_words is None]
+    where = f"from {_clock(first.wall_ns)} on, in step {first.step}"
+    phases = "/".join(sorted({hang.phase for hang in own}))
+    if gone and all(hang.phase == WAITING for hang in hangs):
+        text = f"{ranks_word(heard)} waited {where}, and {ranks_word(gone)} said no more"
+    else:
+        text = f"{ranks_word((hang.rank for hang in own), report.world_size)} ended no step {where} ({phases})"
+    if not any(hang.is_over for hang in hangs):
+        text += ", and was not seen to go on"
+    return _Standstill(max(hang.silent_ns for hang in hangs), text)
+
+
+def _clock(wall_ns: int) -> str:
+    return f"{datetime.fromtimestamp(wall_ns // 1_000_000_000, UTC):%Y-%m-%d %H:%M:%S} UTC"

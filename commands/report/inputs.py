@@ -1,0 +1,224 @@
+"""What lies where the user points?  A run folder, or a recording of the daemon; each as rank streams of records.
+
+A folder is what `attach(run_dir=...)` leaves (`rank<r>.jsonl`) and what the demo adds: losses, the daemon's last
+answer, a recording.  A recording alone is the last minutes of one node and of all jobs on it.  Nothing that is found
+is believed: names are matched whole, a link that leads nowhere is said to lead nowhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+
+from pacecar.records import JobRecord
+from pacecar.records.recording import Recording, RecordingError, Tick, read_recording
+
+from .line_reader import RankFile, kind_of
+from .notices import Notices, ReportError
+
+__all__ = ["Inputs", "Row", "find_inputs"]
+
+_RANK_FILE = re.compile(r"rank(0|[1-9]\d{0,6})\.jsonl")
+
+RECORDINGS_MAX = 256
+"""Of one run: as many nodes, or as many triggers."""
+
+PIECES_BYTES = 32 << 20
+"""Of all ranks' files together, in memory at a time."""
+
+KNOWN_KINDS = frozenset(str(struct.__struct_config__.tag).encode() for struct in get_args(JobRecord))
+
+LATE_KINDS = frozenset({b"step", b"vitals"})
+"""What makes up nearly all of a file; the first reading passes over it."""
+
+_decoder = msgspec.json.Decoder(JobRecord)
+
+Row = tuple[int, int, int, JobRecord]
+"""Rank, life (how often the rank's job had been attached before), line number, record."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a report is made of.  `name` is for people, `folder` where outputs go when nobody says.
+
+    `recording` is there when it was all that was given; `recordings` are beside the records, for what hosts saw.
+    """
+
+    name: str
+    folder: Path
+    files: tuple[RankFile, ...] = ()
+    recording: Recording | None = None
+    recordings: tuple[Path, ...] = ()
+    metrics: Path | None = None
+    losses: Path | None = None
+    notices: Notices = field(default_factory=Notices)
+
+    def told(self) -> Iterator[Row]:
+        """Yield all records but steps and vitals; what cannot be read becomes a notice."""
+        for file in self.files:
+            yield from _rows(file, self.notices, late=False)
+        for rank, record in self._recorded():
+            yield rank, 0, 0, record
+
+    def measured(self, notices: Notices | None = None) -> list[Iterator[Row]]:
+        """Return the steps and vitals of each rank, as iterators that may be advanced side by side.
+
+        Who only peeks gives `notices` of his own, or faults would be counted twice.
+        """
+        if self.recording is None:
+            told = self.notices if notices is None else notices
+            return [_rows(file, told, late=True) for file in self.files]
+        ranks: dict[int, list[JobRecord]] = {}
+        for rank, record in self._recorded():
+            ranks.setdefault(rank, []).append(record)  # some minutes of one node: bounded by the recorder
+        return [iter([(rank, 0, 0, record) for record in records]) for rank, records in sorted(ranks.items())]
+
+    def _recorded(self) -> Iterator[tuple[int, JobRecord]]:
+        if self.recording is None:
+            return
+        for hello in self.recording.header.hellos:
+            yield hello.rank, hello
+        try:
+            for _, record in self.recording.records():
+                yield _rank_of(record), record
+        except RecordingError as error:
+            self.notices.add(self.recording.path.name, "chunk", str(error))
+
+    def ticks(self) -> Iterator[tuple[str, Tick]]:
+        """Yield (host, tick) of all recordings, each moment of a host once, one file in memory at a time."""
+        latest: dict[str, int] = {}
+        for recording in self._opened():
+            host = recording.header.host
+            try:
+                for tick in recording.ticks():
+                    # Each file holds the minutes before its trigger, so files of a host overlap.
+                    if tick.wall_ns > latest.get(host, -1):
+                        latest[host] = tick.wall_ns
+                        yield host, tick
+            except RecordingError as error:
+                self.notices.add(recording.path.name, "chunk", str(error))
+
+    def _opened(self) -> Iterator[Recording]:
+        if self.recording is not None:
+            yield self.recording
+        for path in self.recordings:
+            try:
+                recording = read_recording(path, salvage=True)
+            except RecordingError as error:
+                self.notices.add(path.name, "recording", str(error))
+                continue
+            if recording.problem is not None:
+                self.notices.add(path.name, "damaged", recording.problem)
+            yield recording
+
+
+def _rank_of(record: JobRecord) -> int:
+    rank = getattr(record, "rank", 0)  # what is said of the whole job is said by rank 0
+    return int(rank) if rank is not None else 0
+
+
+def _rows(file: RankFile, notices: Notices, *, late: bool) -> Iterator[Row]:
+    """Yield the records of a file; in the `late` reading those of LATE_KINDS, in the first one all others.
+
+    Lives are counted in both readings, by the hellos.  Each line is judged in one of the two.
+    """
+    lives = 0
+    has_spoken = False
+    try:
+        for number, line in file.lines(None if late else notices):
+            kind = kind_of(line)
+            has_spoken = True
+            if kind == b"hello":
+                lives += 1
+            if (kind in LATE_KINDS) is not late:
+                continue
+            try:
+                record = _decoder.decode(line)
+            except (msgspec.DecodeError, ValueError, RecursionError) as error:
+                _refuse(file, notices, number, kind, error)
+                continue
+            told_rank = getattr(record, "rank", file.rank)
+            if told_rank != file.rank and told_rank is not None:
+                notices.add(file.place, "rank", f"line {number}: a record of rank {told_rank}; such are left out")
+                continue
+            yield file.rank, max(0, lives - 1), number, record
+    except ReportError as error:
+        notices.add(file.place, "read", str(error))
+        return
+    if not late and not has_spoken:
+        notices.add(file.place, "empty", "the file is empty" if file.bytes_end == 0 else "not one whole line")
+
+
+def _refuse(file: RankFile, notices: Notices, number: int, kind: bytes | None, error: Exception) -> None:
+    if kind is not None and kind not in KNOWN_KINDS:
+        name = kind.decode("utf-8", "replace")
+        text = f"line {number}: records of type {name!r} are unknown here (a newer pacecar?) and left out"
+        notices.add(file.place, f"kind {name}", text, is_damage=False)
+    else:
+        notices.add(file.place, "malformed", f"line {number}: not a record: {error}")
+
+
+def find_inputs(run: Path, extra_recordings: tuple[Path, ...] = ()) -> Inputs:
+    """Return what lies at `run`.
+
+    Raises:
+        ReportError: nothing is there, or nothing that a report could be made of.
+    """
+    try:
+        if run.is_symlink() and not run.exists():
+            raise ReportError(f"{run}: a link to {run.readlink()}, which is not there")
+        if not run.exists():
+            raise ReportError(f"{run}: no such run folder or recording")
+        run = run.resolve()
+    except OSError as error:
+        raise ReportError(f"{run}: cannot be read: {error.strerror or error}") from error
+    return _of_recording(run, extra_recordings) if run.is_file() else _of_folder(run, extra_recordings)
+
+
+def _of_recording(run: Path, more: tuple[Path, ...]) -> Inputs:
+    try:
+        recording = read_recording(run, salvage=True)
+    except RecordingError as error:
+        raise ReportError(str(error)) from error
+    inputs = Inputs(run.name, run.parent, recording=recording, recordings=more)
+    if recording.problem is not None:
+        inputs.notices.add(run.name, "damaged", recording.problem)
+    return inputs
+
+
+def _of_folder(run: Path, more: tuple[Path, ...]) -> Inputs:
+    notices = Notices()
+    try:
+        names = sorted(path.name for path in run.iterdir())
+    except OSError as error:
+        raise ReportError(f"{run}: cannot be read: {error.strerror or error}") from error
+    files = []
+    matches = [(name, match) for name in names if (match := _RANK_FILE.fullmatch(name)) is not None]
+    for name, match in matches:
+        try:
+            files.append(RankFile(run / name, int(match[1]), PIECES_BYTES // len(matches)))
+        except ReportError as error:
+            notices.add(name, "read", str(error))
+    if not files:
+        said = f": {notices.list()[0].text}" if notices.list() else ""
+        raise ReportError(f"{run}: no rank<r>.jsonl that can be read, so this is no run folder{said}")
+    found = [path for folder in (run, run / "recordings") for path in folder.glob("*.recording")]
+    # Their names begin with the time at which they were written.
+    found.sort(key=lambda path: path.name)
+    if len(found) > RECORDINGS_MAX:
+        text = f"{len(found)} recordings, the last {RECORDINGS_MAX} are read"
+        notices.add(run.name, "recordings", text, is_damage=False)
+    return Inputs(
+        run.name,
+        run,
+        tuple(sorted(files, key=lambda file: file.rank)),
+        recordings=(*found[-RECORDINGS_MAX:], *more),
+        metrics=run / "metrics.txt" if "metrics.txt" in names else None,
+        losses=run / "losses.jsonl" if "losses.jsonl" in names else None,
+        notices=notices,
+    )

@@ -1,0 +1,109 @@
+"""What does `pacecar report` do?  Inputs read, a document built, a file written or text printed, an exit code.
+
+    0 the report is whole    1 there is none, or its input was damaged: then the report says so, too    130 Ctrl-C
+
+The file appears whole or not at all, so that a reader who reloads never sees half of one.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from pacecar.formatting.plain_text import clean
+from pacecar.safe_files import output
+
+from .build import BuildOptions, Built, build_report
+from .comparison import compare
+from .document import Comparison, Report
+from .html import comparison_page, report_page
+from .inputs import find_inputs
+from .markdown import comparison_markdown, report_markdown
+from .notices import Notice, ReportError
+
+__all__ = ["ReportOptions", "run_report"]
+
+Form = Literal["html", "json", "markdown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """What was typed, parsed.  `runs` has several only where they are compared."""
+
+    runs: tuple[Path, ...]
+    build: BuildOptions
+    is_comparison: bool = False
+    form: Form = "html"
+    output: Path | None = None
+    recordings: tuple[Path, ...] = ()
+
+
+def run_report(options: ReportOptions) -> int:
+    """Make the report; return the exit code."""
+    folder = Path()
+    try:
+        built: list[Built] = []
+        for run in options.runs:
+            inputs = find_inputs(run, options.recordings)
+            folder = folder if built else inputs.folder
+            one = build_report(inputs, options.build)
+            _tell(one.report.notices, run)
+            built.append(one)
+        text = _text(built, options)
+        _deliver(text, options, _default_output(options, folder))
+    except ReportError as error:
+        return _complain(str(error))
+    except BrokenPipeError:
+        raise  # click knows what to do when the reader went away
+    except OSError as error:
+        where = error.filename if isinstance(error.filename, str) else options.output or folder
+        return _complain(f"{where}: cannot be written: {error.strerror or error}; --output FILE writes elsewhere")
+    except OverflowError as error:
+        return _complain(f"{folder}: a number in the records is far out of range: {error}")
+    except KeyboardInterrupt:
+        return 130
+    damaged = any(notice.is_damage for one in built for notice in one.report.notices)
+    return 1 if damaged else 0
+
+
+def _text(built: list[Built], options: ReportOptions) -> str:
+    document: Report | Comparison = compare(built) if options.is_comparison else built[0].report
+    if options.form == "json":
+        return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+    if isinstance(document, Comparison):
+        return comparison_page(document) if options.form == "html" else comparison_markdown(document)
+    return report_page(document) if options.form == "html" else report_markdown(document)
+
+
+def _default_output(options: ReportOptions, folder: Path) -> Path:
+    if options.is_comparison:
+        return Path("comparison.html")
+    run = options.runs[0]
+    return folder / (f"{run.resolve().stem}.report.html" if run.is_file() else "report.html")
+
+
+def _deliver(text: str, options: ReportOptions, default: Path) -> None:
+    """Print the text, or write it and print where."""
+    if options.output is None and options.form != "html":
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    path = options.output or default
+    with output(path) as stream:
+        stream.write(text.encode())
+    sys.stdout.write(f"{clean(path)}\n")
+
+
+def _tell(notices: tuple[Notice, ...], run: Path) -> None:
+    for notice in notices:
+        more = f" ({notice.count} such)" if notice.count > 1 else ""
+        sys.stderr.write(f"pacecar: {clean(str(run))}: {notice.place}: {notice.text}{more}\n")
+
+
+def _complain(message: str) -> int:
+    sys.stderr.write(f"pacecar: {clean(message)}\n")
+    return 1

@@ -1,0 +1,282 @@
+"""Which tables does a report have?  Titles, heads and cells as text, once, for the page and for markdown.
+
+What stands in a cell is decided here, so that the two cannot say different things; how it looks is theirs.  Here are
+pace, ledger, decisions and ladder; `usetables` has what was used and what it cost, `comparisontables` several runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pacecar.formatting.ledger_headings import HEADING_WORDS, SCENARIO_WORDS, percent, plural
+from pacecar.records import LEDGER_HEADINGS
+
+from .charts import outcome_words
+from .document import Change, Report, Side
+from .formatting import (  # fmt: skip
+    bounds,
+    change_words,
+    elapsed,
+    knob_words,
+    milliseconds,
+    number,
+    rate_word,
+    steps_word,
+)
+from .hangs import hang_sentences
+
+__all__ = [
+    "ROWS_MAX", "Table", "changes_table", "facts", "headline", "ladder_table", "ledger_table", "line_table", "reasons",
+    "sides_of", "stability_table",
+]  # fmt: skip
+
+ROWS_MAX = 200
+"""In one table: of more the page shows the last; `--json` has all."""
+
+LINE_ROWS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of cells under `head`; the first `texts` columns are words, the others figures.  `note` explains."""
+
+    name: str
+    head: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    texts: int = 1
+    note: str = ""
+    long: int | None = None
+
+
+def sides_of(report: Report) -> list[tuple[str, Side]]:
+    """Return the stretches that are shown beside each other, by name."""
+    if not report.is_tuned:
+        return [("run", report.before)] if report.before is not None else []
+    return [(name, side) for name, side in (("before", report.before), ("after", report.after)) if side is not None]
+
+
+def headline(report: Report) -> str:
+    """Return what the run showed, in a few sentences: first whether it hung, then what tuning brought."""
+    return " ".join([*hang_sentences(report), _tuning_words(report)])
+
+
+def _tuning_words(report: Report) -> str:
+    kept = [change for change in report.changes if change.outcome == "kept"]
+    if report.before is None:
+        return f"The run ended after {plural(report.steps, 'step')}: too early to compare anything."
+    if not report.is_tuned:
+        rate = report.before.rate
+        pace = "" if rate is None else f" Median {number(rate.median)} {rate_word(report)}."
+        return f"No knob was turned.{pace}"
+    return " ".join([*_kept_words(kept), *_proven_words(report), *_change_words(report)])
+
+
+def _kept_words(kept: Sequence[Change]) -> Iterator[str]:
+    """Yield what was kept and still is, and what was turned away later."""
+    ways: dict[tuple[bool, str], list[str]] = {}
+    last_life = max((one.life for one in kept), default=0)
+    for one in kept:
+        if one.life == last_life:
+            way = ways.setdefault((one.is_in_force, one.knob), [knob_words(one.knob, one.from_value)])
+            way.append(knob_words(one.knob, one.to_value))
+    if not ways:
+        yield "Nothing proved better than the settings that the job came with."
+    for is_in_force, text in ((True, "Kept: {}."), (False, "Kept at first, and no longer set at the end: {}.")):
+        said = " and ".join(f"{knob} {' → '.join(way)}" for (now, knob), way in ways.items() if now is is_in_force)
+        if said:
+            yield text.format(said)
+
+
+def _proven_words(report: Report) -> Iterator[str]:
+    gain, low = report.proven_gain_ratio, report.proven_gain_low
+    if gain is None:
+        return
+    if low is None or low <= 0:
+        within = "no bound" if low is None else f"bounds {bounds(low, report.proven_gain_high)}"
+        yield f"Interleaved trials measured {percent(gain)} of step time saved, with {within}."
+        return
+    times = f", {1 / (1 - gain):.2f} times the throughput" if gain < 1 else ""
+    yield f"Interleaved trials prove at least {percent(low)} of step time saved (measured {percent(gain)}{times})."
+
+
+def _change_words(report: Report) -> Iterator[str]:
+    """Yield what before and after show, and why no more."""
+    change, noise = report.change, report.change_noise_ratio
+    if change is None:
+        return
+    yield f"Throughput after against before: {change_words(change)}."
+    if report.change_verdict in ("faster", "slower"):
+        return
+    if noise is not None and noise >= abs(change.change_ratio):
+        says = "decides nothing" if report.change_verdict == "not decided" else "shows no difference"
+        yield f"That {says}: {_drifter(report)} by {percent(noise)}, so the machine changed meanwhile."
+    elif change.low is not None and change.high is not None:
+        yield "That interval holds zero: between these two stretches the machine's own noise was as large."
+    elif report.before is not None and report.after is not None:
+        pair = f"{plural(report.before.windows, 'window')} before and {report.after.windows} after"
+        yield f"For an interval {pair} are too few, since neighbouring windows are alike."
+    if report.proven_gain_low is not None:
+        yield "The proof is the trials, which took turns with the old settings."
+
+
+def _drifter(report: Report) -> str:
+    """Return which stretch differs from itself by the noise that is named beside it."""
+    drifts = [(abs(side.drift_ratio or 0.0), name) for name, side in sides_of(report)]
+    return f"the second half of '{max(drifts)[1]}' differs from its first"
+
+
+def facts(report: Report) -> list[tuple[str, str]]:
+    """Return what kind of run it was."""
+    seen = report.ranks_seen
+    ranks = str(seen) if report.world_size in (None, seen) else f"{seen} of {report.world_size}"
+    rows = [
+        ("job", report.job),
+        ("ranks", ranks),
+        ("hosts", ", ".join(report.hosts[:8]) + (" …" if len(report.hosts) > 8 else "") or "-"),
+        ("device", report.device or "-"),
+        ("backend", report.backend or "-"),
+        ("framework", report.framework or "-"),
+        ("recorded by", f"pacecar {report.recorded_by}" if report.recorded_by else "-"),
+        ("lasted", elapsed(report.duration_ns)),
+        ("steps", number(report.steps)),
+        ("samples", number(report.samples)),
+        ("tokens", number(report.tokens)),
+    ]
+    if report.losses is not None:
+        rows.append(("loss", f"{number(report.losses.first)} → {number(report.losses.last)}"))
+    return rows
+
+
+def ledger_table(report: Report) -> Table | None:
+    """Return a mean step by heading, before and after."""
+    sides = sides_of(report)
+    if not sides:
+        return None
+    rows = []
+    for heading in LEDGER_HEADINGS:
+        if not any(side.ledger_ns[heading] for _, side in sides):
+            continue
+        cells = [HEADING_WORDS[heading]]
+        for _, side in sides:
+            total = sum(side.ledger_ns.values())
+            cells += [
+                milliseconds(side.ledger_ns[heading]),
+                percent(side.ledger_ns[heading] / total if total else None),
+            ]
+        rows.append(tuple(cells))
+    for name, pairs in (
+        ("whole step", [[milliseconds(sum(side.ledger_ns.values())), ""] for _, side in sides]),
+        ("communication under compute", [["", percent(side.overlap_ratio)] for _, side in sides]),
+    ):
+        rows.append((name, *(cell for pair in pairs for cell in pair)))
+    head = ["", *(cell for name, _ in sides for cell in (name, "share"))]
+    note = "Mean step of a mean rank; overlap is the share of all communication that compute hides."
+    return Table("A mean step by heading", tuple(head), rows, note=note)
+
+
+def stability_table(report: Report) -> Table | None:
+    """Return pace and how it spreads."""
+    sides = sides_of(report)
+    if not sides:
+        return None
+    unit = rate_word(report)
+    rows: list[tuple[str, ...]] = [("steps compared", *(steps_word(side.first, side.last) for _, side in sides))]
+    rows.append(("unprofiled steps among them", *(number(side.steps) for _, side in sides)))
+    rates = [side.rate for _, side in sides]
+    for name, values in (
+        (f"median, {unit}", [number(r.median) if r else "-" for r in rates]),
+        ("10th to 90th percentile", [f"{number(r.p10)} to {number(r.p90)}" if r else "-" for r in rates]),
+        ("coefficient of variation", [percent(r.cv) if r else "-" for r in rates]),
+        ("second half against first", [percent(side.drift_ratio, signed=True) for _, side in sides]),
+        (f"mean, {unit}", [number(_mean_rate(report, side)) for _, side in sides]),
+        ("mean, tokens/s", [number(side.tokens_per_second) for _, side in sides]),
+        ("step, mean", [milliseconds(side.step_mean_ns) for _, side in sides]),
+        ("step, 50th percentile", [milliseconds(side.step_p50_ns) for _, side in sides]),
+        ("step, 95th percentile", [milliseconds(side.step_p95_ns) for _, side in sides]),
+        ("step, 99th percentile", [milliseconds(side.step_p99_ns) for _, side in sides]),
+        ("longest step", [milliseconds(side.step_max_ns) for _, side in sides]),
+    ):
+        if any(value != "-" for value in values):
+            rows.append((name, *values))
+    note = (
+        f"Rates over windows of {sides[0][1].window_steps} unprofiled steps; a window takes as long as its slowest"
+        " rank, samples are those of all ranks. The coefficient of variation is standard deviation over mean."
+    )
+    return Table("Pace and its stability", ("", *(name for name, _ in sides)), rows, note=note)
+
+
+def _mean_rate(report: Report, side: Side) -> float | None:
+    return side.samples_per_second if report.rate_unit == "samples" else 1e9 / max(1, side.step_mean_ns)
+
+
+def changes_table(report: Report) -> Table | None:
+    """Return every decision with what it was expected to bring and what it brought."""
+    if not report.changes:
+        return None
+    rows = []
+    for place, one in list(enumerate(report.changes, start=1))[-ROWS_MAX:]:
+        way = f"{knob_words(one.knob, one.from_value)} → {knob_words(one.knob, one.to_value)}"
+        rows.append((
+            str(place), one.knob, way, outcome_words(one), number(one.applied_step or one.step),
+            percent(one.expected_gain_ratio), percent(one.measured_gain_ratio), bounds(one.gain_low, one.gain_high),
+            elapsed(one.exploration_ns),
+        ))  # fmt: skip
+    head = ("", "knob", "change", "outcome", "from step", "expected", "measured", "interval", "trial cost")
+    left_out = len(report.changes) - len(rows)
+    note = (
+        "Shares of step time saved. Measured in interleaved trials; the interval holds at every look at the tuner's"
+        " rate of false accepts. A negative cost is a trial that gained time."
+    )
+    if left_out:
+        note += f" The first {left_out} are left out here."
+    return Table("What changed and what it brought", head, rows, texts=4, note=note)
+
+
+def reasons(report: Report) -> list[tuple[int, str]]:
+    """Return why each decision ended as it did, by the number that it has in the table."""
+    return list(enumerate((one.reason for one in report.changes), start=1))[-ROWS_MAX:]
+
+
+def ladder_table(report: Report) -> Table | None:
+    """Return the what-if ladder."""
+    ladder = report.ladder
+    if ladder is None:
+        return None
+    rows = [
+        (SCENARIO_WORDS.get(rung.name, rung.name), milliseconds(rung.step_ns), percent(rung.gain_ratio),
+         f"{ladder.pace_ns / rung.step_ns:.2f} x" if rung.step_ns else "-", rung.bound.value.replace("_", " "))
+        for rung in sorted(ladder.rungs, key=lambda rung: -rung.gain_ratio)
+    ]  # fmt: skip
+    whose = "the job" if ladder.of_rank is None else f"rank {ladder.of_rank}"
+    age = (
+        f", calibrated by a window {plural(ladder.calibration_age_steps, 'step')} before"
+        if ladder.source != "exact"
+        else ""
+    )
+    note = (
+        f"Of {whose}, mean of the last {plural(ladder.steps, 'step')} up to step {ladder.step}{age}; today"
+        f" {milliseconds(ladder.pace_ns)}. Lower bounds of the step, no promises, and they do not add up."
+    )
+    return Table(
+        "What would help most", ("if only this were gone", "step", "saves", "faster", "bounded by"), rows, note=note
+    )
+
+
+def line_table(report: Report) -> Table | None:
+    """Return the time line as figures, in at most LINE_ROWS rows."""
+    if not report.line:
+        return None
+    each = -(-len(report.line) // LINE_ROWS)
+    rows = []
+    for place in range(0, len(report.line), each):
+        pieces = report.line[place : place + each]
+        steps = sum(piece.rank_steps for piece in pieces) or 1
+        mean = {name: sum(p.ledger_ns[name] * p.rank_steps for p in pieces) / steps for name in LEDGER_HEADINGS}
+        total = sum(mean.values()) or 1
+        paces = [piece.pace_ns for piece in pieces if piece.pace_ns is not None]
+        shares = [percent(mean[name] / total) for name in LEDGER_HEADINGS]
+        pace = milliseconds(sum(paces) / len(paces) if paces else None)
+        rows.append((elapsed(pieces[0].at_ns), pace, *shares))
+    head = ("from", "step", *(HEADING_WORDS[name] for name in LEDGER_HEADINGS))
+    return Table("The time line in figures", head, rows)

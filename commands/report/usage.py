@@ -1,0 +1,138 @@
+"""How well were device, memory and network used, and what energy did that take?  The rows of the utilization table.
+
+Three sources, and each row names its own: the ranks' ledgers (what the training thread or the device did), torch's
+allocator and FLOP count, and the daemon's recordings.  They may differ, and are not merged: a GPU whose utilization
+is 100 % may compute half the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from .document import Energy, Side, Stat, Utilization
+from .figures import Moments
+from .inputs import Inputs
+from .recorded_utilization import COUNTERS, GAUGES, QUOTIENTS, Hosts
+from .run_index import Story
+from .step_sums import Part, Tally
+
+__all__ = ["energies_of", "utilization_of"]
+
+METRICS_BYTES_MAX = 64 << 20
+
+_LEDGER_ROWS = (
+    ("busy", "device busy (compute, communication, copies)"),
+    ("compute", "device computes"),
+    ("exposed", "exposed communication"),
+)
+_VITAL_ROWS = (
+    ("mfu", "model FLOPs utilization (MFU)", "ratio"),
+    ("model_flops_per_second", "model FLOPs per second, a rank", "flops_per_second"),
+    ("memory_allocated_bytes", "device memory in tensors", "bytes"),
+    ("memory_reserved_bytes", "device memory held by torch", "bytes"),
+    ("memory_fragmentation", "held but not in tensors", "ratio"),
+)
+
+
+def utilization_of(
+    inputs: Inputs, story: Story, tally: Tally, parts: Mapping[str, Part], sides: Mapping[str, Side]
+) -> tuple[Hosts, tuple[Utilization, ...]]:
+    """Return what the recordings said, and all rows that there are figures for."""
+    names = ("before", "after")
+    spans = {name: (sides[name].began_wall_ns, sides[name].ended_wall_ns) for name in names if name in sides}
+    hosts = Hosts(spans, tuple(story.hellos.values()))
+    for host, tick in inputs.ticks():
+        hosts.take(host, tick)
+    rows = []
+    for name, label in _LEDGER_ROWS:
+        found = [_stat(getattr(parts[side], name)) if side in parts else None for side in names]
+        rows.append(_row(name, label, "ratio", "ledger", found[0], found[1]))
+    for name, label, unit in _VITAL_ROWS:
+        measured = tally.vital(name)
+        if measured is not None:
+            rows.append(_row(name, label, unit, "torch", _stat(measured[0]), _stat(measured[1])))
+    for name in (*GAUGES, *QUOTIENTS, *COUNTERS):
+        if name in hosts.rows:
+            label, unit, by_side = hosts.rows[name]
+            found = [_stat(by_side[side]) if side in by_side else None for side in names]
+            rows.append(_row(name, label, unit, "daemon", found[0], found[1]))
+    return hosts, tuple(row for row in rows if row.before is not None or row.after is not None)
+
+
+def _row(name: str, label: str, unit: str, source: str, before: Stat | None, after: Stat | None) -> Utilization:
+    return Utilization(name=name, label=label, unit=unit, source=source, before=before, after=after)
+
+
+def _stat(moments: Moments) -> Stat | None:
+    if moments.count == 0:
+        return None
+    return Stat(moments.count, moments.mean, moments.sd, moments.low, moments.high)
+
+
+def energies_of(
+    inputs: Inputs, job: str, launches: frozenset[str], hosts: Hosts, before: Side | None, after: Side | None
+) -> tuple[Energy | None, Energy | None]:
+    """Return the energy before and after, by the GPUs' counters in recordings.
+
+    Without those, what the daemon said last: of the end of the run, so of the side that is its end.
+    """
+    found = [
+        None if side is None else _recorded(hosts, name, side) for name, side in (("before", before), ("after", after))
+    ]
+    if found[0] is None and found[1] is None and inputs.metrics is not None:
+        last = _last_answer(inputs, job, launches)
+        found = [None, last] if after is not None else [last, None]
+    return found[0], found[1]
+
+
+def _recorded(hosts: Hosts, name: str, side: Side) -> Energy | None:
+    power = hosts.watts(name)
+    if power is None:
+        return None
+    watts, gpus, covered_ns = power
+    return Energy(
+        source="recording",
+        gpus=gpus,
+        watts=watts,
+        joules_per_step=watts * side.step_mean_ns / 1e9,
+        joules_per_sample=watts / side.samples_per_second if side.samples_per_second else None,
+        joules_per_token=watts / side.tokens_per_second if side.tokens_per_second else None,
+        covered_ns=covered_ns,
+    )
+
+
+def _last_answer(inputs: Inputs, job: str, launches: frozenset[str]) -> Energy | None:
+    """Return what the daemon's last answer says of the job's energy; None where it says nothing."""
+    assert inputs.metrics is not None, "asked only where there is one"
+    values: dict[str, float] = {}
+    try:
+        for family in text_string_to_metric_families(_text(inputs.metrics)):
+            if not family.name.startswith("pacecar_job_energy_per_"):
+                continue
+            for one in family.samples:
+                if one.labels.get("training_job") == job and one.labels.get("launch", "") in launches:
+                    values[family.name] = float(one.value)
+    except (ValueError, OSError) as error:
+        inputs.notices.add(inputs.metrics.name, "metrics", f"cannot be read: {error}")
+        return None
+    if not values:
+        return None
+    return Energy(
+        source="metrics",
+        gpus=None,
+        watts=None,
+        joules_per_step=values.get("pacecar_job_energy_per_step_joules"),
+        joules_per_sample=values.get("pacecar_job_energy_per_sample_joules"),
+        joules_per_token=values.get("pacecar_job_energy_per_token_joules"),
+    )
+
+
+def _text(path: Path) -> str:
+    with path.open("rb") as stream:
+        data = stream.read(METRICS_BYTES_MAX + 1)
+    if len(data) > METRICS_BYTES_MAX:
+        raise ValueError(f"larger than {METRICS_BYTES_MAX} bytes")
+    return data.decode("utf-8")

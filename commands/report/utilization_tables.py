@@ -1,0 +1,188 @@
+"""What was used, what did it cost, who was late, and how far may one trust all that?  Tables like those in `tables`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pacecar.formatting.ledger_headings import UNCALIBRATED_WORDS, percent, plural
+
+from .document import Cost, CostSide, Energy, Report
+from .formatting import amount, elapsed, joules, milliseconds, money, number, reading
+from .hangs import CAUSE_WORDS
+from .tables import ROWS_MAX, Table
+
+__all__ = ["cost_table", "energy_table", "incidents", "ranks_table", "trust_table", "usage_table"]
+
+RANK_HEADINGS = ("compute", "exposed_communication", "data_wait", "host_bound")
+"""Of the ledger, what tells ranks apart; the others are small, and in the JSON."""
+
+
+def usage_table(report: Report) -> Table | None:
+    """Return utilization before and after."""
+    if not report.utilization:
+        return None
+    has_after = report.is_tuned
+    rows = []
+    for one in report.utilization:
+        cells = [one.label, {"ledger": "ranks", "torch": "torch", "daemon": "daemon"}[one.source]]
+        cells.append(reading(one.before, one.unit))
+        if has_after:
+            cells.append(reading(one.after, one.unit))
+        rows.append(tuple(cells))
+    head = ("", "source", "before", "after") if has_after else ("", "source", "run")
+    note = "Mean ± standard deviation over steps (ranks) and readings (torch) or over seconds and devices (daemon)."
+    if not any(one.source == "daemon" for one in report.utilization):
+        note += (
+            " GPUs, links and hosts as the daemon saw them are not here: no recording of it covers these steps"
+            " (pacecar dump makes one; --recording FILE adds it)."
+        )
+    return Table("Utilization", head, rows, texts=2, note=note)
+
+
+def energy_table(report: Report) -> Table | None:
+    """Return energy per step, sample and token, where GPUs count it."""
+    sides = [
+        (name, e) for name, e in (("before", report.energy_before), ("after", report.energy_after)) if e is not None
+    ]
+    if not sides:
+        return None
+
+    def row(name: str, values: list[str]) -> tuple[str, ...]:
+        return (name, *values)
+
+    rows = [
+        row("power of the job's GPUs", [amount(e.watts, "watts") for _, e in sides]),
+        row("a step", [joules(e.joules_per_step) for _, e in sides]),
+        row("a sample", [joules(e.joules_per_sample) for _, e in sides]),
+        row("a token", [joules(e.joules_per_token) for _, e in sides]),
+        row("measured over", [_covered(e) for _, e in sides]),
+    ]
+    head = ("", *((name if report.is_tuned else "run") for name, _ in sides))
+    return Table("Energy", head, rows, note="Of GPUs by their energy counters; processors and memory are not in it.")
+
+
+def _covered(energy: Energy) -> str:
+    if energy.source == "metrics":
+        return "the run's end, by the daemon's last answer"
+    return f"{elapsed(energy.covered_ns)} of recording, {plural(energy.gpus or 0, 'GPU')}"
+
+
+def cost_table(report: Report) -> Table | None:
+    """Return what it costs."""
+    cost = report.cost
+    if cost is None:
+        return None
+    sides = [(name, side) for name, side in (("before", cost.before), ("after", cost.after)) if side is not None]
+    rows = []
+    for name, values in _cost_rows(cost, [side for _, side in sides]):
+        if any(value != "-" for value in values):
+            rows.append((name, *values))
+    head = ("", *(name if report.is_tuned else "run" for name, _ in sides))
+    what = "one GPU a rank" if report.device != "cpu" else "each rank charged as one, though they ran on processors"
+    note = f"{money(cost.price_per_gpu_hour)} a GPU and hour, {what}. The whole run, {elapsed(report.duration_ns)}"
+    note += f" on {plural(cost.gpus, 'GPU')}, cost {money(cost.run)}."
+    if cost.epoch_of is not None and all(side.per_epoch is None for _, side in sides):
+        note += f" An epoch of {cost.epoch_of} cannot be priced: the records do not count them."
+    return Table("Cost", head, rows, note=note)
+
+
+def _cost_rows(cost: Cost, sides: list[CostSide]) -> Iterator[tuple[str, list[str]]]:
+    yield "an hour of these ranks", [money(side.per_hour) for side in sides]
+    yield "a million samples", [money(side.per_million_samples) for side in sides]
+    yield "a million tokens", [money(side.per_million_tokens) for side in sides]
+    if cost.epoch_of is not None:
+        yield f"an epoch of {cost.epoch_of}", [money(side.per_epoch) for side in sides]
+        yield "an epoch takes", [elapsed(None if s.epoch_seconds is None else s.epoch_seconds * 1e9) for s in sides]
+        if cost.epochs > 1:
+            yield f"{cost.epochs} epochs", [money(side.per_epochs) for side in sides]
+
+
+def ranks_table(report: Report) -> Table:
+    """Return what each rank did."""
+    rows = []
+    for one in report.ranks[:ROWS_MAX]:
+        total = sum(one.ledger_ns.values())
+        where = " ".join(filter(None, (one.host, one.device))) or "-"
+        shares = [percent(one.ledger_ns[name] / total if total else None) for name in RANK_HEADINGS]
+        rows.append((
+            str(one.rank), where, number(one.steps), milliseconds(one.step_mean_ns), *shares,
+            percent(one.slowest_ratio), percent(one.overhead_ratio), number(one.dropped_records), one.last_words or "-",
+        ))  # fmt: skip
+    head = ("rank", "where", "steps", "mean step", "compute", "exposed comm.", "data wait", "host-bound",
+            "slowest in", "overhead", "dropped", "last words")  # fmt: skip
+    note = (
+        "All steps of the run. Slowest in: share of the steps, of those that all ranks measured, in which it was last."
+    )
+    if len(report.ranks) > ROWS_MAX:
+        note += f" {len(report.ranks) - ROWS_MAX} more ranks are left out here."
+    return Table("Ranks", head, rows, texts=2, note=note)
+
+
+def incidents(report: Report) -> Table | None:
+    """Return stragglers and hangs."""
+    rows = []
+    for late in report.slowdowns[-ROWS_MAX:]:
+        who = "no rank in particular" if late.rank is None else f"rank {late.rank}"
+        end = "over" if late.is_over else "not over at the last word"
+        worst = f"{milliseconds(late.excess_ns)} a step, at worst, so at most {elapsed(late.lost_ns)} lost"
+        what = f"{worst}; {end}. {late.evidence}"
+        rows.append((f"straggler ({late.cause})", who, f"{late.since_step} to {late.last_step}", what))
+    for stop in report.stops[-ROWS_MAX:]:
+        how = f"{CAUSE_WORDS[stop.cause]} for {elapsed(stop.stopped_ns)} in {stop.phase}"
+        rows.append(("process stopped", f"rank {stop.rank}", str(stop.step), how))
+    for hang in report.hangs[-ROWS_MAX:]:
+        end = "went on" if hang.is_over else "was not seen to go on"
+        what = f"silent for {elapsed(hang.silent_ns)} in {hang.phase}; {end}"
+        if hang.last_collective is not None:
+            what += f"; last collective {hang.last_collective}"
+        rows.append(("suspected hang", f"rank {hang.rank}", str(hang.step), what))
+    if not rows:
+        return None
+    return Table("Stragglers and hangs", ("what", "who", "steps", "how"), rows, texts=4, long=3)
+
+
+def trust_table(report: Report) -> Table:
+    """Return how far the figures may be trusted, and what measuring them cost."""
+    over, error = report.overhead, report.estimate_error
+    within = "-"
+    if over.ratio is not None:
+        word = "within" if over.ratio <= over.budget_ratio else "over"
+        within = f"{over.ratio * 100:.2f} % of wall time, {word} the {over.budget_ratio * 100:.2f} % that the"
+        within += " configuration here allows (the records do not say what the job's did)"
+        if over.worst_ratio is not None:
+            within += f"; worst rank {over.worst_rank}, {over.worst_ratio * 100:.2f} %"
+    trials = "no trial"
+    if over.exploration_ns is not None and report.changes:
+        trials = f"{elapsed(over.exploration_ns)} lost to trials, {percent(over.exploration_ratio)} of the run"
+        if over.exploration_ns < 0:
+            trials = f"none: trials gained {elapsed(-over.exploration_ns)} against the settings before each"
+    against = "not checked: it takes two profiled windows on a rank"
+    if error is not None:
+        against = (
+            f"median {percent(error.median_ratio)}, worst {percent(error.worst_ratio)} of the step under a wrong"
+            f" heading, against {plural(error.windows, 'profiled step')}"
+        )
+        if 0 < error.own_setting < error.windows:
+            against += f"; settings profiled before ({error.own_setting}): {percent(error.own_setting_median_ratio)}"
+    lost = sum(rank.dropped_records for rank in report.ranks)
+    records = f"{number(sum(rank.records for rank in report.ranks))} read, {number(lost)} dropped by the hook"
+    steps = f"{number(report.compared_steps)} measured by all ranks, {number(report.incomplete_steps)} by some"
+    if report.is_sampled:
+        steps += "; one step in several was measured where that would have cost more than allowed"
+    reasons = [rank.uncalibrated for rank in report.ranks if rank.uncalibrated is not None]
+    behind = f"{plural(sum(rank.windows for rank in report.ranks), 'profiled step')}"
+    if reasons:
+        words = "; ".join(UNCALIBRATED_WORDS.get(reason, reason) for reason in dict.fromkeys(reasons))
+        behind = (
+            f"not calibrated on {len(reasons)} of {plural(len(report.ranks), 'rank')}, mostly unknown there: {words}"
+        )
+    rows = [
+        ("pacecar's overhead", within),
+        ("what the ledger rests on", behind),
+        ("exploration", trials),
+        ("error of the ledger's estimate", against),
+        ("step records", records),
+        ("steps", steps),
+        ("tuner at the end", report.tuner or "-"),
+    ]
+    return Table("How far to trust this", ("", ""), rows, texts=2, long=1)

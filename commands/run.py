@@ -1,0 +1,96 @@
+"""How is a training script started that is to be measured as it is?  As always, with a few variables more.
+
+`pacecar run` becomes the command that it is given: same process, so signals, terminal, exit code and children are what
+they would be.  What is added goes by the environment, through whatever launcher, to every python of the job; there
+`job/startup` takes over.  Where a launcher cannot be wrapped, the variables can be printed and set by other means.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from .shared_options import fail
+
+__all__ = ["environment", "run"]
+
+STARTUP = Path(__file__).resolve().parents[1] / "job" / "startup"
+
+PTH = (
+    "import os, sys; os.environ.get('PACECAR_RUN', '0') in ('', '0') or"
+    " (sys.path.insert(0, {folder!r}), __import__('pacecar_startup').begin(), sys.path.remove({folder!r}))"
+)
+"""What python runs at each start from a .pth file: nothing, but where the variable is set."""
+
+
+def environment(
+    environ: Mapping[str, str],
+    *,
+    tune: str | None = None,
+    job: str | None = None,
+    run_dir: Path | None = None,
+    config_file: Path | None = None,
+) -> dict[str, str]:
+    """Return the variables to set, with their values, given those that are set."""
+    path = environ.get("PYTHONPATH", "")
+    parts = [part for part in path.split(os.pathsep) if part and part != str(STARTUP)]
+    found = {"PACECAR_RUN": "1", "PYTHONPATH": os.pathsep.join([str(STARTUP), *parts])}
+    if tune is not None or "PACECAR_TUNE_MODE" not in environ:
+        found["PACECAR_TUNE_MODE"] = tune or "off"
+    if job is not None:
+        found["PACECAR_JOB"] = job
+    if run_dir is not None:
+        found["PACECAR_HOOK_RUN_DIR"] = str(run_dir.absolute())
+    if config_file is not None:
+        found["PACECAR_CONFIG"] = str(config_file.absolute())
+    return found
+
+
+@click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
+@click.option("--tune", type=click.Choice(["off", "advise", "exact"]), help="How far it may go.  [default: off]")
+@click.option("--job", help="Name of the job.  [default: from the launcher]")
+@click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Folder for rank<r>.jsonl.")
+@click.option("--config", "config_file", type=click.Path(path_type=Path), help="TOML file; default $PACECAR_CONFIG.")
+@click.option("--print-env", is_flag=True, help="Print the variables for a shell, and start nothing.")
+@click.option("--print-pth", is_flag=True, help="Print a line for a .pth file in site-packages, and start nothing.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
+def run(
+    tune: str | None,
+    job: str | None,
+    run_dir: Path | None,
+    config_file: Path | None,
+    *,
+    print_env: bool,
+    print_pth: bool,
+    command: tuple[str, ...],
+) -> None:
+    """Start a training script that does not know pacecar, and measure it: pacecar run -- torchrun ... train.py."""
+    from pacecar.config import ConfigError, load_config
+
+    added = environment(os.environ, tune=tune, job=job, run_dir=run_dir, config_file=config_file)
+    try:
+        load_config(environ={**os.environ, **added})
+    except ConfigError as error:
+        fail(str(error), code=2)
+    if print_pth:
+        click.echo(PTH.format(folder=str(STARTUP)))
+    if print_env:
+        for name, value in added.items():
+            click.echo(f"export {name}={shlex.quote(value)}")
+    if print_pth or print_env:
+        return
+    if not command:
+        raise click.UsageError("which command?  pacecar run -- torchrun ... train.py")
+    os.environ.update(added)
+    sys.stdout.flush()
+    try:
+        os.execvp(command[0], command)
+    except FileNotFoundError:
+        fail(f"{command[0]}: not found", code=127)
+    except OSError as error:
+        fail(f"{command[0]}: {error.strerror}", code=126)

@@ -1,0 +1,58 @@
+"""How does one snapshot look to a program or a person?  In the units that the names promise.
+
+A snapshot holds inside units (nanoseconds, milliwatts): printed as it is, `..._seconds` would be off by a billion.  So
+whatever leaves the daemon as text goes through the catalog's scale, here or in the exporter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pacecar.clock import NS_PER_SECOND
+from pacecar.metrics.catalog import by_name
+from pacecar.records import Absent, Ok, Outcome, Sample, Snapshot
+
+__all__ = ["document", "lines"]
+
+
+def document(snapshot: Snapshot) -> dict[str, Any]:
+    """Return `snapshot` as plain values: collectors with outcome, duration and samples in base units."""
+    return {
+        "wall_seconds": snapshot.wall_ns / NS_PER_SECOND,
+        "collectors": {
+            name: {
+                "outcome": outcome.__struct_config__.tag,
+                "reason": None if isinstance(outcome, Ok) else outcome.reason,
+                "duration_seconds": snapshot.durations_ns[name] / NS_PER_SECOND,
+                "samples": [
+                    {"metric": sample.metric, "labels": _labels(sample), "value": _outside(sample)}
+                    for sample in _samples(outcome)
+                ],
+            }
+            for name, outcome in snapshot.outcomes.items()
+        },
+    }
+
+
+def lines(snapshot: Snapshot) -> Iterator[str]:
+    """Yield `snapshot` as lines for people, a collector's samples under its outcome."""
+    for name, outcome in snapshot.outcomes.items():
+        yield f"{name}: {outcome.__struct_config__.tag}" + ("" if isinstance(outcome, Ok) else f": {outcome.reason}")
+        for sample in _samples(outcome):
+            pairs = ",".join(f'{label}="{value}"' for label, value in _labels(sample).items())
+            yield (
+                f"  {sample.metric}{{{pairs}}} {_outside(sample)}" if pairs else f"  {sample.metric} {_outside(sample)}"
+            )
+
+
+def _samples(outcome: Outcome) -> tuple[Sample, ...]:
+    return () if isinstance(outcome, Absent) else outcome.samples
+
+
+def _labels(sample: Sample) -> dict[str, str]:
+    return dict(zip(by_name(sample.metric).labels, sample.labels, strict=True))
+
+
+def _outside(sample: Sample) -> int | float:
+    return by_name(sample.metric).unit.convert(sample.value)

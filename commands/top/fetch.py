@@ -1,0 +1,128 @@
+"""How does the document come to the terminal?  One GET a tick on a thread of its own, so that keys never wait.
+
+Polling and not the stream of events: it goes through every proxy, and a terminal that was stopped (Ctrl-Z) leaves
+nothing open at the daemon.  Every answer is bounded and every wait has an end.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import NamedTuple
+
+import msgspec
+
+from pacecar.records.status_document import VERSION, Document
+
+__all__ = ["FetchError", "Fetched", "Fetcher", "address", "fetch"]
+
+ANSWER_BYTES_MAX = 16 * 1024 * 1024
+"""A node with all its bounds reached says less than 1 MiB."""
+
+TIMEOUT_SECONDS = 5.0
+
+
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+"""Past $http_proxy: a daemon is on this node or on one of its cluster, where no proxy leads."""
+
+
+class FetchError(RuntimeError):
+    """There is no document to be had; the message names the address and what to do."""
+
+
+class Fetched(NamedTuple):
+    """The latest document and when it came (monotonic seconds), and why there is no newer one."""
+
+    document: Document | None = None
+    at_seconds: float | None = None
+    error: str | None = None
+
+
+def address(text: str) -> str:
+    """Return the daemon's root URL for what a person typed: a port, host:port, or a URL with or without a path."""
+    text = f"127.0.0.1:{text}" if text.isdecimal() else text
+    url = urllib.parse.urlsplit(text if "://" in text else f"http://{text}")
+    try:
+        port = url.port
+    except ValueError as error:
+        raise FetchError(f"{text}: {error}") from error
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise FetchError(f"{text}: not an address; write host:port or http[s]://host:port/prefix")
+    netloc = url.netloc if port is not None or url.scheme == "https" or "://" in text else f"{url.netloc}:9850"
+    return f"{url.scheme}://{netloc}{url.path.removesuffix('/api/snapshot').rstrip('/')}"
+
+
+def fetch(root: str, *, timeout: float = TIMEOUT_SECONDS) -> Document:
+    """Return the document of the daemon at `root`; raises FetchError."""
+    url = urllib.parse.urlsplit(root)
+    request = urllib.request.Request(f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}/api/snapshot")
+    if url.username is not None:
+        pair = f"{urllib.parse.unquote(url.username)}:{urllib.parse.unquote(url.password or '')}"
+        request.add_unredirected_header("Authorization", "Basic " + base64.b64encode(pair.encode()).decode())
+    shown = request.full_url
+    try:
+        with _DIRECT.open(request, timeout=timeout) as answer:
+            body = answer.read(ANSWER_BYTES_MAX + 1)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise FetchError(f"{shown}: {error.code} {error.reason}") from error
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        raise FetchError(f"{shown}: {reason}; is `pacecar daemon` running there?") from error
+    if len(body) > ANSWER_BYTES_MAX:
+        raise FetchError(f"{shown}: more than {ANSWER_BYTES_MAX} bytes")
+    return _decoded(shown, body)
+
+
+def _decoded(shown: str, body: bytes) -> Document:
+    try:
+        version = msgspec.json.decode(body, type=_Versioned).version
+        if version != VERSION:
+            raise FetchError(f"{shown}: the daemon speaks version {version} of the document, this pacecar {VERSION}")
+        return msgspec.json.decode(body, type=Document)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FetchError(f"{shown}: not a daemon's answer: {error}") from error
+
+
+class _Versioned(msgspec.Struct):
+    version: int
+
+
+class Fetcher:
+    """Fetches every `period_seconds`; `latest` never waits."""
+
+    def __init__(self, root: str, period_seconds: float) -> None:
+        self._root = root
+        self._period_seconds = period_seconds
+        self._latest = Fetched()
+        self._stopping = threading.Event()
+        self._came = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pacecar-top", daemon=True)
+
+    def start(self) -> None:
+        """Begin to fetch."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; a request that is under way is left behind."""
+        self._stopping.set()
+
+    @property
+    def latest(self) -> Fetched:
+        """The latest document, and the error since."""
+        return self._latest
+
+    def _run(self) -> None:
+        while True:
+            begun = time.monotonic()
+            try:
+                self._latest = Fetched(fetch(self._root), time.monotonic())
+            except FetchError as error:
+                self._latest = self._latest._replace(error=str(error))
+            if self._stopping.wait(max(0.1, self._period_seconds - (time.monotonic() - begun))):
+                return

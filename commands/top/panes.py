@@ -1,0 +1,294 @@
+"""What are the parts of the screen?  Each takes the document and a width and gives lines.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from pacecar.formatting.ledger_bar import glyph
+from pacecar.formatting.ledger_headings import HEADING_COLOURS, HEADING_WORDS, SCENARIO_WORDS, UNCALIBRATED_WORDS
+from pacecar.formatting.plain_text import clean
+from pacecar.records import LEDGER_HEADINGS
+from pacecar.records.status_document import Document, Gpu, Host, Job, Ladder, Link, Move, Rank, Recorder
+
+from .table import Column, cut, gauge, rows
+from .words import amount, binary, duration, percent, setting, spoken
+
+__all__ = [
+    "alarm_lines", "bar", "calibration_lines", "gpu_lines", "host_lines", "job_facts", "job_line", "ladder_lines",
+    "legend_lines", "link_lines", "move_lines", "rank_lines", "recorder_lines",
+]  # fmt: skip
+
+BAD = "bold red"
+
+
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else part / whole
+
+
+def host_lines(host: Host, width: int) -> list[Text]:
+    """Return one line: processors, memory and, where there is room, swap."""
+    memory = f"{binary(host.memory_used_bytes)}/{binary(host.memory_size_bytes)}"
+    parts = [
+        ("CPU", host.cpu_utilization_ratio, f"{percent(host.cpu_utilization_ratio)} of {amount(host.cpus_online)}"),
+        ("Mem", _ratio(host.memory_used_bytes, host.memory_size_bytes), memory),
+    ]
+    if host.swap_size_bytes:
+        swap = f"{binary(host.swap_used_bytes)}/{binary(host.swap_size_bytes)}"
+        parts.append(("Swp", _ratio(host.swap_used_bytes, host.swap_size_bytes), swap))
+    size = max(8, (width - 5 * len(parts)) // len(parts))
+    line = Text(no_wrap=True)
+    for name, ratio, label in parts:
+        line.append(f"{name} ", style="cyan").append_text(gauge(ratio, min(size, 60), label)).append(" ")
+    return [cut(line, width)]
+
+
+def _gpu_state(gpu: Gpu) -> Text:
+    if gpu.up == 0:
+        return Text(f"down: {spoken(gpu.down_reason)}", style=BAD)
+    said = [f"slowed: {spoken(reason)}" for reason in gpu.throttled_by or ()]
+    if gpu.xid_errors_total:
+        said.append(f"{gpu.xid_errors_total} Xid")
+    return Text(", ".join(said), style=BAD) if said else Text("ok", style="green")
+
+
+GPU_COLUMNS: tuple[Column[Gpu], ...] = (
+    Column("GPU", 3, lambda g: g.gpu),
+    Column("Name", 12, lambda g: g.name or "", rank=6, is_text=True),
+    Column("Util", 16, lambda g: gauge(g.utilization_ratio, 16, percent(g.utilization_ratio)), is_text=True),
+    Column("Memory", 20, lambda g: gauge(_ratio(g.memory_used_bytes, g.memory_size_bytes), 20,
+           f"{binary(g.memory_used_bytes)}/{binary(g.memory_size_bytes)}"), rank=1, is_text=True),
+    Column("Power", 9, lambda g: f"{amount(g.power_watts)}/{amount(g.power_limit_watts)}W", rank=2),
+    Column("Temp", 5, lambda g: "-" if g.temperature_celsius is None else f"{g.temperature_celsius:.0f}C", rank=3),
+    Column("Clock", 7, lambda g: amount(g.sm_clock_hertz, "Hz"), rank=7),
+    Column("SM", 4, lambda g: percent(g.sm_active_ratio), rank=4),
+    Column("Tensor", 6, lambda g: percent(g.tensor_active_ratio), rank=8),
+    Column("DRAM", 5, lambda g: percent(g.dram_bandwidth_ratio), rank=9),
+    Column("NVLink in/out", 15, lambda g: f"{amount(g.nvlink_receive_bytes_per_second)}/"
+           f"{amount(g.nvlink_transmit_bytes_per_second)}", rank=10),
+    Column("PCIe in/out", 15, lambda g: f"{amount(g.pcie_receive_bytes_per_second)}/"
+           f"{amount(g.pcie_transmit_bytes_per_second)}", rank=11),
+    Column("State", 10, _gpu_state, is_text=True, grows=True),
+)  # fmt: skip
+
+
+def gpu_lines(gpus: Sequence[Gpu], width: int) -> list[Text]:
+    """Return a head and a line a GPU."""
+    return rows(GPU_COLUMNS, gpus, width)
+
+
+def _link_state(link: Link) -> Text:
+    return Text("-") if link.up is None else Text("up") if link.up else Text("down", style=BAD)
+
+
+def _in_use(ratio: float | None) -> Text:
+    return gauge(ratio, 14, percent(ratio))
+
+
+LINK_COLUMNS: tuple[Column[Link], ...] = (
+    Column("Link", 16, lambda link: link.name, is_text=True),
+    Column("State", 5, _link_state),
+    Column("Speed", 9, lambda link: amount(link.link_bytes_per_second, "B/s"), rank=2),
+    Column("Received", 9, lambda link: amount(link.receive_bytes_per_second, "B/s")),
+    Column("In use", 14, lambda link: _in_use(link.receive_utilization_ratio), rank=3),
+    Column("Sent", 9, lambda link: amount(link.transmit_bytes_per_second, "B/s")),
+    Column("In use", 14, lambda link: _in_use(link.transmit_utilization_ratio), rank=3),
+    Column("Errors", 7, lambda link: amount(link.errors_total), rank=1),
+)
+
+
+def link_lines(links: Sequence[Link], width: int) -> list[Text]:
+    """Return a head and a line a link."""
+    return rows(LINK_COLUMNS, links, width)
+
+
+def _job_state(job: Job) -> Text:
+    if job.hangs:
+        return Text("hang?", style=BAD)
+    if job.finished:
+        return Text("finished", style="dim")
+    if job.stragglers:
+        return Text("straggler", style="yellow")
+    return Text("-" if job.tuner is None else f"tuner {job.tuner.state}", style="" if job.tuner is None else "green")
+
+
+JOB_COLUMNS: tuple[Column[Job], ...] = (
+    Column("Job", 22, lambda job: job.called, is_text=True),
+    Column("Step", 7, lambda job: amount(job.step) if job.step is None or job.step > 9_999_999 else str(job.step)),
+    Column("Pace", 7, lambda job: duration(job.pace_seconds)),
+    Column("Samples", 8, lambda job: amount(job.samples_per_second, "/s"), rank=3),
+    Column("Tokens", 8, lambda job: amount(job.tokens_per_second, "/s"), rank=2),
+    Column("MFU", 5, lambda job: percent(job.mfu_ratio), rank=1),
+    Column("Ranks", 7, lambda job: f"{len(job.ranks) + job.ranks_left_out}/{amount(job.world_size)}", rank=4),
+    Column("Heard", 7, lambda job: duration(job.last_record_age_seconds), rank=5),
+    Column("State", 14, _job_state, is_text=True, grows=True),
+)
+
+
+def job_line(jobs: Sequence[Job], width: int, chosen: int | None) -> list[Text]:
+    """Return a head and a line a job, `chosen` reversed."""
+    return rows(JOB_COLUMNS, jobs, width, chosen=chosen)
+
+
+def bar(ledger: dict[str, float] | None, width: int, console: Console) -> Text:
+    """Return a full bar, each heading its share; dots where no step was reported."""
+    total = sum((ledger or {}).values())
+    if ledger is None or total <= 0:
+        return Text("." * width, style="dim")
+    text, edge = Text(no_wrap=True), 0.0
+    for heading in LEDGER_HEADINGS:
+        start = round(edge / total * width)
+        edge += ledger.get(heading, 0.0)
+        text.append(glyph(heading, console) * (round(edge / total * width) - start), style=HEADING_COLOURS[heading])
+    return text
+
+
+def legend_lines(ledger: dict[str, float] | None, width: int, console: Console) -> list[Text]:
+    """Return which cell means what, with shares, in lines of at most `width` cells."""
+    total = sum((ledger or {}).values())
+    lines = [Text(no_wrap=True)]
+    for heading in LEDGER_HEADINGS:
+        share = (ledger or {}).get(heading, 0.0)
+        if total <= 0 or share <= 0:
+            continue
+        entry = f" {HEADING_WORDS[heading]} {percent(share / total, digits=1)}"
+        if len(lines[-1]) and len(lines[-1]) + len(entry) + 3 > width:
+            lines.append(Text(no_wrap=True))
+        lines[-1].append("  " if len(lines[-1]) else "")
+        lines[-1].append(glyph(heading, console), style=HEADING_COLOURS[heading]).append(entry)
+    return [cut(line, width) for line in lines if len(line)]
+
+
+def calibration_lines(job: Job, width: int) -> list[Text]:
+    """Return a line for each reason why ledgers of the job rest on no exact window."""
+    found: dict[str, int] = {}
+    for rank in job.ranks:
+        if rank.ledger_uncalibrated is not None:
+            found[rank.ledger_uncalibrated] = found.get(rank.ledger_uncalibrated, 0) + 1
+    lines = []
+    for reason, ranks in found.items():
+        words = UNCALIBRATED_WORDS.get(reason, reason)
+        who = "" if ranks == len(job.ranks) else f" on {ranks} of {len(job.ranks)} ranks"
+        lines.append(cut(Text(clean(f"not calibrated{who}: {words}"), style="dim"), width))
+    return lines
+
+
+def alarm_lines(jobs: Sequence[Job], width: int) -> list[Text]:
+    """Return a line for each straggler and each hang."""
+    lines = []
+    for job in jobs:
+        for hang in job.hangs:
+            what = "says nothing while others wait" if hang.silent else "ends no step: it may hang"
+            lines.append(cut(Text(clean(f"! {job.called}: rank {hang.rank} {what}"), style=BAD), width))
+        for late in job.stragglers:
+            who = "the ranks are held up" if late.rank is None else f"rank {late.rank} is late"
+            cost = f"{duration(late.excess_seconds)} a step ({spoken(late.cause)})"
+            text = f"! {job.called}: {who} by {cost}: {late.evidence}"
+            lines.append(cut(Text(clean(text), style="yellow"), width))
+    return lines
+
+
+def _outcome(move: Move) -> Text:
+    word = move.outcome or ("advice" if move.kind == "advise" else "on trial")
+    return Text(spoken(word), style={"kept": "green", "rolled_back": "yellow", "barred": "red"}.get(word, "cyan"))
+
+
+MOVE_COLUMNS: tuple[Column[tuple[Job, Move]], ...] = (
+    Column("Job", 12, lambda both: both[0].called, rank=3, is_text=True),
+    Column("Step", 6, lambda both: str(both[1].step)),
+    Column("Knob", 14, lambda both: spoken(both[1].knob), is_text=True),
+    Column("Change", 13, lambda both: f"{setting(both[1].knob, both[1].from_value)}>"
+           f"{setting(both[1].knob, both[1].to_value)}", is_text=True),
+    Column("Exp.", 6, lambda both: percent(both[1].expected_gain_ratio, digits=1, signed=True), rank=2),
+    Column("Meas.", 6, lambda both: percent(both[1].measured_gain_ratio, digits=1, signed=True)),
+    Column("Outcome", 11, lambda both: _outcome(both[1]), is_text=True),
+    Column("Why", 10, lambda both: both[1].outcome_reason or both[1].reason, is_text=True, grows=True),
+)  # fmt: skip
+
+
+def move_lines(moves: Sequence[tuple[Job, Move]], width: int) -> list[Text]:
+    """Return a head and a line a decision."""
+    return rows(MOVE_COLUMNS, moves, width)
+
+
+def where_words(rank: Rank) -> str:
+    """Return the node and device of a rank, and the pod or Slurm job it runs in."""
+    pod = None if rank.pod_name is None else f"pod {rank.pod_namespace}/{rank.pod_name}"
+    slurm = None if rank.slurm_job is None else f"Slurm {rank.slurm_job}"
+    return "  ".join(filter(None, (f"{rank.host} {rank.device}", pod, slurm)))
+
+
+def rank_lines(ranks: Sequence[Rank], width: int, console: Console, chosen: int | None) -> list[Text]:
+    """Return a head and a line a rank, with the bar of its last step."""
+    size = max(10, min(60, width - 52))
+    columns: tuple[Column[Rank], ...] = (
+        Column("Rank", 5, lambda rank: str(rank.rank)),
+        Column("Step", 7, lambda rank: "-" if rank.step is None else str(rank.step), rank=3),
+        Column("Last", 7, lambda rank: duration(rank.step_duration_seconds)),
+        Column("Ledger of the last step", size, lambda rank: bar(rank.ledger_seconds, size, console), is_text=True),
+        Column("MFU", 5, lambda rank: percent(rank.mfu_ratio), rank=1),
+        Column("Mem", 6, lambda rank: binary(rank.memory_allocated_bytes), rank=2),
+        Column("Where", 14, where_words, is_text=True, grows=True),
+    )
+    return rows(columns, ranks, width, chosen=chosen)
+
+
+def ladder_lines(ladder: Ladder | None, width: int) -> list[Text]:
+    """Return the what-if ladder, a line a rung."""
+    if ladder is None:
+        return [Text("what-if ladder: not known yet", style="dim")]
+    lines = [Text(f"What if, of {duration(ladder.pace_seconds)} a step ({ladder.source})", style="bold")]
+    for rung in ladder.rungs:
+        text = (
+            f"  {SCENARIO_WORDS.get(rung.scenario, spoken(rung.scenario)):32} at least {duration(rung.step_seconds):>7}"
+        )
+        lines.append(Text(f"{text}, saves at most {percent(rung.gain_ratio, digits=1)}"))
+    return [cut(line, width) for line in lines]
+
+
+def job_facts(job: Job, width: int) -> list[Text]:
+    """Return what is known of one job in a line or two."""
+    facts = [
+        f"step {job.step if job.step is not None else '-'}", f"pace {duration(job.pace_seconds)}",
+        f"median rank {duration(job.median_pace_seconds)}", f"{amount(job.samples_per_second)} samples/s",
+        f"{amount(job.tokens_per_second)} tokens/s", f"MFU {percent(job.mfu_ratio, digits=1)}",
+        f"ranks here {len(job.ranks) + job.ranks_left_out} of {amount(job.world_size)}",
+    ]  # fmt: skip
+    if job.tuner is not None:
+        facts.append(f"tuner {job.tuner.state}")
+    lines = [Text(no_wrap=True)]
+    for fact in facts:
+        if len(lines[-1]) and len(lines[-1]) + 2 + len(fact) > width:
+            lines.append(Text(no_wrap=True))
+        lines[-1].append(("  " if len(lines[-1]) else "") + fact)
+    if job.tuner is not None and job.tuner.detail:
+        lines.append(cut(Text(f"now: {clean(job.tuner.detail)}", style="cyan"), width))
+    return lines
+
+
+def recorder_lines(recorder: Recorder | None, width: int) -> list[Text]:
+    """Return one line: how far back the flight recorder goes, and what it wrote of what; none where it is off."""
+    if recorder is None:
+        return []
+    line = Text(no_wrap=True).append("Rec ", style="cyan")
+    line.append(f"last {duration(recorder.span_seconds)} in {binary(recorder.memory_bytes)}")
+    line.append(f"  {recorder.files_total} recording{'' if recorder.files_total == 1 else 's'} written")
+    line.append(f", {binary(recorder.files_bytes)} on disk" if recorder.files_bytes else "")
+    reasons = [f"{spoken(name)} {count}" for name, count in recorder.triggers_total.items() if count]
+    line.append(f"  of {', '.join(reasons)}" if reasons else "", style="yellow")
+    if recorder.lost_total or recorder.write_failures_total:
+        bad = f"  {recorder.write_failures_total} writes failed, {recorder.lost_total} lost"
+        line.append(bad, style=BAD)
+    return [cut(line, width)]
+
+
+def daemon_words(document: Document) -> str:
+    """Return what the title says of the daemon and its recorder."""
+    own, recorder = document.daemon, document.daemon.recorder
+    words = f"daemon {percent(own.cpu_utilization_ratio, digits=1)} of {percent(own.cpu_budget_ratio)} CPU"
+    if recorder is None:
+        return words
+    wrote = f", {recorder.files_total} written" if recorder.files_total else ""
+    return f"rec {duration(recorder.span_seconds)}{wrote}  {words}"

@@ -1,0 +1,23 @@
+"""Which policy decides?  The one that the user named."""
+
+from __future__ import annotations
+
+from pacecar.config import TuneConfig
+
+from ..observation import Policy
+from ..policy.tuning_policy import PacecarPolicy
+
+__all__ = ["make_policy"]
+
+
+def make_policy(config: TuneConfig) -> Policy:
+    """Return a fresh policy of the kind `config.policy`.
+
+    Raises:
+        ConfigError: the policy needs a library that is not installed.
+    """
+    if config.policy == "pacecar":
+        return PacecarPolicy(config)
+    from .registry import make_baseline  # most jobs never load these
+
+    return make_baseline(config)

@@ -1,0 +1,268 @@
+"""Carries numbers from rank to rank: the two roads of `protocol.py`, each a gloo group of our own, after a `meet`.
+
+    SideRoad     numbered asynchronous gathers, looked at and never waited for
+    MainRoad     frames: what all ranks say at the same point of the training, read a step later or at once
+
+Neither is the job's own group: a rank that closes pacecar early, leaves out a step or never attaches would otherwise
+answer a vote with a gradient, which ends the process (gloo) or hangs the job (NCCL).
+
+On the main road every frame is a gather of the same few words, so that whatever two ranks send at the same place
+in the order of frames, it fits.  The first word says what the frame is.  Where the ranks' first words differ, the ranks
+are not at the same point, all of them read that in the same frame, and all of them leave.  A rank that leaves sends a
+last frame that says so, in advance: the others read it when they send theirs, and wait for nobody.
+
+Both call the group's own methods: on the step path, `dist.all_reduce` and its kind cost ten times as much, in checks
+and logging (100 us, with the caches of a training loop).
+
+Left out: what the numbers mean.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+import torch
+
+from pacecar.profiler.transport.side_group import gather, make_group
+from pacecar.profiler.transport.store_rendezvous import MEET_SECONDS, MeetingError, keep_for_ever, life, meet
+
+__all__ = [
+    "BODY_WORDS",
+    "MEET_SECONDS",
+    "Frame",
+    "LateError",
+    "LeftError",
+    "MainRoad",
+    "MeetingError",
+    "SideRoad",
+    "Subject",
+    "meet",
+]
+
+BODY_WORDS = 30
+"""Words of one frame besides its head; what is longer takes several."""
+
+_HEAD_WORDS = 2
+
+POLL_SECONDS = 0.00005
+POLL_SECONDS_MAX = 0.0005
+"""Between two looks for a frame that is waited for: shortly at first, for mostly it is there."""
+
+KEPT_FRAMES = 16
+"""A thread of the group may still hold one of its latest frames: see `keep_for_ever`."""
+
+
+class SideRoad:
+    """Gathers on a gloo group of our own.  `open` waits for all ranks; nothing else ever waits."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._group: Any = None
+        self._work: Any = None
+        self._last: Any = None
+        self._gathered: torch.Tensor | None = None
+
+    def open(self, store: Any, name: str, rank: int) -> None:  # noqa: ANN401  dist.Store
+        """Make the group; every rank of the job must do it."""
+        self._group = make_group(store, f"{name}/side", rank, self._world_size, is_lazy=True)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a gather is out."""
+        return self._work is not None
+
+    def post(self, words: Sequence[int]) -> None:
+        """Send `words` to all ranks; the previous gather must have been taken."""
+        assert self._work is None, "one gather at a time"
+        mine = torch.tensor(words, dtype=torch.int64)
+        self._gathered = torch.empty(self._world_size * len(words), dtype=torch.int64)
+        self._work = gather(self._group, self._gathered, mine)
+
+    def take(self) -> list[list[int]] | None:
+        """Return every rank's words if the gather is complete, else None.
+
+        Raises:
+            RuntimeError: the gather failed.
+        """
+        if self._work is None or not self._work.is_completed():
+            return None
+        work, self._work = self._work, None
+        self._last = work  # for `close`
+        work.wait()  # complete: returns or raises at once
+        assert self._gathered is not None, "posted"
+        rows: list[list[int]] = self._gathered.view(self._world_size, -1).tolist()
+        return rows
+
+    def close(self) -> None:
+        """Give the group back, which ends its threads.  A gather that is out is abandoned and its group kept.
+
+        Giving back a group waits for its gathers: for ever, if another rank never joins one.  It waits for the
+        group's threads as well, with the GIL held.  A thread that still holds the last gather must not be the one that
+        frees it: that takes the GIL, and both would wait for ever.  So python keeps that gather.
+        """
+        group, self._group = self._group, None
+        work, self._work = self._work, None
+        last, self._last = self._last, None
+        keep_for_ever(*(gather for gather in (work, last) if gather is not None))
+        if work is not None and not work.is_completed():
+            keep_for_ever(group)
+
+
+class Subject(IntEnum):
+    """What a frame is about; two ranks that send different ones at the same place are not at the same point."""
+
+    VOTE = 1
+    SWITCH = 2
+    """Every rank is about to carry out what was voted for."""
+    DONE = 3
+    """Whether it was carried out."""
+    GRADIENTS = 4
+    MEMORY = 5
+    NOISE = 6
+    LEAVE = 7
+    """No frame of this rank follows."""
+    CLOSE = 8
+    """No frame of this rank follows, but where all ranks close here: then they go back together to what is proven."""
+
+
+_FAREWELLS = (Subject.LEAVE, Subject.CLOSE)
+
+
+_POINTS = {
+    Subject.VOTE: "votes",
+    Subject.SWITCH: "is about to switch",
+    Subject.DONE: "has switched",
+    Subject.GRADIENTS: "compares gradients",
+    Subject.MEMORY: "asks whether a micro-batch fits",
+    Subject.NOISE: "measures the gradients' noise",
+}
+
+
+class LeftError(Exception):
+    """Another rank takes no further part, or is at another point; the message says which, and every rank reads it."""
+
+
+class LateError(Exception):
+    """Not all ranks have sent this frame in the time that it was waited for; it is still out."""
+
+
+class Frame:
+    """One frame that was sent."""
+
+    __slots__ = ("gathered", "is_checked", "number", "subject", "work")
+
+    def __init__(self, number: int, subject: Subject, gathered: torch.Tensor, work: Any) -> None:  # noqa: ANN401  dist.Work
+        self.number = number
+        self.subject = subject
+        self.gathered = gathered
+        self.work = work
+        self.is_checked = False
+
+
+class MainRoad:
+    """Frames of one size on a gloo group of our own, in the same order on all ranks."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self._rank = rank
+        self._world_size = world_size
+        self._group: Any = None
+        self._store: Any = None
+        self._sent = 0
+        self._latest: deque[Frame] = deque(maxlen=KEPT_FRAMES)
+
+    def open(self, store: Any, name: str) -> None:  # noqa: ANN401  dist.Store
+        """Make the group; every rank of the job must do it.  `store` decides where a rank gave up waiting."""
+        self._group = make_group(store, f"{name}/main", self._rank, self._world_size, is_lazy=True)
+        self._store = store
+        self._name = name
+
+    def post(self, subject: Subject, words: Sequence[int]) -> Frame:
+        """Send a frame of at most BODY_WORDS `words`; does not wait.
+
+        Raises:
+            RuntimeError: the group is gone.
+        """
+        assert len(words) <= BODY_WORDS, "longer things take several frames"
+        if self._group is None:
+            raise RuntimeError("this rank has left")
+        padding = [0] * (BODY_WORDS - len(words))
+        mine = torch.tensor([int(subject), self._sent, *words, *padding], dtype=torch.int64)
+        gathered = torch.empty(self._world_size * (_HEAD_WORDS + BODY_WORDS), dtype=torch.int64)
+        frame = Frame(self._sent, subject, gathered, gather(self._group, gathered, mine))
+        self._sent += 1
+        self._latest.append(frame)
+        return frame
+
+    def take(self, frame: Frame, seconds: float | None = None) -> list[list[int]]:
+        """Return the words of every rank, in order of rank; waits for them, at most `seconds`.
+
+        Raises:
+            LateError: they are not all there.
+            LeftError: a rank sent something else at this place.
+            RuntimeError: the gather failed: a rank died.
+        """
+        deadline = None if seconds is None else time.monotonic() + seconds
+        pause = POLL_SECONDS
+        while not frame.work.is_completed():
+            self._check_earlier(frame)
+            if deadline is not None and time.monotonic() > deadline:
+                raise LateError(f"not all ranks came to the same point within {seconds:g} s")
+            time.sleep(pause)
+            pause = min(2 * pause, POLL_SECONDS_MAX)
+        return self._rows(frame)
+
+    def _check_earlier(self, frame: Frame) -> None:
+        """Raise what an earlier frame, which nobody has read yet, would: who left in that one never joins `frame`."""
+        for earlier in self._latest:
+            if earlier.number < frame.number and not earlier.is_checked and earlier.work.is_completed():
+                self._rows(earlier)
+
+    def _rows(self, frame: Frame) -> list[list[int]]:
+        frame.is_checked = True
+        frame.work.wait()  # complete: returns or raises at once
+        rows: list[list[int]] = frame.gathered.view(self._world_size, -1).tolist()
+        gone = [rank for rank, row in enumerate(rows) if row[0] in _FAREWELLS]
+        if gone and any(row[0] != Subject.CLOSE for row in rows):
+            raise LeftError(f"rank {gone[0]} takes no further part")
+        if len({(row[0], row[1]) for row in rows}) > 1:
+            points = ", ".join(f"rank {rank} {_point(row[0])}" for rank, row in enumerate(rows[:4]))
+            raise LeftError(f"the ranks are at different points of the training: {points}")
+        return [row[_HEAD_WORDS:] for row in rows]
+
+    def verdict(self, frame: Frame, *, is_complete: bool) -> bool:
+        """Return whether all ranks carry out what they were asked for in `frame`: the same answer on all of them.
+
+        A rank that waited too long for the others and one that saw all of them come may both be right.  The store keeps
+        the first word of the two.
+
+        Raises:
+            RuntimeError: the store is gone.
+        """
+        key = f"pacecar/{life(self._world_size)}/{self._name}/switch{frame.number}"
+        verdict: bytes = self._store.compare_set(key, "", "go" if is_complete else "no")
+        return verdict == b"go"
+
+    def is_settled(self) -> bool:
+        """Whether every frame of this rank has been joined by all; does not wait."""
+        return all(frame.work.is_completed() for frame in self._latest)
+
+    def leave(self) -> None:
+        """Tell the others, in the next frame, that none follows; does not wait."""
+        if self._group is not None and not any(frame.subject in _FAREWELLS for frame in self._latest):
+            self.post(Subject.LEAVE, [])
+
+    def close(self) -> None:
+        """Give the group back, as `SideRoad.close` does; it is kept while a frame is out that others have to join."""
+        group, self._group = self._group, None
+        self._store = None
+        keep_for_ever(*(frame.work for frame in self._latest))
+        if not all(frame.work.is_completed() for frame in self._latest):
+            keep_for_ever(group)
+
+
+def _point(word: int) -> str:
+    return _POINTS.get(word, "is elsewhere")  # type: ignore[call-overload,no-any-return]

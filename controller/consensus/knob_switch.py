@@ -1,0 +1,191 @@
+"""How does one rank carry out what all ranks voted for?  Every knob or none, and the old values back on any failure.
+
+From the agreement's `gather_for` to `settle` the other ranks wait for this one's answer, so nothing in between may
+raise: what goes wrong here becomes the answer "no", upon which all ranks put the old values back.
+
+Which knobs are turned, and back to what, follows from what all ranks agreed on and from nothing that one rank could see
+differently: a rank that leaves its Reducer alone while the others build theirs anew hangs in DDP's next rebuild, also
+where all of them end at the same values.
+
+Left out: which proposals are made (the tuner), and how the ranks agree (agreement).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from pacecar.clock import Clock
+from pacecar.knobs import KNOBS
+from pacecar.records import KnobValue
+
+from ..knobs.actuator import Actuator, Barring, Gathered
+from ..observation import KnobSpace
+from ..policy import phrases
+from .agreement import Agreement
+from .capabilities import KnobOffer, Offer
+from .protocol import Kind, Proposal
+
+__all__ = ["Switch", "Switchboard"]
+
+logger = logging.getLogger(__name__)
+
+LOSSY_HOMES: dict[str, int] = {knob.name: 0 for knob in KNOBS if knob.knob_class == "lossy" and knob.kind == "choice"}
+"""Knob -> the choice that is none."""
+
+ADAPTIVE: frozenset[str] = frozenset(knob.name for knob in KNOBS if knob.knob_class == "adaptive")
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """What became of a proposal: `turned` knob -> (old, new), done on all ranks or on none."""
+
+    is_done: bool
+    turned: dict[str, tuple[int, int]]
+    duration_ns: int
+
+
+class Switchboard:
+    """The actuators of one rank, in the agreed order.  `barred` knobs failed on some rank and are not turned again."""
+
+    def __init__(self, actuators: Mapping[str, Actuator], agreement: Agreement, clock: Clock) -> None:
+        self._actuators = actuators
+        self._agreement = agreement
+        self._clock = clock
+        self._agreed: tuple[int, ...] | None = None
+        self.barred: set[str] = set()
+
+    def offer(self) -> Offer:
+        """Return what this rank can turn; one knob that cannot be asked leaves the others tunable."""
+        offers = []
+        for knob, actuator in sorted(self._actuators.items()):
+            value: int | None = None
+            domain: tuple[int, ...] = ()
+            layout = ""
+            try:
+                refusal = actuator.refusal()
+                if refusal is None:
+                    value, domain, layout = actuator.value(), actuator.domain(), actuator.layout()
+            except Exception as error:
+                logger.debug("pacecar: %s cannot be offered", knob, exc_info=True)
+                refusal = f"{type(error).__name__}: {error}"
+            offers.append(KnobOffer(knob, value, domain, refusal, layout))
+        return Offer(tuple(offers))
+
+    def agreed(self) -> tuple[int, ...]:
+        """Return what all ranks agreed on last, before that what is in force here."""
+        return self.values() if self._agreed is None else self._agreed
+
+    def adopt(self) -> None:
+        """Take what is in force for agreed on: a knob went back by itself, on all ranks in the same step."""
+        self._agreed = self.values()
+
+    def values(self) -> tuple[int, ...]:
+        """Return what is in force, in the order of the agreed spaces."""
+        return tuple(self._actuators[space.knob].value() for space in self._agreement.spaces)
+
+    def published(self) -> dict[str, KnobValue]:
+        """Return what is in force of every knob that has a value, also of those that are not tuned."""
+        values: dict[str, KnobValue] = {}
+        for knob, actuator in self._actuators.items():
+            try:
+                values[knob] = actuator.value()
+            except Exception:
+                logger.debug("pacecar: %s has no value", knob, exc_info=True)
+        return values
+
+    def live(self) -> list[KnobSpace]:
+        """Return the knobs that can still be turned."""
+        return [space for space in self._agreement.spaces if space.knob not in self.barred]
+
+    def wished(self, values: Mapping[str, int]) -> tuple[int, ...]:
+        """Return `values` in the order of the spaces; what is barred or not wished for stays as it was agreed on."""
+        pairs = zip(self._agreement.spaces, self.agreed(), strict=True)
+        return tuple(old if s.knob in self.barred else values.get(s.knob, old) for s, old in pairs)
+
+    def rest(self, proven: Sequence[int] | None, *, closes: bool = False) -> tuple[int, ...]:
+        """Return what is in force when nobody watches any more: `proven`, else the present, but nothing lossy.
+
+        `closes`: nothing of ours follows, so the global batch is the script's own again, too.
+        """
+        homes = dict(LOSSY_HOMES)
+        spaces = self._agreement.spaces
+        if closes:
+            homes |= {space.knob: space.value for space in spaces if space.knob in ADAPTIVE}
+        pairs = zip(spaces, proven or self.agreed(), strict=True)
+        return tuple(homes.get(space.knob, value) for space, value in pairs)
+
+    def staying(self, rest: Sequence[int]) -> str:
+        """Return for people what stays in force instead of `rest`, "" for nothing."""
+        told = zip(self._agreement.spaces, self.agreed(), rest, strict=True)
+        return "".join(f"; {phrases.staying(space.knob, now, old)}" for space, now, old in told if now != old)
+
+    def can_apply(self, proposal: Proposal) -> bool:
+        """Return whether this rank is able to carry `proposal` out."""
+        spaces, present = self._agreement.spaces, self.values()
+        if len(proposal.values) != len(spaces):
+            return False
+        if proposal.kind is Kind.REHEARSAL:
+            return proposal.values == present
+        return all(
+            new == old if space.knob in self.barred else now == old and (new == old or self._can_take(space, new))
+            for space, now, old, new in zip(spaces, present, self.agreed(), proposal.values, strict=True)
+        )
+
+    def _can_take(self, space: KnobSpace, value: int) -> bool:
+        return value in space.domain and not self._is_barred(space.knob, value)
+
+    def _is_barred(self, knob: str, value: int) -> bool:
+        actuator = self._actuators[knob]
+        return knob in self.barred or (isinstance(actuator, Barring) and actuator.is_barred(value))
+
+    def carry_out(self, proposal: Proposal) -> Switch:
+        """Apply `proposal`; if any rank fails, all ranks put fresh old values back and bar the knob."""
+        plan = self._plan(proposal)
+        begin_ns = self._clock.monotonic_ns()
+        is_done = plan is not None and self._apply({knob: new for knob, (_, new) in plan.items()})
+        duration_ns = self._clock.monotonic_ns() - begin_ns
+
+        def undo() -> bool:
+            return plan is not None and self._apply({knob: old for knob, (old, _) in plan.items()})
+
+        is_done = self._agreement.settle(proposal, is_done=is_done, undo=undo)
+        if is_done or proposal.kind is Kind.REHEARSAL:  # all ranks voted that the values of a rehearsal are in force
+            self._agreed = proposal.values
+        turned = plan or {}
+        if not is_done and (len(turned) == 1 or proposal.kind is not Kind.REHEARSAL):
+            self.barred.update(turned)
+            logger.warning("pacecar: %s could not be turned on all ranks and stays as it is", ", ".join(sorted(turned)))
+        return Switch(is_done, turned, duration_ns)
+
+    def _plan(self, proposal: Proposal) -> dict[str, tuple[int, int]] | None:
+        """Return knob -> (old, new) for what `proposal` turns; None if this rank cannot even say that.
+
+        A rehearsal's `decision` is the set of knobs to rehearse, one bit each in the order of the spaces.
+        """
+        try:
+            olds = proposal.values if proposal.kind is Kind.REHEARSAL else self.agreed()
+            changes = zip(self._agreement.spaces, olds, proposal.values, strict=True)
+            return {
+                space.knob: (old, new)
+                for i, (space, old, new) in enumerate(changes)
+                if (proposal.decision >> i & 1 if proposal.kind is Kind.REHEARSAL else new != old)
+            }
+        except Exception:
+            logger.exception("pacecar: a switch could not be planned")
+            return None
+
+    def _apply(self, values: dict[str, int]) -> bool:
+        try:
+            with ExitStack() as together:
+                for actuator in (self._actuators[knob] for knob in values):
+                    if isinstance(actuator, Gathered):
+                        together.enter_context(actuator.gathered())
+                for knob, value in values.items():
+                    self._actuators[knob].apply(value)
+        except Exception:  # the ranks must hear of it, whatever it was
+            logger.exception("pacecar: %s could not be applied", values)
+            return False
+        return True

@@ -1,0 +1,361 @@
+"""When may a knob be turned?  One rank's side of the protocol by which all ranks turn it at the same step.
+
+A switch on one rank only kills the job (ranks send buckets of different sizes: gloo aborts, NCCL hangs), so "everybody
+should have heard by now" is not enough, and a message that everybody *has* heard raises the same question again.  Two
+roads are used:
+
+    side road   an asynchronous gather on a group of its own, never waited for.  It carries every rank's paces and what
+                disturbs them to rank 0, and rank 0's proposal to everybody.  It may be late or break at any moment.
+    main road   a vote: an all-reduce MIN of five numbers on the job's own group, launched by every rank at the same
+                boundaries and read by every rank one step later.  It is exactly as alive as the training itself.
+
+    boundary      0    1    2    3    4    5    6    7    8        PERIOD = 4
+    range closed  |                   |                   |        paces of 4 steps, queued for the next gather
+    vote                         launch read         launch read   read: all say the same hash -> all apply right here
+
+A rank votes (h, -h, alive, calm, at leisure): h is the hash of the proposal that it holds and can carry out, 0 if none.
+The least h equals the maximum exactly if all ranks voted the same h; both are known to every rank, so either all apply
+or none does.  `alive` is 0 on a rank that froze; the first vote whose minimum is 0 freezes every rank, and as all
+of them read it at the same boundary, all of them stop voting there: a frozen tuner costs nothing and leaves no
+collective unmatched.
+
+`calm` is 0 on a rank where something is under way: a trial, a wish, a proposal.  A vote and a gather cost a rank some
+300 us, which is worth it while something is tried and a waste for the rest of the run.  So a calm rank votes after how
+many steps it would meet again: CALM_PERIOD, fewer where CALM_NS are over sooner.  Where the minimum is not 0, the next
+vote comes so many steps later, and the range holds as many paces; else PERIOD.  All ranks read the same minimum at the
+same boundary, so all of them vote again at the same one.
+
+`at leisure` is 1 on a rank whose steps are so long that meeting at every second one costs next to nothing, and whose
+side road keeps up.  Where all ranks are, and something is under way, the next vote comes LEISURE_PERIOD steps later:
+what is wished for is in force after 3 to 5 steps instead of 5 to 8, and a trial of a worse setting ends as much sooner.
+
+Gathers are numbered.  The n-th gather carries the n-th range on every rank, however late that rank is, so no rank ever
+compares different steps.  At most one is out at a time; QUEUE_MAX waiting ranges mean that the side road is too late.
+
+Pure: no torch, no clock.  `agreement.py` puts it on process groups; the tests run it through every order of events.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ..observation import KnobSpace
+from .capabilities import Offer, decode_offer, encode_offer, live_knobs, space_hash
+
+__all__ = [
+    "CALM_NS",
+    "CALM_PERIOD",
+    "KNOBS_MAX",
+    "LEISURE_PERIOD",
+    "LONG_STEP_NS",
+    "PERIOD",
+    "JobPace",
+    "Kind",
+    "Member",
+    "Proposal",
+]
+
+PERIOD = 4
+"""Steps between votes.  A switch takes effect 5 to 8 steps after it is wished for; one tiny all-reduce in 4 steps."""
+
+CALM_PERIOD = 16
+"""Most steps between votes, while no rank has anything under way; what is wished for then waits so long, once."""
+
+CALM_NS = 1_600_000_000
+"""A meeting in so long a time costs 0.02 % of it; where steps are long that is after 8 or 4 of them."""
+
+LONG_STEP_NS = 100_000_000
+"""From here on a meeting is 0.15 % of the two steps that it takes."""
+
+LEISURE_PERIOD = 2
+"""Steps between votes while something is under way and steps are long: one boundary to launch it, one to read it."""
+
+KNOBS_MAX = 12
+"""Knobs in a proposal, all there are; the gather's vector has a fixed length."""
+
+QUEUE_MAX = 16
+"""Closed ranges that may wait for the side road (some 60 steps or more) before it counts as broken."""
+
+LEISURE_QUEUE_MAX = 1
+"""With more ranges waiting the side road does not keep up with meetings at every second step."""
+
+VERSION = 5
+_HEAD = 10
+_FLAG_FROZEN, _FLAG_PROPOSAL, _FLAG_REHEARSAL, _FLAG_TRIAL = 1, 2, 4, 8
+REPORT_WORDS = _HEAD + CALM_PERIOD + KNOBS_MAX
+
+_DISTURBANCE_SHIFT = 8
+DISTURBANCE_MAX = 255
+"""The flags' word has the flags in its lowest byte and this in the next."""
+
+
+class Kind(StrEnum):
+    """What a proposal is for."""
+
+    REHEARSAL = "rehearsal"
+    """Apply the values that are in force, to prove that it works."""
+    TRIAL = "trial"
+    """Not proven: a freeze takes it back."""
+    KEEP = "keep"
+    """From now on these are the values to come back to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Bring the knobs, in the agreed order, to `values`; `serial` counts rank 0's proposals."""
+
+    serial: int
+    decision: int
+    values: tuple[int, ...]
+    kind: Kind = Kind.KEEP
+
+    def digest(self, epoch: int, layout: int, place: int = 0) -> int:
+        """Return 62 bits, never 0, that name this proposal under this knob epoch and layout, at this place."""
+        text = repr((self.serial, self.decision, self.values, self.kind.value, epoch, layout, place))
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 2 | 1
+
+
+_KIND_FLAGS = {Kind.REHEARSAL: _FLAG_REHEARSAL, Kind.TRIAL: _FLAG_TRIAL, Kind.KEEP: 0}
+
+
+@dataclass(frozen=True, slots=True)
+class JobPace:
+    """The slowest rank's wall time of one step; `profiled` if any rank profiled it."""
+
+    step: int
+    pace_ns: int
+    profiled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    ordinal: int
+    epoch: int
+    first_step: int
+    paces: tuple[int | None, ...]
+    profiled: tuple[bool, ...]
+
+
+class Member:
+    """One rank's state.  Every method is called on the training thread, in boundary order; none waits."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.epoch = 0
+        self.spaces: tuple[KnobSpace, ...] = ()
+        self.frozen: str | None = None
+        self.has_retired = False
+        self.is_calm = False
+        """This rank has nothing under way: whoever owns it says so."""
+        self.step_ns = 0
+        """How long this rank's steps take: whoever owns it says so."""
+        self.are_all_calm = False
+        """No rank has anything under way, says the vote read last."""
+        self.period = PERIOD
+        """Steps from the vote read last to the next."""
+        self.wanted: Proposal | None = None
+        self.disturbance: int | None = None
+        """What makes this rank's steps measure something else: whoever owns it says so."""
+        self.disturbed: tuple[tuple[int, int], ...] = ()
+        """Ranks with their disturbances, as of the last gather."""
+        self._layout = 0
+        self._offer: Offer | None = None
+        self._ranges: deque[_Range] = deque()
+        self._ordinal = 0
+        self._serial = 0
+        self._held: Proposal | None = None
+        self._voted: Proposal | None = None
+        self._done_serial = 0
+        self._side_is_done = False
+
+    # --- what this rank says on the side road -----------------------------------------------------
+
+    def offer(self, offer: Offer) -> None:
+        """Say once, at the same boundary on every rank, what this rank can turn: the first gather carries it."""
+        assert self._ordinal == 0, "an offer is made once, before the first range"
+        self._offer = offer
+
+    def close_range(self, first_step: int, paces: Sequence[int | None], profiled: Sequence[bool]) -> None:
+        """Queue the paces of the steps since the last range; None for a step that was not measured."""
+        assert 0 < len(paces) == len(profiled) <= CALM_PERIOD, "a range has the steps between two votes"
+        if self._side_is_done or self.has_retired:
+            return
+        self._ordinal += 1
+        self._ranges.append(_Range(self._ordinal, self.epoch, first_step, tuple(paces), tuple(profiled)))
+        if len(self._ranges) > QUEUE_MAX:
+            self.freeze(f"the side group is {QUEUE_MAX} control periods late")
+            self.abandon_side()
+
+    def propose(self, decision: int, values: Sequence[int], *, kind: Kind = Kind.KEEP) -> None:
+        """Rank 0: put this to the vote until it is applied, replaced or withdrawn; the same wish again is one wish."""
+        assert self.rank == 0, "rank 0 alone proposes"
+        wish = tuple(values)
+        present = self.wanted
+        if present is not None and (present.decision, present.values, present.kind) == (decision, wish, kind):
+            return
+        self._serial += 1
+        self.wanted = Proposal(self._serial, decision, wish, kind)
+
+    def withdraw(self) -> None:
+        """Rank 0: stop proposing.  If the others still hold it, rank 0's own vote keeps it from being applied."""
+        self.wanted = None
+
+    def next_vector(self) -> list[int] | None:
+        """Return what the next gather shall carry and take it off the queue; None when there is nothing to say."""
+        if self._offer is not None:
+            words, self._offer = encode_offer(self._offer), None
+            return words
+        if not self._ranges or self._side_is_done:
+            return None
+        return self._encode(self._ranges.popleft())
+
+    @property
+    def has_more(self) -> bool:
+        """Whether `next_vector` would return something."""
+        return self._offer is not None or (bool(self._ranges) and not self._side_is_done)
+
+    def abandon_side(self) -> None:
+        """The side road is of no use any more: forget what waits for it."""
+        self._side_is_done = True
+        self._ranges.clear()
+        self._offer = None
+
+    # --- what it hears there -----------------------------------------------------------------------
+
+    def hear_offers(self, vectors: Sequence[Sequence[int]]) -> dict[str, str]:
+        """Learn from the first gather what all ranks can turn: `spaces`; return why the other knobs are not tuned.
+
+        Raises:
+            ValueError: a vector is not an offer.
+        """
+        spaces, refused = live_knobs([decode_offer(words) for words in vectors])
+        for space in spaces[KNOBS_MAX:]:
+            refused[space.knob] = f"more than {KNOBS_MAX} knobs"
+        self.spaces = spaces[:KNOBS_MAX]
+        self._layout = space_hash(self.spaces)
+        return refused
+
+    def hear(self, vectors: Sequence[Sequence[int]]) -> list[JobPace]:
+        """Take the reports of all ranks: learn rank 0's proposal, return the steps that every rank measured.
+
+        Ranks that do not agree on version, step, epoch or layout freeze; so does this rank when another is frozen.
+        """
+        frozen = [rank for rank, words in enumerate(vectors) if words[4] & _FLAG_FROZEN]
+        if frozen:
+            self.freeze(f"rank {frozen[0]} froze" if frozen[0] != self.rank else "this rank froze")
+            self.abandon_side()  # every rank reads this in the same gather, so none is left unmatched
+            return []
+        for index, name in enumerate(("protocol version", "gather", "knob epoch", "layout")):
+            seen = sorted({words[index] for words in vectors})
+            if len(seen) > 1:
+                self.freeze(f"ranks disagree on the {name}: {seen[:4]}")
+                return []
+        if len({(words[5], words[9]) for words in vectors}) > 1:
+            self.freeze(f"ranks count steps differently: {sorted({words[5] for words in vectors})[:4]}")
+            return []
+        self._held = self._decode_proposal(vectors[0])
+        numbers = ((rank, words[4] >> _DISTURBANCE_SHIFT & DISTURBANCE_MAX) for rank, words in enumerate(vectors))
+        self.disturbed = tuple((rank, number) for rank, number in numbers if number)
+        return _slowest(vectors)
+
+    # --- the main road --------------------------------------------------------------------------------
+
+    def ballot(self, *, can_apply: bool = True, place: int = 0) -> tuple[int, int, int, int, int]:
+        """Return this rank's vote; remember what it was for.  `can_apply` False: this rank will not carry it out.
+
+        `place` is where this rank stands among the job's collectives: ranks at different places want different things.
+        """
+        held = self._held
+        self._voted = None
+        if held is not None and self.frozen is None and can_apply and held.serial > self._done_serial:
+            is_wanted = self.rank != 0 or (self.wanted is not None and self.wanted.serial == held.serial)
+            self._voted = held if is_wanted else None
+        digest = 0 if self._voted is None else self._voted.digest(self.epoch, self._layout, place)
+        is_calm = self.is_calm and self.frozen is None and self.held is None and self.wanted is None
+        calm = next((p for p in (PERIOD, 2 * PERIOD) if p * self.step_ns >= CALM_NS), CALM_PERIOD) if is_calm else 0
+        is_at_leisure = self.step_ns >= LONG_STEP_NS and len(self._ranges) <= LEISURE_QUEUE_MAX
+        return digest, -digest, int(self.frozen is None), calm, int(is_at_leisure)
+
+    @property
+    def held(self) -> Proposal | None:
+        """The proposal that rank 0 last made known, unless it is done with."""
+        return self._held if self._held is not None and self._held.serial > self._done_serial else None
+
+    def tally(self, lowest: Sequence[int]) -> Proposal | None:
+        """Read a vote: return what every rank applies now, None if nothing.
+
+        When any rank voted that it froze, every rank freezes and retires: no vote is launched after this one.
+        """
+        least, negated_greatest, alive, calm, at_leisure = lowest
+        self.are_all_calm = calm > 0
+        self.period = min(calm, CALM_PERIOD) or (LEISURE_PERIOD if at_leisure == 1 else PERIOD)
+        voted, self._voted = self._voted, None
+        if alive == 0:
+            self.freeze("another rank froze")
+            self.has_retired = True
+            return None
+        if least == 0 or least != -negated_greatest:
+            return None
+        assert voted is not None, "a unanimous vote includes this rank's"
+        return voted
+
+    def applied(self, proposal: Proposal) -> None:
+        """All ranks carried `proposal` out."""
+        self._finish(proposal)
+        if proposal.kind is not Kind.REHEARSAL:
+            self.epoch += 1
+
+    def failed(self, proposal: Proposal) -> None:
+        """Some rank could not carry `proposal` out, and all went back to the values before."""
+        self._finish(proposal)
+
+    def freeze(self, reason: str) -> None:
+        """Never turn anything again; the first reason stays.  Votes go on until all ranks know."""
+        if self.frozen is None:
+            self.frozen = reason
+
+    def _finish(self, proposal: Proposal) -> None:
+        self._done_serial = proposal.serial
+        if self.wanted is not None and self.wanted.serial <= proposal.serial:
+            self.wanted = None
+
+    def _encode(self, closed: _Range) -> list[int]:
+        wanted = self.wanted if self.rank == 0 else None
+        flags = _FLAG_FROZEN if self.frozen is not None else 0
+        if wanted is not None:
+            flags |= _FLAG_PROPOSAL | _KIND_FLAGS[wanted.kind]
+        flags |= (self.disturbance or 0) << _DISTURBANCE_SHIFT
+        present = sum(1 << i for i, pace in enumerate(closed.paces) if pace is not None)
+        profiled = sum(1 << i for i, flag in enumerate(closed.profiled) if flag)
+        head = [VERSION, closed.ordinal, closed.epoch, self._layout, flags, closed.first_step]
+        head += [present | profiled << CALM_PERIOD, *((wanted.serial, wanted.decision) if wanted else (0, 0))]
+        head += [len(closed.paces)]
+        paces = [pace or 0 for pace in closed.paces]
+        values = wanted.values if wanted else ()
+        return head + paces + [0] * (CALM_PERIOD - len(paces)) + [*values, *([0] * (KNOBS_MAX - len(values)))]
+
+    def _decode_proposal(self, words: Sequence[int]) -> Proposal | None:
+        if not words[4] & _FLAG_PROPOSAL:
+            return None
+        values = tuple(words[_HEAD + CALM_PERIOD :][: len(self.spaces)])
+        kind = next(k for k, flag in _KIND_FLAGS.items() if words[4] & (_FLAG_REHEARSAL | _FLAG_TRIAL) == flag)
+        return Proposal(words[7], words[8], values, kind)
+
+
+def _slowest(vectors: Sequence[Sequence[int]]) -> list[JobPace]:
+    first_step, steps = vectors[0][5], min(vectors[0][9], CALM_PERIOD)
+    everywhere = (1 << CALM_PERIOD) - 1
+    profiled = 0
+    for words in vectors:
+        everywhere &= words[6]
+        profiled |= words[6] >> CALM_PERIOD
+    return [
+        JobPace(first_step + i, max(words[_HEAD + i] for words in vectors), bool(profiled >> i & 1))
+        for i in range(steps)
+        if everywhere >> i & 1
+    ]

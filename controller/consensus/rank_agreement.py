@@ -1,0 +1,413 @@
+"""Lets several ranks turn a knob at the same step: `protocol.py` on gloo groups of pacecar's own.
+
+The votes are launched at fixed boundaries by all ranks, and each is read one boundary later.  A rank may leave at any
+moment.  What it sends last tells the others so, in the frame that they send next; from then on nothing is turned, on
+any rank, and what is in force stays, on all alike.
+
+Between a vote and the switch that it decides lies code of the job, which may close pacecar, raise, or leave out a
+step.  So a vote alone turns nothing: at the boundary where it was read all ranks `gather_for` the switch, which proves
+that they are all there, and at the same place among the job's own collectives.  A rank that waits there too long and
+one that saw all of them come may both be right; the job's store keeps the first word of the two, for all.
+
+Ranks that close gather in the same way, each for itself and without a vote: where all of them do so at the same
+boundary, they go back to what is proven, and else none does.
+
+A rank that dies breaks the connections, and the frame that is waited for fails: that is as good as a farewell.
+
+Left out: what the knobs are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from pacecar.profiler.ranks.collectives import sequence
+from pacecar.profiler.transport.side_group import failure, job_store
+from pacecar.torch_internals import lacking
+
+from ..observation import KnobSpace
+from .agreement import Heard
+from .capabilities import Offer
+from .channels import (
+    BODY_WORDS,
+    MEET_SECONDS,
+    Frame,
+    LateError,
+    LeftError,
+    MainRoad,
+    MeetingError,
+    SideRoad,
+    Subject,
+    meet,
+)
+from .protocol import CALM_PERIOD, LEISURE_PERIOD, PERIOD, VERSION, Kind, Member, Proposal
+
+__all__ = ["VOTE_WORDS", "RankAgreement"]
+
+CLOSE_SECONDS = 0.5
+"""What is out when the job ends has had a step to complete; after this it is abandoned, which costs nobody anything."""
+
+CLOSE_POLL_SECONDS = 0.001
+
+VOTE_SECONDS = 10.0
+"""In step, ranks launch a vote a step before it is read.  Who waits longer waits for a rank that comes elsewhere."""
+
+ASK_SECONDS = {Subject.GRADIENTS: VOTE_SECONDS, Subject.NOISE: 60.0, Subject.MEMORY: 60.0, Subject.DONE: None}
+"""Within a step a rank may be later than another.  To carry out a switch takes as long as it takes."""
+
+SWITCH_SECONDS = 2.0
+"""All ranks come to a switch at the same boundary, or it is left out on all of them."""
+
+MISSED_MAX = 4
+"""So many switches left out in a row, or votes of ranks that had made different numbers of collectives: the ranks are
+out of step for good."""
+
+_BALLOT_WORDS = 5
+
+VOTE_WORDS = _BALLOT_WORDS + 1
+"""A ballot, and how many collectives the job's group has had."""
+
+_meetings = itertools.count()
+"""Attachments of this process so far.  Ranks that attach equally often meet; others miss each other and are refused."""
+
+
+class RankAgreement:
+    """One rank among several.
+
+    `votes` False (advise mode) leaves the main road out: nothing is ever turned, paces still come to rank 0.
+    `collectives` counts those of the job so far, where that can be told.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        *,
+        votes: bool,
+        meet_seconds: float = MEET_SECONDS,
+        collectives: Callable[[], int | None] = sequence,
+    ) -> None:
+        self._meet_seconds = meet_seconds
+        self._member = Member(rank, world_size)
+        self._side = SideRoad(world_size)
+        self._main = MainRoad(rank, world_size)
+        self._votes = votes
+        self._collectives = collectives
+        self._vote: Frame | None = None
+        self._missed = 0
+        self._boundary = 0
+        self._meets_at = PERIOD
+        self._offer_is_heard = False
+        self._has_offered = False
+        self._range: list[tuple[int, int | None, bool]] = []
+        self.has_left = False
+        """Whether a rank, this one or another, takes no further part."""
+
+    @property
+    def spaces(self) -> tuple[KnobSpace, ...]:
+        """The knobs that every rank can turn; empty until the offers were exchanged."""
+        return self._member.spaces
+
+    @property
+    def frozen(self) -> str | None:
+        """Why nothing will ever be turned again, or None."""
+        return self._member.frozen
+
+    @property
+    def has_retired(self) -> bool:
+        """Whether every rank froze, or one left; they all see it at the same boundary, and no vote follows."""
+        return self._member.has_retired
+
+    @property
+    def has_business(self) -> bool:
+        """At the boundaries where a vote is launched or read; gathers are looked at, and posted, there too.
+
+        A gather that was posted where a vote was read is taken where the next is launched, if it is there by then, just
+        before the vote on what it brought.
+        """
+        return self._boundary >= self._meets_at - 1 or self._member.frozen is not None
+
+    @property
+    def are_all_calm(self) -> bool:
+        """What the vote read last says; where nothing is ever turned nothing is under way."""
+        return self._member.are_all_calm or not self._votes
+
+    def rest(self, *, is_calm: bool, step_ns: int) -> None:
+        """Put both into the votes to come."""
+        self._member.is_calm = is_calm
+        self._member.step_ns = step_ns
+
+    def disturb(self, number: int | None) -> None:
+        """Put it into the reports to come."""
+        self._member.disturbance = number
+
+    @property
+    def disturbed(self) -> Mapping[int, int]:
+        """Rank -> what it told in the last gather."""
+        return dict(self._member.disturbed)
+
+    def open(self, claim: str) -> None:
+        """Meet through the store, then make the groups, which every rank now is sure to do as well.
+
+        Once the ranks have met nothing is raised: groups that cannot be made freeze.
+        """
+        member, name = self._member, f"agreement/{next(_meetings)}"
+        reason = lacking("agreement")
+        if reason is not None:
+            raise MeetingError(reason)
+        claim = f"protocol {VERSION}, period {LEISURE_PERIOD}, {PERIOD} or {CALM_PERIOD}, {claim}"
+        try:
+            store = job_store()
+            meet(store, member.rank, member.world_size, claim, name=name, seconds=self._meet_seconds)
+        except MeetingError:
+            raise
+        except Exception as error:  # whatever the store raises: the ranks have not met
+            raise MeetingError(f"the job's store failed: {failure(error)}") from error
+        try:
+            self._side.open(store, name, member.rank)
+            if self._votes:
+                self._main.open(store, name)
+        except Exception as error:  # noqa: BLE001  whatever gloo raises
+            self._gone(f"a group of pacecar's own could not be made: {failure(error)}")
+
+    def offer(self, offer: Offer) -> None:
+        """Queue the offer for the first gather; ranges are counted from here."""
+        self._member.offer(offer)
+        self._has_offered = True
+        self._range.clear()
+
+    def note(self, step: int, pace_ns: int | None, *, profiled: bool) -> None:
+        """Count the boundary and close the range where the vote is read."""
+        self._boundary += 1
+        if not self._has_offered:
+            return
+        self._range.append((step, pace_ns, profiled))
+        if self._boundary == self._meets_at and self._range:
+            last = self._range[-CALM_PERIOD:]
+            self._range.clear()
+            self._member.close_range(last[0][0], [p for _, p, _ in last], [f for _, _, f in last])
+
+    def listen(self) -> Heard:
+        """Take the gather that is out, if it is complete, and post the next."""
+        heard = Heard()
+        if self.has_left:
+            return heard
+        try:
+            words = self._side.take()
+            if words is not None:
+                if self._offer_is_heard:
+                    heard.paces = self._member.hear(words)
+                else:
+                    heard.refused = self._member.hear_offers(words)
+                    self._offer_is_heard = True
+            if not self._side.is_busy:
+                vector = self._member.next_vector()
+                if vector is not None:
+                    self._side.post(vector)
+        except Exception as error:  # noqa: BLE001  whatever gloo raises: the job goes on without the side road
+            self._side_failed(error)
+        return heard
+
+    def _side_failed(self, error: Exception) -> None:
+        self._member.freeze(f"side group failed: {failure(error)}")
+        self._member.abandon_side()
+
+    def propose(self, decision: int, values: Sequence[int], *, kind: Kind = Kind.KEEP) -> None:
+        """Carry the proposal in the next gathers until it is applied."""
+        self._member.propose(decision, values, kind=kind)
+
+    def withdraw(self) -> None:
+        """Carry no proposal."""
+        self._member.withdraw()
+
+    def decide(self, can_apply: Callable[[Proposal], bool]) -> Proposal | None:
+        """Launch a vote one boundary before the ranks meet, read it there; what it says sets the next meeting."""
+        member = self._member
+        votes = self._votes and not member.has_retired
+        if self._boundary == self._meets_at - 1:
+            if votes:
+                self._launch(can_apply)
+            return None
+        if self._boundary != self._meets_at:
+            return None
+        try:
+            return self._read() if votes and self._vote is not None else None
+        finally:
+            self._meets_at += member.period
+
+    def _launch(self, can_apply: Callable[[Proposal], bool]) -> None:
+        place = self._collectives() or 0
+        ballot = self._member.ballot(can_apply=self._can_apply(can_apply), place=place)
+        try:
+            self._vote = self._main.post(Subject.VOTE, [*ballot, place])
+        except Exception as error:  # noqa: BLE001  whatever gloo raises
+            self._gone(failure(error))
+
+    def _read(self) -> Proposal | None:
+        assert self._vote is not None, "launched"
+        rows = self._take(self._vote, VOTE_SECONDS)
+        if rows is None:
+            return None
+        self._vote = None
+        *lowest, place = [min(words) for words in zip(*rows, strict=True)][: _BALLOT_WORDS + 1]
+        proposal = self._member.tally(lowest)
+        if any(row[_BALLOT_WORDS] != place for row in rows):
+            self._miss("ranks have made different numbers of collectives")
+        elif proposal is None and self._member.held is None:
+            self._missed = 0
+        return proposal
+
+    def _take(self, frame: Frame, seconds: float | None) -> list[list[int]] | None:
+        """Return what all ranks sent; where they cannot be had any more this rank leaves, and None comes back."""
+        try:
+            return self._main.take(frame, seconds)
+        except LeftError as error:
+            self._gone(str(error), is_known=True)
+        except Exception as error:  # noqa: BLE001  late, or whatever gloo raises
+            self._gone(failure(error))
+        return None
+
+    def _gone(self, reason: str | None, *, is_known: bool = False) -> None:
+        """No frame can be had of all ranks any more: take no further part, and tell those who still come.
+
+        `reason` None: this rank was closed.  `is_known`: every rank has read it.
+        """
+        if reason is not None:
+            self._member.freeze(reason)
+        self._member.has_retired = True
+        self._member.abandon_side()
+        self.has_left = True
+        self._vote = None
+        if not is_known:
+            with contextlib.suppress(Exception):  # a group that failed carries no farewell either
+                self._main.leave()
+
+    def _miss(self, reason: str) -> None:
+        self._missed += 1
+        if self._missed >= MISSED_MAX:
+            self._member.freeze(f"{reason}: they are out of step")
+
+    def _can_apply(self, can_apply: Callable[[Proposal], bool]) -> bool:
+        held = self._member.held
+        try:
+            return held is not None and can_apply(held)
+        except Exception as error:  # noqa: BLE001  the vote must be launched whatever happens
+            self._member.freeze(f"{type(error).__name__}: {error}")
+            return False
+
+    def gather_for(self, proposal: Proposal, *, closes: bool = False) -> bool:
+        """Wait for all ranks, SWITCH_SECONDS at most; where one does not come, or comes elsewhere, none switches.
+
+        `closes`: no vote has brought the ranks here, so they prove that they closed after the same boundary.
+        """
+        if self.has_left:
+            return False
+        place = self._boundary if closes else 0
+        mine = [self._collectives() or 0, self._member.epoch, proposal.digest(self._member.epoch, 0, place)]
+        frame: Frame | None = None
+        rows: list[list[int]] | None = None
+        try:
+            frame = self._main.post(Subject.CLOSE if closes else Subject.SWITCH, mine)
+            rows = self._main.take(frame, SWITCH_SECONDS)
+        except LeftError as error:  # all ranks read it in this frame
+            self._gone(None if closes else str(error), is_known=True)
+            return False
+        except LateError:
+            pass
+        except Exception as error:  # noqa: BLE001  whatever gloo raises
+            self._gone(failure(error))
+        is_complete = rows is not None and all(row[: len(mine)] == mine for row in rows)
+        try:
+            is_on = frame is not None and self._main.verdict(frame, is_complete=is_complete)
+        except Exception as error:  # noqa: BLE001  the store is gone, and the job with it
+            self._gone(failure(error))
+            return False
+        if is_on:
+            self._missed = 0
+        elif closes:  # the others read that in this frame
+            self._gone(None, is_known=True)
+        else:
+            self._member.failed(proposal)
+            self._miss("the ranks did not come to a switch together")
+        return is_on
+
+    def settle(self, proposal: Proposal, *, is_done: bool, undo: Callable[[], bool]) -> bool:
+        """Ask all ranks; where one failed, undo on all and ask again whether that worked."""
+        if self._confirm(is_done=is_done):
+            self._member.applied(proposal)
+            return True
+        if not self._confirm(is_done=undo()):
+            self._member.freeze("the values before a failed switch could not be restored on all ranks")
+        self._member.failed(proposal)
+        return False
+
+    def _confirm(self, *, is_done: bool) -> bool:
+        """Return whether every rank says `is_done`; where one died meanwhile, what this one says."""
+        answers = self.ask(Subject.DONE, [float(is_done)])
+        return is_done if answers is None else all(answer[0] == 1.0 for answer in answers)
+
+    def ask(self, subject: Subject, numbers: Sequence[float]) -> list[list[float]] | None:
+        """Send as many frames as it takes, and wait for them."""
+        return self.tell(subject, numbers)()
+
+    def tell(self, subject: Subject, numbers: Sequence[float]) -> Callable[[], list[list[float]] | None]:
+        """Send as many frames as it takes; what is returned waits for them, ASK_SECONDS at most for each.
+
+        What all ranks sent before one of them left is read by all, also by those that know it by then: else they would
+        go on from different answers.
+        """
+        said = [float(self._collectives() or 0), *numbers]
+        frames: list[Frame] = []
+        try:
+            starts = () if self.has_left else range(0, len(said), BODY_WORDS)
+            frames.extend(self._main.post(subject, _packed(said[i : i + BODY_WORDS])) for i in starts)
+        except Exception as error:  # noqa: BLE001  whatever gloo raises
+            self._gone(failure(error))
+
+        def heard() -> list[list[float]] | None:
+            answers: list[list[float]] = [[] for _ in range(self._member.world_size)]
+            for frame in frames:
+                rows = self._take(frame, ASK_SECONDS[subject])
+                if rows is None:
+                    return None
+                for answer, row in zip(answers, rows, strict=True):
+                    answer.extend(_unpacked(row))
+            if len({tuple(answer[:1]) for answer in answers}) > 1 or len(answers[0]) < len(said):
+                return None  # ranks at different places; or this one could not send
+            return [answer[1 : len(said)] for answer in answers]
+
+        return heard
+
+    def freeze(self, reason: str) -> None:
+        """Vote "frozen" from now on, until every rank has seen it and all stop voting."""
+        self._member.freeze(reason)
+
+    def close(self) -> None:
+        """Say farewell; let what is out complete, as it does where all ranks close after the same step; then leave."""
+        with contextlib.suppress(Exception):  # whatever gloo raises: there is nobody left to be told
+            self._main.leave()
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while not self.has_left and time.monotonic() < deadline:
+            self.listen()
+            if not self._side.is_busy and not self._member.has_more and self._main.is_settled():
+                break
+            time.sleep(CLOSE_POLL_SECONDS)
+        self.leave()
+
+    def leave(self) -> None:
+        """Abandon what is out, and launch nothing any more; who still comes reads that in the next frame."""
+        self._gone(None, is_known=self.has_left)
+        self._side.close()
+        self._main.close()
+
+
+def _packed(numbers: Sequence[float]) -> list[int]:
+    return list(struct.unpack(f"={len(numbers)}q", struct.pack(f"={len(numbers)}d", *numbers)))
+
+
+def _unpacked(words: Sequence[int]) -> list[float]:
+    return list(struct.unpack(f"={len(words)}d", struct.pack(f"={len(words)}q", *words)))

@@ -1,0 +1,108 @@
+"""At which moments do all ranks meet, where some may skip an optimizer's step?  At the next forward.
+
+A tuner's boundaries are where it votes, by collectives of the job's own group, so every rank must pass the same ones,
+in the same order among the job's own collectives.  The end of `optimizer.step()` is not such a place in every script:
+a rank that finds its own loss not finite may leave the step out, and from then on its votes meet other ranks'
+gradients.  What DDP itself needs to be the same on all ranks is that gradients are synchronized equally often.  So a
+boundary here is the first training forward after a backward that synchronized:
+
+    rank 0   forward backward* step   | forward backward* step   |      * synchronized
+    rank 1   forward backward* -      | forward backward* step   |
+
+The price: gradients may be cleared by then, so that a look at them after a switch sees nothing (gradient_check).
+Left out: what is done at a boundary (tuner).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import unserializable_hook
+
+from pacecar.profiler.hook.module_calls import CallObserver, observe_calls
+from pacecar.profiler.hook.phase_hooks import OUTPUTS_MAX, with_gradient
+from pacecar.profiler.hook.step_boundary import CountedStep
+from pacecar.profiler.timing.torch_compile import keep_out
+
+from ..knobs.ddp.torch_internals import find_ddp
+from .step_observations import Measured
+
+__all__ = ["ForwardBoundaries"]
+
+logger = logging.getLogger(__name__)
+
+
+class ForwardBoundaries:
+    """Tells `on_boundary` of the step that ended last, at the next forward of `model` after a synchronized backward.
+
+    `charge` gets the ns that this took, as it falls into no other part of the books.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        on_boundary: Callable[[Measured | CountedStep | None], None],
+        *,
+        now_ns: Callable[[], int],
+        charge: Callable[[int], None],
+    ) -> None:
+        self._model = model
+        self._ddp: Any = find_ddp(model)
+        self._on_boundary = on_boundary
+        self._now_ns = now_ns
+        self._charge = charge
+        self._step: Measured | CountedStep | None = None
+        self._has_synchronized = False
+        self._has_failed = False
+        self._pid = os.getpid()
+        self._observer: CallObserver | None = None
+
+    def open(self) -> None:
+        """Begin; before the hook's own hooks, so that a boundary is no part of a forward."""
+        kind = ForwardBoundaries
+        keep_out(kind._before_forward, kind._after_forward, kind._on_gradient)
+        self._observer = observe_calls(self._model, self._before_forward, self._after_forward, is_first=True)
+
+    def step_ended(self, step: Measured | CountedStep | None) -> None:
+        """Keep `step` for the boundary that follows."""
+        self._step = step
+
+    def close(self) -> None:
+        """End; no boundary comes any more."""
+        observer, self._observer = self._observer, None
+        if observer is not None:
+            observer.remove()
+
+    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._has_synchronized or not (module.training and torch.is_grad_enabled()):
+            return
+        self._has_synchronized = False
+        if os.getpid() != self._pid:  # a forked child votes with nobody
+            return
+        begun = self._now_ns()
+        step, self._step = self._step, None
+        try:
+            self._on_boundary(step)
+        except Exception:  # the job comes first; the next boundary must be told of all the same
+            logger.log(logging.DEBUG if self._has_failed else logging.ERROR, "pacecar failed", exc_info=True)
+            self._has_failed = True
+        self._charge(self._now_ns() - begun)
+
+    def _after_forward(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+        if self._ddp is None or not (module.training and torch.is_grad_enabled()):
+            return
+        if not getattr(self._ddp, "require_backward_grad_sync", True):
+            return
+        for count, tensor in enumerate(with_gradient(output), start=1):
+            tensor.register_hook(self._on_gradient)  # type: ignore[no-untyped-call]
+            if count == OUTPUTS_MAX:
+                break
+
+    @unserializable_hook  # type: ignore[untyped-decorator]  # or torch would warn who pickles an output
+    def _on_gradient(self, gradient: torch.Tensor) -> None:
+        self._has_synchronized = True

@@ -1,0 +1,363 @@
+"""Does this one change hold?  The course of a trial, from the first request to its end.
+
+The obvious trial, "run the new setting for a while and compare with before", charges every change in the world to
+the knob.  So the settings alternate, A B B A A B B A (A: in force before, B: tried), and only neighbours are compared:
+
+    steps   aaaaaaaa ..bbbbbbbbbbbbbbbb ..aaaaaaaaaaaaaaaa ..bbbb     .. settling, charged but not judged
+    windows    A1        B1      B2        A2      A3        B3
+    pairs      `---------'       `---------'       `---------'
+
+A1 is free: the last steps before B came into force.  When B will come into force is not known, a request takes some
+steps to be agreed; so the trial looks at the values that steps really had, and asks for the next switch as early
+as the shortest delay seen allows; a little later under what looks better, where a step more costs nothing and makes up
+for one that could not be judged.  It ends as soon as it is clear, and early for what is bad: rejecting can be hasty
+(nothing was lost but a chance), accepting cannot (`evidence`).
+
+Left out: charging the time (the policy does, it sees the steps around the trial as well), and saying it to people.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+from ..forecast.dataloader import refill_steps
+from ..observation import Observation
+from .sequential_test import Evidence, gain_ratio, location, promise, weigh
+
+__all__ = ["DROP_RATIO", "QUIET_WINDOW_STEPS", "SETTLE_STEPS", "WINDOW_STEPS", "Cause", "Trial", "TrialEnd"]
+
+WINDOW_STEPS = 8
+"""Judged steps of one window: 2-3 are too noisy to judge on, 50 too slow (measured, TUNING)."""
+
+QUIET_WINDOW_STEPS = 4
+"""The same in a job whose steps repeat so well that four say as much as eight elsewhere (`watch.QUIET_SPREAD`)."""
+
+PART_RATIO = 0.75
+"""Share of its judged steps that makes the second window of a stretch when the next switch comes before it is full.
+
+The switch is asked for before the stretch is over, and a profiled step after that is one that is missing: without this
+each window that the hook takes of a new setting costs the trial a pair.
+"""
+
+LINGER_STEPS = 2
+"""Judged steps more under the setting that looks better, before the other is asked for."""
+
+SETTLE_STEPS = 2
+"""Steps after a switch that are charged but not judged: a fresh Reducer costs 5 to 50 % in its first two."""
+
+PAIRS_MIN = 2
+"""No acceptance on one pair: a change in the world at the moment of the switch looks like a gain; A B B A shows it."""
+
+CAUTION = 1.3
+"""Acceptance takes that much more evidence than the rate asks for: windows of correlated noise are less exchangeable
+than the e-process takes them to be (simulated with autocorrelation 0.9, two null pairs, all looks: 5.8 % instead of 5
+%)."""
+
+PAIRS_MAX = 48
+"""A trial that goes on is one whose candidate looks better, so its steps gain; half of a gain not yet had is the cost.
+
+Replayed at 5 % noise ten pairs showed half of the gains of 4 %.
+"""
+
+PAIRS_MOST = 192
+"""The same for a job that has turned out to be long: a gain of 2 % at 10 % step noise takes a hundred (`forecast`)."""
+
+DOUBT_ERRORS = 0.5
+HOPE_ERRORS = 1.5
+"""Standard errors by which a candidate may be better than it looks before it is given up; more where a forecast
+promises a gain: at 10 % noise three pairs say the opposite of a true 4 % one time in five."""
+
+FUTILE_PAIRS = 3
+"""From here on a mean gain inside the dead band ends the trial; a true 5 % gain at 5 % noise is lost in under 1 %."""
+
+DROP_RATIO = 1.2
+"""A candidate whose first `DROP_STEPS` judged steps are all slower than this times what it is compared with goes at
+once: at first, and later where its pairs do not speak for it.  Once they do, some slow steps are the machine's."""
+
+DROP_STEPS = 2
+"""Twice as many where the present setting has such steps too (`SPIKES_RATIO`): two spikes on end prove nothing."""
+
+SPIKES_RATIO = 0.03
+
+WORSE_NOISES = 3.0
+"""After the first pair a loss of that many standard deviations of null pairs, over the dead band, ends the trial."""
+
+WAIT_STEPS_MAX = 64
+"""A switch takes 3 to 16 steps to be agreed; one that is not there after this many will not come."""
+
+TRIAL_STEPS_MAX = 1024
+"""Bound of a trial of 48 pairs, in case no step can be judged (all profiled, say): they need about 900."""
+
+LATENCY_STEPS_MIN = 4
+"""Before one was seen: a request takes at least one control period."""
+
+Arm = Literal["A", "B"]
+
+
+class Cause(StrEnum):
+    """Why a trial ended."""
+
+    ACCEPTED = "accepted"
+    DROPPED = "dropped"
+    WORSE = "worse"
+    FUTILE = "futile"
+    UNDECIDED = "undecided"
+    TAKEN_BACK = "taken back"
+    NEVER_CAME = "never came"
+    ENDLESS = "endless"
+    CUT_SHORT = "cut short"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialEnd:
+    """How a trial ended; `evidence` is None if no pair was completed, `gain` then from the steps that were judged."""
+
+    cause: Cause
+    evidence: Evidence | None
+    gain_ratio: float | None
+    detail: str
+
+    def may_gain(self, dead_band: float) -> bool:
+        """Return whether the bounds leave room for a gain: what a few pairs in noise gave up on may be tried again."""
+        return self.evidence is None or self.evidence.gain_high is None or self.evidence.gain_high > dead_band
+
+
+class Trial:
+    """One candidate against the setting in force.
+
+    Feed it every step from the request on; `wanted` is what should be in force, and changes as steps are observed.
+    `opening` holds log paces of the last settled steps under `incumbent`, `nulls` differences between such windows,
+    `slow_ratio` the share of such steps that are `DROP_RATIO` slower than typical, `window_steps` the judged steps of
+    one window, `opening`'s and the nulls' too.  Given back for later:
+    `nulls_seen` are further differences, for the trials to come (here they would not be independent of the pairs), and
+    `take_levels` the new windows under `incumbent`, for the watch.
+    """
+
+    def __init__(
+        self,
+        *,
+        incumbent: Mapping[str, int],
+        candidate: Mapping[str, int],
+        opening: Sequence[float],
+        nulls: Sequence[float],
+        typical: float,
+        dead_band: float,
+        false_accept_rate: float,
+        latency_steps: int | None,
+        slow_ratio: float = 0.0,
+        savings: Sequence[float] = (),
+        is_promising: bool = False,
+        pairs_max: int = PAIRS_MAX,
+        window_steps: int = WINDOW_STEPS,
+    ) -> None:
+        self._values: dict[Arm, dict[str, int]] = {"A": dict(incumbent), "B": dict(candidate)}
+        self._settle_steps = max(SETTLE_STEPS, refill_steps(incumbent, candidate))
+        self._window_steps = window_steps
+        self._opening: deque[float] = deque(opening, maxlen=window_steps)
+        self._nulls = tuple(nulls)
+        self._typical = typical
+        self._dead_band = dead_band
+        self._rate = false_accept_rate
+        self._drop_steps = DROP_STEPS if slow_ratio < SPIKES_RATIO else 2 * DROP_STEPS
+        self.latency_steps = latency_steps
+        self.pairs_max = min(max(pairs_max, PAIRS_MAX), PAIRS_MOST)
+        self._steps_max = TRIAL_STEPS_MAX * self.pairs_max // PAIRS_MAX
+        self.steps = 0
+        self.evidence: Evidence | None = None
+        self._wanted: Arm = "B"
+        self._asked_step: int | None = None
+        self._arm: Arm | None = "A"
+        self._arrived = False  # the arm that was asked for last has been seen in force
+        self._entered_step = 0
+        self._stretch: list[float] = []
+        self._unpaired: tuple[Arm, float] | None = None
+        self._savings: list[float] = list(savings)
+        self._new_pairs = 0
+        self._errors = HOPE_ERRORS if is_promising else DOUBT_ERRORS
+        self._begun = False
+        self.nulls_seen: list[float] = []
+        self._levels: list[float] = []
+
+    @property
+    def wanted(self) -> dict[str, int]:
+        """The values that should be in force as soon as the ranks agree."""
+        return dict(self._values[self._wanted])
+
+    @property
+    def savings(self) -> tuple[float, ...]:
+        """What each pair saved, in log pace."""
+        return tuple(self._savings)
+
+    @property
+    def pairs(self) -> int:
+        """Completed pairs."""
+        return len(self._savings)
+
+    def observe(self, step: Observation) -> TrialEnd | None:
+        """Take one step; return the end of the trial if this step ends it."""
+        self.steps += 1
+        if self._asked_step is None:
+            self._asked_step = step.step - 1
+        arm = self._arm_of(step)
+        if arm != self._arm:
+            end = self._switched(arm, step)
+            if end is not None:
+                return end
+        if not self._arrived and step.step - self._asked_step > WAIT_STEPS_MAX:
+            return self._end(Cause.NEVER_CAME, f"the ranks did not switch within {WAIT_STEPS_MAX} steps")
+        if self.steps > self._steps_max:
+            return self._end(Cause.ENDLESS, f"not decided within {self._steps_max} steps")
+        if arm is None or step.profiled:
+            return None
+        log_pace = math.log(step.pace_ns)
+        if not self._begun:
+            self._opening.append(log_pace)
+            return None
+        if step.step - self._entered_step < self._settle_steps:
+            return None
+        return self._judge(arm, log_pace, step)
+
+    @property
+    def looks_better(self) -> bool:
+        """The pairs so far say that it saves time; True before the first one."""
+        return self.evidence is None or self.evidence.gain_ratio > 0
+
+    def take_levels(self) -> list[float]:
+        """Return the log paces of windows under `incumbent` since the last call."""
+        levels, self._levels = self._levels, []
+        return levels
+
+    def give_up(self, reason: str) -> TrialEnd:
+        """End it from outside: there is nothing to pay for more with."""
+        return self._end(Cause.UNDECIDED if self.looks_better else Cause.FUTILE, reason)
+
+    def interrupt(self, step: int) -> None:
+        """The steps up to `step` were no measurement: the window under way begins again, and settles first."""
+        self._stretch = []
+        self._entered_step = step + 1
+        if self._asked_step is not None and not self._arrived:
+            self._asked_step = step
+
+    def _arm_of(self, step: Observation) -> Arm | None:
+        for arm, values in self._values.items():
+            if all(step.values.get(knob) == value for knob, value in values.items()):
+                return arm
+        return None
+
+    def _switched(self, arm: Arm | None, step: Observation) -> TrialEnd | None:
+        """The values in force are others than in the step before."""
+        assert self._asked_step is not None
+        if self._arrived and arm == "A" and self._wanted == "B":
+            return self._end(Cause.TAKEN_BACK, "the ranks took it back by themselves")
+        end = None
+        window, count = self._window_steps, len(self._stretch)
+        if self._arm is not None and count >= (1 + PART_RATIO) * window:  # the last steps are next to the other arm's
+            end = self._window(self._arm, location(self._stretch[max(window, count - window) :]))
+        self._arm = arm
+        self._entered_step = step.step
+        self._stretch = []
+        if arm == self._wanted and not self._arrived:
+            self._arrived = True
+            delay = step.step - self._asked_step
+            self.latency_steps = delay if self.latency_steps is None else min(self.latency_steps, delay)
+        if arm == "B" and not self._begun:
+            self._begun = True
+            if len(self._opening) == window:
+                self._unpaired = ("A", location(self._opening))
+        return end
+
+    def _judge(self, arm: Arm, log_pace: float, step: Observation) -> TrialEnd | None:
+        self._stretch.append(log_pace)
+        count, window = len(self._stretch), self._window_steps
+        if arm == "B" and count == self._drop_steps and (not self._new_pairs or not self.looks_better):
+            slower = math.expm1(min(self._stretch) - self._usual)
+            if slower > DROP_RATIO - 1.0:
+                return self._end(Cause.DROPPED, f"its first {count} steps took over {slower:.0%} longer")
+        end = self._window(arm, location(self._stretch)) if count == window else None
+        if arm == self._wanted and count + (self.latency_steps or LATENCY_STEPS_MIN) > self._stay_steps(arm):
+            self._wanted = "B" if arm == "A" else "A"
+            self._asked_step, self._arrived = step.step, False
+        if count == 2 * window:
+            # With the pause between them that a switch makes, else correlated noise looks smaller than it is in pairs.
+            first, last = self._stretch[: window - 1], self._stretch[window - 1 + SETTLE_STEPS :]
+            self.nulls_seen.append(location(first) - location(last))
+        return end
+
+    def _stay_steps(self, arm: Arm) -> int:
+        """Return how many judged steps this stretch should have.
+
+        Before the first pair B may be the better one: it gets the longer stretch, if the pair is not there too late.
+        """
+        is_better = arm == "B" if self.evidence is None else self.looks_better == (arm == "B")
+        return 2 * self._window_steps + (LINGER_STEPS if is_better else 0)
+
+    @property
+    def _usual(self) -> float:
+        """The log pace to expect of the setting in force: its last window's where the machine became slower."""
+        if self._unpaired is not None and self._unpaired[0] == "A":
+            return max(self._typical, self._unpaired[1])
+        return self._typical
+
+    def _window(self, arm: Arm, level: float) -> TrialEnd | None:
+        """Pair the window with the one before it, if that was of the other setting and is still unpaired."""
+        if arm == "A":
+            self._levels.append(level)
+        before, self._unpaired = self._unpaired, (arm, level)
+        if before is None or before[0] == arm:
+            return None
+        self._unpaired = None
+        self._new_pairs += 1
+        self._savings.append(before[1] - level if arm == "B" else level - before[1])
+        self.evidence = weigh(self._savings, self._nulls, dead_band=0.0, false_accept_rate=self._rate)
+        return self._rule(self.evidence)
+
+    def _rule(self, evidence: Evidence) -> TrialEnd | None:
+        if (
+            evidence.pairs >= PAIRS_MIN
+            and evidence.e_value >= CAUTION / self._rate
+            and evidence.gain_ratio >= self._dead_band
+        ):
+            return self._end(Cause.ACCEPTED, f"{evidence.pairs} pairs")
+        noise = math.sqrt(math.fsum(x * x for x in self._nulls) / max(1, len(self._nulls)))
+        if (
+            evidence.pairs == 1
+            and len(self._nulls) > 1
+            and self._savings[0] < -max(WORSE_NOISES * noise, -math.log1p(-self._dead_band))
+        ):
+            return self._end(Cause.WORSE, "clear from the first pair")
+        if evidence.gain_high is not None and evidence.gain_high < 0:
+            return self._end(Cause.WORSE, f"{evidence.pairs} pairs")
+        band = f"the dead band of {self._dead_band:.1%}"
+        if evidence.gain_high is not None and evidence.gain_high < self._dead_band:
+            return self._end(Cause.FUTILE, f"saves less than {band}")
+        mean = math.fsum(self._savings) / evidence.pairs
+        scatter = math.fsum((x - mean) ** 2 for x in self._savings) + math.fsum(x * x for x in self._nulls)
+        error = math.sqrt(scatter / max(1, evidence.pairs - 1 + len(self._nulls)) / evidence.pairs)
+        if self._new_pairs >= FUTILE_PAIRS and evidence.gain_ratio + self._errors * error <= self._dead_band:
+            return self._end(Cause.FUTILE, f"no more than {band} after {evidence.pairs} pairs")
+        most = self.pairs_max
+        if self._new_pairs >= FUTILE_PAIRS and evidence.pairs < most and self._hoped() < CAUTION / self._rate:
+            return self._end(Cause.UNDECIDED, f"{most} pairs would hardly prove it")
+        if evidence.pairs >= most:
+            return self._end(Cause.UNDECIDED, f"not proven within {most} pairs")
+        return None
+
+    def _hoped(self) -> float:
+        return promise(
+            self._savings,
+            self._nulls,
+            dead_band=0.0,
+            pairs_max=self.pairs_max,
+            errors=max(1.0, self._errors),
+        )
+
+    def _end(self, cause: Cause, detail: str) -> TrialEnd:
+        measured = None if self.evidence is None else self.evidence.gain_ratio
+        if measured is None and self._arm == "B" and self._stretch:
+            measured = gain_ratio(self._typical - location(self._stretch))
+        return TrialEnd(cause, self.evidence, measured, detail)

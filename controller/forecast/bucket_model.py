@@ -1,0 +1,224 @@
+"""What would other gradient buckets, or smaller gradients on the wire, be worth?  Expected gain from exact windows.
+
+DDP's timeline (`timeline`) is played for the present setting and for the other one, with the link's alpha and beta
+(`link`) and with the length of backward, both as windows saw them.  Windows of other bucket sizes count as well: the
+link is the same.  Overlap is not free where communication needs the cores that compute needs (gloo): an overlapped
+nanosecond is worth `efficiency` of one, learnt as soon as two bucket sizes were timed.
+
+The uncertainty is what is known to be unknown, in quadrature: alpha between its low and its high value, the efficiency,
+how far the timeline is from reproducing the present step, and how far earlier forecasts were off.
+
+Assumptions, stated because they are wrong somewhere: those of `timeline`, and a change of buckets changes no compute.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from pacecar.knobs import by_name
+
+from ..observation import Facts
+from .alpha_beta_link import Link, Period, assumed_link, combine, fit_periods, periods_of, streams_of
+from .bucket_timeline import Timeline, pack_buckets, play
+from .forecast import Forecast
+from .setting_history import SETTINGS_MAX, SPREAD_PRIOR, History, Reading, Setting, setting_of, slope, typical
+
+__all__ = ["BUCKET_KNOBS", "BucketModel", "bytes_share"]
+
+EFFICIENCY_PRIOR = 0.9
+EFFICIENCY_ERROR = 0.1
+"""Share of an overlapped nanosecond that is saved, before two bucket sizes were timed: 0.83 to 1.0 fits what was
+measured over gloo on two cores (TUNING), where communication takes compute's own cores."""
+
+PACE_ERROR = 0.015
+"""A setting's pace is known to so much of itself: a trial's typical result at 5 % step noise."""
+
+SPREAD_MIN = 0.005
+"""No forecast is surer than half a percent: so little is not seen in a trial."""
+
+BUCKET_KNOBS = frozenset({"bucket_bytes", "first_bucket_bytes"})
+"""Knobs that change the buckets and nothing else."""
+
+LINES_MAX = 256
+"""Timelines kept between two windows: three for each value of a domain."""
+
+BUCKET_BYTES_DEFAULT = 25 * 2**20
+"""DDP's own, where the size of buckets is no knob."""
+
+BYTES_SHARE = {"none": 1.0, "bf16": 0.5, "fp16": 0.5}
+"""Bytes on the wire of one byte of float32 gradients; of choices that depend on shapes nothing is said."""
+
+
+class BucketModel:
+    """Forecasts for the knobs of DDP's Reducer; `history` is shared with the models of other knobs."""
+
+    def __init__(self, facts: Facts, history: History) -> None:
+        self._facts = facts
+        self._history = history
+        self._links: dict[Setting, Link] = {}
+        self._links_of = 0
+        self._lines: dict[tuple[int, float, float, float], Timeline] = {}
+        self._packed: dict[tuple[int, int | None], list[int]] = {}
+
+    def expect_buckets(self, knob: str, values: Mapping[str, int], to_value: int) -> Forecast | None:
+        """Return what turning `knob`, one of BUCKET_KNOBS, to `to_value` should save; None when nothing can be said."""
+        new = {**values, knob: to_value}
+        pace, readings = self._history.pace(values), self._history.readings_beside(values, BUCKET_KNOBS)
+        if sum(self._facts.gradient_bytes) <= 0 or pace is None or not readings:
+            return None
+        link = self._link(values)
+        seen = typical(readings.get(setting_of(values)) or next(reversed(readings.values())))
+        backward = self._history.backward_ns(seen)
+        paces = self._history.paces_beside(values, BUCKET_KNOBS)
+        played = {setting: self._play(dict(setting), backward, link) for setting in paces}
+        efficiency, efficiency_error = _fit_efficiency(played, paces)
+        exposed_ratio = played[setting_of(values)].exposed_ns / pace
+        is_here = setting_of(values) in readings and seen.wall_ns > 0
+        most = seen.exposed_ns / seen.wall_ns if is_here else exposed_ratio
+        gains, hidden = [], 0.0
+        for alpha in (link.alpha_low_ns, link.alpha_ns, link.alpha_high_ns):
+            lines = [self._play(v, backward, link, alpha_ns=alpha) for v in (values, new)]
+            gains.append(min(_saving(lines[0], lines[1], efficiency) / pace, most))
+            if alpha == link.alpha_ns:
+                hidden = (lines[0].overlapped_ns - lines[1].overlapped_ns) / pace * efficiency_error
+        gain = fmean(gains)  # small buckets lose more by a dear alpha than they win by a cheap one
+        # A timeline that does not reproduce the present step is off by as large a part of what it expects to change.
+        off = abs(exposed_ratio - most) * min(1.0, abs(gain) / exposed_ratio) if exposed_ratio > 0 else 0.0
+        error = self._history.error_ratio(knob)
+        if gain < 0:
+            error = min(error, SPREAD_PRIOR)  # to be wrong about the size of a loss is not to be wrong about its sign
+        spread = math.hypot(error * gain, (max(gains) - min(gains)) / 2, hidden, off, SPREAD_MIN)
+        basis = (
+            f"timeline of {len(self._pack(new))} instead of {len(self._pack(values))} buckets, "
+            f"{link.alpha_ns / 1e6:.2f} ms a bucket ({link.basis}) and "
+            f"{1 / link.ns_per_byte if link.ns_per_byte > 0 else math.inf:.3f} GB/s"
+        )
+        return Forecast(gain, spread, basis)
+
+    def _pack(self, values: Mapping[str, int]) -> list[int]:
+        """Return the buckets under `values`, as the Reducer makes them."""
+        facts = self._facts
+        size = values.get("bucket_bytes", facts.bucket_bytes or BUCKET_BYTES_DEFAULT)
+        first = values.get("first_bucket_bytes")
+        if first is None and size == facts.bucket_bytes:
+            first = facts.first_bucket_bytes
+        if (size, first) not in self._packed:
+            if len(self._packed) >= SETTINGS_MAX:
+                self._packed.clear()
+                self._lines.clear()
+            self._packed[size, first] = pack_buckets(facts.gradient_bytes, size, first)
+        return self._packed[size, first]
+
+    def _play(
+        self, values: Mapping[str, int], backward_ns: float, link: Link, *, alpha_ns: float | None = None
+    ) -> Timeline:
+        alpha, buckets = link.alpha_ns if alpha_ns is None else alpha_ns, self._pack(values)
+        key = (
+            id(buckets),
+            backward_ns,
+            alpha,
+            link.ns_per_byte,
+        )  # nothing changes between windows, and asking is often
+        if key not in self._lines:
+            if len(self._lines) >= LINES_MAX:
+                self._lines.clear()
+            self._lines[key] = play(buckets, backward_ns, alpha, link.ns_per_byte, link.streams)
+        return self._lines[key]
+
+    def _link(self, values: Mapping[str, int]) -> Link:
+        """Return what a bucket costs, from all windows that differ in their buckets only; of one at least."""
+        if self._links_of != self._history.windows or len(self._links) >= SETTINGS_MAX:
+            self._links.clear()
+            self._lines.clear()
+            self._links_of = self._history.windows
+        key = tuple(pair for pair in setting_of(values) if pair[0] not in BUCKET_KNOBS)
+        if key not in self._links:
+            self._links[key] = self._fit_link(self._history.readings_beside(values, BUCKET_KNOBS))
+        return self._links[key]
+
+    def _fit_link(self, beside: Mapping[Setting, Sequence[Reading]]) -> Link:
+        periods: list[Period] = []
+        streams = 1
+        for setting, readings in beside.items():
+            sizes = self._pack(dict(setting))
+            seen = [reading.backward.reduces for reading in readings if reading.backward is not None]
+            told = [spans for spans in seen if len(spans) == len(sizes)]
+            streams = max([streams, *map(streams_of, told)])
+            periods += combine([periods_of(sizes, spans) for spans in told])
+        measured = fit_periods(periods, streams)
+        if measured is not None:
+            return measured
+        points = [(float(len(self._pack(dict(s)))), float(typical(r).communication_ns)) for s, r in beside.items()]
+        count, communication = fmean(x for x, _ in points), fmean(y for _, y in points)
+        total, per_bucket = sum(self._facts.gradient_bytes), slope(points)
+        if per_bucket is None:
+            return assumed_link(communication, count, total, streams)
+        alpha = min(max(0.0, per_bucket), communication / count)
+        return Link(alpha, (communication - count * alpha) / total, 2 * alpha, streams, "fitted")
+
+    def expect_compression(self, values: Mapping[str, int], to_value: int) -> Forecast | None:
+        """Return what turning `compression` to `to_value` should save; None when nothing can be said.
+
+        What rounding costs is known from other choices, if at all.
+        """
+        readings, pace = self._history.readings(values), self._history.pace(values)
+        old_share, new_share = (bytes_share(choice) for choice in (values["compression"], to_value))
+        if old_share is None or new_share is None or not readings or pace is None:
+            return None
+        if sum(self._facts.gradient_bytes) <= 0:
+            return None
+        seen, link = typical(readings), self._link(values)
+        backward = self._history.backward_ns(seen)
+        less = replace(link, ns_per_byte=link.ns_per_byte * new_share / old_share)
+        old, new = self._play(values, backward, link), self._play(values, backward, less)
+        hidden = (1 - EFFICIENCY_PRIOR) * (old.overlapped_ns - new.overlapped_ns)
+        # A window that others disturbed makes the link dear beside an undisturbed pace; its own parts hold together.
+        fewer = max(0.0, 1 - new_share / old_share) * seen.communication_ns / seen.wall_ns
+        most = min(fewer, seen.exposed_ns / seen.wall_ns)
+        gain = min((old.exposed_ns - new.exposed_ns + max(0.0, hidden)) / pace, most)
+        gain -= self._rounding_ns(values, pace, old, backward, link) / pace
+        basis = f"timeline with {new_share / old_share:.0%} of the bytes on the wire"
+        return Forecast(gain, self._history.spread("compression", gain), basis)
+
+    def _rounding_ns(self, values: Mapping[str, int], pace: float, old: Timeline, backward: float, link: Link) -> float:
+        """Return what the choices that were timed took beyond their timelines; 0 where none was, or nothing is rounded.
+
+        bf16 that loses to its arithmetic says the same of fp16.
+        """
+        old_share, beyond = bytes_share(values["compression"]), [0.0]
+        for setting, other in self._history.paces_beside(values, frozenset({"compression"})).items():
+            share = bytes_share(dict(setting)["compression"])
+            if share is not None and share < 1.0 == old_share:
+                line = self._play(values, backward, replace(link, ns_per_byte=link.ns_per_byte * share))
+                beyond.append(other - (pace - (old.exposed_ns - line.exposed_ns)))
+        return max(beyond)
+
+
+def _fit_efficiency(played: Mapping[Setting, Timeline], paces: Mapping[Setting, float]) -> tuple[float, float]:
+    """Return the efficiency and its standard error: the prior and what the paces say, each by its precision.
+
+    pace - exposed - overlapped = base - efficiency * overlapped, over the settings that were timed.
+    """
+    points = [(line.overlapped_ns, paces[setting] - line.communication_ns) for setting, line in played.items()]
+    precision, per_overlapped = EFFICIENCY_ERROR**-2, slope(points)
+    if per_overlapped is None:
+        return EFFICIENCY_PRIOR, EFFICIENCY_ERROR
+    middle, noise = fmean(x for x, _ in points), PACE_ERROR * fmean(paces.values())
+    told = math.fsum((x - middle) ** 2 for x, _ in points) / noise**2
+    efficiency = (EFFICIENCY_PRIOR * precision - per_overlapped * told) / (precision + told)
+    return min(1.0, max(0.0, efficiency)), (precision + told) ** -0.5
+
+
+def bytes_share(choice: int) -> float | None:
+    """Return what share of its bytes a choice of `compression` puts on the wire; None where it depends on shapes."""
+    choices = by_name["compression"].choices
+    return BYTES_SHARE.get(choices[choice]) if 0 <= choice < len(choices) else None
+
+
+def _saving(old: Timeline, new: Timeline, efficiency: float) -> float:
+    """Return the time saved: all of what is exposed no more, and of what still runs under backward its price."""
+    exposed, communication = old.exposed_ns - new.exposed_ns, old.communication_ns - new.communication_ns
+    return efficiency * exposed + (1 - efficiency) * communication

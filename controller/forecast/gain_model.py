@@ -1,0 +1,134 @@
+"""What would a setting be worth?  Expected gain from exact windows, before anything is tried.
+
+Each kind of knob has its own arithmetic: buckets and compression the timeline of `bucket_model`, the data loader the
+wait for data (`loader_forecast`), the micro-batch step(m) = a + f * micro-batches at a constant global batch: with one
+size seen the host-bound time is a lower bound of what the micro-batches cost; with two the line is drawn through the
+nearest ones.
+
+A forecast chooses trials and never decides one, each is remembered beside its measurement (`history`), and None means
+that nothing can be said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from statistics import median
+
+from ..observation import Facts, Observation
+from .bucket_model import BUCKET_KNOBS, BucketModel
+from .dataloader import DATA_WAIT_RATIO_MIN, loader_gain
+from .forecast import Forecast
+from .setting_history import PHASES_MAX, History, Reading, Setting, setting_of, slope, typical
+
+__all__ = ["Model"]
+
+RECENT_STEPS = 8
+"""Steps that are of the world as it is now when a change of it has just been seen; a window, as elsewhere."""
+
+
+class Model:
+    """Learns from steps and verdicts; forecasts the gain of a change of one knob."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        self._history = History()
+        self._buckets = BucketModel(facts, self._history)
+        self._waits: deque[tuple[Setting, float]] = deque(maxlen=PHASES_MAX)
+        self._last: Reading | None = None
+
+    @property
+    def exposed_ratio(self) -> float | None:
+        """Exposed communication over the step in the last exact ledger; None before the first."""
+        if self._last is None or self._last.wall_ns == 0:
+            return None
+        return self._last.exposed_ns / self._last.wall_ns
+
+    @property
+    def forecasts(self) -> list[tuple[str, float, float]]:
+        """Knob, expected and measured gain of every forecast that was put to the test."""
+        return self._history.forecasts
+
+    def learn(self, step: Observation) -> None:
+        """Take what a step's timers and exact ledger say about the setting in force."""
+        if step.data_wait_ns is not None and not step.profiled:
+            self._waits.append((setting_of(step.values), min(1.0, step.data_wait_ns / step.pace_ns)))
+        self._last = self._history.learn(step) or self._last
+
+    def windows(self, values: Mapping[str, int]) -> int:
+        """Return how many windows of the setting told its all-reduces one by one."""
+        return sum(reading.backward is not None for reading in self._history.readings(values))
+
+    def note_pace(self, values: Mapping[str, int], pace_ns: float) -> None:
+        """Take a measured typical pace of a setting; a newer one replaces an older one."""
+        self._history.note_pace(values, pace_ns)
+
+    def remember(self, knob: str, expected: float, measured: float) -> None:
+        """Keep a forecast beside what was measured; later forecasts of that knob state that error."""
+        self._history.remember(knob, expected, measured)
+
+    def forget(self) -> None:
+        """The world changed: paces and ledgers are of another one.  The record of forecasts stays."""
+        self._history.forget()
+        while len(self._waits) > RECENT_STEPS:  # the last ones are what says so
+            self._waits.popleft()
+        self._last = None
+
+    def expect(self, knob: str, values: Mapping[str, int], to_value: int) -> Forecast | None:
+        """Return what turning `knob` from `values` to `to_value` should save; None when nothing can be said."""
+        if knob in BUCKET_KNOBS:
+            return self._buckets.expect_buckets(knob, values, to_value)
+        if knob == "compression":
+            return self._buckets.expect_compression(values, to_value)
+        if knob == "micro_batch":
+            return self._expect_micro_batch(values, to_value)
+        if knob.startswith("loader_"):
+            return self._expect_loader(knob, values, to_value)
+        return None
+
+    # --- the data loader ---
+
+    def _expect_loader(self, knob: str, values: Mapping[str, int], to_value: int) -> Forecast | None:
+        """What rank 0 sees is a floor: while another rank waits for data, this one waits in the collective for it."""
+        waits = [wait for setting, wait in self._waits if setting == setting_of(values)]
+        if not waits:
+            return None
+        wait = median(waits)
+        others = 0.0 if self._facts.world_size == 1 else 1.0 if self.exposed_ratio is None else self.exposed_ratio
+        if wait + others < DATA_WAIT_RATIO_MIN:
+            return Forecast(0.0, 0.0, f"waiting for data is {wait:.1%} of the step, nothing to win")
+        gain = loader_gain(knob, values[knob], to_value, wait)
+        is_floor = gain > 0 and others >= DATA_WAIT_RATIO_MIN
+        return Forecast(gain, self._history.spread(knob, gain), f"waiting for data is {wait:.0%} of the step", is_floor)
+
+    # --- micro-batch ---
+
+    def _expect_micro_batch(self, values: Mapping[str, int], to_value: int) -> Forecast | None:
+        here = values["micro_batch"]
+        pace = self._history.pace(values)
+        batch = self._facts.batch_samples
+        if pace is None or batch is None:
+            return None
+        count, new_count = math.ceil(batch / here), math.ceil(batch / to_value)
+        others = sorted(
+            (abs(math.log(size / here)), size, other)
+            for setting, other in self._history.paces_beside(values, frozenset({"micro_batch"})).items()
+            if math.ceil(batch / (size := dict(setting)["micro_batch"])) != count
+        )
+        if others:
+            _, size, other = others[0]
+            fixed = slope([(float(count), pace), (float(math.ceil(batch / size)), other)])
+            if fixed is not None:
+                gain = min(0.9, fixed * (count - new_count) / pace)
+                basis = f"{fixed / 1e6:.2f} ms a micro-batch, fitted, {count} -> {new_count} micro-batches"
+                return Forecast(gain, self._history.spread("micro_batch", gain), basis)
+        readings = self._history.readings(values)
+        if not readings:
+            return None
+        floor = typical(readings).host_bound_ns / count
+        gain = floor * (count - new_count) / pace
+        if gain <= 0:
+            return None  # what more micro-batches cost at least, a bound on their gain from above, is no forecast
+        basis = f"{floor / 1e6:.2f} ms host-bound a micro-batch, {count} -> {new_count} micro-batches"
+        return Forecast(gain, max(gain, 0.01), basis, is_floor=True)

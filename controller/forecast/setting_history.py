@@ -1,0 +1,178 @@
+"""What was seen of each setting?  Exact windows, typical paces, and how far off forecasts of them were.
+
+A setting is the values of all knobs.  What was seen of one says something of others too: a link is the same whatever
+the buckets, so the question is mostly for the settings `beside` one, that differ from it in some knobs only.
+
+Pure.  Bounded: the oldest setting goes when there are too many, and the oldest window of a setting.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from pacecar.records import BackwardWindow
+
+from ..observation import Observation
+
+__all__ = ["SETTINGS_MAX", "SPREAD_PRIOR", "History", "Reading", "Setting", "setting_of", "slope", "typical"]
+
+BACKWARD_SHARE = 2 / 3
+"""Share of compute that is backward when nothing says: it does two matrix products for forward's one."""
+
+SPREAD_PRIOR = 0.5
+"""Uncertainty of a forecast as a share of it until forecasts met measurements; of other knobs 1 % of the step more."""
+
+SMALL_GAIN = 0.02
+"""Forecasts below this are off by a share of this."""
+
+LEDGERS_MAX = 8
+"""Exact ledgers kept per setting; their median counts, and two of them are in the lower quartile."""
+
+SETTINGS_MAX = 64
+"""Settings remembered; a knob's domain has fewer, and the oldest goes first."""
+
+FORECASTS_MAX = 64
+"""Forecasts remembered beside what was measured."""
+
+PHASES_MAX = 32
+"""Steps whose host timers give backward's share."""
+
+Setting = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one window said."""
+
+    wall_ns: int
+    communication_ns: int
+    exposed_ns: int
+    compute_ns: int
+    host_bound_ns: int
+    micro_batches: int | None
+    backward: BackwardWindow | None
+
+
+class History:
+    """Paces and windows by setting, and forecasts beside what was measured."""
+
+    def __init__(self) -> None:
+        self._readings: dict[Setting, deque[Reading]] = {}
+        self._paces: dict[Setting, float] = {}
+        self._backward_shares: deque[float] = deque(maxlen=PHASES_MAX)
+        self._forecasts: deque[tuple[str, float, float]] = deque(maxlen=FORECASTS_MAX)
+        self.windows = 0
+        """How many windows there were in all: what was worked out from them may be kept while this stands still."""
+
+    def learn(self, step: Observation) -> Reading | None:
+        """Take what a step's timers and exact ledger say about the setting in force; return what a window said."""
+        if step.forward_ns is not None and step.backward_ns is not None and not step.profiled:
+            both = step.forward_ns + step.backward_ns
+            if both > 0:
+                self._backward_shares.append(step.backward_ns / both)
+        if step.ledger is None or not step.exact:
+            return None
+        ledger = step.ledger
+        reading = Reading(
+            wall_ns=ledger.wall_ns,
+            communication_ns=ledger.communication_ns,
+            exposed_ns=ledger.exposed_communication_ns,
+            compute_ns=ledger.compute_ns,
+            host_bound_ns=ledger.host_bound_ns,
+            micro_batches=step.micro_batches,
+            backward=step.backward,
+        )
+        setting = setting_of(step.values)
+        if setting not in self._readings and len(self._readings) >= SETTINGS_MAX:
+            del self._readings[next(iter(self._readings))]
+        self._readings.setdefault(setting, deque(maxlen=LEDGERS_MAX)).append(reading)
+        self.windows += 1
+        return reading
+
+    def note_pace(self, values: Mapping[str, int], pace_ns: float) -> None:
+        """Take a measured typical pace of a setting; a newer one replaces an older one."""
+        setting = setting_of(values)
+        if setting not in self._paces and len(self._paces) >= SETTINGS_MAX:
+            del self._paces[next(iter(self._paces))]
+        self._paces[setting] = pace_ns
+
+    def forget(self) -> None:
+        """The world changed: paces and windows are of another one.  The record of forecasts stays."""
+        self._readings.clear()
+        self._paces.clear()
+        self.windows += 1
+
+    def pace(self, values: Mapping[str, int]) -> float | None:
+        """Return the pace of the setting, None before it was noted."""
+        return self._paces.get(setting_of(values))
+
+    def readings(self, values: Mapping[str, int]) -> Sequence[Reading]:
+        """Return the windows of the setting."""
+        return self._readings.get(setting_of(values), ())
+
+    def readings_beside(self, values: Mapping[str, int], knobs: frozenset[str]) -> dict[Setting, Sequence[Reading]]:
+        """Return the windows of settings that differ from `values` in `knobs` only, its own among them."""
+        return {s: readings for s, readings in self._readings.items() if is_beside(s, values, knobs)}
+
+    def paces_beside(self, values: Mapping[str, int], knobs: frozenset[str]) -> dict[Setting, float]:
+        """Return the paces of such settings."""
+        return {s: pace for s, pace in self._paces.items() if is_beside(s, values, knobs)}
+
+    def backward_ns(self, reading: Reading) -> float:
+        """Return how long the one backward takes that overlaps with communication: the last micro-batch's."""
+        if reading.backward is not None:
+            return float(reading.backward.work_ns)
+        share = median(self._backward_shares) if self._backward_shares else BACKWARD_SHARE
+        return reading.compute_ns * min(0.8, max(0.5, share)) / (reading.micro_batches or 1)
+
+    # --- forecasts ---
+
+    @property
+    def forecasts(self) -> list[tuple[str, float, float]]:
+        """Knob, expected and measured gain of every forecast that was put to the test."""
+        return list(self._forecasts)
+
+    def remember(self, knob: str, expected: float, measured: float) -> None:
+        """Keep a forecast beside what was measured; later forecasts of that knob state that error."""
+        self._forecasts.append((knob, expected, measured))
+
+    def error_ratio(self, knob: str) -> float:
+        """Return how far off forecasts of that knob were, as a share of themselves; the prior counts as one of them."""
+        told = [(expected, measured) for name, expected, measured in self._forecasts if name == knob]
+        errors = [min(1.0, abs(e - m) / max(abs(e), abs(m), SMALL_GAIN)) for e, m in told]
+        return math.sqrt(fmean([SPREAD_PRIOR**2, *(error**2 for error in errors)]))
+
+    def spread(self, knob: str, gain: float) -> float:
+        """Return the uncertainty where nothing else tells it: from forecasts put to the test, else a prior."""
+        errors = [(expected - measured) ** 2 for name, expected, measured in self._forecasts if name == knob]
+        prior = SPREAD_PRIOR * abs(gain) + 0.01
+        return max(prior, math.sqrt(fmean(errors))) if errors else prior
+
+
+def setting_of(values: Mapping[str, int]) -> Setting:
+    """Return the values as something to look up."""
+    return tuple(sorted(values.items()))
+
+
+def is_beside(setting: Setting, values: Mapping[str, int], knobs: frozenset[str]) -> bool:
+    """Return True when `setting` is `values` but for `knobs`."""
+    there = dict(setting)
+    return there.keys() == values.keys() and all(there[name] == values[name] for name in values if name not in knobs)
+
+
+def typical(readings: Sequence[Reading]) -> Reading:
+    """Return the reading with the median exposed communication (a real one, so that its parts agree)."""
+    return sorted(readings, key=lambda reading: reading.exposed_ns)[len(readings) // 2]
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float | None:
+    """Return the least squares slope; None with fewer than two different x."""
+    if len({x for x, _ in points}) < 2:
+        return None
+    x_mean, y_mean = fmean(x for x, _ in points), fmean(y for _, y in points)
+    spread = math.fsum((x - x_mean) ** 2 for x, _ in points)
+    return math.fsum((x - x_mean) * (y - y_mean) for x, y in points) / spread

@@ -1,0 +1,183 @@
+"""May a trial run now?  What the node's daemon says, while it is fresh.
+
+A trial compares step times, so what slows the job besides the knob must not come and go meanwhile: throttled clocks, a
+fault, want of memory, somebody else's traffic on the link.  The daemon sees them and says so each few seconds
+(`HostSignals`).
+
+A signal is believed for AGE_PERIODS of its own periods, counted from the tick that it was taken in.  After that nothing
+is known, and then nothing is held: a daemon that died must neither stop tuning for good nor promise a quiet node.  What
+is bad and stays so for HOLD_SECONDS_MAX is no event but the world, and is tuned for.  So is what comes and goes without
+end: patience grows back slowly (REGAIN_RATIO).
+
+    traffic of others   everybody's bytes a second less what the job may be sending itself, as a share of the rated link
+                        bad from BUSY_RATIO on, good again under QUIET_RATIO, both for STEADY signals on end: a burst
+                        that ends before the next signal is noise, which the statistics are there for
+    memory              some task waited for memory (PSI) for STALLED_RATIO of the time
+
+Waiting for a processor is not held for: a job that keeps all of them busy waits for them itself, and who else does
+cannot be told from a node's total.  A rank that others keep from running is a straggler, which is (`holds`).
+
+Pure: the caller says what time it is.  Left out: other nodes, of which their own ranks speak (`node`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+
+from pacecar.clock import NS_PER_SECOND
+from pacecar.records.host_signals import HostSignals
+
+__all__ = ["WORDS", "Disturbance", "Gate", "own_bytes_per_second"]
+
+AGE_PERIODS = 3
+"""Two signals may be lost or late, as on a node that is busy."""
+
+PERIOD_NS_MAX = 30 * NS_PER_SECOND
+"""A daemon that promises to speak less often is not believed for longer than this allows."""
+
+HOLD_SECONDS_MAX = 120.0
+"""Longer than a backup's or a checkpoint's burst, shorter than a neighbour's job."""
+
+REGAIN_RATIO = 0.25
+"""Of the time without it by which patience with a disturbance grows: one that is there a fifth of the time is the
+job's own world, its data loading over the same link perhaps."""
+
+BUSY_RATIO = 0.2
+QUIET_RATIO = 0.1
+STEADY = 2
+
+STALLED_RATIO = 0.1
+"""A node that waits for memory so much reclaims and swaps: steps take what it takes."""
+
+OWN_MARGIN = 1.5
+"""Headers, retransmissions, and steps faster than the mean: what may still be the job's own."""
+
+
+class Disturbance(IntEnum):
+    """What makes step times measure something else; the numbers cross between ranks."""
+
+    FAULT = 1
+    THROTTLED = 2
+    MEMORY = 3
+    TRAFFIC = 4
+
+
+WORDS: Mapping[Disturbance, str] = {
+    Disturbance.FAULT: "its device has a fault",
+    Disturbance.THROTTLED: "its device is throttled",
+    Disturbance.MEMORY: "its node is short of memory",
+    Disturbance.TRAFFIC: "others use its node's link",
+}
+"""What is said of another rank, of which no more than the kind is known."""
+
+
+class Gate:
+    """Remembers the last signal, and how much patience is left with each disturbance; one thread."""
+
+    def __init__(self) -> None:
+        self._signal: HostSignals | None = None
+        self._busy = self._quiet = 0
+        self._is_busy = False
+        self._held: Disturbance | None = None
+        self._gave_up: set[Disturbance] = set()
+        self._patience_ns = dict.fromkeys(Disturbance, HOLD_SECONDS_MAX * NS_PER_SECOND)
+        self._asked_ns: int | None = None
+
+    def heed(self, signal: HostSignals | None, now_ns: int, *, own_bytes_per_second: float | None) -> None:
+        """Take what the daemon says; None: there is nobody to say anything.  What the job sends is None if unknown."""
+        if self.fresh(now_ns) is None:
+            self._busy = self._quiet = 0
+            self._is_busy = False  # what was before the silence is not what is
+        self._signal = signal
+        if signal is None:
+            return
+        others = _others_ratio(signal, own_bytes_per_second)
+        self._busy = self._busy + 1 if others is not None and others >= BUSY_RATIO else 0
+        self._quiet = self._quiet + 1 if others is None or others < QUIET_RATIO else 0
+        if self._busy >= STEADY:
+            self._is_busy = True
+        elif self._quiet >= STEADY:
+            self._is_busy = False
+
+    @property
+    def last(self) -> HostSignals | None:
+        """What was said last, however old; None: nobody says anything."""
+        return self._signal
+
+    def fresh(self, now_ns: int) -> HostSignals | None:
+        """Return the last signal while it may be believed."""
+        signal = self._signal
+        if signal is None:
+            return None
+        is_fresh = 0 <= now_ns - signal.taken_ns <= AGE_PERIODS * min(signal.period_ns, PERIOD_NS_MAX)
+        return signal if is_fresh else None
+
+    def reason(self, now_ns: int) -> tuple[Disturbance, str] | None:
+        """Return why no trial shall run now, or None.  To be asked again and again, as it keeps time."""
+        bad = self._what_is_bad(now_ns)
+        elapsed_ns = 0 if self._asked_ns is None else max(0, now_ns - self._asked_ns)
+        self._asked_ns = now_ns
+        self._gave_up &= bad.keys()
+        for kind in Disturbance:
+            if kind is self._held:
+                self._patience_ns[kind] -= elapsed_ns
+            elif kind not in bad:
+                regained = self._patience_ns[kind] + REGAIN_RATIO * elapsed_ns
+                self._patience_ns[kind] = min(HOLD_SECONDS_MAX * NS_PER_SECOND, regained)
+            if self._patience_ns[kind] < 0 and kind in bad:
+                self._gave_up.add(kind)
+        self._held = next((kind for kind in Disturbance if kind in bad and kind not in self._gave_up), None)
+        return None if self._held is None else (self._held, bad[self._held])
+
+    def link_ratio(self, now_ns: int) -> float | None:
+        """Return how full the link is, the fuller direction, as a share of its rated speed; None when nobody knows."""
+        signal = self.fresh(now_ns)
+        rate = None if signal is None else _rate(signal)
+        if signal is None or rate is None or not signal.link_bytes_per_second:
+            return None
+        return rate / signal.link_bytes_per_second
+
+    def _what_is_bad(self, now_ns: int) -> dict[Disturbance, str]:
+        """Return every disturbance that is known of, with a sentence."""
+        signal = self.fresh(now_ns)
+        bad: dict[Disturbance, str] = {}
+        if signal is None:
+            return bad
+        if signal.faults:
+            bad[Disturbance.FAULT] = f"this node's device has a fault: {', '.join(signal.faults)}"
+        if signal.throttled_by:
+            bad[Disturbance.THROTTLED] = f"this node's device is throttled: {', '.join(signal.throttled_by)}"
+        stalled = signal.memory_stalled_ratio
+        if stalled is not None and stalled >= STALLED_RATIO:
+            bad[Disturbance.MEMORY] = f"this node is short of memory: tasks waited for it {stalled:.0%} of the time"
+        if self._is_busy:
+            bad[Disturbance.TRAFFIC] = f"others send over {signal.interface}: over {BUSY_RATIO:.0%} of the link"
+        return bad
+
+
+def own_bytes_per_second(
+    gradient_bytes: int, *, world_size: int, ranks_on_node: int, pace_ns: int, sent_ratio: float = 1.0
+) -> float | None:
+    """Return the most that this node's ranks send a second for an all-reduce of all gradients each step.
+
+    A ring sends 2(n-1)/n of the bytes from each rank (Patarasuk and Yuan, JPDC 69, 2009; nccl-tests PERFORMANCE.md); at
+    worst all of a node's ranks have their next one on another node.  `sent_ratio` is what compression leaves.
+    """
+    if pace_ns <= 0 or world_size < 1:
+        return None
+    sent = 2 * (world_size - 1) / world_size * gradient_bytes * sent_ratio * ranks_on_node
+    return sent * NS_PER_SECOND / pace_ns
+
+
+def _rate(signal: HostSignals) -> float | None:
+    rates = [r for r in (signal.receive_bytes_per_second, signal.transmit_bytes_per_second) if r is not None]
+    return max(rates) if rates else None
+
+
+def _others_ratio(signal: HostSignals, own: float | None) -> float | None:
+    """Return others' share of the link, None where that cannot be told."""
+    rate = _rate(signal)
+    if rate is None or own is None or not signal.link_bytes_per_second:
+        return None
+    return max(0.0, rate - OWN_MARGIN * own) / signal.link_bytes_per_second

@@ -1,0 +1,186 @@
+"""What does this rank know of its node, and of the other ranks' nodes?  The gate's edge in one rank.
+
+    daemon -> courier's thread -> heed ... look -> Gate -> the kind of disturbance -> side road -> rank 0's policy
+              any moment                   at a boundary where the ranks meet
+
+A rank hears its own node's daemon only, and a trial measures the slowest rank of all.  So each rank judges its own
+node, and says the kind of what it found in its next gather: one number beside the paces.  Rank 0 alone holds the
+policy for it, and what was tried is taken back by all ranks at one boundary, as everything is; meanwhile a rank that
+sees a disturbance votes for no trial, which keeps it from being turned anywhere.
+
+Nothing is judged here (`gate`), and nobody waits: signals are put into a short queue and looked at between steps.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.records import JobHello
+from pacecar.records.host_signals import HostSignals
+
+from ..observation import NodeView
+from .node_disturbance import WORDS, Disturbance, Gate, own_bytes_per_second
+
+__all__ = ["Node", "ranks_on_node"]
+
+SIGNALS_MAX = 8
+"""Signals that wait for a boundary: what is older than the last few is too old to be believed."""
+
+PACES_MAX = 16
+"""Steps of which the median says how fast the job sends: more than a checkpoint or an evaluation can spoil."""
+
+_LOCAL_WORLD = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+"""Who says how many ranks a node has: torchrun, Open MPI's mpirun, Slurm's srun."""
+
+
+def ranks_on_node(world_size: int, environ: Mapping[str, str] = os.environ) -> int:
+    """Return how many ranks of the job this node has; all of them where nobody says, as with one process for each."""
+    for name in _LOCAL_WORLD:
+        text = environ.get(name, "")
+        if text.isdecimal() and int(text) > 0:
+            return min(world_size, int(text))
+    return world_size
+
+
+class Node:
+    """One rank's view.  `heed` from any thread, all else from the training thread.
+
+    `gradient_bytes` is what DDP reduces in a step; None: what the job sends is not known.  `spare_bytes` is the device
+    memory that this process holds and never used, which the daemon takes for used.
+    """
+
+    def __init__(
+        self,
+        hello: JobHello,
+        clock: Clock,
+        *,
+        gradient_bytes: int | None = None,
+        spare_bytes: Callable[[], int] = int,
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._hello = hello
+        self._clock = clock
+        self._gradient_bytes = gradient_bytes
+        self._spare_bytes = spare_bytes
+        self._ranks = ranks_on_node(hello.world_size, environ)
+        self._waiting: deque[HostSignals | None] = deque(maxlen=SIGNALS_MAX)
+        self._paces: deque[int] = deque(maxlen=PACES_MAX)
+        self._gate = Gate()
+        self._held: tuple[Disturbance, str] | None = None
+        self._view = NodeView()
+        self.others: Mapping[int, int] = {}
+        """Rank -> the number of its disturbance, as last heard; this rank's own does not count."""
+
+    def heed(self, news: HostSignals | None) -> None:
+        """Take what the daemon says; None: the connection broke."""
+        self._waiting.append(news)
+
+    def note(self, wall_ns: int) -> None:
+        """Learn how long a step takes."""
+        self._paces.append(wall_ns)
+
+    def look(self) -> Disturbance | None:
+        """Judge what was said since the last look; return what disturbs this rank's steps."""
+        has_news = bool(self._waiting)
+        if not has_news and self._gate.last is None and self._held is None:
+            return None  # a job without a daemon pays nothing
+        now_ns = self._clock.monotonic_ns()
+        own = self._own_bytes_per_second() if has_news else None
+        while self._waiting:
+            self._gate.heed(self._waiting.popleft(), now_ns, own_bytes_per_second=own)
+        self._held = self._gate.reason(now_ns)
+        if has_news or self._gate.fresh(now_ns) is None:
+            self._view = self._see(now_ns)
+        return self.disturbance
+
+    @property
+    def disturbance(self) -> Disturbance | None:
+        """What disturbed this rank's steps when it looked last."""
+        return None if self._held is None else self._held[0]
+
+    @property
+    def view(self) -> NodeView:
+        """What a policy may know of this node."""
+        return self._view
+
+    def reason(self) -> str | None:
+        """Return why nothing may be tried or judged now: for this rank's node, or another's that said so."""
+        if self._held is not None:
+            return self._held[1]
+        for rank, number in sorted(self.others.items()):
+            if rank != self._hello.rank and number in WORDS:
+                return f"rank {rank}: {WORDS[Disturbance(number)]}"
+        return None
+
+    def room_bytes(self) -> int | None:
+        """Return this rank's share of the memory that its device, or for a CPU its host, has free; None: unknown."""
+        signal = self._gate.fresh(self._clock.monotonic_ns())
+        if signal is None:
+            return None
+        if self._hello.device != "cpu":
+            return None if signal.device_free_bytes is None else signal.device_free_bytes + self._spare_bytes()
+        return None if signal.host_available_bytes is None else signal.host_available_bytes // self._ranks
+
+    def describe(self) -> tuple[str, ...]:
+        """Return what is known now, in sentences for people."""
+        now_ns = self._clock.monotonic_ns()
+        last = self._gate.last
+        if last is None:
+            sentences = ["nothing is known of it: no daemon says anything"]
+        elif self._gate.fresh(now_ns) is None:
+            age = (now_ns - last.taken_ns) / NS_PER_SECOND
+            sentences = [f"nothing is known of it: the daemon's last word is {age:.1f} s old"]
+        else:
+            sentences = [f"{(now_ns - last.taken_ns) / NS_PER_SECOND:.1f} s ago: {', '.join(_parts(last))}"]
+        reason = self.reason()
+        return tuple(sentences if reason is None else [*sentences, f"holds tuning: {reason}"])
+
+    def _own_bytes_per_second(self) -> float | None:
+        """Return the most that the job may send over the link; None: nobody knows, or it sends nothing over it."""
+        if self._gradient_bytes is None or not self._paces or self._ranks >= self._hello.world_size:
+            return None
+        return own_bytes_per_second(
+            self._gradient_bytes,
+            world_size=self._hello.world_size,
+            ranks_on_node=self._ranks,
+            pace_ns=round(statistics.median(self._paces)),
+        )
+
+    def _see(self, now_ns: int) -> NodeView:
+        signal, room = self._gate.fresh(now_ns), self.room_bytes()
+        if signal is None:
+            return NodeView()
+        total = signal.host_total_bytes if self._hello.device == "cpu" else signal.device_total_bytes
+        return NodeView(
+            link_ratio=self._gate.link_ratio(now_ns) if self._ranks < self._hello.world_size else None,
+            headroom_ratio=None if room is None or not total else min(1.0, room / total),
+            cpu_stalled_ratio=signal.cpu_stalled_ratio,
+        )
+
+
+def _parts(signal: HostSignals) -> list[str]:
+    """Return what is known, part by part."""
+    parts: list[str] = []
+    rates = (signal.receive_bytes_per_second, signal.transmit_bytes_per_second)
+    if signal.interface is not None and None not in rates:
+        speed = "" if not signal.link_bytes_per_second else f" of {signal.link_bytes_per_second / 1e6:.0f}"
+        shown = " and ".join(f"{(rate or 0.0) / 1e6:.1f}" for rate in rates)
+        parts.append(f"{signal.interface} receives and sends {shown}{speed} MB/s")
+    if signal.throttled_by is not None:
+        parts.append(f"throttled: {', '.join(signal.throttled_by) or 'no'}")
+    if signal.faults is not None:
+        parts.append(f"faults: {', '.join(signal.faults) or 'none'}")
+    for what, free, total in (
+        ("device", signal.device_free_bytes, signal.device_total_bytes),
+        ("host", signal.host_available_bytes, signal.host_total_bytes),
+    ):
+        if free is not None and total is not None:
+            parts.append(f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB {what} memory free")
+    for what, ratio in (("memory", signal.memory_stalled_ratio), ("a processor", signal.cpu_stalled_ratio)):
+        if ratio is not None:
+            parts.append(f"tasks wait for {what} {ratio:.0%} of the time")
+    return parts or ["the daemon reads nothing of use here"]

@@ -1,0 +1,131 @@
+"""When must tuning pause?  What job and node say about themselves that makes the pace no measure of any knob.
+
+A rank that is throttled or hangs slows every step of the job, and a tuner that goes on measures that rank.  So while a
+straggler, a hang or a disturbance of some rank's node (`node`) is reported the policy is held: what is tried is taken
+back, nothing is judged, and it goes on when the report ends.
+
+A straggler that stays is no event but the world: after `STRAGGLER_STEPS_MAX` steps tuning goes on with it.  Where a
+link is slow or data comes late that is so after `KNOB_STEPS_MAX`: the change itself says nothing of any knob, but for
+what then stays there are some, of communication and of the loader, and the watch opens the search.
+
+Records come from the crew's thread, the policy asks on the training thread, neither waits.
+Left out: a loss that is not finite (`safeguard` watches it); steps with a checkpoint or an evaluation inside on any
+rank, which are marked one by one (`tuner`) and not judged: nothing need be taken back for them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from pacecar.records import Decision, HangSuspicion, JobRecord, Straggler, TunerStatus, Verdict
+
+from ..observation import Facts, KnobSpace, Observation, Policy, Turn
+from .node_monitor import Node
+
+__all__ = ["HeldPolicy", "Holds"]
+
+STRAGGLER_STEPS_MAX = 512
+"""As long as a watchful tuner needs to find its way anew; a slower rank that is still slow then will stay so."""
+
+KNOB_STEPS_MAX = 64
+"""For the causes that a knob may help against: some windows, so that none lies across the change."""
+
+_KNOB_CAUSES = frozenset({"link", "data_wait"})
+
+REASONS_MAX = 64
+"""Ranks that may be late at once and are told apart; the first ones are as good a reason as all."""
+
+
+class Holds:
+    """The reasons to pause that are in force.  A sink for records; thread-safe.
+
+    `node` is asked last for one more reason, on the training thread.
+    """
+
+    def __init__(self, node: Node | None = None) -> None:
+        self.node = node
+        self._lock = threading.Lock()
+        self._late: dict[tuple[int | None, str], Straggler] = {}
+        self._hung: dict[int, HangSuspicion] = {}
+        self._missed: HangSuspicion | None = None  # nobody asked while it lasted: ranks that hang observe no steps
+
+    def put(self, record: JobRecord) -> None:
+        """Take a record; all but stragglers and hangs are nothing to this."""
+        if isinstance(record, Straggler):
+            key = (record.late_rank, record.cause)
+            with self._lock:
+                if record.ended:
+                    self._late.pop(key, None)
+                elif key in self._late or len(self._late) < REASONS_MAX:
+                    self._late.setdefault(key, record)
+        elif isinstance(record, HangSuspicion):
+            with self._lock:
+                if record.ended:
+                    self._hung.pop(record.rank, None)
+                elif record.rank in self._hung or len(self._hung) < REASONS_MAX:
+                    self._hung[record.rank] = self._missed = record
+
+    @property
+    def dropped(self) -> int:
+        """None ever is: what does not fit is one more of the same reason."""
+        return 0
+
+    def close(self, timeout_seconds: float) -> None:
+        """Do nothing: nothing is queued."""
+
+    def reason(self, step: int) -> str | None:
+        """Return why tuning must pause at `step`, or None."""
+        with self._lock:
+            hung, self._missed = next(iter(self._hung.values()), self._missed), None
+            if hung is not None:
+                return f"rank {hung.rank} may hang in {hung.phase} of step {hung.step}"
+            for late in self._late.values():
+                if step - late.since_step <= (KNOB_STEPS_MAX if late.cause in _KNOB_CAUSES else STRAGGLER_STEPS_MAX):
+                    who = "the job" if late.late_rank is None else f"rank {late.late_rank}"
+                    return f"{who} is late: {late.cause}, since step {late.since_step}"
+        return None if self.node is None else self.node.reason()
+
+
+class HeldPolicy(Policy):
+    """A policy that pauses while `holds` says so, and sees with each step what is known of the node."""
+
+    def __init__(self, policy: Policy, holds: Holds) -> None:
+        self._policy = policy
+        self._holds = holds
+        self._held: str | None = None
+
+    def begin(self, facts: Facts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
+        """Pass on."""
+        self._policy.begin(facts, spaces, mode=mode)
+
+    def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
+        """Pass on."""
+        self._policy.hold(reason, is_brief=is_brief)
+
+    def advance(
+        self, observations: Sequence[Observation]
+    ) -> tuple[Turn | None, list[Decision | Verdict | TunerStatus]]:
+        """Hold or release the policy as things stand, then pass on."""
+        reason = self._holds.reason(observations[-1].step) if observations else self._held
+        if reason != self._held:
+            self._held = reason
+            self._policy.hold(reason)
+        if self._holds.node is not None:
+            view = self._holds.node.view
+            observations = [replace(step, node=view) for step in observations]
+        return self._policy.advance(observations)
+
+    def is_calm(self) -> bool:
+        """Pass on."""
+        return self._policy.is_calm()
+
+    def wants_window(self) -> bool:
+        """Pass on."""
+        return self._policy.wants_window()
+
+    def finish(self, reason: str = "the job ended") -> list[Decision | Verdict | TunerStatus]:
+        """Pass on."""
+        return self._policy.finish(reason)

@@ -1,0 +1,242 @@
+"""The knobs "loader_workers" and "loader_prefetch": which loader, which values, and may it be?
+
+The first loader that goes through `pacer.data` is taken for the one that the job trains on, unless another is named
+(`pacer.data(loader, tune=True)`); an evaluation's is seldom what limits a job, and tuning two at once measures neither.
+
+Exact means that the same batches come in the same order with the same values.  Order and number are kept by `loader`;
+values by refusing where they would depend on the workers: random augmentation, and, where the user never had two
+workers, datasets that two processes must not share.  Whoever calls another draw of the augmentation the same run says
+`loader_redraw = true`.
+
+A sampler that can save its position is a special case: the position in a checkpoint counts what is in flight.  There
+the batches in flight stay as many as with the user's own setting, and more workers keep fewer ready each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from pacecar.config import TuneConfig
+
+from ..actuator import Actuator, ActuatorError
+from .switchable_loader import SwitchableLoader, unfit
+from .worker_limits import Room, entangled, read_room, workers_max
+from .worker_set import Setting
+
+__all__ = ["LoaderKnobs", "PrefetchActuator", "WorkersActuator"]
+
+T = TypeVar("T")
+
+NO_LOADER = "the data loader is not known: iterate over pacer.data(loader)"
+
+
+class LoaderKnobs:
+    """Both knobs of one loader, and the choice of the loader."""
+
+    def __init__(self, config: TuneConfig, *, room: Callable[[tuple[int, ...]], Room] = read_room) -> None:
+        self._config = config
+        self._room = room
+        self._reason = NO_LOADER
+        self._is_named = False
+        self.is_offered = False
+        self.loader: SwitchableLoader | None = None
+        names = [name for name in config.knobs if name.startswith("loader_")]
+        self.actuators: list[Actuator] = []
+        if "loader_workers" in names:
+            self.actuators.append(WorkersActuator(self, config))
+        if "loader_prefetch" in names:
+            self.actuators.append(PrefetchActuator(self, config))
+
+    def take(self, loader: Iterable[T], tune: bool | None) -> Iterable[T]:
+        """Return what to iterate instead of `loader`: itself, unless it is the one to tune.
+
+        `tune`: True names it, False rules it out, None takes the first.  Once the knobs were offered it stays so.
+        """
+        present = self.loader
+        if present is not None and present.user_loader is loader:
+            return present
+        if not self.actuators or self.is_offered or tune is False or self._is_named:
+            return loader
+        if tune is None and (present is not None or self._reason is not NO_LOADER):
+            return loader  # a first one was passed; were it unfit, the second is hardly the one that matters
+        self._is_named = tune is True
+        self.loader = None
+        reason = unfit(loader)
+        if reason is not None:
+            self._reason = reason
+            return loader
+        self.loader = SwitchableLoader(loader)  # type: ignore[arg-type]  # `unfit` looked at its type
+        return self.loader
+
+    def close(self, timeout_seconds: float) -> None:
+        """Wait for workers that are ending, at most so long; what is being iterated goes on."""
+        if self.loader is not None:
+            self.loader.close(timeout_seconds)
+
+    def known(self) -> SwitchableLoader:
+        """Return the loader.
+
+        Raises:
+            ActuatorError: there is none, or it cannot be tuned.
+        """
+        if self.loader is None:
+            raise ActuatorError(self._reason)
+        return self.loader
+
+    def refusal(self) -> str | None:
+        """Return why this job's loader must keep its workers, or None."""
+        self.is_offered = True
+        loader = self.loader
+        if loader is None:
+            return self._reason
+        if loader.batches == 0:
+            return "no batch came from the loader yet"
+        reason = loader.failed or (None if self._config.loader_redraw else loader.random_reason())
+        if reason is not None:
+            return reason
+        if loader.keeps_position and loader.home.in_flight == 0:
+            return "the sampler can save its position, and workers would draw ahead of the checkpoint"
+        if loader.home.workers <= 1:
+            tied = entangled(loader.user_loader.dataset, loader.user_loader.collate_fn)
+            if tied is not None:
+                return f"the dataset never had two workers, and {tied}"
+        return None
+
+    def room(self) -> Room:
+        """Return what this machine has for the workers."""
+        return self._room(self.known().pids)
+
+    def workers_max(self) -> int:
+        """Return the largest number of workers for which this machine has room."""
+        loader = self.known()
+        most = workers_max(
+            self.room(),
+            present=loader.agreed.workers,
+            prefetch=loader.agreed.prefetch,
+            batch_bytes=loader.batch_bytes,
+        )
+        return min(most, loader.home.in_flight) if loader.keeps_position else most
+
+    def turn(self, *, workers: int | None = None, prefetch: int | None = None) -> None:
+        """Take another number of workers or of batches ready.
+
+        Raises:
+            ActuatorError: it must not be; nothing was changed.
+        """
+        loader = self.known()
+        setting = Setting(
+            loader.agreed.workers if workers is None else workers,
+            loader.agreed.prefetch if prefetch is None else prefetch,
+        )
+        if loader.keeps_position and workers:
+            setting = Setting(workers, max(1, loader.home.in_flight // workers))
+        loader.turn(setting, may_redraw=self._config.loader_redraw)
+
+
+class WorkersActuator:
+    """The knob "loader_workers"; a value is in force from the next batch that the loop asks for."""
+
+    def __init__(self, knobs: LoaderKnobs, config: TuneConfig) -> None:
+        self._knobs = knobs
+        self._config = config
+
+    @property
+    def knob(self) -> str:
+        """The knob's name."""
+        return "loader_workers"
+
+    def value(self) -> int:
+        """Return the number that all ranks turned to.
+
+        Raises:
+            ActuatorError: there is no loader to tune.
+        """
+        return self._knobs.known().agreed.workers
+
+    def domain(self) -> tuple[int, ...]:
+        """Return powers of two within bounds and for which there is room, and the present value."""
+        most = min(self._config.loader_workers_max, self._knobs.workers_max())
+        return _powers(max(1, self._config.loader_workers_min), most, self.value())
+
+    def refusal(self) -> str | None:
+        """Return why the workers must stay as they are, or None."""
+        reason = self._knobs.refusal()
+        if reason is None and len(self.domain()) == 1:
+            return "there is no room for another number of workers within the bounds"
+        return reason
+
+    def layout(self) -> str:
+        """Return the empty string: ranks may load different data."""
+        return ""
+
+    def apply(self, value: int) -> None:
+        """Load with `value` processes from the next batch on.
+
+        Raises:
+            ActuatorError: see `SwitchableLoader.turn`.
+        """
+        self._knobs.turn(workers=value)
+
+
+class PrefetchActuator:
+    """The knob "loader_prefetch": batches that each worker keeps ready."""
+
+    def __init__(self, knobs: LoaderKnobs, config: TuneConfig) -> None:
+        self._knobs = knobs
+        self._config = config
+
+    @property
+    def knob(self) -> str:
+        """The knob's name."""
+        return "loader_prefetch"
+
+    def value(self) -> int:
+        """Return the number that all ranks turned to.
+
+        Raises:
+            ActuatorError: there is no loader to tune.
+        """
+        return self._knobs.known().agreed.prefetch
+
+    def domain(self) -> tuple[int, ...]:
+        """Return powers of two within bounds, for which there is room with all the workers that may be."""
+        loader = self._knobs.known()
+        most = self._config.loader_prefetch_max
+        if loader.batch_bytes:
+            workers = max(1, self._knobs.workers_max())
+            while most > loader.agreed.prefetch and workers_max(
+                self._knobs.room(), present=0, prefetch=most, batch_bytes=loader.batch_bytes
+            ) < min(workers, self._config.loader_workers_max):
+                most //= 2
+        return _powers(self._config.loader_prefetch_min, most, self.value())
+
+    def refusal(self) -> str | None:
+        """Return why it must stay as it is, or None."""
+        reason = self._knobs.refusal()
+        if reason is not None:
+            return reason
+        loader = self._knobs.known()
+        if loader.home.workers == 0:
+            return "the loader has no worker processes that could keep batches ready"
+        if loader.keeps_position:
+            return "the sampler can save its position, which counts the batches that are ready"
+        return "there is no room for another number within the bounds" if len(self.domain()) == 1 else None
+
+    def layout(self) -> str:
+        """Return the empty string: ranks may load different data."""
+        return ""
+
+    def apply(self, value: int) -> None:
+        """Let each worker keep `value` batches ready, from the next batch on.
+
+        Raises:
+            ActuatorError: see `SwitchableLoader.turn`.
+        """
+        self._knobs.turn(prefetch=value)
+
+
+def _powers(low: int, high: int, present: int) -> tuple[int, ...]:
+    """Return the powers of two from `low` to `high`, and `present`, ascending."""
+    found = {1 << e for e in range(high.bit_length()) if low <= 1 << e <= high}
+    return tuple(sorted(found | {present}))

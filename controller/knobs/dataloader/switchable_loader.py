@@ -1,0 +1,335 @@
+"""How does a running DataLoader get other workers?  Between two batches, and every sample comes once and in order.
+
+torch fixes workers and prefetching when an iterator is made, and an epoch may take days.  So the user's loader is
+never touched: what is iterated are copies of it that differ in these two numbers, and that share the sampler through a
+`Feed`.  To switch, the tap of the copy in force is shut and another copy opens its own; what the first one has in
+flight is delivered before anything that the second one loads, so nothing is lost, repeated or out of order:
+
+    asked of   A A A A A A B B B B B B        batches arrive in the order of asking, whoever loads them
+    delivered      A A A A A A B B B B
+                       ^ the switch
+
+Two sets of workers stand side by side at most.  The one not in force waits idle for the way back (a trial goes
+back and forth), and is ended on a thread of its own when it was not needed for `IDLE_BATCHES_MAX` batches.  A set that
+the user did not ask for and that fails (memory, a dataset that cannot bear it) costs no step: what is out is loaded
+again by workers of the user's own number, and only what fails there too is raised.
+
+Random numbers.  The global generators of the job are drawn from exactly as torch would with the user's own setting.
+Those of the workers cannot be: see `loader_watch`; such a loader is refused.
+
+Left out: iterable datasets (their order is the workers' own), subclasses of DataLoader (they bring their own
+iteration), and which numbers are worth trying (loader_knobs).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from pacecar.torch_internals import lacking
+
+from ..actuator import ActuatorError
+from .index_sampler import Feed
+from .randomness_check import Draws, SamplerWatch
+from .worker_set import Setting, Workers, Workforce, sampler_of
+
+__all__ = ["SwitchableLoader", "unfit"]
+
+logger = logging.getLogger(__name__)
+
+PREFETCH_DEFAULT = 2
+"""torch's own, where there are workers and nobody says."""
+
+IDLE_BATCHES_MAX = 256
+"""Longer than the windows of a trial: idle workers keep their memory."""
+
+MEASURED_BATCHES = 8
+"""Batches whose size is taken; the largest counts."""
+
+NEST_DEPTH_MAX = 4
+
+
+def unfit(loader: object) -> str | None:
+    """Return why this loader's workers cannot be changed, whatever it loads; None if they can."""
+    if type(loader) is not DataLoader:
+        return f"the loader is a {type(loader).__name__}, not torch's own DataLoader"
+    if isinstance(loader.dataset, IterableDataset) or type(loader.dataset).__name__.startswith("_"):
+        return "the dataset is iterable: which samples come, and in which order, is up to its workers"
+    if not getattr(loader, "in_order", True):
+        return "in_order=False: the order of batches is up to the workers"
+    if get_worker_info() is not None:
+        return "the loader runs in a worker process"
+    return lacking("loader", {"loader": loader})
+
+
+class SwitchableLoader:
+    """The user's `loader`, iterated through copies.  Length and attributes are the loader's own."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = loader
+        self.home = Setting(loader.num_workers, loader.prefetch_factor or PREFETCH_DEFAULT)
+        self.setting = self.home
+        self.agreed = self.home  # what all ranks turned to; another than `setting` after a failure
+        self.failed: str | None = None
+        self.draws = Draws()
+        self._sampler = SamplerWatch()
+        self.batch_bytes: int | None = None
+        self.batches = 0
+        self.pids: tuple[int, ...] = ()  # of the workers in force; not they themselves, which must go with the epoch
+        self._epochs = 0
+        self._standing: dict[int, Workers] = {}
+        self.workforce = Workforce(loader, self.home, self.draws)
+
+    def __iter__(self) -> Iterator[Any]:
+        try:
+            return _Epoch(self)
+        except Exception as error:  # noqa: BLE001  the user's loader knows best whether it is to blame
+            self.fail(error)
+            return iter(self._loader)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    # Pickled and copied as the user's loader, which it stands for.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return cast, (None, self._loader)  # a function of the standard library that returns what it is given
+
+    def __copy__(self) -> DataLoader[Any]:
+        return copy.copy(self._loader)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DataLoader[Any]:
+        return copy.deepcopy(self._loader, memo)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  whatever the loader has
+        if name.startswith("__") or name == "_loader":
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    @property
+    def user_loader(self) -> DataLoader[Any]:
+        """The loader as the user made it."""
+        return self._loader
+
+    @property
+    def keeps_position(self) -> bool:
+        """Whether a checkpoint may hold the sampler's position, which runs ahead by what is in flight."""
+        samplers = (self._loader.sampler, sampler_of(self._loader))
+        return any(callable(getattr(sampler, "state_dict", None)) for sampler in samplers)
+
+    def turn(self, setting: Setting, *, may_redraw: bool = False) -> None:
+        """Take another setting from the next batch on; `may_redraw`: also where other random numbers will be drawn.
+
+        Raises:
+            ActuatorError: it must not be; nothing was changed.
+        """
+        if setting not in (self.agreed, self.home):
+            reason = self.failed or (None if may_redraw else self.random_reason())
+            if reason is not None:
+                raise ActuatorError(reason)
+        self.agreed = setting
+        self.setting = self.home if self.failed is not None else setting
+
+    def random_reason(self) -> str | None:
+        """Return what draws random numbers that depend on the workers, as far as was seen; None if nothing does."""
+        if self.draws.were_seen:
+            return "loading a batch draws random numbers (augmentation), and other workers would draw others"
+        if self._sampler.saw_draws:
+            return "the sampler draws from a global random generator as it goes, and others would draw before it"
+        return None
+
+    def close(self, timeout_seconds: float) -> None:
+        """Wait for sets of workers that are ending, at most so long."""
+        self.workforce.close(timeout_seconds)
+
+    # --- what an epoch asks for -------------------------------------------------------------------
+
+    def begin_epoch(self) -> tuple[Feed, dict[int, Workers], Workers | None]:
+        """Return a new epoch's feed, the sets of workers that it may use, and the one in force if it is made already.
+
+        What torch would do with the user's own setting decides how often samplers and generators are asked, and when:
+        workers ask for the first batch when the epoch begins, and a training process that loads itself when it wants
+        that batch (`begin_loading`).
+        """
+        loader, home = self._loader, self.home
+        is_reset = loader.persistent_workers and home.workers > 0 and self._epochs > 0
+        self._epochs += 1
+        feed = Feed(
+            sampler_of(self._loader),
+            asks=1 if is_reset or home.workers == 0 else 2,
+            ahead=home.in_flight if self.keeps_position else None,
+            watch=self._sampler,
+        )
+        if home.workers == 0:
+            feed.begin()
+            torch.empty((), dtype=torch.int64).random_(generator=loader.generator)  # torch's seed of workers
+            return feed, {}, None
+        sets, self._standing = self._standing, {}
+        for number in [n for n, workers in sets.items() if workers.setting != self.setting]:
+            self.workforce.retire(sets.pop(number))
+        current = next(iter(sets.values()), None)
+        try:
+            if current is None:
+                generator = None if is_reset else loader.generator
+                current = self.workforce.start(self.setting, feed, generator, is_own=not is_reset)
+            else:
+                current.open(feed)
+        except Exception as error:
+            if self.setting == self.home:
+                raise
+            current = self._make_home(feed, error)
+        feed.complete()
+        feed.shuffle()
+        sets = {current.tap.number: current}
+        if loader.persistent_workers:
+            self._standing = sets
+        self.pids = current.pids()
+        return feed, sets, current
+
+    def begin_loading(self, feed: Feed) -> Workers:
+        """Return the set of workers of an epoch that began without one."""
+        try:
+            current = self.workforce.start(self.setting, feed)
+        except Exception as error:
+            if self.setting == self.home:
+                raise
+            current = self._make_home(feed, error)
+        feed.complete()
+        self.pids = current.pids()
+        return current
+
+    def _make_home(self, feed: Feed, error: Exception) -> Workers:
+        """Go on with the user's own setting after the one in force failed with `error`."""
+        self.fail(error)
+        feed.take_back()
+        return self.workforce.start(self.home, feed)
+
+    def delivered(self, batch: object) -> None:
+        """A batch reached the training loop."""
+        self.batches += 1
+        if self.batches <= MEASURED_BATCHES:
+            with contextlib.suppress(Exception):  # a batch is whatever the user makes
+                self.batch_bytes = max(self.batch_bytes or 0, _nbytes(batch))
+
+    def fail(self, error: Exception) -> None:
+        """A set that the user did not ask for did not work: never again in this run."""
+        self.failed = f"other workers failed ({type(error).__name__}: {str(error)[:120]})"
+        self.setting = self.home
+        logger.warning("pacecar: %s; the data loader goes on with %d workers", self.failed, self.home.workers)
+
+
+class _Epoch(Iterator[Any]):
+    """One iteration over a SwitchableLoader."""
+
+    def __init__(self, owner: SwitchableLoader) -> None:
+        self._owner = owner
+        self._since_turn = 0
+        self._feed, self._sets, self._begun = owner.begin_epoch()
+
+    @property
+    def _current(self) -> Workers:
+        """The set of workers in force."""
+        if self._begun is None:
+            self._begun = self._owner.begin_loading(self._feed)
+            self._sets[self._begun.tap.number] = self._begun
+        return self._begun
+
+    def __next__(self) -> Any:  # noqa: ANN401  whatever the loader makes
+        owner, feed = self._owner, self._feed
+        if self._current.setting != owner.setting:
+            self._turn(owner.setting)
+        while True:
+            number = feed.holder()
+            holder = self._current if number is None else self._sets[number]
+            try:
+                batch = next(holder.iterator)
+            except StopIteration:
+                self._end()
+                raise
+            except Exception as error:
+                if holder.is_home:
+                    if feed.holder() is not None:
+                        feed.delivered()  # torch goes on after it too
+                    raise
+                self._fall_back(error)
+                continue
+            feed.delivered()
+            owner.delivered(batch)
+            self._since_turn += 1
+            if self._since_turn == IDLE_BATCHES_MAX and len(self._sets) > 1:
+                self._dismiss()
+            return batch
+
+    def __len__(self) -> int:
+        return len(self._owner)
+
+    def _turn(self, setting: Setting) -> None:
+        """Let the other set take over, unless it still has something out: then later."""
+        owner, feed = self._owner, self._feed
+        others = [workers for workers in self._sets.values() if workers is not self._current]
+        if any(feed.out(workers.tap.number) for workers in others):
+            return
+        if feed.is_ahead:  # the sampler must not be asked for more than with the user's setting: one after the other
+            self._current.tap.is_open = False
+            if feed.out(self._current.tap.number):
+                return
+        target = next((workers for workers in others if workers.setting == setting and setting.workers), None)
+        try:
+            if target is not None:
+                target.open(feed)
+            else:
+                self._dismiss()
+                target = owner.workforce.start(setting, feed)
+        except Exception as error:  # noqa: BLE001  no memory for a process, a worker that died: the present set goes on
+            for number in {number for number in self._sets if self._sets[number] is not self._current}:
+                owner.workforce.retire(self._sets.pop(number))
+            feed.take_back(keep=self._current.tap.number)
+            owner.fail(error)
+            owner.setting = self._current.setting
+            if feed.is_ahead:
+                self._current.open(feed)  # it ran dry
+            return
+        self._sets[target.tap.number] = target
+        self._current.tap.is_open = False
+        self._begun = target
+        owner.pids = target.pids()
+        self._since_turn = 0
+
+    def _dismiss(self) -> None:
+        """End the sets that are not in force; they have nothing out."""
+        for number in [n for n, workers in self._sets.items() if workers is not self._current]:
+            if not self._feed.out(number):
+                self._owner.workforce.retire(self._sets.pop(number))
+
+    def _fall_back(self, error: Exception) -> None:
+        """Load what is out again, with the user's own setting."""
+        self._owner.fail(error)
+        for workers in self._sets.values():
+            self._owner.workforce.retire(workers)
+        self._feed.take_back()
+        self._sets.clear()
+        self._begun = self._owner.workforce.start(self._owner.home, self._feed)
+        self._owner.pids = self._begun.pids()
+        self._sets[self._begun.tap.number] = self._begun
+
+    def _end(self) -> None:
+        """The epoch is over: workers that do not persist go, as they would with torch."""
+        if not self._owner.user_loader.persistent_workers:
+            for workers in self._sets.values():
+                workers.shut_down()
+            self._owner.pids = ()
+
+
+def _nbytes(batch: object, depth: int = NEST_DEPTH_MAX) -> int:
+    """Return the bytes of all tensors in nested tuples, lists and mappings."""
+    if isinstance(batch, torch.Tensor):
+        return batch.nbytes
+    if depth == 0 or isinstance(batch, str | bytes):
+        return 0
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    return sum(_nbytes(part, depth - 1) for part in parts)

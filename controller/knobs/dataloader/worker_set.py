@@ -1,0 +1,156 @@
+"""How is one set of a data loader's workers started and ended?  As a copy of the user's loader, which is never touched.
+
+The copy has its own workers and prefetching, draws from a `Tap` in place of the sampler, and tells what draws random
+numbers.  torch waits for workers to end when their iterator goes; a training step must not, so a set that is not needed
+ends on a thread of its own.
+
+Left out: when to start one, and which is in force (`loader`).
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from pacecar.torch_internals import find
+
+from .index_sampler import Feed, Tap
+from .randomness_check import Draws, WatchedCollate, WatchedInit
+
+__all__ = ["Setting", "Workers", "Workforce", "sampler_of"]
+
+RETIRING_MAX = 4
+"""Sets of workers that end on threads at once; one more is waited for, as torch does at the end of an epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Worker processes (0: the training process loads) and the batches that each keeps ready."""
+
+    workers: int
+    prefetch: int
+
+    @property
+    def in_flight(self) -> int:
+        """Index lists that torch takes from the sampler ahead of delivery."""
+        return self.workers * self.prefetch
+
+
+class Workers:
+    """One set of workers: a copy of the user's loader with its own numbers, and the tap that it draws from."""
+
+    def __init__(self, loader: DataLoader[Any], tap: Tap, setting: Setting, *, is_home: bool) -> None:
+        self.loader = loader
+        self.tap = tap
+        self.setting = setting
+        self.is_home = is_home
+        self.iterator: Iterator[Any] = iter(())
+
+    def open(self, feed: Feed) -> None:
+        """Begin to load from `feed`; what is already asked for must have been delivered or be given up."""
+        self.tap.feed, self.tap.is_open = feed, True
+        self.iterator = iter(self.loader)
+
+    def pids(self) -> tuple[int, ...]:
+        """Return the worker processes."""
+        return tuple(w.pid for w in getattr(self.iterator, "_workers", ()) if w.pid is not None)
+
+    def shut_down(self) -> None:
+        """End the processes and wait for them; nothing where the training process itself loads."""
+        shut_down = getattr(self.iterator, "_shutdown_workers", None)
+        if shut_down is not None:
+            shut_down()
+
+
+class Workforce:
+    """Starts and ends sets of workers for the user's `loader`; `home` is his own setting."""
+
+    def __init__(self, loader: DataLoader[Any], home: Setting, draws: Draws) -> None:
+        self._loader = loader
+        self._home = home
+        self._draws = draws
+        self._numbers = itertools.count()
+        self._retiring: list[threading.Thread] = []
+
+    def start(
+        self, setting: Setting, feed: Feed, generator: torch.Generator | None = None, *, is_own: bool = False
+    ) -> Workers:
+        """Start a set of workers.  `is_own`: it takes its seed where torch would, else from a generator of its own."""
+        number = next(self._numbers)
+        is_home = setting == self._home
+        clone = copy.copy(self._loader)
+        # Nothing that a tap holds leads back to who asked: in a cycle workers would outlive their last use.  Where the
+        # training process loads itself, what moves the generators after the tap is the data.
+        begin = self._draws.begin if setting.workers == 0 else _nothing
+        tap = Tap(number, feed, sampler_of(self._loader), begin)
+        if not is_own:
+            generator = torch.Generator()
+            generator.manual_seed((torch.initial_seed() + number) % 2**63)
+        # Past __setattr__, which guards a loader that somebody else holds; this one nobody does.
+        clone.__dict__.update(
+            {
+                "num_workers": setting.workers,
+                "prefetch_factor": setting.prefetch if setting.workers else None,
+                "persistent_workers": setting.workers > 0,  # so that `iter` wakes idle workers; see `retire`
+                "timeout": self._loader.timeout if setting.workers else 0,
+                "generator": generator,
+                "collate_fn": WatchedCollate(self._loader.collate_fn, self._draws),
+                "worker_init_fn": WatchedInit(self._loader.worker_init_fn, self._draws),
+                "_iterator": None,
+                ("sampler" if self._loader.batch_sampler is None else "batch_sampler"): tap,
+            }
+        )
+        if not is_home:
+            clone.__dict__["check_worker_number_rationality"] = _nothing  # a warning is the user's only for his own
+        workers = Workers(clone, tap, setting, is_home=is_home)
+        workers.open(feed)
+        if not is_home:
+            _unwatch(workers.iterator)
+        return workers
+
+    def retire(self, workers: Workers) -> None:
+        """End a set of workers without waiting for it."""
+        iterator, workers.iterator = workers.iterator, iter(())
+        workers.loader.__dict__["_iterator"] = None
+        shut_down = getattr(iterator, "_shutdown_workers", None)
+        if shut_down is None:  # the training process itself
+            return
+        self._retiring = [thread for thread in self._retiring if thread.is_alive()]
+        thread = threading.Thread(target=shut_down, name="pacecar-loader", daemon=True)
+        thread.start()
+        self._retiring.append(thread)
+        if len(self._retiring) > RETIRING_MAX:
+            self._retiring.pop(0).join()
+
+    def close(self, timeout_seconds: float) -> None:
+        """Wait for sets of workers that are ending, at most so long."""
+        for thread in self._retiring:
+            thread.join(timeout_seconds / max(1, len(self._retiring)))
+
+
+def sampler_of(loader: DataLoader[Any]) -> Any:  # noqa: ANN401  a sampler of the user's
+    """Return what the loader asks for the next batch: its batch sampler, or its sampler if it makes no batches."""
+    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+
+
+def _nothing() -> None:
+    pass
+
+
+def _unwatch(iterator: object) -> None:
+    """Let the death of such a worker be found by who waits for it, and not raised wherever the training thread is.
+
+    torch raises from a signal handler when a process that it watches dies.  One of ours must not: `next` then finds the
+    worker gone within 5 s, and the epoch falls back.
+    """
+    remove = find("torch.utils.data._utils.signal_handling._remove_worker_pids")
+    if remove is not None and getattr(iterator, "_worker_pids_set", False):
+        remove(id(iterator))
+        iterator._worker_pids_set = False  # type: ignore[attr-defined]  # else the end removes them again, and raises

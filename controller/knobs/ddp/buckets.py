@@ -1,0 +1,153 @@
+"""How large are DDP's gradient buckets?  Two knobs: the size of all of them, and that of the first one.
+
+"As large as possible" (fewer collectives) and "as small as possible" (early communication) are both wrong somewhere:
+what small buckets win is the tail, the communication that is still to do when backward ends, and what they cost is the
+fixed price of a collective, times their number.  Which wins depends on the link and on the model, so both are tried.
+
+Left out: a size for every bucket (torch's bucket_cap_mb_list; see docs/decisions/0004-buckets-in-place.md for what the
+model and measurements say of it), and how a Reducer is replaced (ddp_reducer).
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch import nn
+
+from pacecar.config import TuneConfig
+
+from .reducer import DdpReducer
+from .torch_internals import find_ddp
+
+__all__ = ["BucketActuator", "FirstBucketActuator", "find_ddp"]
+
+BUCKETS_MAX = 64
+"""The smallest bucket offered is this fraction of all gradients: more buckets cost latency and win no overlap."""
+
+
+class BucketActuator:
+    """The knob "bucket_bytes": the size to which DDP fills a gradient bucket before it is reduced.
+
+    Without the knob of the first bucket, the value that DDP came with brings its own first bucket back (torch makes it
+    1 MiB by default), and any other value is the size of the first bucket too, as with an explicit `bucket_cap_mb`.
+    """
+
+    def __init__(self, model: nn.Module, config: TuneConfig, reducer: DdpReducer | None = None) -> None:
+        self._config = config
+        self._reducer = reducer if reducer is not None else DdpReducer(model)
+
+    @property
+    def knob(self) -> str:
+        """The knob's name."""
+        return "bucket_bytes"
+
+    def value(self) -> int:
+        """Return the bucket size in force.
+
+        Raises:
+            ActuatorError: the model is not under DistributedDataParallel.
+        """
+        return self._reducer.plan.bucket_bytes
+
+    def domain(self) -> tuple[int, ...]:
+        """Return powers of two from 1/64 of all gradients to all gradients, within bounds, and the present value."""
+        total = sum(self.gradient_bytes())
+        low = max(self._config.bucket_bytes_min, total // BUCKETS_MAX, 1)
+        high = min(self._config.bucket_bytes_max, 1 << max(0, total - 1).bit_length())
+        return _powers_of_two(low, high, self.value())
+
+    def gradient_bytes(self) -> tuple[int, ...]:
+        """Return the size of each synchronized gradient in the order in which they become ready; () without DDP."""
+        return self._reducer.gradient_bytes()
+
+    def refusal(self) -> str | None:
+        """Return why the buckets must not be changed here, or None; also decides how they would be."""
+        reason = self._reducer.refusal()
+        if reason is not None:
+            return reason
+        if len(self.domain()) == 1:
+            return f"all gradients ({sum(self.gradient_bytes())} bytes) fit in the smallest bucket: nothing to choose"
+        return self._reducer.prepare()
+
+    def layout(self) -> str:
+        """Return a hash of recipe, parameters and gradient-ready order."""
+        return self._reducer.layout()
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Return the context in which what shares the Reducer is changed at once."""
+        return self._reducer.gathered()
+
+    def apply(self, value: int) -> None:
+        """Replace DDP's Reducer by one with buckets of `value` bytes, also when that is the present size.
+
+        Raises:
+            ActuatorError: see `DdpReducer.request`.
+        """
+        self._reducer.request(bucket_bytes=value)
+
+
+class FirstBucketActuator:
+    """The knob "first_bucket_bytes": the size of the bucket that is reduced first; no larger than the others in effect.
+
+    While there is this knob, the first bucket keeps its size when the others change theirs.
+    """
+
+    def __init__(self, config: TuneConfig, reducer: DdpReducer) -> None:
+        self._config = config
+        self._reducer = reducer
+        reducer.pin_first()
+
+    @property
+    def knob(self) -> str:
+        """The knob's name."""
+        return "first_bucket_bytes"
+
+    def value(self) -> int:
+        """Return the size in force.
+
+        Raises:
+            ActuatorError: the model is not under DistributedDataParallel.
+        """
+        return self._reducer.first_bytes
+
+    def domain(self) -> tuple[int, ...]:
+        """Return powers of two within bounds, below buckets and gradients of now, and the present value."""
+        total = sum(self._reducer.gradient_bytes())
+        low = max(self._config.first_bucket_bytes_min, min(self._reducer.gradient_bytes(), default=1))
+        high = min(self._config.first_bucket_bytes_max, self._reducer.plan.bucket_bytes, max(1, total - 1))
+        return _powers_of_two(low, high, self.value())
+
+    def refusal(self) -> str | None:
+        """Return why the first bucket must not be changed here, or None."""
+        reason = self._reducer.refusal()
+        if reason is not None:
+            return reason
+        if sum(self._reducer.gradient_bytes()) <= self._config.first_bucket_bytes_min or len(self.domain()) == 1:
+            return "all gradients fit in the smallest first bucket: nothing to choose"
+        reason = self._reducer.prepare()
+        if reason is None and not self._reducer.can_size_first:
+            return f"torch {torch.__version__}: DDP's own helper takes no size for the first bucket"
+        return reason
+
+    def layout(self) -> str:
+        """Return a hash of recipe, parameters and gradient-ready order."""
+        return self._reducer.layout()
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Return the context in which what shares the Reducer is changed at once."""
+        return self._reducer.gathered()
+
+    def apply(self, value: int) -> None:
+        """Replace DDP's Reducer by one whose first bucket has `value` bytes.
+
+        Raises:
+            ActuatorError: see `DdpReducer.request`.
+        """
+        self._reducer.request(first_bytes=value)
+
+
+def _powers_of_two(low: int, high: int, present: int) -> tuple[int, ...]:
+    """Return the powers of two from `low` to `high`, and `present`, ascending."""
+    sizes = {1 << e for e in range(low.bit_length() - 1, high.bit_length()) if low <= 1 << e <= high}
+    return tuple(sorted(sizes | {present}))

@@ -1,0 +1,193 @@
+"""Which way do DDP's gradients take: as they are, rounded, or thinned out?  The knob "compression" (lossy).
+
+Fewer bytes are not always less time: on a fast link rounding costs more than it saves (TUNING: bf16 is 2 % slower at
+7-10 Gbit/s), so every choice is offered only where it sends fewer bytes than plain DDP at this world size, and then
+proves itself by a trial like any other knob.  What it saves must not be paid for by the result: `divergence` watches
+the loss, and `safeguard` takes compression back when it leaves its band.
+
+With "none" the Reducer has no hook of ours at all, so that job is plain DDP to the last bit; what compression had kept
+(residuals) is dropped with it.  Every change builds a new Reducer, also from one choice to another: the ranks then do
+the same whatever each of them had in force before a failed switch.
+
+Left out: the arithmetic (comm_hook), FSDP and other engines.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from pacecar.config import TuneConfig
+from pacecar.knobs import by_name
+from pacecar.torch_internals import lacking
+
+from ..actuator import ActuatorError
+from .comm_hook import Choice, Compressor, sent_by_gather, sent_by_reduce, topk_count
+from .reducer import DdpReducer
+
+__all__ = ["CHOICES", "CompressionActuator", "choice_of", "sent_ratio"]
+
+CHOICES = by_name["compression"].choices
+"""Value i of the knob is CHOICES[i]; 0 is none."""
+
+NONE = 0
+
+SENT_RATIO_MAX = 0.75
+"""A choice that sends more than this share of plain DDP's bytes cannot win back what it computes."""
+
+MEMORY_RATIO_MAX = 0.9
+"""A copy of all gradients (residuals) is made only if the device's peak stays under this share of its memory."""
+
+
+def choice_of(value: int) -> str:
+    """Return the choice's name."""
+    return CHOICES[value]
+
+
+def sent_ratio(choice: str, *, element_size: int, ranks: int, topk_ratio: float) -> float | None:
+    """Return what a rank sends, as a share of what plain DDP's ring all-reduce sends; None where it depends on shapes.
+
+    top-k: each value travels as 8 bytes (value and place) to every other rank, so its share grows with the ranks.
+    """
+    if choice == "none":
+        return 1.0
+    if choice in ("bf16", "fp16"):
+        return 2 / element_size
+    if choice == "topk":
+        numel = 1_000_000
+        sent = sent_by_gather(8 * topk_count(numel, topk_ratio), ranks)
+        return sent / sent_by_reduce(numel * element_size, ranks)
+    return None
+
+
+class CompressionActuator:
+    """The knob "compression".  `has_scaler`: losses are scaled by a factor that changes (torch.amp.GradScaler)."""
+
+    def __init__(self, config: TuneConfig, reducer: DdpReducer, *, has_scaler: bool = False) -> None:
+        self._config = config
+        self._reducer = reducer
+        self._has_scaler = has_scaler
+
+    @property
+    def knob(self) -> str:
+        """The knob's name."""
+        return "compression"
+
+    @property
+    def compressor(self) -> Compressor | None:
+        """The hook's state, with its counters; None without compression."""
+        hook = self._reducer.plan.hook
+        return hook if isinstance(hook, Compressor) else None
+
+    def value(self) -> int:
+        """Return the choice in force.
+
+        Raises:
+            ActuatorError: the model is not under DistributedDataParallel.
+        """
+        hook = self._reducer.plan.hook
+        return NONE if hook is None else CHOICES.index(cast(Compressor, hook).choice)
+
+    def domain(self) -> tuple[int, ...]:
+        """Return none, and the choices that the user allows and this job can use."""
+        usable = (v for v, choice in enumerate(CHOICES) if v == NONE or self.unusable(choice) is None)
+        return tuple(sorted({*usable, self.value()}))
+
+    def refusal(self) -> str | None:
+        """Return why nothing can be compressed here, or None."""
+        reason = self._reducer.refusal() or lacking("compression")
+        if reason is not None:
+            return reason
+        ddp = self._reducer.ddp
+        assert ddp is not None, "the Reducer's refusal names a model that is not DDP"
+        if ddp._comm_hooks:
+            name = getattr(ddp._comm_hooks[0][0], "__qualname__", "a communication hook")
+            return f"DDP has a communication hook of the script's own ({name}), and a Reducer takes one"
+        parameters, sparse = ddp._build_params_for_reducer()
+        if any(sparse):
+            return "the model has sparse gradients, which have a bucket each and no values to round"
+        if any(not p.is_floating_point() for p in parameters):
+            return "the model has gradients that are not floating point"
+        if len(self.domain()) == 1:
+            reasons = [f"{c}: {self.unusable(c)}" for c in self._config.compression]
+            return "; ".join(reasons) or "[tune] compression names no choice"
+        return self._reducer.prepare()
+
+    def unusable(self, choice: str) -> str | None:
+        """Return why `choice` is not offered in this job, or None."""
+        ddp = self._reducer.ddp
+        if choice not in self._config.compression:
+            return "[tune] compression does not name it"
+        if ddp is None:
+            return self._reducer.not_ddp
+        size = min((p.element_size() for p in ddp._build_params_for_reducer()[0]), default=4)
+        ranks = dist.get_world_size(ddp.process_group)
+        share = sent_ratio(choice, element_size=size, ranks=ranks, topk_ratio=self._config.topk_ratio)
+        if share is not None and share > SENT_RATIO_MAX:
+            return f"it would send {share:.2f} times the bytes of plain DDP on {ranks} ranks"
+        if choice == "powersgd" and _backend(ddp.process_group, ddp.device) != "nccl":
+            return "PowerSGD needs NCCL: on gloo it deadlocks with more than one bucket"
+        if choice == "powersgd" and importlib.util.find_spec("numpy") is None:
+            return "torch's PowerSGD needs numpy"
+        if choice in ("powersgd", "topk"):
+            return self._no_residuals()
+        return None
+
+    def _no_residuals(self) -> str | None:
+        """Return why a copy of what was not sent cannot be kept, or None."""
+        if self._has_scaler:
+            return "a GradScaler changes the scale of the gradients that error feedback keeps"
+        device = self._reducer.ddp.device if self._reducer.ddp is not None else None
+        if device is None or device.type != "cuda":
+            return None
+        peak = torch.cuda.max_memory_allocated(device) + sum(self._reducer.gradient_bytes())
+        total = torch.cuda.get_device_properties(device).total_memory
+        if peak > MEMORY_RATIO_MAX * total:
+            return f"a copy of all gradients would bring the device's memory to {peak / total:.0%}"
+        return None
+
+    def layout(self) -> str:
+        """Return a hash of recipe, parameters and gradient-ready order, and the numbers that the hook goes by."""
+        return f"{self._reducer.layout()} {self._config.topk_ratio} {self._config.powersgd_rank}"
+
+    def gathered(self) -> AbstractContextManager[None]:
+        """Return the context in which what shares the Reducer is changed at once."""
+        return self._reducer.gathered()
+
+    def apply(self, value: int) -> None:
+        """Give DDP a Reducer that compresses by choice `value`, or one without a hook; residuals start anew.
+
+        Applied anew, the present choice keeps its residuals.
+
+        Raises:
+            ActuatorError: there is no such choice; or see `DdpReducer.request`.
+        """
+        if not 0 <= value < len(CHOICES):
+            raise ActuatorError(f"compression {value}: choices are 0 to {len(CHOICES) - 1}")
+        present = self.compressor
+        if value == NONE:
+            hook: Compressor | None = None
+        elif present is not None and value == self.value():
+            hook = present
+        else:
+            ddp = self._reducer.ddp
+            assert ddp is not None, "value() raises without DDP"
+            hook = Compressor(
+                cast(Choice, CHOICES[value]),
+                ddp.process_group,
+                topk_ratio=self._config.topk_ratio,
+                powersgd_rank=self._config.powersgd_rank,
+            )
+        self._reducer.request(hook=hook)
+
+
+def _backend(group: Any, device: torch.device) -> str:  # noqa: ANN401  dist.ProcessGroup
+    """Return the backend that a gradient on `device` is reduced by; a group may have one for each kind of device."""
+    try:
+        return str(group._get_backend(device).name()).lower()
+    except Exception:  # noqa: BLE001  private API, and groups of other makes
+        return str(dist.get_backend(group)).lower()

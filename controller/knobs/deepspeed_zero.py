@@ -1,0 +1,235 @@
+"""What of a DeepSpeed engine can be turned while it trains?  The two sizes that ZeRO looks at anew in each step.
+
+Everything in DeepSpeed's configuration looks alike there, and most of it is read once.  What runtime/zero (0.19) reads
+where the work is done, and so what can change between two steps:
+
+    reduce_bucket_size     ZeRO 1 and 2 allocate the bucket anew at the first gradient after a reduction,
+                           and compare each with the size; ZeRO 3 does too, but allocates once: there it only shrinks
+    prefetch_bucket_size   ZeRO 3's coordinator, at each module that it gathers; max_live_parameters bounds it as ever
+
+Both only group what is communicated: sums are the same but for their order, gathered parameters to the last bit.  There
+is no public setter, so attributes are set, and what does not look as known is refused.
+
+allgather_bucket_size looks like a third, but is read only where torch has no all_gather_into_tensor.  The micro-batch
+belongs to the loop that calls the engine; overlap_comm decides about streams when the engine is made (advice).
+
+Left out: ZenFlow, DeepCompile, experts and unmanaged accumulation, which reduce otherwise (refused).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+from torch import nn
+
+from pacecar.config import TuneConfig
+
+from .actuator import Actuator, ActuatorError
+
+__all__ = ["ZeroBucketActuator", "ZeroPrefetchActuator", "zero_knobs"]
+
+PIECES_MAX = 64
+"""The smallest size offered is this fraction of all parameters: more collectives cost latency and win no overlap."""
+
+MEMORY_RATIO_MAX = 0.9
+"""A larger bucket is offered only if the predicted peak stays under this share of the device's memory."""
+
+BUFFERS = 2
+"""Buckets that ZeRO 1 and 2 hold at one time with overlap_comm; one without."""
+
+_PREFETCH = "_PartitionedParameterCoordinator__prefetch_bucket_sz"
+"""The attribute of ZeRO 3's coordinator, as Python spells a name with two underscores."""
+
+_STAGES = {"DeepSpeedZeroOptimizer": "ZeRO 1 or 2", "DeepSpeedZeroOptimizer_Stage3": "ZeRO 3"}
+
+
+def zero_knobs(model: nn.Module, config: TuneConfig) -> list[Actuator]:
+    """Return the knobs of a model that is a DeepSpeed engine, refused ones too; none of any other."""
+    if not any(kind.__name__ == "DeepSpeedEngine" for kind in type(model).__mro__):
+        return []
+    kinds: list[type[_ZeroActuator]] = [ZeroBucketActuator, ZeroPrefetchActuator]
+    return [kind(model, config) for kind in kinds if kind.name in config.knobs]
+
+
+class _ZeroActuator:
+    """What the two have in common: a size in elements that DeepSpeed keeps in one attribute of one object."""
+
+    name = ""
+
+    def __init__(self, engine: nn.Module, config: TuneConfig) -> None:
+        self._engine: Any = engine  # DeepSpeed has no types
+        self._config = config
+        self._optimizer: Any = getattr(engine, "optimizer", None)
+        self._home: int | None = None
+
+    @property
+    def knob(self) -> str:
+        """The knob's name."""
+        return self.name
+
+    @property
+    def _is_stage3(self) -> bool:
+        return type(self._optimizer).__name__ == "DeepSpeedZeroOptimizer_Stage3"
+
+    def _holder(self) -> tuple[Any, str]:
+        """Return the object and the attribute that hold the size in elements."""
+        raise NotImplementedError
+
+    def _item_bytes(self) -> int:
+        return max((p.element_size() for p in self._engine.module.parameters()), default=4)
+
+    def _sizes(self) -> list[int]:
+        """Return the bytes of each parameter, whole; ZeRO 3 keeps shards and says the size of the whole."""
+        item = self._item_bytes()
+        return [int(getattr(p, "ds_numel", p.numel())) * item for p in self._engine.module.parameters()]
+
+    def value(self) -> int:
+        """Return the size in force, in bytes.
+
+        Raises:
+            ActuatorError: it cannot be read.
+        """
+        try:
+            holder, name = self._holder()
+            elements = getattr(holder, name)
+        except AttributeError as error:
+            raise ActuatorError(f"this DeepSpeed's ZeRO is not understood ({error})") from error
+        if type(elements) is not int or elements <= 0:
+            raise ActuatorError(f"this DeepSpeed's {name} is {elements!r}")
+        if self._home is None:
+            self._home = elements * self._item_bytes()
+        return elements * self._item_bytes()
+
+    def _between(self, low: int, high: int) -> tuple[int, ...]:
+        powers = {1 << n for n in range(low.bit_length() - 1, high.bit_length()) if low <= 1 << n <= high}
+        return tuple(sorted({self.value(), *powers}))
+
+    def domain(self) -> tuple[int, ...]:
+        """Return powers of two up to all parameters at once, within bounds, and the present value."""
+        sizes, value = self._sizes(), self.value()
+        total, largest = sum(sizes), max(sizes, default=0)
+        low = max(self._config.bucket_bytes_min, total // PIECES_MAX, largest, 1)
+        high = min(self._config.bucket_bytes_max, 1 << max(0, total - 1).bit_length())
+        return tuple(size for size in self._between(low, high) if size == value or self._fits(size))
+
+    def _fits(self, size: int) -> bool:
+        raise NotImplementedError
+
+    def refusal(self) -> str | None:
+        """Return why it must stay as it is, or None."""
+        if type(self._engine).__name__ != "DeepSpeedEngine":
+            return f"the engine is a {type(self._engine).__name__}"
+        if type(self._optimizer).__name__ not in _STAGES:
+            return f"there is no ZeRO 1 to 3 at work (the optimizer is {type(self._optimizer).__name__})"
+        other = _refused_kind(self._engine)
+        if other is not None:
+            return other
+        try:
+            self.value()
+        except ActuatorError as error:
+            return str(error)
+        if len(self.domain()) == 1:
+            return f"all parameters ({sum(self._sizes())} bytes) fit in the smallest size: nothing to choose"
+        return None
+
+    def layout(self) -> str:
+        """Return a hash of the kind of ZeRO and of the parameters' sizes."""
+        text = repr((type(self._optimizer).__name__, self._sizes(), self._item_bytes()))
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def apply(self, value: int) -> None:
+        """Let ZeRO use `value` bytes from the next gradient or module on.
+
+        Raises:
+            ActuatorError: it cannot be set now; what was in force is.
+        """
+        item = self._item_bytes()
+        if value < item or (self._home is not None and value != self._home and not self._fits(value)):
+            raise ActuatorError(f"{self.name} {value} is outside what this engine has room for")
+        self._check_idle()
+        try:
+            holder, name = self._holder()
+            if not hasattr(holder, name):
+                raise AttributeError(name)
+            setattr(holder, name, value // item)
+        except AttributeError as error:
+            raise ActuatorError(f"this DeepSpeed's ZeRO is not understood ({error})") from error
+
+    def _check_idle(self) -> None:
+        """Raise ActuatorError where something that was begun with the size in force is not over."""
+
+
+class ZeroBucketActuator(_ZeroActuator):
+    """The knob "zero_bucket_bytes": the size to which ZeRO fills its bucket of gradients before it is reduced.
+
+    None is offered that is smaller than the largest gradient, which ZeRO would reduce by itself on another road.
+    """
+
+    name = "zero_bucket_bytes"
+
+    def _holder(self) -> tuple[Any, str]:
+        return self._optimizer, "reduce_bucket_size"
+
+    def _fits(self, size: int) -> bool:
+        home = self._home if self._home is not None else self.value()
+        if size <= home:
+            return True
+        return not self._is_stage3 and not _is_beyond_memory(self._engine, BUFFERS * (size - home))
+
+    def _check_idle(self) -> None:
+        try:
+            buckets = self._optimizer.ipg_buckets.values()
+            is_filled = any(bucket.elements for bucket in buckets)
+            is_open = not self._is_stage3 and self._optimizer.ready_for_gradients
+        except AttributeError as error:
+            raise ActuatorError(f"this DeepSpeed's ZeRO is not understood ({error})") from error
+        if is_filled or is_open:
+            raise ActuatorError("a bucket of gradients is being filled")
+
+
+class ZeroPrefetchActuator(_ZeroActuator):
+    """The knob "zero_prefetch_bytes": how much ZeRO 3 gathers ahead of the module that runs."""
+
+    name = "zero_prefetch_bytes"
+
+    def _holder(self) -> tuple[Any, str]:
+        return self._optimizer.parameter_offload.get_param_coordinator(), _PREFETCH
+
+    def _fits(self, size: int) -> bool:
+        return True  # max_live_parameters bounds what is gathered, whatever is asked for
+
+    def refusal(self) -> str | None:
+        """Return why it must stay as it is, or None."""
+        reason = super().refusal()
+        if reason is None or self._is_stage3:
+            return reason
+        if type(self._optimizer).__name__ in _STAGES:
+            return "ZeRO 1 and 2 gather no parameters ahead"
+        return reason
+
+
+def _refused_kind(engine: Any) -> str | None:  # noqa: ANN401  DeepSpeed has no types
+    """Return which part of DeepSpeed reduces gradients in a way of its own here, or None."""
+    if getattr(engine, "zenflow", False):
+        return "ZenFlow reduces gradients in a way of its own"
+    if getattr(engine, "has_moe_layers", False):
+        return "experts' gradients are reduced in groups of their own"
+    for name, what, expected in (
+        ("is_deepcompile_active", "DeepCompile plans the reductions when it compiles", False),
+        ("managed_gradient_accumulation", "the script manages gradient accumulation itself", True),
+    ):
+        asked = getattr(engine, name, None)
+        if callable(asked) and bool(asked()) is not expected:
+            return what
+    return None
+
+
+def _is_beyond_memory(engine: Any, extra_bytes: int) -> bool:  # noqa: ANN401  DeepSpeed has no types
+    """Return whether so many bytes more do not fit on this device; other devices than CUDA's are not asked."""
+    parameter = next(engine.module.parameters(), None)
+    if parameter is None or parameter.device.type != "cuda":
+        return False
+    peak = torch.cuda.max_memory_allocated(parameter.device) + extra_bytes
+    return bool(peak > MEMORY_RATIO_MAX * torch.cuda.get_device_properties(parameter.device).total_memory)

@@ -1,0 +1,289 @@
+"""What of a sharded model can be turned while it trains?  FSDP2's prefetching and resharding, by its public setters.
+
+FSDP2 gathers each block's parameters before the block runs.  Two settings say when: how many blocks ahead (the default
+is one), and whether a block that has run forward keeps its parameters for backward (more memory, one gather less).
+What they are worth depends on link, memory and block size, so people try them by hand from run to run.  Both only
+move gathers in time: every gradient is the same to the last bit.
+
+    reshard yes   gather  forward  free  ...  gather  backward  free
+    reshard no    gather  forward        ...          backward  free
+
+All ranks must gather in one order, so a change is made by all of them at one boundary, like that of any knob, and only
+where the modules are the same on all (layout).  Blocks run in the order in which they are registered, as in every
+transformer; where that is not so, prefetching fetches the wrong ones, which is slower and as right as ever.
+
+Left out: FSDP1, which fixes both when it is made (refused); resharding to a smaller mesh (`reshard_after_forward` a
+number, refused); mixed precision and offload, which change the numbers or need a restart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from pacecar.config import TuneConfig
+from pacecar.knobs import by_name
+from pacecar.torch_internals import Feature, lacking
+
+from .actuator import Actuator, ActuatorError
+
+__all__ = ["PrefetchActuator", "ReshardActuator", "fsdp_knobs"]
+
+PREFETCH_MAX = 4
+"""Blocks gathered ahead, at most: each takes memory, and a gather that four blocks cannot hide is a link too slow."""
+
+MEMORY_RATIO_MAX = 0.9
+"""More gathered parameters are offered only if the predicted peak stays under this share of the device's memory."""
+
+NO, YES = (by_name["fsdp_reshard"].choices.index(choice) for choice in ("no", "yes"))
+
+
+def fsdp_knobs(model: nn.Module, config: TuneConfig) -> list[Actuator]:
+    """Return the knobs of a model that FSDP shards, refused ones too; none of any other."""
+    shards = _Shards(model)
+    if not shards.modules and shards.refusal() is None:
+        return []
+    knobs: list[Actuator] = []
+    if "fsdp_prefetch" in config.knobs:
+        knobs.append(PrefetchActuator(shards))
+    if "fsdp_reshard" in config.knobs:
+        knobs.append(ReshardActuator(shards))
+    return knobs
+
+
+class _Shards:
+    """The FSDP2 modules of a model, in registration order, the root (if it is one) first."""
+
+    def __init__(self, model: nn.Module) -> None:
+        kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+        self._is_fsdp1 = any(kind.__name__ == "FullyShardedDataParallel" for kind in kinds)
+        self.modules: list[Any] = [
+            module for module in model.modules() if any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__)
+        ]
+        self._names = {id(module): name for name, module in model.named_modules()}
+
+    @property
+    def blocks(self) -> list[Any]:
+        """The modules that are gathered one after the other: all but those that contain others."""
+        held = {id(inner) for module in self.modules for inner in module.modules() if inner is not module}
+        roots = [m for m in self.modules if id(m) not in held]
+        return [module for module in self.modules if module not in roots] or self.modules
+
+    def refusal(self) -> str | None:
+        """Return what stands against any knob here, or None."""
+        if self._is_fsdp1:
+            return "FSDP1 fixes prefetching and resharding when it wraps; fully_shard (FSDP2) can change them"
+        for setter in ("set_modules_to_forward_prefetch", "set_modules_to_backward_prefetch"):
+            if self.modules and not hasattr(self.modules[0], setter):
+                return f"torch {torch.__version__}: FSDP2 has no {setter}"
+        return None
+
+    def lacks(self, feature: Feature) -> str | None:
+        """Return what this torch's FSDP2 has not and `feature` needs, or None."""
+        for module in self.modules:
+            owners: dict[str, object] = {"FSDPModule": module}
+            reason = lacking(feature, owners)
+            if reason is not None:
+                return reason
+            owners["FSDPState"] = module._get_fsdp_state()
+            groups = _groups(module)
+            if groups:
+                owners["FSDPParamGroup"] = groups[0]
+            reason = lacking(feature, owners)
+            if reason is not None:
+                return reason
+        return None
+
+    def layout(self) -> str:
+        """Return a hash of the modules' names and sizes."""
+        text = repr([(self._names[id(m)], sum(p.numel() for p in m.parameters())) for m in self.modules])
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    def beyond_memory(self, extra_bytes: int) -> str | None:
+        """Return why so many bytes more do not fit on this device, or None; other devices are not asked."""
+        parameter = next(self.modules[0].parameters(), None)
+        if parameter is None or parameter.device.type != "cuda":
+            return None
+        peak = torch.cuda.max_memory_allocated(parameter.device) + extra_bytes
+        total = torch.cuda.get_device_properties(parameter.device).total_memory
+        if peak > MEMORY_RATIO_MAX * total:
+            return f"the gathered parameters would bring the device's memory to {peak / total:.0%}"
+        return None
+
+
+def gathered_bytes(module: nn.Module) -> int:
+    """Return the bytes of all of a module's parameters as one rank holds them when gathered, at their own precision.
+
+    Mixed precision gathers fewer; then this is a bound.  A sharded parameter says the size of the whole.
+    """
+    return sum(p.numel() * p.element_size() for p in module.parameters())
+
+
+class PrefetchActuator:
+    """The knob "fsdp_prefetch": blocks gathered ahead, in forward and backward; 0 is FSDP2's own rule."""
+
+    def __init__(self, shards: _Shards) -> None:
+        self._shards = shards
+        self._value = 0
+
+    @property
+    def knob(self) -> str:
+        """The knob's name."""
+        return "fsdp_prefetch"
+
+    def value(self) -> int:
+        """Return the number in force."""
+        return self._value
+
+    def domain(self) -> tuple[int, ...]:
+        """Return 0 to `PREFETCH_MAX`, as far as there are blocks and memory."""
+        blocks = self._shards.blocks
+        largest = max((gathered_bytes(block) for block in blocks), default=0)
+        # One block ahead is held by FSDP2's own rule too.
+        fits = (n for n in range(1, PREFETCH_MAX + 1) if self._shards.beyond_memory((n - 1) * largest) is None)
+        return tuple(sorted({0, *(n for n in fits if n < len(blocks))}))
+
+    def refusal(self) -> str | None:
+        """Return why it must stay as it is, or None."""
+        reason = self._shards.refusal() or self._shards.lacks("fsdp_prefetch")
+        if reason is None and any(_prefetches(module) for module in self._shards.modules):
+            return "the script sets its own modules to prefetch"
+        if reason is None and len(self.domain()) == 1:
+            return "there is no second FSDP2 block, or no memory, to gather one ahead"
+        return reason
+
+    def layout(self) -> str:
+        """Return a hash of the modules."""
+        return self._shards.layout()
+
+    def apply(self, value: int) -> None:
+        """Gather `value` blocks ahead.
+
+        Raises:
+            ActuatorError: it could not be set; FSDP2's own rule is in force where it can be.
+        """
+        if not 0 <= value <= PREFETCH_MAX:
+            raise ActuatorError(f"fsdp_prefetch {value} is not 0 to {PREFETCH_MAX}")
+        try:
+            self._set(value)
+        except Exception as error:
+            self._set(self._value)
+            raise ActuatorError(f"FSDP2 refused to prefetch {value} ({type(error).__name__}: {error})") from error
+        self._value = value
+
+    def _set(self, ahead: int) -> None:
+        blocks = self._shards.blocks
+        for i, block in enumerate(blocks):
+            block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 1 + ahead])
+            block.set_modules_to_backward_prefetch(list(reversed(blocks[max(0, i - ahead) : i])))
+
+
+class ReshardActuator:
+    """The knob "fsdp_reshard": 1 frees parameters after forward as the script has it, 0 keeps them until backward."""
+
+    def __init__(self, shards: _Shards) -> None:
+        self._shards = shards
+        self._home: list[bool] | None = None  # by module; read at the first refusal, when FSDP2 has found its root
+        self._is_kept = False
+
+    @property
+    def knob(self) -> str:
+        """The knob's name."""
+        return "fsdp_reshard"
+
+    def value(self) -> int:
+        """Return the choice in force.
+
+        Raises:
+            ActuatorError: what is in force cannot be read.
+        """
+        self._read()
+        return NO if self._is_kept else YES
+
+    def domain(self) -> tuple[int, ...]:
+        """Return both choices, the second gather without the first only where memory allows."""
+        if self.value() == YES and self._beyond() is not None:
+            return (YES,)
+        return (NO, YES)
+
+    def refusal(self) -> str | None:
+        """Return why it must stay as it is, or None."""
+        reason = self._shards.refusal() or self._shards.lacks("fsdp_reshard")
+        if reason is not None:
+            return reason
+        if not hasattr(self._shards.modules[0], "set_reshard_after_forward"):
+            return f"torch {torch.__version__}: FSDP2 has no set_reshard_after_forward"
+        if any(_meshes_differ(module) for module in self._shards.modules):
+            return "reshard_after_forward is a number: the parameters go to a smaller mesh"
+        if any(_is_gathered(module) for module in self._shards.modules):
+            return "parameters stay gathered between steps, and would be stale if they were kept after every forward"
+        return self._beyond() if self.value() == YES else None
+
+    def layout(self) -> str:
+        """Return a hash of the modules and of what each does."""
+        return f"{self._shards.layout()} {self._read()}"
+
+    def apply(self, value: int) -> None:
+        """Keep or free parameters after forward, from the next one on.
+
+        Raises:
+            ActuatorError: it could not be set; what was in force is again.
+        """
+        if value not in (NO, YES):
+            raise ActuatorError(f"fsdp_reshard {value}: choices are {NO} and {YES}")
+        before = self._is_kept
+        try:
+            self._set(is_kept=value == NO)
+        except Exception as error:
+            self._set(is_kept=before)
+            raise ActuatorError(f"FSDP2 refused it ({type(error).__name__}: {error})") from error
+
+    def _set(self, *, is_kept: bool) -> None:
+        home = self._read()
+        if not any(home):  # the script keeps them all: yes is FSDP2's default, which frees all but the root's
+            home = [module in self._shards.blocks for module in self._shards.modules]
+        for module, frees in zip(self._shards.modules, home, strict=True):
+            module.set_reshard_after_forward(frees and not is_kept, recurse=False)
+        self._is_kept = is_kept
+
+    def _read(self) -> Sequence[bool]:
+        """Return what each module does without us."""
+        if self._home is None:
+            try:
+                self._home = [any(group._reshard_after_forward for group in _groups(m)) for m in self._shards.modules]
+            except AttributeError as error:
+                raise ActuatorError(f"torch {torch.__version__}: FSDP2's state is not understood ({error})") from error
+            self._is_kept = not any(self._home)
+        return self._home
+
+    def _beyond(self) -> str | None:
+        freed = [m for m, frees in zip(self._shards.modules, self._read(), strict=True) if frees]
+        return self._shards.beyond_memory(sum(gathered_bytes(module) for module in freed))
+
+
+def _groups(module: Any) -> list[Any]:  # noqa: ANN401  an FSDPModule
+    """Return the parameter groups of one module, none of whose parameters are an inner module's (torch 2.6 to 2.13)."""
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [getattr(state, "_fsdp_param_group", None)]
+    return [group for group in groups if group is not None]
+
+
+def _prefetches(module: Any) -> bool:  # noqa: ANN401  an FSDPModule
+    state = module._get_fsdp_state()
+    return bool(state._states_to_forward_prefetch or state._states_to_backward_prefetch)
+
+
+def _meshes_differ(module: Any) -> bool:  # noqa: ANN401  an FSDPModule
+    return any(
+        g.post_forward_mesh_info is not None and g.post_forward_mesh_info != g.mesh_info for g in _groups(module)
+    )
+
+
+def _is_gathered(module: Any) -> bool:  # noqa: ANN401  an FSDPModule
+    return any(group.is_unsharded for group in _groups(module))

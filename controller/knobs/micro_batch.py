@@ -1,0 +1,236 @@
+"""How many samples go through the model at once?  Split a rank's batch without changing what it learns.
+
+The obvious answer, "as many as fit", is wrong twice: the fastest size is often smaller than the largest, and a size
+that the script fixed for another GPU is often far too small.  So the size is a knob, and the rank's batch stays what
+the data loader gave: only the number of forward/backward passes in one optimizer update changes.
+
+    batch of 10, micro-batch 4:   0123 4567 89      weights 0.4 0.4 0.2     gradients synchronized with the last only
+
+Exact for a loss that is a mean: each micro-batch's mean is weighted by its share of what it is a mean over, samples or
+the loss terms that the script counts (`cuts`), and the sum of the weighted gradients is the gradient of the batch's
+mean, but for the order of summation.
+
+Left out.  Batch normalization and dropout depend on the micro-batch and are refused by the knob; losses across samples
+(contrastive) cannot be seen from here.  What does not fit: `rescue`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from .actuator import ActuatorError
+from .batch_slicing import Cut, Given, Lengths, cut, measure, plan, samples_in, terms_of, width_of
+from .gradient_noise_meter import NoiseMeter
+
+__all__ = ["Limit", "MicroBatcher"]
+
+T = TypeVar("T")
+
+
+class Limit:
+    """A bound on micro-batches as all ranks know it: what is in force, what was seen to fit, and what was not.
+
+    Every rank makes the same calls in the same order, so that all of them hold the same sizes for proven.  The size
+    that the script began with counts as proven: if it does not fit, that is the script's own affair.
+    """
+
+    def __init__(self, value: int | None = None) -> None:
+        self.value = value
+        self.barred_from: int | None = None
+        self.fallback: int | None = None
+        """The last size in force that was proven."""
+        self._proven: int | None = None
+
+    @property
+    def is_unproven(self) -> bool:
+        """Whether what is in force is larger than everything that was seen to fit."""
+        return self._proven is not None and self.value is not None and self.value > self._proven
+
+    def turn(self, value: int, present: int) -> None:
+        """Bring it from `present` to `value`.
+
+        Raises:
+            ActuatorError: the value makes no sense, or did not fit before.
+        """
+        if value < 1:
+            raise ActuatorError(f"{value} is below 1")
+        if self.is_barred(value):
+            raise ActuatorError(f"{value} did not fit into memory before")
+        if self._proven is None:
+            self._proven = present
+        if present <= self._proven:
+            self.fallback = present
+        self.value = value
+
+    def is_barred(self, value: int) -> bool:
+        """Whether `value` is at least as large as one that did not fit."""
+        return self.barred_from is not None and value >= self.barred_from
+
+    def prove(self) -> None:
+        """What is in force fits, on all ranks."""
+        if self.is_unproven:
+            self._proven = self.value
+
+    def retreat(self) -> tuple[int, int]:
+        """What is in force does not fit on some rank: bar it and go back; return what was barred, what is now."""
+        assert self.value is not None, "the whole batch is no unproven size"
+        assert self.fallback is not None, "a size is unproven only after it was turned"
+        self.barred_from, self.value = self.value, self.fallback
+        return self.barred_from, self.value
+
+
+class MicroBatcher:
+    """Splits batches and keeps gradient synchronization for the last micro-batch of each.
+
+        for micro in batcher.split(batch):
+            loss = criterion(model(micro.x), micro.y)   # a mean over dim 0
+            batcher.backward(loss)
+        optimizer.step()
+
+    `ddp` is the model's DistributedDataParallel, None where there is none.  `micro_batch` is the largest number of
+    samples in one forward/backward, `micro_tokens` of padded tokens where the loop says them; None: the whole batch at
+    once.  `scaler` is a torch.amp.GradScaler or its like.
+
+    `batch_samples` and `batch_tokens` are the largest batch seen and `sample_tokens` its longest sample, None before
+    the first; `weight` and `is_last` describe the present micro-batch.  `samples_cap` bounds this rank alone.
+    `whole_samples` is what goes through at once where no `micro_batch` is in force and batches are put together.
+    `refused`: why whoever drives it must not be given another size; None where it may.
+    """
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel | None,
+        micro_batch: int | None = None,
+        *,
+        micro_tokens: int | None = None,
+        scaler: Any = None,  # noqa: ANN401  anything with scale(loss)
+    ) -> None:
+        for name, size in (("micro_batch", micro_batch), ("micro_tokens", micro_tokens)):
+            if size is not None and size < 1:
+                raise ValueError(f"{name} is {size}; it must be at least 1")
+        self.samples = Limit(micro_batch)
+        self.tokens = Limit(micro_tokens)
+        self.samples_cap: int | None = None
+        self.whole_samples: int | None = None
+        self.meter: NoiseMeter | None = None
+        self.batch_samples: int | None = None
+        self.batch_tokens: int | None = None
+        self.sample_tokens: int | None = None
+        self.weight = 1.0
+        self.is_last = True
+        self.refused: str | None = None
+        self.ddp = ddp
+        # Where torch has no such switch, every micro-batch synchronizes: slower, and the same gradients.
+        self._gated = ddp if hasattr(ddp, "require_backward_grad_sync") else None
+        self._scaler = scaler
+        self._sync_before: bool | None = None
+        self._present_samples = 0
+
+    @property
+    def has_scaler(self) -> bool:
+        """Whether losses are scaled by a GradScaler or its like."""
+        return self._scaler is not None
+
+    @property
+    def micro_batch(self) -> int | None:
+        """Samples in one forward/backward; None for the whole batch."""
+        return self.samples.value
+
+    def split(
+        self, batch: T, *, tokens: Given | None = None, count: Given | None = None, trim: bool = False
+    ) -> Iterator[T]:
+        """Yield `batch` in slices along dim 0 of every tensor in it, the last one possibly smaller.
+
+        Tensors are found in tuples, lists, dicts, namedtuples and other mappings; tensors without dimensions and
+        everything else are passed through whole, to every slice.  While a slice that is not the last is out, DDP's
+        gradient synchronization is off, as in `no_sync()`; it is restored when the loop ends, breaks or raises.  A
+        batch that is not larger than the micro-batch is yielded as it is.
+
+        `tokens` and `count` are each a mask or one number a sample (on a device they are waited for): a sample's
+        length, for the bound on padded tokens, and its terms in the loss, for the weights.  `trim` drops the
+        columns that all samples of a slice pad, from every tensor whose dim 1 is as wide as the mask, or, where
+        `tokens` are lengths, as the first tensor that has one.
+
+        Raises:
+            ValueError: there is no tensor to split, two tensors differ in dim 0 (names the leaf), or `tokens` or
+                `count` do not belong to this batch.
+        """
+        samples = samples_in(batch)
+        if trim and tokens is None:
+            raise ValueError("trim needs tokens: the mask, or the length of each sample")
+        lengths = None if tokens is None else measure(tokens, samples, width_of(batch))
+        terms = None if count is None else terms_of(count, samples)
+        self.batch_samples = max(samples, self.batch_samples or samples)
+        if lengths is not None:
+            self._note_tokens(lengths, samples, trim=trim)
+        self._present_samples = samples
+        bounds = [b for b in (self.samples.value or self.whole_samples, self.samples_cap) if b is not None]
+        cuts = plan(
+            samples,
+            samples_max=min(bounds, default=None),
+            tokens_max=self.tokens.value,
+            lengths=lengths,
+            terms=terms,
+            trim=trim,
+        )
+        return self._slices(batch, cuts, samples, lengths)
+
+    def _note_tokens(self, lengths: Lengths, samples: int, *, trim: bool) -> None:
+        whole = lengths.padded(0, samples, trim=trim)
+        self.batch_tokens = max(whole, self.batch_tokens or whole)
+        longest = lengths.longest(0, samples) if trim else lengths.width
+        self.sample_tokens = max(longest, self.sample_tokens or longest)
+
+    def _slices(self, batch: T, cuts: list[Cut], samples: int, lengths: Lengths | None) -> Iterator[T]:
+        self._restore()  # an earlier loop that was left without being closed
+        self.weight, self.is_last = 1.0, True
+        width = None if lengths is None else lengths.width
+        if len(cuts) == 1 and cuts[0].high - cuts[0].low == samples and cuts[0].keep in (None, width):
+            yield batch  # an empty batch too: it is the script's to handle
+            return
+        ddp = self._gated
+        if ddp is not None:
+            self._sync_before = ddp.require_backward_grad_sync
+        try:
+            for piece in cuts:
+                self.is_last = piece is cuts[-1]
+                if ddp is not None:
+                    # Inside the user's own no_sync() the last micro-batch must not synchronize either.
+                    ddp.require_backward_grad_sync = bool(self._sync_before) and self.is_last
+                self.weight = piece.weight
+                yield cut(batch, piece, width)
+        finally:
+            self.weight, self.is_last = 1.0, True
+            self._restore()
+
+    def _restore(self) -> None:
+        if self._gated is not None and self._sync_before is not None:
+            self._gated.require_backward_grad_sync = self._sync_before
+        self._sync_before = None
+
+    def backward(self, loss: Tensor, *, weight: float | None = None, **kwargs: Any) -> None:  # noqa: ANN401
+        """Run `loss.backward(**kwargs)`, weighted by this micro-batch's share and scaled by the scaler, if any.
+
+        `loss` must be the mean over the samples of the micro-batch, or over the loss terms that `split` was told; for
+        another loss say the `weight`: 1.0 for a sum.  With the whole batch at once nothing is multiplied, so the
+        gradients are those of `loss.backward()` to the last bit.
+        """
+        share = self.weight if weight is None else weight
+        weighted = loss if share == 1.0 else loss * share
+        if self._scaler is not None:
+            weighted = self._scaler.scale(weighted)
+        meter = self.meter if self.is_last else None
+        if meter is None:
+            weighted.backward(**kwargs)  # type: ignore[no-untyped-call]
+            return
+        meter.begin(self._present_samples)
+        try:
+            weighted.backward(**kwargs)  # type: ignore[no-untyped-call]
+        except BaseException:
+            meter.abandon()
+            raise
+        meter.end()

@@ -1,0 +1,233 @@
+"""What if a larger micro-batch does not fit into memory?  Find out without losing the step or the job.
+
+"Catch the error and try again" works for one rank.  Under DDP a rank that fails inside a backward that synchronizes
+leaves the others waiting in a collective until the group's timeout; and a generator cannot catch what the body of its
+loop raises.  So forward and backward must be in our hands (`train_batch`), and a size that is larger than everything
+seen so far runs first where it can do no harm:
+
+    switch at a boundary, all ranks      micro-batch 8 -> 16
+    next step, all ranks                 scratch: forward and backward of 16 without any collective, undone
+                                         did any rank fail?
+                    no: the step, at 16         yes: the step, at 8; 16 is barred on all ranks, and the tuner hears it
+
+Undone means: the gradients are the very tensors they were, buffers and random numbers are put back, DDP's flags are
+what they were, the scaler's scale is only read.  The cache is freed after a failure.
+
+A size that fitted may still fail later, with longer samples.  That step is redone at half the size, by this rank
+alone, which needs no agreement (ranks may cut differently; only the last micro-batch synchronizes), where nothing is
+lost by it: the gradients were empty when the step began, and no collective is out.  Else the error goes to the script.
+
+Left out: engines that communicate in forward (FSDP); a `loss_fn` with collectives of its own is the script's risk.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from .batch_slicing import Given, samples_in
+from .memory_forecast import Headroom
+from .micro_batch import Limit, MicroBatcher
+from .micro_batch_eligibility import inexact
+
+__all__ = ["Rescue", "is_out_of_memory"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SIGNS = (
+    "out of memory",  # CUDA's caching allocator and driver, ROCm, XPU
+    "can't allocate memory",  # c10's CPU allocator: "DefaultCPUAllocator: can't allocate memory"
+    "not enough memory",  # the same on Windows
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""What a plain RuntimeError says when memory ran out where torch has no type of its own for it."""
+
+REASON_CHARS_MAX = 200
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error` says that memory, the device's or the host's, ran out."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
+
+
+class Rescue:
+    """Runs a batch's micro-batches.  `reverted` hears why a size was barred, on all ranks in the same step."""
+
+    def __init__(self, model: nn.Module, batcher: MicroBatcher) -> None:
+        self._model = model
+        self.batcher = batcher
+        parameter = next(model.parameters(), None)
+        self._device = parameter.device if parameter is not None else torch.device("cpu")
+        self._headrooms = {name: Headroom(self._device) for name in ("micro_batch", "micro_tokens")}
+        self._can_redo: bool | None = None
+        self._running = 0
+        self._was_last = False
+        self.is_used = False
+        self.reverted: Callable[[str], None] = lambda reason: None
+        self.any_rank: Callable[[bool], bool] = bool
+        """Whether it is so on any rank; all ranks ask, as all of them turned at the same boundary."""
+        self.room: Callable[[], int | None] = lambda: None
+        """What this rank could still take of its memory; None: nobody knows."""
+
+    def train_batch(
+        self,
+        batch: T,
+        loss_fn: Callable[[T], Tensor],
+        *,
+        tokens: Given | None = None,
+        count: Given | None = None,
+        trim: bool = False,
+    ) -> Tensor:
+        """Run forward and backward of `batch` in micro-batches; return the batch's loss, detached.
+
+        `loss_fn` is called with each slice and returns its mean loss; the keywords are `MicroBatcher.split`'s.  Every
+        rank must call this equally often between two optimizer steps.
+        """
+        self.is_used = True
+        how = {"tokens": tokens, "count": count, "trim": trim}
+        for name, limit in (("micro_batch", self.batcher.samples), ("micro_tokens", self.batcher.tokens)):
+            if limit.is_unproven:
+                self._prove(name, limit, lambda: self._largest(batch, how), loss_fn)
+        return self._train(batch, loss_fn, how)
+
+    # --- a new size -------------------------------------------------------------------------------------
+
+    def _largest(self, batch: T, how: dict[str, Any]) -> T:
+        """Return the slice with the most elements; the weights it would have do not matter for its memory."""
+        return max(self.batcher.split(batch, **how), key=_numel)
+
+    def _prove(self, name: str, limit: Limit, largest: Callable[[], Any], loss_fn: Callable[[Any], Tensor]) -> None:
+        """Find out whether what is in force fits on all ranks; else go back on all of them."""
+        assert limit.value is not None, "the whole batch is no unproven size"
+        headroom, size = self._headrooms[name], limit.value
+        failure = headroom.refuse(limit.fallback or size, size, self.room())
+        if failure is None:
+            failure = self._scratch(largest, loss_fn)
+            if failure is None and headroom.is_strained(size):
+                failure = "the allocator had to flush its cache"
+            if failure is not None:
+                self._free()
+        if not self.any_rank(failure is not None):
+            limit.prove()
+            return
+        barred, back = limit.retreat()
+        reason = f"{name} {barred} is barred and {back} in force again: {failure or 'another rank could not run it'}"
+        logger.warning("pacecar: %s; the step is not lost", reason)
+        self.reverted(reason)
+
+    def _scratch(self, largest: Callable[[], Any], loss_fn: Callable[[Any], Tensor]) -> str | None:
+        """Run forward and backward for nothing but their memory; return why they failed."""
+        try:
+            with self._undone():
+                self.batcher.backward(loss_fn(largest()), weight=1.0)
+        except Exception as error:  # noqa: BLE001  the other ranks must hear of it; what is the script's comes again
+            return f"{type(error).__name__}: {str(error).strip()[:REASON_CHARS_MAX]}"
+        return None
+
+    @contextmanager
+    def _undone(self) -> Iterator[None]:
+        """Leave no trace of what runs inside, and let no rank wait for another."""
+        ddp = self.batcher.ddp
+        is_gated = hasattr(ddp, "require_backward_grad_sync") and hasattr(ddp, "require_forward_param_sync")
+        flags = (ddp.require_backward_grad_sync, ddp.require_forward_param_sync) if ddp and is_gated else None
+        gradients = [(p, p.grad) for p in self._model.parameters() if p.requires_grad]
+        buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
+        devices = [self._device] if self._device.type == "cuda" else []
+        try:
+            with torch.random.fork_rng(devices):
+                for parameter, _ in gradients:
+                    parameter.grad = None
+                if ddp is not None:
+                    ddp.require_backward_grad_sync = ddp.require_forward_param_sync = False
+                yield
+        finally:
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+            if ddp is not None and flags is not None:
+                ddp.require_backward_grad_sync, ddp.require_forward_param_sync = flags
+            torch.clear_autocast_cache()
+
+    def _free(self) -> None:
+        gc.collect()  # a traceback that somebody kept may hold the activations in a cycle
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    # --- the step ----------------------------------------------------------------------------------------
+
+    def _train(self, batch: T, loss_fn: Callable[[T], Tensor], how: dict[str, Any]) -> Tensor:
+        batcher = self.batcher
+        was_empty = all(p.grad is None for p in self._model.parameters())
+        state = self._random_state()
+        while True:
+            try:
+                return self._pass(batch, loss_fn, how)
+            except Exception as error:
+                size = self._running
+                if not (was_empty and size > 1 and is_out_of_memory(error) and self._may_redo()):
+                    raise
+                said = f"{type(error).__name__}: {str(error).strip()[:REASON_CHARS_MAX]}"
+            batcher.samples_cap = size // 2
+            for parameter in self._model.parameters():
+                parameter.grad = None
+            if batcher.ddp is not None:
+                batcher.ddp.require_forward_param_sync = False  # buffers were sent when the step began
+            self._free()
+            torch.set_rng_state(state[0])
+            if state[1] is not None:
+                torch.cuda.set_rng_state(state[1], self._device)
+            logger.warning(
+                "pacecar: a micro-batch of %d samples did not fit (%s): this rank redoes the step, at %d samples until "
+                "the size is turned again",
+                size,
+                said,
+                batcher.samples_cap,
+            )
+
+    def _random_state(self) -> tuple[Tensor, Tensor | None]:
+        is_cuda = self._device.type == "cuda"
+        return torch.get_rng_state(), torch.cuda.get_rng_state(self._device) if is_cuda else None
+
+    def _may_redo(self) -> bool:
+        """Whether nothing is out that another rank waits for, and a second pass computes the same."""
+        if self.batcher.ddp is not None and self._was_last:
+            return False
+        if self._can_redo is None:
+            self._can_redo = inexact(self._model) is None
+        return self._can_redo
+
+    def _pass(self, batch: T, loss_fn: Callable[[T], Tensor], how: dict[str, Any]) -> Tensor:
+        total: Tensor | None = None
+        slices = self.batcher.split(batch, **how)
+        try:
+            for micro in slices:
+                self._running, self._was_last = samples_in(micro), self.batcher.is_last
+                loss = loss_fn(micro)
+                self.batcher.backward(loss)
+                share = loss.detach() * self.batcher.weight
+                total = share if total is None else total + share
+        finally:
+            slices.close()  # type: ignore[attr-defined]
+        assert total is not None, "a batch has at least one slice"
+        return total
+
+
+def _numel(batch: Any) -> int:  # noqa: ANN401  any nest
+    if isinstance(batch, Tensor):
+        return batch.numel()
+    if isinstance(batch, dict):
+        return sum(map(_numel, batch.values()))
+    return sum(map(_numel, batch)) if isinstance(batch, (list, tuple)) else 0

@@ -1,0 +1,66 @@
+"""What is the pace where steps differ in worth?  The time of a step over how far it moves the training.
+
+A policy compares step times.  A larger global batch makes every step slower, and may still train faster, so what the
+policy sees is the step time over the step's progress (`noise_scale`): time for the same way, in steps of the batch that
+the job began with.  Where the noise scale is not known progress is 1, and larger batches look as slow as they are.
+
+The noise scale is taken anew for each step, which lets a slow drift of it into the pace; trials compare neighbours,
+so they do not see it, and the watch, which does, is right to look again when batches are worth something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from pacecar.records import Decision, TunerStatus, Verdict
+
+from ..observation import Facts, KnobSpace, Observation, Policy, Turn
+from .gradient_noise_scale import progress
+
+__all__ = ["ProgressPace"]
+
+KNOB = "batch_samples"
+
+
+class ProgressPace(Policy):
+    """A policy that judges by time over progress."""
+
+    def __init__(self, policy: Policy, noise_scale: Callable[[], float | None]) -> None:
+        self._policy = policy
+        self._noise_scale = noise_scale
+        self._base: int | None = None
+
+    def begin(self, facts: Facts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
+        """Pass on; the batch that the job begins with is what steps are compared with."""
+        self._base = next((space.value for space in spaces if space.knob == KNOB), None)
+        self._policy.begin(facts, spaces, mode=mode)
+
+    def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
+        """Pass on."""
+        self._policy.hold(reason, is_brief=is_brief)
+
+    def advance(
+        self, observations: Sequence[Observation]
+    ) -> tuple[Turn | None, list[Decision | Verdict | TunerStatus]]:
+        """Pass on what a step of the first batch would have taken."""
+        return self._policy.advance([self._weighed(step) for step in observations])
+
+    def is_calm(self) -> bool:
+        """Pass on."""
+        return self._policy.is_calm()
+
+    def wants_window(self) -> bool:
+        """Pass on."""
+        return self._policy.wants_window()
+
+    def finish(self, reason: str = "the job ended") -> list[Decision | Verdict | TunerStatus]:
+        """Pass on."""
+        return self._policy.finish(reason)
+
+    def _weighed(self, step: Observation) -> Observation:
+        batch = step.values.get(KNOB)
+        if batch is None or self._base is None or batch == self._base:
+            return step
+        return replace(step, pace_ns=round(step.pace_ns / progress(self._noise_scale(), self._base, batch)))

@@ -1,0 +1,125 @@
+"""Which earlier runs say something about this one?  Those with the same model, ranks, device, link and torch.
+
+A script's name or a job's says nothing: the same script trains other models.  What the best knobs depend on is what
+there is to send (shapes and types of the parameters), among how many, over what, and what computes it.  The link is
+told by its kind and nominal speed; a link that is slower than it says, or shared, is not seen here, and it need not be:
+what is remembered must prove itself again.
+
+Left out: the batch.  It is in the micro-batch that the script began with, and a remembered size that does not fit the
+batch is not in the knob's domain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from pacecar.records import JobHello
+
+from .knob_store import Fingerprint
+
+__all__ = ["fingerprint", "link"]
+
+_DESTINATION_ANY = "00000000"
+
+
+def fingerprint(
+    model: nn.Module,
+    hello: JobHello,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    proc_root: str = "/proc",
+    sys_root: str = "/sys",
+) -> Fingerprint:
+    """Return the job's fingerprint but for `began`, which is known when the knobs are settled.
+
+    Reads a handful of files of the kernel and no values of parameters.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    elements = 0
+    for parameter in model.parameters():
+        elements += parameter.numel()
+        digest.update(repr((tuple(parameter.shape), str(parameter.dtype), parameter.requires_grad)).encode())
+    return Fingerprint(
+        parameters=digest.hexdigest(),
+        elements=elements,
+        world_size=hello.world_size,
+        device=_device(hello.device),
+        backend=hello.backend,
+        link=link(hello.world_size, hello.backend, environ=environ, proc_root=proc_root, sys_root=sys_root),
+        torch=".".join(torch.__version__.split("+")[0].split(".")[:2]),
+        began={},
+    )
+
+
+def link(
+    world_size: int,
+    backend: str | None,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    proc_root: str = "/proc",
+    sys_root: str = "/sys",
+) -> str:
+    """Return what the ranks talk over: "none", "local", "InfiniBand 200 Gb/s", "ethernet 10 Gb/s", "ethernet"."""
+    if world_size == 1:
+        return "none"
+    if environ.get("LOCAL_WORLD_SIZE") == str(world_size):
+        return "local"
+    if backend is not None and "nccl" in backend and environ.get("NCCL_IB_DISABLE", "0") in {"", "0"}:
+        fabric = _fabric(Path(sys_root))
+        if fabric is not None:
+            return fabric
+    name = _named(environ, "NCCL_SOCKET_IFNAME" if backend is not None and "nccl" in backend else "GLOO_SOCKET_IFNAME")
+    name = name or _default_interface(Path(proc_root))
+    megabits = None if name is None else _number(Path(sys_root, "class/net", name, "speed"))
+    # The kernel says -1 where a device does not know its speed (Documentation/ABI/testing/sysfs-class-net).
+    return "ethernet" if megabits is None or megabits <= 0 else f"ethernet {megabits / 1000:g} Gb/s"
+
+
+def _device(device: str) -> str:
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(torch.device(device))
+    return f"{device}, {os.cpu_count()} processors" if device == "cpu" else device.split(":", maxsplit=1)[0]
+
+
+def _fabric(sys_root: Path) -> str | None:
+    """Return the fastest active RDMA port (Documentation/ABI/stable/sysfs-class-infiniband)."""
+    found: list[tuple[float, str]] = []
+    for port in sorted(Path(sys_root, "class/infiniband").glob("*/ports/*")):
+        rate = _text(port / "rate") or ""  # "200 Gb/sec (4X HDR)"
+        if "ACTIVE" in (_text(port / "state") or "") and rate.split(" ")[0].replace(".", "", 1).isdigit():
+            found.append((float(rate.split(" ")[0]), _text(port / "link_layer") or "RDMA"))
+    if not found:
+        return None
+    speed, layer = max(found)
+    return f"{'RoCE' if layer == 'Ethernet' else layer} {speed:g} Gb/s"
+
+
+def _named(environ: Mapping[str, str], variable: str) -> str | None:
+    """Return the first interface that the variable names; prefixes and exclusions ("^lo") do not name one."""
+    first = environ.get(variable, "").split(",")[0].removeprefix("=")
+    return first if first and not first.startswith("^") else None
+
+
+def _default_interface(proc_root: Path) -> str | None:
+    """Return the interface of the default route with the lowest metric (proc(5), /proc/net/route)."""
+    routes = [line.split() for line in (_text(proc_root / "net/route") or "").splitlines()[1:]]
+    defaults = [(int(r[6]), r[0]) for r in routes if len(r) > 6 and r[1] == _DESTINATION_ANY and r[6].isdigit()]
+    return min(defaults)[1] if defaults else None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text("ascii", "replace").strip()
+    except OSError:
+        return None
+
+
+def _number(path: Path) -> int | None:
+    text = _text(path)
+    return int(text) if text is not None and text.lstrip("-").isdigit() else None

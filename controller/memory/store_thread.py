@@ -1,0 +1,173 @@
+"""Who reads and writes the memory while the job trains?  A thread of its own, because a file may take seconds.
+
+Home folders lie on network drives that hang; a lock may be held.  So the training loop asks for nothing that is not
+there yet: what was not read when tuning begins is not used, and what is to be written is put in a short queue.  The
+first trouble is said once, and the job goes on without memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from queue import Empty, Full, Queue
+
+import msgspec
+
+from pacecar.clock import Clock
+from pacecar.records import JobHello
+
+from .knob_store import (
+    DamagedError,
+    Entry,
+    Fingerprint,
+    KnobsFile,
+    KnobsFileError,
+    default_place,
+    remembered,
+    stale,
+    used,
+)
+
+__all__ = ["CLOSE_SECONDS_MAX", "JobMemory", "Keeper", "keeper_of"]
+
+EDITS_MAX = 16
+"""Changes that wait to be written; a run has a few."""
+
+CLOSE_SECONDS_MAX = 2.0
+"""How long the end of a job waits for what is still to be written."""
+
+Edit = Callable[[tuple[Entry, ...]], Sequence[Entry]]
+
+_log = logging.getLogger(__name__)
+
+
+class Keeper:
+    """The memory of one job.  `recall` and `put` return at once; both are called by the training thread."""
+
+    def __init__(self, file: KnobsFile) -> None:
+        self._file = file
+        self._edits: Queue[Edit | None] = Queue(EDITS_MAX)
+        self._entries: dict[str, Entry] | None = None
+        self._has_complained = False
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="pacecar-keeper", daemon=True)
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._thread.start()
+
+    def recall(self, fingerprint: Fingerprint) -> Entry | None:
+        """Return what is known of such a job; None if nothing is, it is stale, or it was not read in time."""
+        entry = (self._entries or {}).get(fingerprint.key)
+        return entry if entry is not None and entry.stale is None else None
+
+    def put(self, edit: Edit) -> None:
+        """Let `edit` be made to the file, soon."""
+        if os.getpid() == self._pid:
+            try:
+                self._edits.put_nowait(edit)
+            except Full:
+                self._complain(f"{self._file.path}: {EDITS_MAX} changes wait to be written; one is left out")
+
+    def close(self, timeout_seconds: float = CLOSE_SECONDS_MAX) -> None:
+        """Write what waits, for at most `timeout_seconds`.  Harmless when repeated."""
+        if os.getpid() != self._pid or not self._thread.is_alive():
+            return
+        try:
+            self._edits.put_nowait(None)
+        except Full:
+            return
+        self._thread.join(timeout_seconds)
+        if self._thread.is_alive():
+            self._complain(f"{self._file.path}: not written within {timeout_seconds:g} s")
+
+    def _run(self) -> None:
+        try:
+            self._entries = {entry.key: entry for entry in self._read()}
+            while (edit := self._edits.get()) is not None:
+                self._change(edit)
+        except Exception:  # noqa: BLE001  a thread's own outer boundary: the job goes on without memory
+            _log.warning("pacecar remembers nothing of this run after an error", exc_info=True)
+            self._drain()
+
+    def _read(self) -> tuple[Entry, ...]:
+        try:
+            return self._file.read()
+        except DamagedError:
+            self._change(lambda entries: entries)  # moves it aside, and says where to
+        except KnobsFileError as error:
+            self._complain(str(error))
+        return ()
+
+    def _change(self, edit: Edit) -> None:
+        try:
+            told = self._file.change(edit)
+        except KnobsFileError as error:
+            self._complain(str(error))
+        else:
+            if told is not None:
+                _log.warning("pacecar: %s", told)
+
+    def _complain(self, what: str) -> None:
+        if not self._has_complained:
+            self._has_complained = True
+            _log.warning("pacecar remembers no knobs of this run: %s", what)
+
+    def _drain(self) -> None:
+        try:
+            while self._edits.get_nowait() is not None:
+                pass
+        except Empty:
+            pass
+
+
+def keeper_of(knobs_file: str | None) -> Keeper | None:
+    """Return a keeper of `knobs_file`, else of the user's own place; None for a user who has none."""
+    if knobs_file is not None:
+        return Keeper(KnobsFile(Path(knobs_file).expanduser().absolute(), is_ours=False))
+    place = default_place()
+    return None if place is None else Keeper(KnobsFile(place, is_ours=True))
+
+
+class JobMemory:
+    """What the memory means to one job: the fingerprint is its own, and so is the name on what it writes."""
+
+    def __init__(self, keeper: Keeper, fingerprint: Fingerprint, hello: JobHello, clock: Clock) -> None:
+        self._keeper = keeper
+        self._fingerprint = fingerprint
+        self._hello = hello
+        self._clock = clock
+
+    def recall(self, began: Mapping[str, int]) -> Entry | None:
+        """Return what is known of a job like this one that began with these values."""
+        self._fingerprint = msgspec.structs.replace(self._fingerprint, began=dict(began))
+        return self._keeper.recall(self._fingerprint)
+
+    def keep(self, knobs: Mapping[str, int], gain_ratio: float, pace_ns: int | None, steps: int) -> None:
+        """Remember these as the best."""
+        now = self._clock.wall_ns()
+        entry = Entry(
+            key=self._fingerprint.key,
+            fingerprint=self._fingerprint,
+            knobs=dict(knobs),
+            gain_ratio=gain_ratio,
+            pace_ns=pace_ns,
+            steps=steps,
+            saved_wall_ns=now,
+            used_wall_ns=now,
+            job=self._hello.job,
+            pacecar_version=self._hello.pacecar_version,
+        )
+        self._keeper.put(lambda entries: remembered(entries, entry))
+
+    def use(self, entry: Entry) -> None:
+        """Note that `entry` is tried."""
+        now = self._clock.wall_ns()
+        self._keeper.put(lambda entries: used(entries, entry, now))
+
+    def doubt(self, entry: Entry, why: str) -> None:
+        """Note that `entry` did not hold."""
+        self._keeper.put(lambda entries: stale(entries, entry, why))

@@ -1,0 +1,82 @@
+"""Has the world changed, and what is known of the new one?  The pace's alarm and the link's, with the windows since.
+
+A job's pace tells of most changes, its all-reduces of those that the pace does not show; either means that what was
+learnt about settings is of another world.  Not so what was seen since the change: forecasts for the new search begin
+with those windows, and more of them are asked for as soon as something is suspected, not once it is certain.
+
+Left out: what follows (the policy).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..observation import Observation
+from .link_watch import CONFIRM_WINDOWS, LinkWatch
+from .pace_tracker import Alarm, Watch
+
+__all__ = ["Change", "Lookout"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The world is another one: `what`, and the windows that are of the new one.
+
+    `alarm` says how the pace moved; None where only the link did.
+    """
+
+    what: str
+    windows: Sequence[Observation]
+    alarm: Alarm | None = None
+
+
+class Lookout:
+    """Takes the levels of windows of steps (`watch`) and exact windows, the hook's."""
+
+    def __init__(self) -> None:
+        self._watch = Watch()
+        self._link = LinkWatch()
+        self._recent: deque[Observation] = deque(maxlen=CONFIRM_WINDOWS)
+
+    def restart(self) -> None:
+        """Another setting is in force: it has a pace of its own."""
+        self._watch = Watch()
+
+    def take(self, step: Observation) -> None:
+        """Remember an exact window, of whatever setting."""
+        if step.exact:
+            self._recent.append(step)
+
+    def observe(self, kept: Mapping[str, int], level: float | None, noise: float, step: Observation) -> Change | None:
+        """Take a step of the kept setting outside trials, with the level of the window that it ended, if it did."""
+        factor = self._link.observe(kept, step)
+        change = None if level is None else self.pace([level], noise, step)
+        if change is not None or factor is None:
+            return change
+        suspicion, windows = self._watch.suspicion, tuple(self._recent)
+        if suspicion is not None:
+            self._watch = Watch()
+        return Change(f"all-reduces take {factor:.2g} times as long as before", windows, suspicion)
+
+    def pace(self, levels: Sequence[float], noise: float, step: Observation) -> Change | None:
+        """Take levels of windows that ended with `step`; in trials they are the kept setting's, interleaved."""
+        for level in levels:
+            alarm = self._watch.observe(level, noise, step=step.step)
+            if alarm is not None:
+                self._watch, self._link = Watch(), LinkWatch()
+                way = "slower" if alarm.change_ratio > 0 else "faster"
+                return Change(
+                    f"the pace is {abs(alarm.change_ratio):.0%} {way} than before",
+                    [window for window in self._recent if window.step > alarm.suspected_at],
+                    alarm,
+                )
+        return None
+
+    def wants_window(self) -> bool:
+        """Return whether something seems to have changed, and windows of it are missing."""
+        alarm = self._watch.suspicion
+        if alarm is None:
+            return self._link.is_suspicious
+        return sum(window.step > alarm.suspected_at for window in self._recent) < CONFIRM_WINDOWS

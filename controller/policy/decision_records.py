@@ -1,0 +1,127 @@
+"""What is written down about tuning?  Turns what the policy does into records, each with the step that it was seen at.
+
+A status is written when state or detail changed and at no other time, so that the log of a run reads as a story.
+The instant of a record is that of the observation it rests on: the policy has no clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pacecar.records import Decision, TunerStatus, Verdict
+
+from ..experiment.ab_trial import Cause, Trial, TrialEnd
+from ..observation import Observation
+from . import phrases
+from .geometric_search import Candidate
+
+__all__ = ["OpenTrial", "Outcome", "Record", "Scribe", "State", "outcome_of"]
+
+Record = Decision | Verdict | TunerStatus
+State = Literal["off", "advising", "warming", "screening", "trial", "watching", "frozen"]
+Outcome = Literal["kept", "rolled_back", "barred", "abandoned"]
+
+
+def outcome_of(cause: Cause) -> Outcome:
+    """Return what becomes of a candidate whose trial ended that way."""
+    if cause is Cause.ACCEPTED:
+        return "kept"
+    if cause is Cause.TAKEN_BACK:
+        return "barred"
+    return "abandoned" if cause in (Cause.NEVER_CAME, Cause.ENDLESS, Cause.CUT_SHORT) else "rolled_back"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTrial:
+    """A trial under way; `balance_ns` is what the purse stood at when it began."""
+
+    trial: Trial
+    decision: int
+    candidate: Candidate
+    old_value: int
+    balance_ns: float
+
+    @property
+    def detail(self) -> str:
+        """Where it stands, for people."""
+        trial, knob, value = self.trial, self.candidate.knob, self.candidate.value
+        return phrases.progress(knob, self.old_value, value, trial.pairs, trial.pairs_max, trial.evidence)
+
+
+class Scribe:
+    """Collects the records of one job until they are taken; the caller takes them after every call."""
+
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self._records: list[Record] = []
+        self._said: tuple[State, str] | None = None
+        self.decisions = 0
+        self.trials = 0
+
+    def take(self) -> list[Record]:
+        """Return what was written since the last call."""
+        records, self._records = self._records, []
+        return records
+
+    def decide(self, kind: Literal["trial", "advise"], candidate: Candidate, old_value: int, step: Observation) -> int:
+        """Write down a decision; return its number."""
+        self.decisions += 1
+        self.trials += kind == "trial"
+        forecast = candidate.forecast
+        self._records.append(
+            Decision(
+                job=self._job,
+                decision=self.decisions,
+                kind=kind,
+                knob=candidate.knob,
+                from_value=old_value,
+                to_value=candidate.value,
+                step=step.step,
+                wall_ns=step.wall_ns,
+                reason=phrases.trial_reason(candidate.knob, old_value, candidate.value, forecast),
+                expected_gain_ratio=None if forecast is None else forecast.gain_ratio,
+            )
+        )
+        return self.decisions
+
+    def conclude(self, opened: OpenTrial, end: TrialEnd, balance_ns: float, step: Observation) -> str:
+        """Write down what became of a trial; return the reason."""
+        candidate, evidence = opened.candidate, end.evidence
+        reason = phrases.verdict_reason(candidate.knob, opened.old_value, candidate.value, end, candidate.forecast)
+        self._records.append(
+            Verdict(
+                job=self._job,
+                decision=opened.decision,
+                knob=candidate.knob,
+                outcome=outcome_of(end.cause),
+                step=step.step,
+                wall_ns=step.wall_ns,
+                measured_gain_ratio=end.gain_ratio,
+                gain_low=None if evidence is None else evidence.gain_low,
+                gain_high=None if evidence is None else evidence.gain_high,
+                evidence=None if evidence is None else evidence.e_value,
+                trial_steps=opened.trial.steps,
+                exploration_ns=round(balance_ns - opened.balance_ns),
+                reason=reason,
+            )
+        )
+        return reason
+
+    def say(self, state: State, detail: str, spent_ns: float, step: Observation) -> None:
+        """Write down a status if it is not what was said last."""
+        if self._said == (state, detail):
+            return
+        self._said = (state, detail)
+        self._records.append(
+            TunerStatus(
+                job=self._job,
+                rank=0,
+                state=state,
+                detail=detail,
+                step=step.step,
+                wall_ns=step.wall_ns,
+                exploration_ns=round(spent_ns),
+                trials=self.trials,
+            )
+        )

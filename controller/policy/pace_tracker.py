@@ -1,0 +1,281 @@
+"""How fast is the job with nothing being tried, and is it still?  The present pace, its noise, and an alarm.
+
+Tuners that search once and stop lose what they won when the network changes (no peer recovers; horovod#2133 asks since
+2020).  Re-tuning on a timer pays for ever.  So: tune, then watch the pace, and begin again when it has moved.
+
+The obvious alarm, "slower than x % for one step", fires at every garbage collection.  Here the unit is the window of
+`trial`, its deviation from the reference is measured in the noise of windows, clipped so that no single window
+can raise the alarm, and summed in both directions (CUSUM: Page 1954).  A faster job is a changed job too.
+
+Left out: slow drift.  The reference follows it, because there is no moment at which to ask again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from ..experiment.ab_trial import QUIET_WINDOW_STEPS, SETTLE_STEPS, WINDOW_STEPS
+from ..experiment.sequential_test import location
+
+__all__ = ["NULL_PAIRS_MIN", "Alarm", "Pace", "Watch"]
+
+NULL_PAIRS_MIN = 2
+"""Null pairs before the first trial: 36 steps, 20 with short windows.  With two the false accept rate holds; more add
+little power."""
+
+NULL_PAIRS_MAX = 8
+"""Null pairs that are kept: old noise is other noise."""
+
+WATCH_PAIRS_MAX = 32
+"""Null pairs that the alarm's noise is taken from: with eight it would be off by a quarter, and the alarm touchy."""
+
+QUIET_SPREAD = 0.06
+"""From the fastest to the slowest of the first window's steps: where none lies further off, windows are short.  What a
+short one is worth is measured all the same, by null pairs of its own length."""
+
+RECENT_STEPS_MAX = 64
+"""Steps that the typical pace is taken from."""
+
+
+class Pace:
+    """The pace under the setting in force, outside trials.  Feed it settled and unsettled steps alike, in order."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=RECENT_STEPS_MAX)
+        self._sum_ns = 0.0  # of the recent steps; asked for at every one of them
+        self._filling: list[float] = []
+        self._half: float | None = None
+        self._since_switch = 0
+        self._is_sized = False
+        self.window_steps = WINDOW_STEPS
+        """Judged steps of one window, here and in trials: settled with the first, so that all null pairs are alike."""
+        self._noise: deque[float] = deque(maxlen=WATCH_PAIRS_MAX)
+
+    def restart(self) -> None:
+        """Begin anew under a new setting or in a new world.  The noise that was learnt is kept."""
+        self._recent.clear()
+        self._sum_ns = 0.0
+        self.interrupt()
+
+    def interrupt(self) -> None:
+        """The setting was not in force for a while: its next steps settle first."""
+        self._filling, self._half = [], None
+        self._since_switch = 0
+
+    def resume(self, log_paces: list[float]) -> None:
+        """Take these steps as the recent ones (the world changed, and they are of the new one)."""
+        self.restart()
+        self._recent.extend(log_paces)
+        self._sum_ns = math.fsum(math.exp(x) for x in self._recent)
+        self._since_switch = SETTLE_STEPS
+
+    def drop_nulls(self, windows: int) -> None:
+        """Forget the null pairs of the last windows: the change lies within them, they are not noise."""
+        for _ in range(min(len(self._noise), windows // 2 + 1)):
+            self._noise.pop()
+
+    def add_nulls(self, pairs: Sequence[float]) -> None:
+        """Take null pairs that were seen elsewhere: in the longer stretches of a trial."""
+        self._noise.extend(pairs)
+
+    def observe(self, pace_ns: int, *, profiled: bool) -> float | None:
+        """Take one step; return the level of the window (log pace) that it completes, if it does."""
+        self._since_switch += 1
+        if self._since_switch <= SETTLE_STEPS or profiled:
+            return None
+        log_pace = math.log(pace_ns)
+        if len(self._recent) == RECENT_STEPS_MAX:
+            self._sum_ns -= math.exp(self._recent[0])
+        self._recent.append(log_pace)
+        self._sum_ns += pace_ns
+        self._filling.append(log_pace)
+        pause = 0 if self._half is None else SETTLE_STEPS  # as between the windows of a trial
+        end = pause + self.window_steps
+        if len(self._filling) < end:
+            return None
+        if not self._is_sized:
+            self._is_sized = True
+            if max(self._filling) - min(self._filling) <= QUIET_SPREAD:
+                end = self.window_steps = QUIET_WINDOW_STEPS
+        level, self._filling = location(self._filling[pause:end]), self._filling[end:]
+        if self._half is None:
+            self._half = level
+        else:
+            self._noise.append(self._half - level)
+            self._half = None
+        return level
+
+    @property
+    def nulls(self) -> tuple[float, ...]:
+        """The last null pairs, for weighing a trial."""
+        return tuple(self._noise)[-NULL_PAIRS_MAX:]
+
+    @property
+    def settled_steps(self) -> int:
+        """Steps under this setting since it came into force, settling left out."""
+        return max(0, self._since_switch - SETTLE_STEPS)
+
+    @property
+    def recent_steps(self) -> int:
+        """How many steps the typical pace rests on."""
+        return len(self._recent)
+
+    @property
+    def opening(self) -> list[float]:
+        """The last window's worth of settled steps without a break, fewer if there are not so many."""
+        count = min(self.window_steps, self.settled_steps, len(self._recent))
+        return list(self._recent)[len(self._recent) - count :]
+
+    @property
+    def last_windows(self) -> list[float]:
+        """The steps of the last two windows."""
+        return list(self._recent)[-2 * self.window_steps :]
+
+    @property
+    def typical(self) -> float:
+        """Median log pace; raises ValueError before the first settled step."""
+        if not self._recent:
+            raise ValueError("no step was judged yet")
+        return median(self._recent)
+
+    @property
+    def typical_ns(self) -> float:
+        """Median pace; raises ValueError before the first settled step."""
+        return math.exp(self.typical)
+
+    def slow_ratio(self, factor: float) -> float:
+        """Return the share of recent steps that took over `factor` times the typical; 0.0 of none is none."""
+        bound = self.typical + math.log(factor)
+        return sum(log_pace > bound for log_pace in self._recent) / len(self._recent)
+
+    @property
+    def mean_ns(self) -> float:
+        """Mean pace, rare slow steps included: what the setting really costs a step."""
+        if not self._recent:
+            raise ValueError("no step was judged yet")
+        return self._sum_ns / len(self._recent)
+
+    @property
+    def window_noise(self) -> float:
+        """Standard deviation of a window's level, from null pairs (a pair varies by the root of two more)."""
+        if not self._noise:
+            return NOISE_MIN
+        # Few pairs: the estimate may be low by half, so it is raised by what it may be off.
+        margin = 1 + 1 / math.sqrt(len(self._noise))
+        # By the median: a window full of spikes makes no later one louder, and the watch no deafer.
+        return max(NOISE_MIN, margin * median(abs(x) for x in self._noise) / (QUARTILE * math.sqrt(2)))
+
+
+NOISE_MIN = 0.005
+"""Window noise is not taken for less than 0.5 %: two quiet null pairs must not make the alarm touchy."""
+
+QUARTILE = 0.6745
+"""The median deviation of Gaussian noise, in standard deviations."""
+
+CLIP = 4.0
+"""A window's deviation counts for at most this many standard deviations: under `ALARM` + `SLACK`, so it takes two."""
+
+SLACK = 1.0
+ALARM = 5.0
+"""CUSUM allowance and threshold in standard deviations: on Gaussian windows a false alarm in thousands of windows."""
+
+SHIFT_MIN = 0.04
+"""A change in pace below 4 % is not worth a new search."""
+
+SHIFT_NOISES = 2.0
+"""Nor one within what windows do by themselves."""
+
+CONFIRM_WINDOWS = 5
+"""Windows whose median must confirm a suspicion.  Another job on the link that stays for twenty steps looks like a
+change of the world in two windows on end, and each false alarm costs a search (replayed without: one in 500 steps at 5
+% correlated noise)."""
+
+CONFIRM_STEPS = CONFIRM_WINDOWS * WINDOW_STEPS
+"""So long it must have lasted; in a trial, where every other stretch is the candidate's, fewer windows reach as far."""
+
+JUMP_MIN = 0.2
+"""A change that large is confirmed sooner: waiting is what costs then."""
+
+CONFIRM_WINDOWS_MIN = 2
+"""Windows that confirm whatever is confirmed, a jump too: one alone may be anything."""
+
+FOLLOW = 0.05
+"""Share of a window's (clipped) deviation that the reference takes over: slow drift is followed, a jump is not."""
+
+RUN_MAX = 8
+"""Windows of a suspected change that are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """The pace moved; `change_ratio` is the new pace over the reference, less one (positive: slower).
+
+    It was suspected after `suspected_at`, so what was seen since then is of the new world.
+    """
+
+    change_ratio: float
+    windows: int
+    suspected_at: int
+
+
+class Watch:
+    """Raises an alarm when window levels leave their reference for good."""
+
+    def __init__(self) -> None:
+        self._reference: float | None = None
+        self._seen = 0
+        self._slower = self._faster = 0.0
+        self._run: list[float] = []
+        self._confirming: list[float] | None = None
+        self._suspected = 0.0
+        self._suspected_at = 0
+
+    @property
+    def suspicion(self) -> Alarm | None:
+        """What is being confirmed, if anything."""
+        if self._confirming is None:
+            return None
+        windows = len(self._run) + len(self._confirming)
+        return Alarm(math.expm1(self._suspected), windows, self._suspected_at)
+
+    def observe(self, level: float, noise: float, *, step: int) -> Alarm | None:
+        """Take the level of the window that `step` ended; return an alarm at most once: then make a new Watch."""
+        self._seen += 1
+        if self._reference is None:
+            self._reference = level
+            return None
+        if self._confirming is not None:
+            return self._confirm(level, self._reference, noise, step)
+        # The reference itself is a mean of windows: what it may be off by is not a change of the job.
+        score = (level - self._reference) / (noise * math.sqrt(1 + 1 / self._seen))
+        score = max(-CLIP, min(CLIP, score))
+        self._slower = max(0.0, self._slower + score - SLACK)
+        self._faster = max(0.0, self._faster - score - SLACK)
+        self._run = [*self._run[1 - RUN_MAX :], level] if max(self._slower, self._faster) > 0 else []
+        if max(self._slower, self._faster) >= ALARM:
+            shift = median(self._run[-3:]) - self._reference
+            if abs(shift) >= max(SHIFT_MIN, SHIFT_NOISES * noise):
+                self._confirming, self._suspected, self._suspected_at = [], shift, step
+                return None
+        self._reference += max(FOLLOW, 1 / self._seen) * score * noise
+        return None
+
+    def _confirm(self, level: float, reference: float, noise: float, step: int) -> Alarm | None:
+        """The pace seemed to have moved: has it still?  If not, the sums begin again."""
+        assert self._confirming is not None
+        self._confirming.append(level)
+        is_jump = abs(self._suspected) >= JUMP_MIN
+        has_lasted = is_jump or step - self._suspected_at >= CONFIRM_STEPS
+        if len(self._confirming) < CONFIRM_WINDOWS_MIN or not has_lasted:
+            return None
+        shift = median(self._confirming) - reference
+        windows = len(self._run) + len(self._confirming)
+        self._confirming, self._run = None, []
+        self._slower = self._faster = 0.0
+        if abs(shift) >= max(SHIFT_MIN, SHIFT_NOISES * noise) and shift * self._suspected > 0:
+            return Alarm(math.expm1(shift), windows, self._suspected_at)
+        return None

@@ -1,0 +1,74 @@
+"""How is it said?  The sentences that people read about tuning, in one place, so that they agree with each other."""
+
+from __future__ import annotations
+
+from pacecar.knobs import setting
+
+from ..experiment.ab_trial import Cause, TrialEnd
+from ..experiment.sequential_test import Evidence
+from ..forecast.forecast import Forecast
+
+__all__ = ["change", "expectation", "progress", "saving", "setting", "staying", "trial_reason", "verdict_reason"]
+
+
+def change(knob: str, old: int, new: int) -> str:
+    """Return "knob old -> new"."""
+    return f"{knob} {setting(knob, old)} -> {setting(knob, new)}"
+
+
+def staying(knob: str, now: int, old: int) -> str:
+    """Return that a value stays which nobody has proven, or nobody watches any more."""
+    return f"{knob} stays at {setting(knob, now)} on all ranks, unproven ({setting(knob, old)} before)"
+
+
+def saving(gain: float) -> str:
+    """Return "saves 4.0 %" or "costs 4.0 %"."""
+    return f"saves {gain * 100:.1f} %" if gain >= 0 else f"costs {-gain * 100:.1f} %"
+
+
+def expectation(forecast: Forecast | None) -> str:
+    """Return what the model expects and from what."""
+    if forecast is None:
+        return "the model cannot tell what it is worth"
+    if forecast.is_floor:
+        return f"expected to save at least {forecast.gain_ratio * 100:.1f} % ({forecast.basis})"
+    spread = f"+- {forecast.spread_ratio * 100:.1f} %"
+    verb = "save" if forecast.gain_ratio >= 0 else "cost"
+    return f"expected to {verb} {abs(forecast.gain_ratio) * 100:.1f} % {spread} ({forecast.basis})"
+
+
+def trial_reason(knob: str, old: int, new: int, forecast: Forecast | None) -> str:
+    """Return why a candidate is tried (or would be)."""
+    if knob == "micro_batch":
+        idea = "fewer, larger micro-batches pay the fixed cost of a pass less often"
+        if new < old:
+            idea = "smaller micro-batches may stay in the cache"
+    elif knob == "bucket_bytes":
+        idea = "smaller buckets leave less to send when backward ends"
+        if new > old:
+            idea = "larger buckets pay the fixed cost of a collective less often"
+    else:
+        idea = "a neighbour of the present value"
+    return f"{change(knob, old, new)}: {idea}; {expectation(forecast)}"
+
+
+def progress(knob: str, old: int, new: int, pairs: int, pairs_max: int, evidence: Evidence | None) -> str:
+    """Return where a trial stands."""
+    so_far = "" if evidence is None else f", {saving(evidence.gain_ratio)} so far{_bounds(evidence)}"
+    return f"{change(knob, old, new)}: trial, pair {min(pairs + 1, pairs_max)} of at most {pairs_max}{so_far}"
+
+
+def verdict_reason(knob: str, old: int, new: int, end: TrialEnd, forecast: Forecast | None) -> str:
+    """Return what became of a candidate."""
+    if end.cause in (Cause.NEVER_CAME, Cause.ENDLESS, Cause.CUT_SHORT, Cause.TAKEN_BACK):
+        return f"{change(knob, old, new)}: {end.detail}"
+    measured = "" if end.gain_ratio is None else f" {saving(end.gain_ratio)}"
+    expected = "" if forecast is None else f"; expected {forecast.gain_ratio * 100:.1f} %"
+    return f"{change(knob, old, new)}:{measured}{_bounds(end.evidence)}, {end.detail}{expected}"
+
+
+def _bounds(evidence: Evidence | None) -> str:
+    """Return the bounds, where there are any."""
+    if evidence is None or evidence.gain_low is None or evidence.gain_high is None:
+        return ""
+    return f" ({evidence.gain_low * 100:.1f} .. {evidence.gain_high * 100:.1f} %)"

@@ -1,0 +1,50 @@
+"""Is a rank failing, and is it over?  Steps that take many times the usual, and how many of them on end.
+
+One huge step is a checkpoint or a garbage collection.  Several on end are a rank that hangs in its data, a link that
+flaps, a machine that swaps: that is reported, not tuned around, and what pace the job has afterwards is for the watch
+to judge.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from ..observation import Observation
+
+__all__ = ["CALM_STEPS", "STALL_RATIO", "STALL_STEPS", "Stalls"]
+
+STALL_RATIO = 20.0
+STALL_STEPS = 8
+"""So many steps on end over so many times the typical pace: a rank is failing."""
+
+CALM_STEPS = 32
+"""Steps on end without a stall after which tuning goes on."""
+
+
+class Stalls:
+    """Counts; `usual_ns` is the typical pace while nothing is wrong, None before it is known."""
+
+    def __init__(self) -> None:
+        self.usual_ns: float | None = None
+        self._stalled = 0
+        self._calm = 0
+
+    def is_stall(self, step: Observation) -> bool:
+        """Return whether the step took so long that it is no measurement of any setting."""
+        return self.usual_ns is not None and step.pace_ns > STALL_RATIO * self.usual_ns
+
+    def count(self, step: Observation) -> str | None:
+        """Take a step while tuning; return why a rank seems to be failing, or None."""
+        self._stalled = self._stalled + 1 if self.is_stall(step) else 0
+        if self._stalled < STALL_STEPS:
+            return None
+        return f"{STALL_STEPS} steps on end took over {STALL_RATIO:.0f} times the usual: a rank is failing"
+
+    def is_over(self, step: Observation) -> bool:
+        """Take a step while tuning waits; return whether the job has been calm for long enough."""
+        self._calm = 0 if self.is_stall(step) else self._calm + 1
+        return self._calm >= CALM_STEPS
+
+    def restart(self) -> None:
+        """Count anew."""
+        self._stalled = self._calm = 0

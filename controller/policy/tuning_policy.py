@@ -1,0 +1,429 @@
+"""Which settings make this job faster?  Warm up, screen by trials, keep what is proven, then watch.
+
+    warming -> screening <-> trial
+                   |  ^
+                   v  | the pace moved, or the budget allows again
+                watching                          any of them -> frozen, and back when what froze it is over
+
+Search-then-stop, the usual shape of a tuner, loses all it won when the world changes; search-for-ever pays for ever.
+This one searches while something untried is worth a trial and there is time left to lose (`explorer`), then watches.
+
+The ranks carry out a Turn some steps later or never, so nothing here believes a request: a step is judged by
+the values that it had.  The same wish is repeated in every call until it is seen in force; whoever carries it out
+must take the latest wish and ignore one that is already fulfilled.
+
+Pure: no clock, no random numbers, no torch.  The same observations give the same answers.
+Frozen for good: absurd numbers, switches that do not come.  For a while: a rank that stalls, and what `hold` says.
+Left out: memory head-room (the actuator refuses), more than one knob at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from pacecar.config import TuneConfig
+
+from ..experiment.ab_trial import DROP_RATIO, SETTLE_STEPS, WAIT_STEPS_MAX, Cause, Trial, TrialEnd
+from ..experiment.exploration_budget import Purse
+from ..experiment.sequential_test import is_broken
+from ..forecast.gain_model import Model
+from ..observation import Facts, KnobSpace, Observation, Policy, Turn, absurdity
+from . import phrases
+from .candidate_selection import Explorer, known_gain
+from .change_detector import Change, Lookout
+from .decision_records import OpenTrial, Record, Scribe, State, outcome_of
+from .geometric_search import Candidate
+from .pace_tracker import NULL_PAIRS_MIN, RECENT_STEPS_MAX, Pace
+from .stall_detector import STALL_STEPS, Stalls
+
+__all__ = ["PacecarPolicy"]
+
+NEVER_CAME_MAX = 2
+"""Trials on end whose switch never came: the ranks cannot agree any more."""
+
+ADVICE_MAX = 32
+"""Advice given in one run; more would be noise."""
+
+SECOND_LOOK_STEPS = 250
+"""Quiet steps before undecided candidates are tried again; doubled each time, so that looking ends by itself."""
+
+ROUND_STEPS = 50
+"""Steps that people hear are rounded up to these, and said again when off by two, not with every window."""
+
+TYPICAL_STEPS_MIN = 4
+"""Steps under a new setting before its typical pace is used."""
+
+NULL_PAIRS_SURE = 1
+"""Null pairs before a first trial that the model is sure of: it takes a third pair then, but 18 steps sooner."""
+
+LATENCY_STEPS_PRIOR = 12
+"""Steps from a wish to its effect before it was measured (control periods of 4: gather, propose, vote)."""
+
+
+class PacecarPolicy(Policy):
+    """The default policy; see the module's docstring."""
+
+    def __init__(self, config: TuneConfig) -> None:
+        self._config = config
+        self._state: State = "warming"
+        self._scribe = Scribe("")
+        self._mode: Literal["advise", "exact"] = "exact"
+        self._kept: dict[str, int] = {}
+        self._asked: tuple[dict[str, int], bool] = ({}, False)
+        self._in_force: dict[str, int] = {}
+        self._explorer = Explorer(config, Facts(job="", world_size=1), ())
+        self._pace = Pace()
+        self._lookout = Lookout()
+        self._purse = Purse(config.exploration_budget)
+        self._open: OpenTrial | None = None
+        self._last: Observation | None = None
+        self._mean_ns: float | None = None
+        self._stalls = Stalls()
+        self._latency_steps: int | None = None
+        self._steps = 0
+        self._since_switch = 0
+        self._astray = self._never_came = 0
+        self._watching_since = 0
+        self._patience_steps = SECOND_LOOK_STEPS
+        self._until = 0
+        self._advice: dict[str, tuple[int, bool]] = {}
+        self._held: str | None = None
+        self._is_brief = False
+        self._thaw: Literal["never", "calm", "release"] = "never"
+
+    @property
+    def model(self) -> Model:
+        """What was learnt, with every forecast beside its measurement."""
+        return self._explorer.model
+
+    @property
+    def spent_ns(self) -> float:
+        """Time lost to exploring so far."""
+        return self._purse.spent_ns
+
+    # --- the Policy protocol ---
+
+    def begin(self, facts: Facts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
+        """Learn what can be turned; called once, before the first observation."""
+        self._scribe, self._mode = Scribe(facts.job), mode
+        self._kept = {space.knob: space.value for space in spaces}
+        self._asked = (dict(self._kept), False)
+        self._explorer = Explorer(self._config, facts, spaces)
+
+    def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
+        """Judge no step from the next one on; None releases."""
+        self._held, self._is_brief = reason, is_brief
+
+    def advance(self, observations: Sequence[Observation]) -> tuple[Turn | None, list[Record]]:
+        """Take the steps since the last call; return a wish, if any, and what people should know."""
+        for step in observations:
+            if self._held is not None or self._state == "frozen":
+                self._sit_out(step)
+            else:
+                self._take(step)
+        return self._wish(), self._scribe.take()
+
+    def finish(self, reason: str = "the job ended") -> list[Record]:
+        """No more steps will come; return verdicts (outcome "abandoned") for whatever is still open."""
+        if self._open is not None and self._last is not None:
+            self._abandon(self._open, f"{reason} before it was decided", self._last)
+        return self._scribe.take()
+
+    # --- one step ---
+
+    def _sit_out(self, step: Observation) -> None:
+        """Frozen or held: look at nothing but whether it is over."""
+        self._in_force = {knob: step.values[knob] for knob in self._kept if knob in step.values}
+        if self._last is None or step.step > self._last.step:
+            self._last = step
+        self._purse.pass_step(step.pace_ns)
+        self._pace.interrupt()
+        if self._open is not None:
+            self._open.trial.interrupt(step.step)
+        if self._held is not None:
+            if not self._is_brief and self._thaw != "release" and self._state != "frozen":
+                self._freeze(self._held, step, until="release")
+            return
+        is_calm = self._stalls.is_over(step)
+        if self._thaw == "release" or (self._thaw == "calm" and is_calm):
+            self._thaw = "never"
+            self._stalls.restart()
+            self._say("advising" if self._mode == "advise" else "screening", "going on", step)
+
+    def _take(self, step: Observation) -> None:
+        absurd = absurdity(step, self._last)
+        if absurd is not None:
+            self._freeze(absurd, step)
+            return
+        failing = self._stalls.count(step)
+        if failing is not None:
+            self._freeze(failing, step, until="calm")
+            return
+        if step.ledger is not None and step.ledger.checkpoint_ns > 0:
+            step = replace(step, profiled=True)  # it wrote a checkpoint: its pace says nothing about the knobs
+        missing = [knob for knob in self._kept if knob not in step.values]
+        if missing:
+            self._lose(missing, step)
+        self._last = step
+        self._steps += 1
+        self._account(step)
+        self._explorer.model.learn(step)
+        self._explorer.see(step.node)
+        self._lookout.take(step)
+        if self._open is not None:
+            self._follow(self._open, step)
+            return
+        if self._in_force != self._kept:
+            self._pace.interrupt()
+            self._astray += 1
+            if self._astray > 2 * WAIT_STEPS_MAX:
+                self._freeze(f"the ranks did not come back to {self._name(self._kept)}", step)
+            return
+        self._astray = 0
+        if max(self._steps, step.step) <= self._config.warmup_steps:
+            self._say("warming", f"the first {self._config.warmup_steps} steps are not judged", step)
+            return
+        level = self._pace.observe(step.pace_ns, profiled=step.profiled)
+        if self._pace.recent_steps >= self._pace.window_steps:
+            self._mean_ns = self._pace.mean_ns
+        if level is not None and self._pace.recent_steps >= 2 * STALL_STEPS:  # so that a stall is not yet the median
+            self._stalls.usual_ns = self._pace.typical_ns
+        self._decide(level, step)
+
+    def _decide(self, level: float | None, step: Observation) -> None:
+        """No trial is open and the kept setting is in force."""
+        nulls = len(self._pace.nulls)
+        may_be_sure = level is not None and nulls >= NULL_PAIRS_SURE and self._mode == "exact"
+        if nulls < NULL_PAIRS_MIN and not (may_be_sure and self._explorer.is_clear(self._kept, self._pace.typical_ns)):
+            self._say("warming", "measuring the pace and its noise with nothing changed", step)
+            return
+        change = self._lookout.observe(self._kept, level, self._pace.window_noise, step)
+        if change is not None:
+            self._reopen(change, step)
+        elif level is not None and self._is_patience_over:
+            self._look_again(step)
+        if self._mode == "advise":
+            if level is not None or self._state != "advising":
+                self._advise(step)
+            return
+        if level is not None or self._state != "watching":
+            self._screen_next(step)
+
+    def _account(self, step: Observation) -> None:
+        """Keep the purse: what this step cost because something was or had been tried."""
+        values = {knob: step.values[knob] for knob in self._kept}
+        if values != self._in_force:
+            if self._in_force:
+                self._purse.close_stretch()
+            self._in_force, self._since_switch = values, 0
+        self._since_switch += 1
+        self._purse.pass_step(step.pace_ns)
+        is_settling = self._since_switch <= SETTLE_STEPS and self._scribe.decisions > 0
+        if self._mean_ns is None or step.profiled or self._stalls.is_stall(step):
+            return  # a rank that stalls is not the candidate's fault
+        if values != self._kept or is_settling:
+            self._purse.charge(step.pace_ns - self._mean_ns)
+        elif self._open is not None:  # a long trial is charged against the windows between, not against long ago
+            self._mean_ns += (step.pace_ns - self._mean_ns) / RECENT_STEPS_MAX
+
+    # --- screening and trials ---
+
+    def _screen_next(self, step: Observation) -> None:
+        """Open the best trial there is, or say why none."""
+        if not self._explorer.spaces:
+            self._say("watching", "no knob can be turned here", step)
+            return
+        latency = self._latency_steps or LATENCY_STEPS_PRIOR
+        pace = self._pace
+        if pace.settled_steps + latency < pace.window_steps or pace.recent_steps < TYPICAL_STEPS_MIN:
+            self._say("screening", f"letting {self._name(self._kept)} settle", step)
+            return
+        typical_ns = pace.typical_ns
+        choice = self._explorer.choose(
+            self._kept,
+            self._purse,
+            typical_ns=typical_ns,
+            pair_noise=math.sqrt(2) * pace.window_noise,
+            window_steps=pace.window_steps,
+            latency=latency,
+            steps=self._steps,
+        )
+        if choice.candidate is not None:
+            self._begin_trial(choice.candidate, step)
+            return
+        if choice.missing_ns is None:
+            self._watch_on(f"{self._name(self._kept)}: {choice.why_not}", step)
+            return
+        wait = self._purse.wait_steps(typical_ns, choice.missing_ns)
+        if wait is not None and abs(step.step + wait - self._until) > 2 * ROUND_STEPS:
+            self._until = -(-(step.step + wait) // ROUND_STEPS) * ROUND_STEPS
+        until = "and stays so" if wait is None else f"until about step {self._until}"
+        self._watch_on(f"the exploration budget is spent {until}; {choice.untried} settings untried", step)
+
+    def _begin_trial(self, candidate: Candidate, step: Observation) -> None:
+        trial = Trial(
+            incumbent=self._kept,
+            candidate={**self._kept, candidate.knob: candidate.value},
+            opening=self._pace.opening,
+            nulls=self._pace.nulls,
+            typical=self._pace.typical,
+            dead_band=self._config.dead_band,
+            false_accept_rate=self._config.false_accept_rate,
+            latency_steps=self._latency_steps,
+            slow_ratio=self._pace.slow_ratio(DROP_RATIO),
+            is_promising=(known_gain(candidate.forecast) or 0.0) > self._config.dead_band,
+            savings=self._explorer.savings_of(candidate),
+            pairs_max=self._explorer.pairs_max(self._steps, self._pace.window_steps),
+            window_steps=self._pace.window_steps,
+        )
+        old_value = self._kept[candidate.knob]
+        decision = self._scribe.decide("trial", candidate, old_value, step)
+        self._open = OpenTrial(trial, decision, candidate, old_value, self._purse.balance_ns)
+        self._say("trial", self._open.detail, step)
+
+    def _follow(self, opened: OpenTrial, step: Observation) -> None:
+        end = opened.trial.observe(step)
+        levels = opened.trial.take_levels()
+        noise = self._pace.window_noise
+        change = self._lookout.pace(levels, noise, step)
+        if end is None and change is not None:
+            end = opened.trial.give_up("the pace moved meanwhile")
+        if end is None and self._purse.left_ns(step.pace_ns) < 0 and not opened.trial.looks_better:
+            end = opened.trial.give_up("the exploration budget is spent")
+        if end is not None:
+            self._close(opened, end, step, change)
+        else:
+            self._say("trial", opened.detail, step)
+
+    def _close(self, opened: OpenTrial, end: TrialEnd, step: Observation, change: Change | None) -> None:
+        """Draw the consequences of a trial's end."""
+        candidate, knob = opened.candidate, opened.candidate.knob
+        outcome = outcome_of(end.cause)
+        if end.cause is not Cause.NEVER_CAME:
+            self._latency_steps = opened.trial.latency_steps
+        self._never_came = self._never_came + 1 if end.cause is Cause.NEVER_CAME else 0
+        self._pace.add_nulls(opened.trial.nulls_seen)
+        self._pace.interrupt()
+        has_changed = change is None and is_broken(opened.trial.savings, dead_band=self._config.dead_band)
+        if has_changed:
+            name = phrases.change(knob, opened.old_value, candidate.value)
+            change = Change(f"{name} is worth something else than before", ())
+        self._explorer.learn(
+            candidate, self._kept, end, outcome, opened.trial.savings, typical_ns=self._pace.typical_ns
+        )
+        if outcome == "kept":
+            self._kept = {**self._kept, knob: candidate.value}
+            self._pace.restart()
+            self._lookout.restart()
+            if self._mean_ns is not None and end.gain_ratio is not None:
+                self._mean_ns *= 1 - end.gain_ratio
+        reason = self._scribe.conclude(opened, end, self._purse.balance_ns, step)
+        self._open = None
+        if self._never_came >= NEVER_CAME_MAX:
+            self._freeze(f"{NEVER_CAME_MAX} switches on end did not come: the ranks do not agree", step)
+            return
+        self._say("screening", f"{outcome.replace('_', ' ')}: {reason}", step)
+        if change is not None:
+            self._pace.restart()
+            self._reopen(change, step)
+        if has_changed and outcome == "kept":  # of the new world, so searching again need not begin with it
+            self._explorer.beaten(knob, opened.old_value)
+
+    def _lose(self, knobs: Sequence[str], step: Observation) -> None:
+        """The ranks do not turn these knobs any more (one could not be applied): go on with the others."""
+        opened = self._open
+        if opened is not None:
+            is_cause = opened.candidate.knob in knobs
+            detail = "the ranks could not apply it" if is_cause else f"{', '.join(knobs)} was lost meanwhile"
+            self._abandon(opened, detail, step, Cause.TAKEN_BACK if is_cause else Cause.CUT_SHORT)
+        for values in (self._kept, self._asked[0], self._in_force):
+            for knob in knobs:
+                values.pop(knob, None)
+        self._explorer.lose(knobs)
+        self._pace.interrupt()
+        self._say("screening", f"{', '.join(knobs)} cannot be turned any more", step)
+
+    def _watch_on(self, detail: str, step: Observation) -> None:
+        if self._state != "watching":
+            self._watching_since = self._steps
+        self._say("watching", detail, step)
+
+    @property
+    def _is_patience_over(self) -> bool:
+        return self._state == "watching" and self._steps - self._watching_since >= self._patience_steps
+
+    def _look_again(self, step: Observation) -> None:
+        """Nothing happened for long: what looked better without proof may be tried once more."""
+        self._patience_steps *= 2
+        self._watching_since = self._steps
+        if self._explorer.look_again():
+            self._say("screening", "all quiet: a second look at what was left undecided", step)
+
+    def _reopen(self, change: Change, step: Observation) -> None:
+        """The world changed: what was learnt about settings is of another one."""
+        steps = 0
+        if change.alarm is not None:
+            steps = 2 * self._pace.window_steps * change.alarm.windows
+            self._pace.drop_nulls(change.alarm.windows)
+            self._pace.resume(self._pace.last_windows)
+        self._explorer.reopen(change.windows)
+        self._advice.clear()
+        self._purse.start_anew(self._mean_ns or step.pace_ns, steps=steps)
+        self._patience_steps = SECOND_LOOK_STEPS
+        state: State = "advising" if self._mode == "advise" else "screening"
+        self._say(state, f"{change.what}: searching again", step)
+
+    def wants_window(self) -> bool:
+        """Return whether something seems to have changed, and windows of it are missing."""
+        is_away = self._open is not None or self._held is not None or self._state == "frozen"
+        return not is_away and self._lookout.wants_window()
+
+    # --- advice ---
+
+    def _advise(self, step: Observation) -> None:
+        """Say once for each knob what would be tried and what it should save."""
+        found, left_out = self._explorer.advise(self._kept, self._pace.typical_ns)
+        for best in found:
+            key = (best.value, best.forecast is not None)
+            if self._advice.get(best.knob) != key and self._scribe.decisions < ADVICE_MAX:
+                self._advice[best.knob] = key
+                self._scribe.decide("advise", best, self._kept[best.knob], step)
+        advised = ", ".join(f"{best.knob} {phrases.setting(best.knob, best.value)}" for best in found)
+        said = f"would try {advised}" if advised else "; ".join(left_out) or "nothing better is expected"
+        self._say("advising", said, step)
+
+    # --- ends, wishes and words ---
+
+    def _freeze(self, reason: str, step: Observation, *, until: Literal["never", "calm", "release"] = "never") -> None:
+        self._thaw = until
+        self._stalls.restart()
+        if self._open is not None:
+            self._abandon(self._open, f"tuning froze: {reason}", step)
+        self._say("frozen", reason, step)
+
+    def _abandon(self, opened: OpenTrial, reason: str, step: Observation, cause: Cause = Cause.CUT_SHORT) -> None:
+        self._open = None
+        evidence = opened.trial.evidence
+        end = TrialEnd(cause, evidence, None if evidence is None else evidence.gain_ratio, reason)
+        self._scribe.conclude(opened, end, self._purse.balance_ns, step)
+
+    def _wish(self) -> Turn | None:
+        """Return what should be in force, while it is not seen to be or something else was asked for last."""
+        if self._mode == "advise" or not self._in_force:
+            return None
+        wanted = self._kept if self._open is None else self._open.trial.wanted
+        is_trial = self._open is not None
+        if wanted == self._in_force and (wanted, is_trial) == self._asked:
+            return None
+        self._asked = (dict(wanted), is_trial)
+        return Turn(decision=self._scribe.decisions, values=dict(wanted), is_trial=is_trial)
+
+    def _name(self, values: dict[str, int]) -> str:
+        return ", ".join(f"{knob} {phrases.setting(knob, value)}" for knob, value in values.items())
+
+    def _say(self, state: State, detail: str, step: Observation) -> None:
+        self._state = state
+        self._scribe.say(state, detail, self._purse.spent_ns, step)

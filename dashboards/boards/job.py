@@ -1,0 +1,98 @@
+"""Is this job as fast as it can be, and what is being done about it?  The dashboard "pacecar / Job".
+
+It reads from top to bottom in the order in which one asks: how fast (pace), where does the time go (ledger), who is
+late (ranks side by side), what does the tuner do, how well are the devices used, and what are the machines doing
+meanwhile.  Utilization stands last on purpose: a GPU at 98 % says nothing about speed.
+
+Left out: the tuner's reasons (`tuning`), the machines in full (`node`), other jobs (`fleet`).
+"""
+
+from __future__ import annotations
+
+from grafanalib import core
+
+from ..frame import dashboard, decision_marks, variables
+from ..palette import BAD, GOOD, WARN
+from ..panels import Query, Section, columns, look, state_timeline, table, time_series
+from ..queries import NODE, ONE_JOB, RANK, combine, divide
+from .ledgers import communication_section, each_rank_section, ledger_section, trust_section
+from .pace import NO_JOB, crew_section, pace_section
+from .vitals import efficiency_section, memory_section
+
+__all__ = ["job_dashboard"]
+
+NO_NODE = "No daemon is scraped on this job's nodes"
+NO_GPU = "No GPU on this job's nodes"
+NO_TUNER = "No tuner is at work in this job"
+_ON = f"{{{{{NODE}}}}}"
+
+select, rate = ONE_JOB.select, ONE_JOB.rate
+
+
+def _tuner() -> Section:
+    return Section("Tuner (reasons and gains: dashboard Tuning)", [
+        (12, 7, state_timeline("State of the tuner", "One bar for each state while the tuner is in it. "
+            "Frozen means that it stopped; `pacecar tune status` says why.",
+            [Query(select("pacecar_tuner_state") + " == 1", "{{state}}")], empty=NO_TUNER, shade=GOOD)),
+        (12, 7, time_series("Knobs", "Numeric knobs in force. Bytes on the right axis.",
+            [Query(combine("max", select("pacecar_knob_value", all_ranks=True), "knob"), "{{knob}}")],
+            unit="none", empty="No knob was reported", stepped=True,
+            overrides=[look(".*_bytes", regex=True, unit="bytes", custom__axisPlacement="right")])),
+    ])  # fmt: skip
+
+
+def _machines() -> Section:
+    gpu = f"{_ON} GPU {{{{gpu}}}}"
+    clock = divide(
+        select("pacecar_gpu_clock_hertz", {"clock": "sm"}), select("pacecar_gpu_clock_max_hertz", {"clock": "sm"})
+    )
+    network = [
+        Query(combine("max", select(f"pacecar_host_network_{way}_utilization_ratio"), NODE), f"{_ON} {way}")
+        for way in ("receive", "transmit")
+    ]
+    return Section("Machines of the job (in full: dashboard Node)", [
+        (8, 7, time_series("GPU utilization", "Share of time in which any kernel ran, a waiting communication kernel "
+            "included. High here does not mean fast: read the ledger.",
+            [Query(select("pacecar_gpu_utilization_ratio"), gpu)], unit="percentunit", limit=1.0, empty=NO_GPU)),
+        (8, 7, time_series("GPU clock", "Clock of the multiprocessors, as a share of the highest. One GPU below its "
+            "neighbours is a straggler.", [Query(clock, gpu)], unit="percentunit", limit=1.0, empty=NO_GPU)),
+        (8, 7, time_series("GPU power", "Power draw, as a share of the enforced limit. Steadily at the limit, clocks "
+            "fall.", [Query(divide(select("pacecar_gpu_power_watts"), select("pacecar_gpu_power_limit_watts")), gpu)],
+            unit="percentunit", empty=NO_GPU, thresholds=[(1.0, WARN)])),
+        (8, 7, time_series("Links in use", "Of each node the busiest interface: bytes as a share of its rated speed.",
+            network, unit="percentunit", limit=1.0, empty="No interface of these nodes tells its speed")),
+        (8, 7, time_series("CPU in use", "Share of CPU time not idle nor waiting for I/O. Data loading and gloo "
+            "compete here with the training threads.", [Query(select("pacecar_host_cpu_utilization_ratio"), _ON)],
+            unit="percentunit", limit=1.0, empty=NO_NODE)),
+        (8, 7, time_series("Memory left", "Share of memory that can be given out without swapping.",
+            [Query(divide(select("pacecar_host_memory_available_bytes"), select("pacecar_host_memory_size_bytes")),
+                   _ON)],
+            unit="percentunit", limit=1.0, empty=NO_NODE)),
+    ], collapsed=True)  # fmt: skip
+
+
+def _ranks() -> Section:
+    shown = (RANK, NODE, "host", "local_rank", "device", "backend", "framework", "pid")
+    return Section("Ranks", [
+        (24, 8, table("Who is who", "One line a rank: where it runs and on what.",
+            [Query(select("pacecar_rank_info"), "", instant=True)], empty=NO_JOB,
+            transformations=columns(*shown))),
+        (24, 7, time_series("Silence", "How long ago each rank's last step record arrived. It rises while a rank is "
+            "stuck, stopped, or in a step longer than usual.",
+            [Query(select("pacecar_job_last_record_age_seconds"), f"rank {{{{{RANK}}}}}")], unit="s", empty=NO_JOB,
+            thresholds=[(120.0, BAD)])),
+    ], collapsed=True)  # fmt: skip
+
+
+def job_dashboard() -> core.Dashboard:
+    """Return the dashboard of one training job."""
+    return dashboard(
+        "pacecar-job",
+        "One training job: its pace, where its steps went, who is late, how well its devices are used, its machines.",
+        variables("job", "launch", "node", "gpu", "rank", one_job=True),
+        [
+            pace_section(), ledger_section(), communication_section(), crew_section(), efficiency_section(), _tuner(),
+            memory_section(), each_rank_section(), trust_section(), _machines(), _ranks(),
+        ],
+        annotations=decision_marks(),
+    )  # fmt: skip

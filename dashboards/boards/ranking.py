@@ -1,0 +1,103 @@
+"""Which of them is worst?  A table of jobs, nodes or GPUs, one line each, the worst first.
+
+A wall of graphs has as many lines as there are machines, and the one that matters is one of them.  Here each thing is a
+line, each question a column, and what is out of bounds has a colour; the name leads to the dashboard of that thing.
+
+Each column is one instant query, grouped by the same labels, so that Grafana's `merge` can lay them side by side.  A
+label that is absent everywhere (`cluster`, mostly) makes no column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grafanalib import core
+
+from ..panels import Query, Steps, heads, look, table, thresholds_of
+from ..queries import CLUSTER, GPU, JOB, LAUNCH, NODE
+
+__all__ = ["LINKS", "Column", "ranking"]
+
+_CARRIED = "${datasource:queryparam}&${cluster:queryparam}&${__url_time_range}"
+
+_ONE_JOB = f"var-job=${{__value.text}}&var-launch=${{__data.fields.{heads(LAUNCH)}}}"
+"""The job of this line and not another one of its name."""
+
+LINKS = {
+    JOB: [
+        {"title": "The job: where its time goes", "url": f"/d/pacecar-job?{_ONE_JOB}&{_CARRIED}"},
+        {"title": "Its tuning", "url": f"/d/pacecar-tuning?{_ONE_JOB}&{_CARRIED}"},
+    ],
+    NODE: [
+        {"title": "The node", "url": f"/d/pacecar-node?var-node=${{__value.text}}&{_CARRIED}"},
+        {"title": "Its daemon", "url": f"/d/pacecar-itself?var-node=${{__value.text}}&{_CARRIED}"},
+    ],
+}
+"""Where the name of a job or a node leads."""
+
+
+WIDTHS = {CLUSTER: 90, GPU: 60, JOB: 200, LAUNCH: 150, NODE: 160, "knob": 140}
+"""Columns that need less than their share, and names, which are not read when they are cut; in pixels.
+
+Not a least width: Grafana deals out the shares first, and what a column gets on top makes the table wider than its
+panel, so that the last column is cut.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One question that is asked of each line; `steps` colour the cell from a value on."""
+
+    title: str
+    expression: str
+    unit: str = "none"
+    steps: Steps = ()
+    decimals: int | None = None
+    width: int | None = None
+
+
+def ranking(
+    title: str,
+    text: str,
+    keys: Sequence[str],
+    questions: Sequence[Column],
+    *,
+    worst: str,
+    empty: str,
+) -> core.Table:
+    """Return the table of what `keys` (labels) tell apart, sorted by the column `worst`, highest first."""
+    titles = [question.title for question in questions]
+    assert worst in titles, f"{title}: no column {worst}"
+    columns = [*keys, *(f"Value #{chr(ord('A') + index)}" for index in range(len(questions)))]
+    # Where one query alone finds something, Grafana calls its column just "Value".
+    renamed = {"Value": titles[0], **dict(zip(columns, [*(heads(key) for key in keys), *titles], strict=True))}
+    return table(
+        title, text, [Query(question.expression, "", instant=True) for question in questions], empty=empty,
+        transformations=[
+            {"id": "merge", "options": {}},
+            {"id": "organize", "options": {
+                "excludeByName": {"Time": True}, "renameByName": renamed,
+                "indexByName": {name: index for index, name in enumerate(columns)}}},
+            {"id": "sortBy", "options": {"fields": {}, "sort": [{"field": worst, "desc": True}]}},
+        ],
+        overrides=[
+            {"matcher": {"id": "byType", "options": "number"}, "properties": [{"id": "noValue", "value": "-"}]},
+            *(look(heads(key), links=LINKS[key]) for key in keys if key in LINKS),
+            *(look(heads(key), custom__width=width) for key, width in WIDTHS.items() if key in keys),
+            *map(_look, questions),
+        ],
+    )  # fmt: skip
+
+
+def _look(question: Column) -> dict[str, Any]:
+    said: dict[str, Any] = {"unit": question.unit}
+    if question.decimals is not None:
+        said["decimals"] = question.decimals
+    if question.width is not None:
+        said["custom__width"] = question.width
+    if question.steps:
+        said["thresholds"] = {"mode": "absolute", "steps": thresholds_of(question.steps, base="transparent")}
+        said["custom__cellOptions"] = {"type": "color-background", "mode": "basic"}
+    return look(question.title, **said)

@@ -1,0 +1,5 @@
+"""Prometheus rules: alerts of nodes and jobs, and the recordings they rest on.
+
+In come metrics of the catalog, out go rule files.
+Start with `rules`.
+"""

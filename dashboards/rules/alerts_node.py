@@ -1,0 +1,136 @@
+"""Which alerts are about machines?  GPUs, their memory and links, and the network."""
+
+from __future__ import annotations
+
+from pacecar.records.xids import XIDS_OF_PROGRAMS
+
+from ..queries import CLUSTER, GPU, NODE, combine
+from .alerts import BY, Alert, Group
+from .recording import GPU_HELD_DOWN, RULES, SENT, SENT_AGAIN
+
+__all__ = ["GPU_ALERTS", "LINK_ALERTS"]
+
+OF_GPU = (CLUSTER, NODE, GPU)
+OF_PROGRAMS = "|".join(XIDS_OF_PROGRAMS)
+
+XIDS_OF_REPAIR = "63|92|160"
+"""Xids that note bad memory and cost no work by themselves: a row or page to be taken out of use was recorded (63; 64
+is that this failed), many errors that were corrected (92), memory marked for repair (160).  NVIDIA, "GPU Memory Error
+Management", in-band reporting.  What could not be corrected says so itself: 48, 94 and 95."""
+
+HELD_RATIO = 0.2
+"""As `monitor/jobs/throttles.py`: less costs a step less than a person would act on."""
+
+HEAT_AND_HARDWARE = "sw_thermal_slowdown|hw_thermal_slowdown|hw_slowdown|hw_power_brake"
+"""Of nvmlClocksEventReason* those that are a fault.  Not `sw_power_cap`: a loaded GPU lives at its power limit."""
+
+LINK_ERRORS_IN_15_MINUTES = 10
+"""A single replay or recovery is repaired in microseconds and means nothing; ten in a quarter of an hour are a rate."""
+
+NVLINK_NORMAL = "symbol|effective|recovery_successful|transmit_discard"
+"""Kinds that rise on healthy NVLink 5: forward error correction mends symbols, and links retrain when they wake."""
+
+RDMA_NORMAL = "(req|resp)_cqe(_flush)?_error|port_rcv_switch_relay_errors|port_xmit_discards"
+"""Counters that rise when a job ends (flushed queues, which are also among all completions with an error), by
+multicast, or by congestion, which is drawn."""
+
+NO_CABLE = "lo|(veth|docker|br-|cni|cali|lxc|flannel|virbr|vnet|tap|tun).*"
+"""Interfaces that software makes: they come and go with containers and virtual machines; nothing is broken."""
+
+TCP_RATIO = 0.01
+"""At one loss in a hundred a flow of 1460-byte segments over 1 ms is bound to 18 MB/s, whatever the link can
+(Mathis, Semke, Mahdavi and Ott 1997: 1.22 x MSS / (RTT x sqrt(p)))."""
+
+TCP_SEGMENTS_PER_SECOND = 100
+"""Below this a handful of lost segments makes a ratio and costs nobody anything."""
+
+
+def _grown(metric: str, window: str, *labels: str, **where: str) -> str:
+    return combine("sum", RULES.increase(metric, where, window=window), *labels)
+
+
+def _xids(codes: str) -> str:
+    """Return the Xids of the last ten minutes whose code matches.
+
+    A code that is not counted from zero on has no increase when it comes for the first time, so a series that was not
+    there ten minutes ago counts too, if its daemon was.
+    """
+    of = (*OF_GPU, "xid")
+    counter = RULES.select("pacecar_gpu_xid_errors_total", {"xid": codes})
+    was_there = RULES.select("pacecar_build_info") + " offset 10m"
+    born = f"(({counter} > 0) unless {counter} offset 10m) and on ({CLUSTER}, {NODE}) {was_there}"
+    return f"({_grown('pacecar_gpu_xid_errors_total', '10m', *of, xid=codes)} > 0) or {combine('sum', born, *of)}"
+
+
+GPU_ALERTS = Group("pacecar-gpu", (
+    Alert("PacecarGpuXid", _xids(f"!~{OF_PROGRAMS}|{XIDS_OF_REPAIR}"), "0m", "critical",
+        f"{BY} reported Xid {{{{ $labels.xid }}}}",
+        "{{ printf \"%.0f\" $value }} errors with the code {{ $labels.xid }} in the last ten minutes. The work on this "
+        "GPU is mostly lost."),
+    Alert("PacecarGpuXidOfProgram", _xids(f"=~{OF_PROGRAMS}"), "0m", "warning",
+        f"{BY} reported Xid {{{{ $labels.xid }}}}, mostly the program's own fault",
+        "{{ printf \"%.0f\" $value }} errors with the code {{ $labels.xid }} in the last ten minutes: an illegal "
+        "instruction or address of a kernel, or what follows when a process ends."),
+    Alert("PacecarGpuXidOfRepair", _xids(f"=~{XIDS_OF_REPAIR}"), "0m", "warning",
+        f"{BY} marks memory for repair (Xid {{{{ $labels.xid }}}})",
+        "{{ printf \"%.0f\" $value }} notes with the code {{ $labels.xid }} in the last ten minutes: bad memory was "
+        "found and its repair noted, which takes place at the next reset. By itself it costs no work."),
+    Alert("PacecarGpuDown", RULES.select("pacecar_gpu_down") + " == 1", "1m", "critical",
+        f"{BY} is {{{{ $labels.reason }}}}",
+        "The daemon has read nothing of this GPU for a minute, because it is {{ $labels.reason }}. hung: a call of the "
+        "driver does not return; lost, vanished: the driver does not know it any more."),
+    Alert("PacecarGpuThrottled", f'{GPU_HELD_DOWN.name}{{reason=~"{HEAT_AND_HARDWARE}"}} > {HELD_RATIO}', "5m",
+        "warning", f"{BY} holds its clocks down: {{{{ $labels.reason }}}}",
+        "For {{ $value | humanizePercentage }} of the last five minutes {{ $labels.reason }} held the clocks down. All "
+        "ranks of its job wait for this GPU."),
+    Alert("PacecarGpuEccUncorrected",
+        _grown("pacecar_gpu_ecc_errors_total", "15m", *OF_GPU, severity="uncorrected", lifetime="volatile") + " > 0",
+        "0m", "critical", f"{BY} has memory errors that could not be corrected",
+        "{{ printf \"%.0f\" $value }} uncorrected ECC errors in the last 15 minutes. The process that met one is "
+        "killed by the driver, and results since then are not to be trusted."),
+    Alert("PacecarGpuMemoryRepairPending",
+        combine("max", f"({RULES.select('pacecar_gpu_row_remap_pending')} or "
+                       f"{RULES.select('pacecar_gpu_retired_pages_pending')})", *OF_GPU) + " == 1",
+        "5m", "warning", f"{BY} waits for a reset to take bad memory out of use",
+        "Rows or pages of device memory are marked bad and are still in use until the GPU is reset."),
+    Alert("PacecarGpuMemoryRepairFailed", RULES.select("pacecar_gpu_row_remap_failed") + " == 1", "0m", "critical",
+        f"{BY} could not remap bad memory: it wants replacing",
+        "A row of device memory could not be remapped, because the spare rows of its bank are used up."),
+))  # fmt: skip
+
+LINK_ALERTS = Group("pacecar-links", (
+    Alert("PacecarNvlinkDown",
+        f"{RULES.select('pacecar_gpu_nvlink_link_state')} == 0 and on ({CLUSTER}, {NODE}, {GPU}, link) "
+        + RULES.select("pacecar_gpu_nvlink_info"), "1m", "critical",
+        f"NVLink {{{{ $labels.link }}}} of {BY} is down",
+        "The link was up when the daemon met the GPU and is down now. Collectives run over the links that are left, or "
+        "over PCIe."),
+    Alert("PacecarNvlinkErrors",
+        _grown("pacecar_gpu_nvlink_link_errors_total", "15m", *OF_GPU, "link", "kind", kind=f"!~{NVLINK_NORMAL}")
+        + f" > {LINK_ERRORS_IN_15_MINUTES}", "5m", "warning",
+        f"NVLink {{{{ $labels.link }}}} of {BY} has errors: {{{{ $labels.kind }}}}",
+        "{{ printf \"%.0f\" $value }} errors of the kind {{ $labels.kind }} in the last 15 minutes."),
+    Alert("PacecarRdmaErrors",
+        _grown("pacecar_rdma_errors_total", "15m", CLUSTER, NODE, "device", "port", "error", error=f"!~{RDMA_NORMAL}")
+        + " > 0", "0m", "warning",
+        "RDMA port {{ $labels.device }}/{{ $labels.port }} of {{ $labels.instance }}: {{ $labels.error }}",
+        "{{ $labels.error }} rose by {{ printf \"%.0f\" $value }} in the last 15 minutes."),
+    Alert("PacecarNetworkErrors",
+        " > 10 or ".join(
+            _grown(f"pacecar_host_network_{way}_errors_total", "15m", CLUSTER, NODE, "interface",
+                   interface=f"!~{NO_CABLE}")
+            for way in ("receive", "transmit")) + " > 10", "5m", "warning",
+        "Interface {{ $labels.interface }} of {{ $labels.instance }} has errors",
+        "{{ printf \"%.0f\" $value }} packets had an error in the last 15 minutes: a cable, a transceiver or a duplex "
+        "setting."),
+    Alert("PacecarNetworkFlaps",
+        _grown("pacecar_host_network_carrier_changes_total", "15m", CLUSTER, NODE, "interface",
+               interface=f"!~{NO_CABLE}") + " > 3", "0m", "warning",
+        "Interface {{ $labels.interface }} of {{ $labels.instance }} comes and goes",
+        "Its link changed {{ printf \"%.0f\" $value }} times in the last 15 minutes."),
+    Alert("PacecarTcpRetransmissions",
+        f"{SENT_AGAIN.name} > {TCP_RATIO} and {SENT.name} > {TCP_SEGMENTS_PER_SECOND}", "5m", "warning",
+        "{{ $labels.instance }} sends much again",
+        "{{ $value | humanizePercentage }} of the TCP segments of the last five minutes were sent again. Every rank of "
+        "a ring waits for the worst link."),
+))  # fmt: skip

@@ -1,0 +1,114 @@
+"""Which questions are asked so often that the answer is worth keeping?  Recording rules.
+
+A rate over ten thousand ranks costs little once and much in each panel, each alert and each look back over a month.  So
+what alerts compare with a bound is recorded, one series a job, node or GPU, under `level:metric:operation` (Prometheus'
+naming practice); a job is a name and a launch.  The dashboards do without: they work where nobody loaded the rules.
+
+Every rule keeps the label `cluster`, which is absent where nobody has added it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..queries import CLUSTER, GPU, JOB, LAUNCH, NODE, Scope, combine, divide
+
+__all__ = [
+    "DAEMON_BUDGET_USED",
+    "EXPOSED",
+    "GPU_HELD_DOWN",
+    "OVERHEAD",
+    "PACE",
+    "RECORDED",
+    "RULES",
+    "SENT",
+    "SENT_AGAIN",
+    "Recorded",
+]
+
+RULES = Scope(interval="5m")
+"""Rules look at everything, over five minutes: twenty scrapes at 15 s, so that a gap of one or two changes little."""
+
+OF_JOB, OF_NODE, OF_GPU = (CLUSTER, JOB, LAUNCH), (CLUSTER, NODE), (CLUSTER, NODE, GPU)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A series that Prometheus computes: its name, and of what."""
+
+    name: str
+    expression: str
+
+
+def _share_of_steps(counter: str, **where: str) -> str:
+    return divide(
+        combine("sum", RULES.rate(counter, where), *OF_JOB),
+        combine("sum", RULES.rate("pacecar_job_step_wall_seconds_total"), *OF_JOB),
+    )
+
+
+def _traffic(name: str) -> str:
+    return combine("sum", RULES.rate(f"pacecar_host_network_{name}_bytes_total"), *OF_NODE)
+
+
+PACE = Recorded(
+    "training_job:pacecar_job_pace_seconds:max",
+    f"{combine('max', RULES.select('pacecar_job_pace_seconds'), *OF_JOB)} or "
+    + combine("max", RULES.mean_of("pacecar_job_step_wall_seconds_total", "pacecar_job_steps_total"), *OF_JOB),
+)
+EXPOSED = Recorded(
+    "training_job:pacecar_job_exposed_communication:ratio_rate5m",
+    _share_of_steps("pacecar_job_ledger_seconds_total", heading="exposed_communication"),
+)
+OVERHEAD = Recorded(
+    "training_job:pacecar_job_overhead:ratio_rate5m", _share_of_steps("pacecar_job_overhead_seconds_total")
+)
+GPU_HELD_DOWN = Recorded(
+    "instance_gpu:pacecar_gpu_clock_event:ratio_rate5m",
+    combine("max", RULES.rate("pacecar_gpu_clock_event_seconds_total"), *OF_GPU, "reason"),
+)
+SENT = Recorded(
+    "instance:pacecar_host_tcp_segments_sent:rate5m",
+    combine("sum", RULES.rate("pacecar_host_tcp_segments_sent_total"), *OF_NODE),
+)
+SENT_AGAIN = Recorded(
+    "instance:pacecar_host_tcp_segments_retransmitted:ratio_rate5m",
+    divide(
+        combine("sum", RULES.rate("pacecar_host_tcp_segments_retransmitted_total"), *OF_NODE),
+        combine("sum", RULES.rate("pacecar_host_tcp_segments_sent_total"), *OF_NODE),
+    ),
+)
+DAEMON_BUDGET_USED = Recorded(
+    "instance:pacecar_daemon_cpu_budget_used:ratio_rate5m",
+    divide(
+        combine("sum", RULES.rate("pacecar_daemon_cpu_seconds_total"), *OF_NODE),
+        combine("max", RULES.select("pacecar_daemon_cpu_budget_ratio"), *OF_NODE),
+    ),
+)
+
+RECORDED: tuple[Recorded, ...] = (
+    PACE,
+    EXPOSED,
+    OVERHEAD,
+    Recorded(
+        "training_job:pacecar_job_data_wait:ratio_rate5m",
+        _share_of_steps("pacecar_job_ledger_seconds_total", heading="data_wait"),
+    ),
+    Recorded(
+        "training_job:pacecar_job_samples:rate5m", combine("sum", RULES.rate("pacecar_job_samples_total"), *OF_JOB)
+    ),
+    Recorded("training_job:pacecar_job_tokens:rate5m", combine("sum", RULES.rate("pacecar_job_tokens_total"), *OF_JOB)),
+    Recorded(
+        "training_job:pacecar_job_power_watts:sum_rate5m",
+        combine("sum", RULES.rate("pacecar_job_energy_joules_total"), *OF_JOB),
+    ),
+    GPU_HELD_DOWN,
+    SENT,
+    SENT_AGAIN,
+    Recorded("instance:pacecar_host_network_receive_bytes:rate5m", _traffic("receive")),
+    Recorded("instance:pacecar_host_network_transmit_bytes:rate5m", _traffic("transmit")),
+    DAEMON_BUDGET_USED,
+)
+"""All of them, in the order in which they stand in the file."""
+
+assert len({rule.name for rule in RECORDED}) == len(RECORDED), "a rule is listed twice"

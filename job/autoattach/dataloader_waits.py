@@ -1,0 +1,57 @@
+"""How long does a loop wait that gets its batches straight from torch's DataLoader?
+
+All its iterators share one `__next__`, which is timed where it is defined: the loader, the iterator and their types
+stay the script's own.  That also times evaluation, in whichever step that falls.  What other threads and worker
+processes draw is not this loop's waiting.
+Left out: loaders that are not torch's, and how many samples a batch holds (forward's input says that).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pacecar.profiler.hook.hook import Hook
+from pacecar.torch_internals import lacking, need
+
+__all__ = ["forget_waits", "time_waits"]
+
+_ITERATORS = "torch.utils.data.dataloader._BaseDataLoaderIter"
+
+_original: Callable[[Any], Any] | None = None
+
+
+def time_waits(hook: Hook) -> None:
+    """Tell `hook` of every wait of this thread from now on."""
+    global _original
+    if _original is not None or lacking("run_waits") is not None:
+        return
+    iterators: Any = need(_ITERATORS)
+    if "__next__" not in vars(iterators):
+        return
+    original = _original = vars(iterators)["__next__"]
+    thread, loop, is_waiting = threading.get_ident(), hook.loop, [False]
+
+    def __next__(self: object) -> Any:  # noqa: ANN401, N807  whatever the loader makes
+        if is_waiting[0] or threading.get_ident() != thread or not hook.is_alive:
+            return original(self)
+        loop.waits()
+        begun = time.monotonic_ns()
+        is_waiting[0] = True
+        try:
+            return original(self)
+        finally:
+            is_waiting[0] = False
+            loop.waited(begun, time.monotonic_ns())
+
+    iterators.__next__ = __next__
+
+
+def forget_waits() -> None:
+    """Put torch's own back."""
+    global _original
+    if _original is not None:
+        iterators: Any = need(_ITERATORS)
+        iterators.__next__, _original = _original, None

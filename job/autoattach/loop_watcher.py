@@ -1,0 +1,216 @@
+"""What does this process train with what?  One iteration of its loop is watched, from a step to the same one again.
+
+Its states, and what leads from one to the next:
+
+    first      an optimizer made a step: its model is looked for                      -> iteration
+    iteration  the same optimizer steps again: what stepped and what was called is known
+               nothing was called: the next level of modules is probed                -> iteration
+               it may measure only                                                    -> attached
+               it may tune, and there are other ranks                                 -> gathering
+    gathering  all ranks are there, or one will never be                              -> attached
+    attached   other optimizers step, and this one no more                            -> over
+    over       for good; also wherever it is unclear, with one line that says why
+
+Of several optimizers that train one model (two kinds of parameters, a wrapper around another) the one that steps last
+in an iteration ends pacecar's steps.
+Left out: how one attaches (joining).
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import threading
+import weakref
+from collections.abc import Mapping
+
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import get_worker_info
+
+from pacecar.profiler.hook import single_instance
+from pacecar.profiler.hook.job_identity import WORLD_SIZE
+from pacecar.torch_internals import lacking
+
+from ..attach import Pacer
+from .dataloader_waits import forget_waits
+from .model_finder import Probes, children_of, compiled_functions, parameters_of, roots_of
+from .stderr_line import say
+from .tuning_permission import Wish, join, wish
+
+__all__ = ["Watch", "why_no_rank"]
+
+logger = logging.getLogger(__name__)
+
+ITERATION_STEPS_MAX = 64
+"""Steps of optimizers in one iteration of a loop; where none comes twice in so many, it is no loop."""
+
+STRANGERS_MAX = 8
+"""Steps of optimizers of no module (a temperature, a latent) before the search, which looks at all objects, ends."""
+
+LEVELS_MAX = 3
+"""So deep inside what holds it the called model is looked for."""
+
+OTHERS_MAX = 256
+"""Steps of other optimizers, and none of the attached one, after which its training is over.
+
+More than any alternation of a few optimizers, and soon enough to give the model's memory back.
+"""
+
+
+class Watch:
+    """Hears every optimizer's steps; `helper_of` names the process whose helper this one is.
+
+    `is_fork`: this process was forked by one that had begun to listen.
+    """
+
+    def __init__(self, helper_of: str | None, *, is_fork: bool = False) -> None:
+        self._helper_of = helper_of
+        self._is_fork = is_fork
+        self._pid, self._thread = os.getpid(), threading.get_ident()
+        self._is_over = False
+        self._heard: list[weakref.ref[Optimizer]] = []
+        self._strangers = 0
+        self._steps = 0
+        self._probed: list[nn.Module] = []
+        self._probes: Probes | None = None
+        self._level = 0
+        self._wish: Wish | None = None
+        self._mine: weakref.ref[Optimizer] | None = None
+        self._pacer: Pacer | None = None
+        self._others = 0
+
+    def heard(self, optimizer: Optimizer) -> None:
+        """Note a step; never raises."""
+        if self._is_over or os.getpid() != self._pid or threading.get_ident() != self._thread:
+            return
+        try:
+            if self._pacer is not None:
+                self._follow(optimizer)
+            elif self._wish is not None:
+                self._gather(optimizer, self._wish)
+            elif not self._heard:
+                self._begin(optimizer)
+            else:
+                self._note(optimizer)
+        except Exception as error:
+            logger.debug("pacecar: could not attach", exc_info=True)
+            self._end(f"does not attach: {type(error).__name__}: {error}")
+
+    def _begin(self, optimizer: Optimizer) -> None:
+        reason = why_no_rank(self._helper_of, is_fork=self._is_fork)
+        if reason is not None or single_instance.attached:
+            self._end(reason or "")
+            return
+        owners: dict[str, object] = {"module": nn.Identity()}
+        lacks = lacking("run_models", owners) or lacking("module_calls", owners)
+        if lacks is not None:
+            self._end(f"does not attach: {lacks}")
+            return
+        roots = roots_of(parameters_of(optimizer))
+        self._strangers += not roots
+        if roots or self._strangers >= STRANGERS_MAX:
+            self._heard = [weakref.ref(optimizer)]
+            self._probe(roots)
+
+    def _probe(self, modules: list[nn.Module]) -> None:
+        if not modules:
+            self._end("does not attach: no module that the loop calls holds the optimizer's parameters")
+        elif any(compiled_functions(module) for module in modules):
+            self._end("does not attach: torch.compile is used on functions; call pacecar.attach in the script")
+        else:
+            self._probed, self._probes = modules, Probes(modules)
+            self._probes.install()
+
+    def _note(self, optimizer: Optimizer) -> None:
+        self._steps += 1
+        if optimizer is not self._heard[0]():
+            if all(optimizer is not known() for known in self._heard):
+                self._heard.append(weakref.ref(optimizer))
+            if self._steps > ITERATION_STEPS_MAX:
+                self._end(f"does not attach: no optimizer made a second step within {ITERATION_STEPS_MAX} steps")
+            return
+        if single_instance.attached:
+            self._end("")
+            return
+        parameters = parameters_of(optimizer)
+        probes, self._probes = self._probes, None
+        assert probes is not None, "installed with the first step"
+        probes.remove()
+        called = probes.called(parameters)
+        self._steps = 0
+        if called:
+            self._choose(called, parameters)
+            return
+        self._level += 1
+        self._probe(children_of(self._probed, parameters) if self._level < LEVELS_MAX else [])
+
+    def _choose(self, called: list[nn.Module], parameters: set[int]) -> None:
+        """Take the called model with most of the parameters, and the last optimizer that trains nothing but it."""
+        model, self._probed = called[0], []
+        owned = {id(parameter) for parameter in model.parameters()}
+        known = [found for found in (reference() for reference in self._heard) if found is not None]
+        inside = [found for found in known if parameters_of(found) <= owned]
+        optimizer = inside[-1] if inside else known[0]
+        several = len(called) > 1 or len(inside) < len(known)
+        self._mine = weakref.ref(optimizer)
+        self._wish = wish(model, optimizer, several=several)
+        if self._wish.gathering is None:
+            self._attach(self._wish)
+
+    def _gather(self, optimizer: Optimizer, wished: Wish) -> None:
+        if self._mine is None or optimizer is not self._mine() or wished.gathering is None:
+            return
+        come = wished.gathering.step()
+        if come is not None:
+            self._attach(wished if come else wished.alone("some ranks did not come to attach"))
+
+    def _attach(self, wished: Wish) -> None:
+        self._wish = None
+        self._pacer, line = join(wished)
+        say(line)
+        if not self._pacer.is_active:
+            self._end("")
+
+    def _follow(self, optimizer: Optimizer) -> None:
+        if self._mine is not None and optimizer is self._mine():
+            self._others = 0
+            return
+        self._others += 1
+        if self._others >= OTHERS_MAX:
+            self._end("detaches: the script trains something else now")
+
+    def _end(self, line: str) -> None:
+        """Be over; let go of everything of the job's."""
+        self._is_over = True
+        probes, pacer = self._probes, self._pacer
+        self._probes = self._pacer = self._wish = self._mine = None
+        self._probed, self._heard = [], []
+        if probes is not None:
+            probes.remove()
+        forget_waits()
+        if pacer is not None:
+            pacer.close("the script trains something else now")
+        if line:
+            say(line)
+
+
+def why_no_rank(helper_of: str | None, *, is_fork: bool = False, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return why this process is no rank of a job, or None; "" where nobody would have thought so."""
+    is_up = dist.is_available() and dist.is_initialized()
+    # torch.multiprocessing.spawn starts ranks too, from a process that may have been started as one.
+    is_child = is_fork or multiprocessing.parent_process() is not None
+    if get_worker_info() is not None:
+        return ""
+    if is_up and (helper_of is None or is_child):
+        return None
+    if is_up and dist.get_world_size() > 1:
+        return f"does not attach: process {helper_of} is this rank, and started this one"
+    if helper_of is not None or is_child:
+        return ""
+    sizes = [environ[name] for name in WORLD_SIZE if environ.get(name, "").isdigit()]
+    if sizes and int(sizes[0]) > 1:
+        return f"does not attach: one of {sizes[0]} processes, and torch.distributed is not initialized"
+    return None

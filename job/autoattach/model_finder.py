@@ -1,0 +1,126 @@
+"""Which model does this optimizer train, and what of it does the loop call?
+
+An optimizer knows parameters and no module, and the modules of a process are on no list.  The first has an answer in
+the garbage collector, which knows every object: looked through once, in the step that is the slowest anyway (0.1 s a
+million objects).  It finds roots: modules that hold a parameter of the optimizer and that no other module holds.
+
+A root need not be what the loop calls: it may be a container, or somebody keeps DDP and calls what is inside.  So
+probes, hooks that note a call and nothing else, stay for one iteration; where no root was called, their children are
+probed in the next.  Inside a compiled module nothing is probed: another hook there would compile it anew.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from pacecar.profiler.hook.module_calls import CallObserver, is_compiled_in_place, observe_calls
+from pacecar.profiler.timing.torch_compile import keep_out
+from pacecar.torch_internals import find
+
+__all__ = ["PROBES_MAX", "Probes", "children_of", "compiled_functions", "parameters_of", "roots_of"]
+
+PROBES_MAX = 64
+"""Modules that are probed at once; a container with more children than this is not looked into."""
+
+
+def parameters_of(optimizer: Optimizer) -> set[int]:
+    """Return the ids of the parameters that `optimizer` updates."""
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+
+def roots_of(parameters: set[int]) -> list[nn.Module]:
+    """Return the modules that hold any of `parameters`, themselves or in what they hold, and that no module holds."""
+    # By type(), because isinstance asks an object for its class, which proxies answer by importing what they stand for.
+    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+    held = {id(child) for module in modules for child in _held(module, "_modules")}
+    return [root for root in modules if id(root) not in held and _covers(root, parameters)]
+
+
+def children_of(modules: Iterable[nn.Module], parameters: set[int]) -> list[nn.Module]:
+    """Return what `modules` hold directly and what holds any of `parameters`."""
+    return [
+        c
+        for m in modules
+        if not _is_compiled(m)
+        for c in _held(m, "_modules")
+        if c is not None and _covers(c, parameters)
+    ]
+
+
+def compiled_functions(model: nn.Module) -> bool:
+    """Return whether torch.compile was used in this process, and on no module that `model` is or holds.
+
+    Then it was used on functions, perhaps on the one that calls the model.  A hook on a module that was compiled as a
+    part of a function makes it compile again, which may take minutes.
+    """
+    frames = (find("torch._dynamo.utils.counters") or {}).get("frames", {})
+    return bool(frames.get("total")) and not any(_is_compiled(module) for module in model.modules())
+
+
+def _held(module: nn.Module, table: str) -> Sequence[Any]:
+    # A module under construction, or one whose class is lazy about it, may have no table yet.
+    return tuple((vars(module).get(table) or {}).values())
+
+
+def _covers(module: nn.Module, parameters: set[int]) -> int:
+    """Return how many of `parameters` are in `module`."""
+    seen: set[int] = set()
+    found: set[int] = set()
+    waiting = [module]
+    while waiting:
+        present = waiting.pop()
+        if id(present) in seen:
+            continue
+        seen.add(id(present))
+        found.update(id(p) for p in _held(present, "_parameters") if id(p) in parameters)
+        waiting += [child for child in _held(present, "_modules") if child is not None]
+    return len(found)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return (
+        hasattr(type(module), "_torchdynamo_orig_callable")
+        or "_orig_mod" in (vars(module).get("_modules") or {})
+        or is_compiled_in_place(module)
+    )
+
+
+class Probes:
+    """Notes which of `modules` are called to train, until `remove`; used once."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules = modules
+        self._called: dict[int, nn.Module] = {}
+        self._observers: list[CallObserver] = []
+
+    def install(self) -> None:
+        """Begin to note; a module that was compiled in place is not probed."""
+        keep_out(Probes._note)
+        if len(self._modules) > PROBES_MAX:
+            return
+        for module in self._modules:
+            observer = None if is_compiled_in_place(module) else observe_calls(module, self._note)
+            if observer is not None:
+                self._observers.append(observer)
+
+    def remove(self) -> None:
+        """Note no more."""
+        for observer in self._observers:
+            observer.remove()
+        self._observers = []
+
+    def called(self, parameters: set[int]) -> list[nn.Module]:
+        """Return the modules that were called and are in no other that was, those with most of `parameters` first."""
+        inner = {id(m) for outer in self._called.values() for m in outer.modules() if m is not outer}
+        outermost = [module for key, module in self._called.items() if key not in inner]
+        return sorted(outermost, key=lambda module: -_covers(module, parameters))
+
+    def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if module.training and torch.is_grad_enabled():
+            self._called.setdefault(id(module), module)

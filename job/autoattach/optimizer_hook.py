@@ -1,0 +1,66 @@
+"""When has an optimizer made a step?  Torch's public hook for all optimizers tells; it stays for the whole run.
+
+Until the first step this is all that there is of pacecar in a process.  The rest is imported in that step, which is the
+job's slowest anyway.  The import may fail (a library is missing, pacecar was upgraded meanwhile), so what guards it
+imports nothing itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from pacecar.profiler.timing.torch_compile import is_tracing, keep_out
+
+__all__ = ["listen"]
+
+_heard: Callable[[Optimizer], None] | None = None
+_helper_of: str | None = None
+_pid = 0
+
+
+def listen(helper_of: str | None) -> None:
+    """Wake pacecar at the first step; `helper_of` names the rank's own process, where this is not it."""
+    global _helper_of, _pid
+    _helper_of, _pid = helper_of, os.getpid()
+    keep_out(_stepped)
+    register_optimizer_step_post_hook(_stepped)
+
+
+def _stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if is_tracing():
+        return
+    global _heard
+    try:
+        if _heard is None:
+            _heard = _deaf  # whatever goes wrong now, it is tried once
+            from .loop_watcher import Watch
+
+            _heard = Watch(_helper_of, is_fork=os.getpid() != _pid).heard
+        _heard(optimizer)
+    except Exception as error:  # noqa: BLE001  the job comes first
+        _heard = _deaf
+        _tell(error)
+
+
+def _tell(error: Exception) -> None:
+    """Say on stderr, on rank 0, why there is no pacecar here.
+
+    With what this process has loaded: whatever would have to be imported may be what is missing.
+    """
+    try:
+        rank = str(dist.get_rank()) if dist.is_available() and dist.is_initialized() else os.environ.get("RANK", "0")
+        if rank == "0":
+            line = f"pacecar: does not attach: {type(error).__name__}: {' '.join(str(error).split())}\n"
+            os.write(2, line.encode(errors="replace"))
+    except Exception:  # noqa: BLE001  a message is not worth a job
+        return
+
+
+def _deaf(optimizer: Optimizer) -> None:
+    """Hear nothing."""

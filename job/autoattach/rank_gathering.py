@@ -1,0 +1,63 @@
+"""Have all ranks come as far, and from which step on do they tune together?  Asked without waiting.
+
+To attach a tuner is a collective: ranks meet and make a group.  One that does not come (its python has no pacecar, it
+trains something else) would hold up the others for as long as they are ready to wait.  In a script that asked for
+nothing, nobody waits: each rank adds itself to a counter in the job's store, and when rank 0 sees that all are there it
+names a step some steps ahead.  Ranks under DDP are never a whole step apart, so each reads that number before it is
+there.
+
+A store may outlive its ranks; hence `life` in the keys (see profiler/transport/store_rendezvous).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pacecar.profiler.transport.store_rendezvous import life
+
+__all__ = ["LEAD_STEPS", "STEPS_MAX", "Gathering"]
+
+LEAD_STEPS = 4
+"""From the step in which rank 0 names it to the step that it names; two would do."""
+
+STEPS_MAX = 100
+"""A rank that has not come after so many steps of the others will not come."""
+
+NEVER = "never"
+
+
+class Gathering:
+    """One rank's part.  `claim` is what all ranks must want alike; others gather under another name, and miss them."""
+
+    def __init__(self, store: Any, rank: int, world_size: int, claim: str) -> None:  # noqa: ANN401  dist.Store
+        prefix = f"pacecar/run/{life(world_size)}/{claim}"
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._here, self._at = f"{prefix}/here", f"{prefix}/at"
+        self._step = 0
+        self._named: str | None = None
+
+    def step(self) -> bool | None:
+        """Note a step of this rank; return True in the one at which all attach, False if that will never be."""
+        self._step += 1
+        if self._step == 1:
+            self._store.add(self._here, 1)
+        if self._named is None:
+            self._named = self._ask()
+        if self._named is None:
+            # The others wait longer than rank 0, which decides.
+            return False if self._step > STEPS_MAX + 2 * LEAD_STEPS else None
+        if self._named == NEVER or int(self._named) < self._step:
+            return False
+        return True if int(self._named) == self._step else None
+
+    def _ask(self) -> str | None:
+        if self._rank != 0:
+            return self._store.get(self._at).decode() if self._store.check([self._at]) else None
+        is_complete = self._store.add(self._here, 0) >= self._world_size
+        if not is_complete and self._step < STEPS_MAX:
+            return None
+        named = str(self._step + LEAD_STEPS) if is_complete else NEVER
+        self._store.set(self._at, named)
+        return named

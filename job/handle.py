@@ -1,0 +1,297 @@
+"""The script's handle on pacecar: the object that `attach` returns, active or inert.
+
+An inert one measures and tunes nothing, and trains the script to the same numbers.  It must be there when nothing else
+of pacecar can be had, not even torch, so this module imports the standard library alone; what an active one is made of
+is handed to it.  Left out: how it is made (pacer).
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace, TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+if TYPE_CHECKING:
+    import torch
+
+    from pacecar.controller.knobs.batch_slicing import Given
+    from pacecar.controller.knobs.micro_batch import MicroBatcher
+    from pacecar.controller.knobs.oom_safe_trial import Rescue
+    from pacecar.records import Knobs
+
+    from .wiring import Parts
+
+__all__ = ["Pacer", "inert", "inert_attach"]
+
+logger = logging.getLogger("pacecar")
+
+CLOSE_SECONDS_MAX = 2.0
+"""How long closing may wait for queued records: the end of a job is on nobody's step path, but it is waited for."""
+
+T = TypeVar("T")
+
+
+class Pacer:
+    """What `attach` returns: the script's handle on the hook and the tuner.  Also a context manager.
+
+    Not thread-safe: call it from the thread that trains.
+    """
+
+    def __init__(
+        self,
+        rescue: Rescue | None,
+        parts: Parts | None = None,
+        *,
+        inert_because: str | None = None,
+        scaler: Any = None,  # noqa: ANN401
+    ) -> None:
+        """Keep `rescue`, without which batches are not cut, and `parts`, without which the pacer is inert.
+
+        `scaler` scales losses where there is no `rescue` to do it.
+        """
+        self._batcher: MicroBatcher | None = None if rescue is None else rescue.batcher
+        self._rescue = rescue
+        self._scaler = scaler
+        self._hook = None if parts is None else parts.hook
+        self._sinks = () if parts is None else parts.sinks
+        self._tuner = None if parts is None else parts.tuner
+        self._desk = None if parts is None else parts.desk
+        self._boundaries = None if parts is None else parts.boundaries
+        self._loaders = None if parts is None else parts.loaders
+        self._global_batch = None if parts is None else parts.global_batch
+        self._vigil = None if parts is None else parts.vigil
+        self._crew = None if parts is None else parts.crew
+        self._orders = None if parts is None else parts.orders
+        self._tracing = None if parts is None else parts.tracing
+        self.inert_because = inert_because
+        self._untuned = _no_knobs()
+        self._pid = os.getpid()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the hook measures; False for an inert pacer, after `close` and after the hook gave up."""
+        return self._hook is not None and self._hook.is_alive
+
+    @property
+    def has_batcher(self) -> bool:
+        """Whether there is a `batcher`; False where pacecar could not be loaded."""
+        return self._batcher is not None
+
+    @property
+    def batcher(self) -> MicroBatcher:
+        """What holds the micro-batch in force; for adapters, whose library runs forward and backward itself.
+
+        Raises:
+            RuntimeError: pacecar could not be loaded, so nothing cuts batches; `inert_because` says why.
+        """
+        if self._batcher is None:
+            raise RuntimeError(f"pacecar could not be loaded: {self.inert_because}")
+        return self._batcher
+
+    @property
+    def knobs(self) -> Knobs:
+        """The knobs in force and their epoch; empty values when nothing is tuned."""
+        return self._untuned if self._tuner is None else self._tuner.knobs
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """What would be turned if it might be, and what only a restart can change; on rank 0, empty elsewhere."""
+        return self._desk.advice() if self._desk is not None else ()
+
+    def data(self, loader: Iterable[T], *, tune: bool | None = None) -> Iterable[T]:
+        """Wrap what the training loop iterates over, so that waiting for data is measured and samples are counted.
+
+        The wrapper iterates like `loader`, as often as wanted, and has its length.  Samples are the first dimension of
+        the first tensor in a batch unless `count` says otherwise.
+
+        The workers of the first loader are tuned, if it is torch's; `tune=True` names another, False rules one out.
+        """
+        if self._loaders is not None:
+            loader = self._loaders.take(loader, tune)
+        return self._hook.data(loader) if self._hook is not None else loader
+
+    def batches(self, loader: Iterable[T]) -> Iterator[T]:
+        """Yield what makes one optimizer update: a batch of `loader`, or several put together along dimension 0.
+
+        Only mode "adaptive" with the knob `batch_samples` puts any together.  Use it around `data` where both are
+        wanted, `pacer.batches(pacer.data(loader))`, and cut what it yields by `microbatches` or `train_batch`.
+
+        Raises:
+            ValueError: batches that are to be put together differ in more than dimension 0.
+        """
+        return iter(loader) if self._global_batch is None else self._global_batch.grouper.batches(loader)
+
+    def microbatches(
+        self, batch: T, *, tokens: Given | None = None, count: Given | None = None, trim: bool = False
+    ) -> Iterator[T]:
+        """Yield `batch` in slices along dimension 0, as large as the micro-batch knob says.
+
+        Under DistributedDataParallel the gradients are synchronized with the last slice only.  Use `backward` on each
+        slice's loss: it weighs the slice by its share of the samples, so that the accumulated gradient of a
+        mean-reduced loss equals that of the whole batch but for the order of summation.
+
+        Args:
+            batch: tensors in any nest of tuples, lists and mappings.
+            tokens: a mask (samples, positions), or each sample's length; with `attach(micro_tokens=...)` a slice takes
+                at most so many tokens, padding included.
+            count: for a loss that is a mean over tokens: a mask of what it is a mean over, such as
+                `labels != -100`, or each sample's number; slices without any are left out.
+            trim: drop the columns that a whole slice pads, from tensors whose dimension 1 is as wide as the mask.
+
+        Raises:
+            ValueError: tensors in the batch disagree about dimension 0, or `tokens` or `count` do not belong to it.
+        """
+        if self._batcher is None:
+            return iter((batch,))
+        return self._batcher.split(batch, tokens=tokens, count=count, trim=trim)
+
+    def backward(self, loss: torch.Tensor, *, weight: float | None = None, **kwargs: Any) -> None:  # noqa: ANN401
+        """Backpropagate the mean-reduced `loss` of the current micro-batch with its weight, or with `weight`.
+
+        A loss that is a sum has the weight 1.  Other keywords go to torch unchanged.
+        """
+        if self._batcher is None:
+            weighted = loss if weight is None or weight == 1.0 else loss * weight
+            (weighted if self._scaler is None else self._scaler.scale(weighted)).backward(**kwargs)
+            return
+        if self._vigil is not None:
+            self._vigil.loss(loss, weight=self._batcher.weight if weight is None else weight)
+        self._batcher.backward(loss, weight=weight, **kwargs)
+
+    def train_batch(
+        self,
+        batch: T,
+        loss_fn: Callable[[T], torch.Tensor],
+        *,
+        tokens: Given | None = None,
+        count: Given | None = None,
+        trim: bool = False,
+    ) -> torch.Tensor:
+        """Run forward and backward of `batch` in micro-batches; return the loss of the whole batch, detached.
+
+        In place of the loop over `microbatches`: `loss_fn(slice)` returns the slice's mean loss, everything else is
+        as there.  A micro-batch that does not fit into memory then costs no step: a larger one runs first
+        where it can do no harm, and is barred on all ranks if it fails on one.
+
+        Every rank calls it equally often between two optimizer steps, and `loss_fn` has no collectives of its own.
+        """
+        if self._rescue is None:
+            whole = loss_fn(batch)
+            self.backward(whole)
+            return whole.detach()
+        loss = self._rescue.train_batch(batch, loss_fn, tokens=tokens, count=count, trim=trim)
+        if self._vigil is not None:
+            self._vigil.loss(loss)
+        return loss
+
+    def loss(self, value: torch.Tensor | float) -> None:
+        """Say a loss of the current step, where `backward` is not used; several in one step add up.
+
+        Mode "lossy" watches it: compression of gradients is taken back when the loss leaves its band.  A tensor is read
+        some steps later and never waited for.
+        """
+        if self._vigil is not None:
+            self._vigil.loss(value)
+
+    def count(self, *, samples: int | None = None, tokens: int | None = None) -> None:
+        """Say how many samples or tokens this rank trains on in the current step; adds up until the step ends."""
+        if self._hook is not None:
+            self._hook.count(samples=samples, tokens=tokens)
+
+    def checkpoint(self) -> AbstractContextManager[None]:
+        """Return a context whose time is charged to `checkpoint`: put the saving of a checkpoint into it.
+
+        It may stand anywhere in the loop, before the first step and after the last.  Of an asynchronous save it
+        holds what the loop waits for.
+        """
+        return self._hook.checkpoint() if self._hook is not None else nullcontext()
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Return a context whose time is charged to `data_wait`, for loops whose loader cannot go through `data`."""
+        return self._hook.waiting() if self._hook is not None else nullcontext()
+
+    def close(self, reason: str = "closed") -> None:
+        """Detach: remove every hook, deliver what is queued (for at most two seconds).  Harmless when repeated.
+
+        Close on all ranks after the same step: then a setting that is only being tried is taken back.  Where a rank
+        closes alone it stays, on all ranks, and the log says so.
+        """
+        self._end(reason, is_exit=False)
+
+    def _end_at_exit(self) -> None:
+        self._end("closed", is_exit=True)
+
+    def _end(self, reason: str, *, is_exit: bool) -> None:
+        if os.getpid() != self._pid:  # a forked child: whatever there is belongs to the parent
+            return
+        _close(self._boundaries)
+        _close(self._tuner, is_exit=is_exit)
+        _close(self._global_batch)
+        _close(self._loaders, CLOSE_SECONDS_MAX)
+        parts: tuple[Any, ...] = (self._desk, self._crew, self._tracing, self._orders)
+        for part in parts:
+            _close(part)
+        _close(self._hook, reason)
+        deadline = time.monotonic() + CLOSE_SECONDS_MAX
+        # Their threads must not live into the interpreter's own end.  The file comes first: it needs no deadline, while
+        # an absent daemon uses up all of it.
+        for sink in reversed(self._sinks):
+            _close(sink, max(0.0, deadline - time.monotonic()))
+        atexit.unregister(self._end_at_exit)
+
+    # Whoever keeps a pacer in an object of his own may copy or pickle that: what is attached belongs to this process.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _copied, ()
+
+    def __enter__(self) -> Pacer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close("finished" if kind is None else f"failed: {kind.__name__}")
+
+
+def _close(part: Any, *arguments: object, **named: object) -> None:  # noqa: ANN401  of what a pacer is made, or a logger of the user's
+    """Close `part`, if there is one; never raises: training is over, and its end must be its own."""
+    if part is None:
+        return
+    try:
+        part.close(*arguments, **named)
+    except Exception as error:  # noqa: BLE001  as above
+        logger.warning("pacecar could not close %s: %s: %s", type(part).__name__, type(error).__name__, error)
+
+
+def _no_knobs() -> Knobs:
+    """Return what nobody turned; looked up once, as the files may be gone when a script asks."""
+    try:
+        from pacecar.records import Knobs
+
+        return Knobs()
+    except Exception:  # noqa: BLE001  the pacer is inert for that reason
+        return cast("Knobs", SimpleNamespace(epoch=0, values={}))
+
+
+def inert(reason: str, rescue: Rescue | None = None, *, level: int = logging.WARNING, scaler: Any = None) -> Pacer:  # noqa: ANN401
+    """Return a pacer that does nothing, for `reason`, which is logged once."""
+    logger.log(level, "pacecar does not measure this job: %s", reason)
+    return Pacer(rescue, inert_because=reason, scaler=scaler)
+
+
+def _copied() -> Pacer:
+    return Pacer(None, inert_because="it is a copy or a pickle of a pacer")
+
+
+def inert_attach(error: Exception) -> Callable[..., Pacer]:
+    """Return an `attach` that returns inert pacers, because what the real one needs raised `error` when imported."""
+    reason = f"could not be loaded: {type(error).__name__}: {error}"
+
+    def attach(model: object, optimizer: object, *, scaler: Any = None, **options: Any) -> Pacer:  # noqa: ANN401
+        return inert(reason, scaler=scaler)
+
+    return attach

@@ -1,0 +1,151 @@
+"""How is the tuner of one job put together?  Knobs, policy and what surrounds it, from the parts that `attach` made.
+
+Left out: starting and ending it (pacer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from pacecar.clock import SystemClock
+from pacecar.config import TuneConfig
+from pacecar.controller.command_handler import Desk
+from pacecar.controller.consensus.agreement import Agreement
+from pacecar.controller.consensus.channels import Subject
+from pacecar.controller.consensus.parting import Parting
+from pacecar.controller.consensus.step_observations import Hearing, Measured
+from pacecar.controller.guards.compression_rollback import Safeguard
+from pacecar.controller.guards.loss_monitor import Vigil
+from pacecar.controller.guards.node_monitor import Node
+from pacecar.controller.guards.tuning_pause import HeldPolicy, Holds
+from pacecar.controller.knobs.dataloader.knobs import LoaderKnobs
+from pacecar.controller.knobs.ddp.ddp_knobs import DdpKnobs, find_ddp
+from pacecar.controller.knobs.deepspeed_zero import zero_knobs
+from pacecar.controller.knobs.fsdp2 import fsdp_knobs
+from pacecar.controller.knobs.global_batch import GlobalBatchActuator
+from pacecar.controller.knobs.memory_forecast import unused_bytes
+from pacecar.controller.knobs.micro_batch_knobs import MicroBatchActuator, MicroTokensActuator
+from pacecar.controller.knobs.oom_safe_trial import Rescue
+from pacecar.controller.knobs.statistical_pace import ProgressPace
+from pacecar.controller.observation import Facts, Policy
+from pacecar.controller.tuner import Tuner
+from pacecar.knobs import allows
+from pacecar.profiler.hook.hook import Hook
+from pacecar.profiler.hook.job_identity import model_device
+from pacecar.profiler.hook.step_boundary import CountedStep
+from pacecar.profiler.hook.step_records import FinishedStep
+from pacecar.records import JobHello, JobRecord, Knobs
+
+__all__ = ["make_node", "make_tuner", "make_vigil"]
+
+HEARING_NS = 150_000
+"""What the tuner takes to hear of a step and to think of it, rounded up; a budget of 1 % has it in a step of 15 ms."""
+
+
+def make_node(model: nn.Module, hello: JobHello) -> Node:
+    """Return what hears of this rank's node."""
+    ddp, device = find_ddp(model), model_device(model)
+    sizes = [p.numel() * p.element_size() for p in ddp.parameters() if p.requires_grad] if ddp is not None else []
+    is_cuda = device.type == "cuda"
+    return Node(
+        hello,
+        SystemClock(),
+        gradient_bytes=sum(sizes) or None,
+        spare_bytes=(lambda: unused_bytes(device)) if is_cuda else int,
+    )
+
+
+def make_vigil(model: nn.Module, hello: JobHello, config: TuneConfig) -> Vigil | None:
+    """Return what sees loss and gradients, on the rank that decides, where something lossy may be turned."""
+    is_wanted = config.mode in ("lossy", "adaptive") and "compression" in config.knobs and hello.rank == 0
+    return Vigil(model) if is_wanted and find_ddp(model) is not None else None
+
+
+def make_tuner(
+    model: nn.Module,
+    hook: Hook,
+    rescue: Rescue,
+    loaders: LoaderKnobs,
+    global_batch: GlobalBatchActuator | None,
+    hello: JobHello,
+    config: TuneConfig,
+    emit: Callable[[JobRecord], None],
+    vigil: Vigil | None,
+    desk: Desk | None,
+    holds: Holds,
+) -> Tuner:
+    """Return the tuner of this rank with every knob that the mode allows; `desk` is on rank 0 only."""
+    batcher = rescue.batcher
+    ddp = DdpKnobs(model, config, has_scaler=batcher.has_scaler)
+    if vigil is not None:
+        vigil.choice = ddp.choice
+    micro = [knob(model, batcher, config, rescue) for knob in (MicroBatchActuator, MicroTokensActuator)]
+
+    beside = [*loaders.actuators, *fsdp_knobs(model, config), *zero_knobs(model, config)]
+    beside += [] if global_batch is None else [global_batch]
+
+    def facts() -> Facts:
+        return Facts(
+            job=hello.job,
+            world_size=hello.world_size,
+            gradient_bytes=ddp.reducer.gradient_bytes(),
+            batch_samples=batcher.batch_samples,
+            bucket_bytes=None if ddp.reducer.ddp is None else ddp.reducer.plan.bucket_bytes,
+            first_bucket_bytes=None if ddp.reducer.ddp is None else ddp.reducer.first_bytes,
+        )
+
+    def was_paused(step: Measured | CountedStep) -> bool:
+        if isinstance(step, CountedStep):
+            return hook.was_paused(step.start_ns)
+        return isinstance(step, FinishedStep) and hook.was_paused(step.raw.start_ns)
+
+    def set_knobs(knobs: Knobs) -> None:
+        hook.knobs = knobs
+
+    policy: Policy | None = None if desk is None else HeldPolicy(desk.overseer, holds)
+    if policy is not None and global_batch is not None:
+        policy = ProgressPace(policy, global_batch.noise_scale)
+    if policy is not None and vigil is not None:
+        policy = Safeguard(policy, vigil.take)
+    tuner = Tuner(
+        hello=hello,
+        config=config,
+        policy=policy,
+        actuators=[
+            a for a in (*micro, *ddp.actuators, *beside) if a.knob in config.knobs and allows(config.mode, a.knob)
+        ],
+        facts=facts,
+        emit=emit if desk is None else desk.emit,
+        set_knobs=set_knobs,
+        request_window=hook.request_window,
+        clock=SystemClock(),
+        gradients=ddp.gradient_check(),
+        parting=Parting(model).reason,
+        node=holds.node,
+        was_paused=was_paused,
+        hearing=Hearing(round(HEARING_NS / hook.overhead_budget) if hook.overhead_budget > 0 else 0),
+        # At a forward it is not the hook's boundary that is charged with it.
+        begin_business=_nothing if config.at_forward else hook.preemption.begin,
+    )
+    if holds.node is not None:
+        rescue.room = holds.node.room_bytes
+    rescue.reverted = tuner.reverted
+    rescue.any_rank = lambda is_so: _any_rank(tuner.agreement, is_so)
+    if global_batch is not None:
+        global_batch.tell = lambda numbers: tuner.agreement.tell(Subject.NOISE, numbers)
+    if desk is not None:
+        desk.knobs, desk.refused = lambda: tuner.knobs, lambda: tuner.refused
+        desk.node = tuple if holds.node is None else holds.node.describe
+    return tuner
+
+
+def _any_rank(agreement: Agreement, is_so: bool) -> bool:
+    """Return whether `is_so` on any rank, as all ranks ask at the same point; else whether it is on this one."""
+    answers = agreement.ask(Subject.MEMORY, [float(is_so)])
+    return is_so if answers is None else any(answer[0] for answer in answers)
+
+
+def _nothing() -> None:
+    """Tell nobody."""

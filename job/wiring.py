@@ -1,0 +1,239 @@
+"""Who hears whom in a training process?  The parts of a pacer, put together and started.
+
+The parts hear each other in a circle (the hook tells the tuner of steps, the tuner sets the hook's knobs; the daemon's
+orders come through the outbox that carries the hook's records), so one object, `_Listener`, stands between them and
+knows each part from when it is made.
+
+Left out: what the script calls (pacer), and which knobs there are (tuning).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from msgspec import structs
+from torch import nn
+from torch.optim import Optimizer
+
+from pacecar.clock import SystemClock
+from pacecar.config import Config, HookConfig, TuneConfig
+from pacecar.controller.command_handler import Desk, open_desk, tune_is_off
+from pacecar.controller.consensus.step_boundaries import ForwardBoundaries
+from pacecar.controller.guards.loss_monitor import Vigil
+from pacecar.controller.guards.node_monitor import Node
+from pacecar.controller.guards.tuning_pause import Holds
+from pacecar.controller.knobs.dataloader.knobs import LoaderKnobs
+from pacecar.controller.knobs.ddp.ddp_knobs import find_ddp
+from pacecar.controller.knobs.global_batch import GlobalBatchActuator, open_global_batch
+from pacecar.controller.knobs.oom_safe_trial import Rescue
+from pacecar.controller.tuner import Tuner
+from pacecar.profiler.hook.daemon_messages import Orders
+from pacecar.profiler.hook.hook import Hook
+from pacecar.profiler.hook.job_identity import make_hello, model_device
+from pacecar.profiler.hook.step_boundary import CountedStep
+from pacecar.profiler.hook.step_records import FinishedStep
+from pacecar.profiler.hook.throttling import ThrottleNews
+from pacecar.profiler.hook.trace_request import Tracing
+from pacecar.profiler.ranks.rank_monitor import Crew, sees_waits_in_forward
+from pacecar.profiler.ranks.what_if import RankLadder
+from pacecar.profiler.transport.daemon_socket import News, Outbox
+from pacecar.profiler.transport.record_queue import Courier
+from pacecar.profiler.transport.run_log import RunLog
+from pacecar.profiler.transport.sink import RecordSink
+from pacecar.records import Command, JobHello, JobRecord, Throttling
+from pacecar.records.commands import Answer
+from pacecar.records.host_signals import HostSignals
+
+from .tuner_wiring import make_node, make_tuner, make_vigil
+
+__all__ = ["Parts", "assemble"]
+
+
+@dataclass
+class Parts:
+    """What a pacer holds; an inert one holds none of it."""
+
+    hook: Hook | None = None
+    sinks: tuple[RecordSink, ...] = ()
+    tuner: Tuner | None = None
+    desk: Desk | None = None
+    boundaries: ForwardBoundaries | None = None
+    loaders: LoaderKnobs | None = None
+    global_batch: GlobalBatchActuator | None = None
+    vigil: Vigil | None = None
+    crew: Crew | None = None
+    orders: Orders | None = None
+    tracing: Tracing | None = None
+
+
+def assemble(
+    model: nn.Module, optimizer: Optimizer, rescue: Rescue, settings: Config, loggers: Sequence[RecordSink]
+) -> Parts:
+    """Start the hook, and unless the mode is "off" the tuner; what cannot start is an error, and the hook is closed."""
+    hello = make_hello(model, job=settings.hook.job)
+    hello = structs.replace(hello, hears_signals=settings.tune.mode != "off")
+    throttling, node = ThrottleNews(hello), make_node(model, hello)
+    listener = _Listener(hello, throttling, node, make_vigil(model, hello, settings.tune))
+    outbox = Outbox(settings.hook.socket, hello, obey=listener.obey, heed=listener.heed)
+    listener.reply = outbox.put
+    couriers: list[Courier] = [outbox]
+    if settings.hook.run_dir is not None:
+        couriers.append(RunLog(settings.hook.run_dir, hello))
+    sinks: list[RecordSink] = [*couriers, *loggers, RankLadder(_emitter(couriers), is_job=hello.world_size == 1)]
+    hook = Hook(
+        model,
+        optimizer,
+        hello=hello,
+        config=settings.hook,
+        sinks=sinks,
+        on_boundary=listener.on_boundary,
+        clock=SystemClock(),
+    )
+    listener.hear(hook, model, directory=settings.hook.run_dir)
+    for courier in couriers:
+        courier.before_look = hook.look
+    for courier in [*couriers, *(logger for logger in loggers if isinstance(logger, Courier))]:
+        courier.charge = hook.charge_records
+    parts = Parts(hook, tuple(sinks), vigil=listener.vigil, orders=listener.orders, tracing=listener.tracing)
+    hook.start()
+    holds = Holds(node)
+    try:
+        if settings.tune.mode != "off":
+            _start_tuner(parts, hook, model, optimizer, rescue, hello, settings.tune, outbox, listener, holds)
+        if settings.hook.crew:
+            parts.crew = _start_crew(hook, hello, settings.hook, [*sinks, holds], throttling, parts)
+    except BaseException:
+        if parts.desk is not None:
+            parts.desk.close()
+        hook.close("could not start")
+        raise
+    listener.orders.register("tune", tune_is_off if parts.desk is None else parts.desk.act)
+    return parts
+
+
+class _Listener:
+    """Hears the ends of steps, and what people and the daemon say to this rank; passes it on to who is there."""
+
+    def __init__(self, hello: JobHello, throttling: ThrottleNews, node: Node, vigil: Vigil | None) -> None:
+        self._hello = hello
+        self._throttling = throttling
+        self._node = node
+        self.vigil = vigil
+        self.reply: Callable[[Answer], None] = _drop
+        self.orders = Orders(hello.job, hello.rank, reply=lambda answer: self.reply(answer))
+        self.tuner: Tuner | None = None
+        self.boundaries: ForwardBoundaries | None = None
+        self.hook: Hook
+        self.tracing: Tracing
+
+    def hear(self, hook: Hook, model: nn.Module, *, directory: str | None) -> None:
+        """Be told of `hook`'s steps, where anybody wants to know of them."""
+        self.hook = hook
+        self.tracing = Tracing(
+            self._hello.job,
+            self._hello.rank,
+            on_device=model_device(model).type == "cuda",
+            directory=directory,
+            step=lambda: hook.step,
+            mark=self._mark,
+            windows=hook.windows,
+        )
+        # At a plain boundary a call costs microseconds, also one that finds nothing to do.
+        hook.wants_boundary = self.wants_boundary
+        hook.windows.is_held = lambda: bool(self.orders.waiting)
+        self.orders.register("trace", self.tracing.trace)
+
+    def wants_boundary(self) -> bool:
+        """Whether anybody need hear of the next boundary."""
+        return self.tuner is not None or self.vigil is not None or self.tracing.is_tracing or bool(self.orders.waiting)
+
+    def on_boundary(self, step: FinishedStep | CountedStep | None) -> None:
+        """A step ended."""
+        if self.vigil is not None:
+            self.vigil.boundary(None if step is None else step.step)
+        if self.boundaries is not None:
+            self.boundaries.step_ended(step)
+        elif self.tuner is not None:
+            self.tuner.on_boundary(step)
+        if self.tracing.is_tracing:
+            self.tracing.boundary()
+        if self.orders.waiting:
+            if self.hook.is_alive:
+                self.orders.boundary(self.hook.step)
+            else:  # it counts no steps any more, so theirs would never come
+                self.orders.close("pacecar's hook has turned itself off in this rank; its log says why")
+
+    def obey(self, command: Command) -> None:
+        """Take an order; from another thread."""
+        self.orders.obey(command)
+        self.hook.wake()
+
+    def heed(self, news: News | None) -> None:
+        """Take what the daemon says of device and node; from another thread."""
+        if not isinstance(news, HostSignals):
+            self._throttling.heed(news)
+        if not isinstance(news, Throttling):
+            self._node.heed(news)
+
+    def _mark(self, is_traced: bool) -> None:
+        self.hook.is_traced = is_traced
+
+
+def _start_tuner(
+    parts: Parts,
+    hook: Hook,
+    model: nn.Module,
+    optimizer: Optimizer,
+    rescue: Rescue,
+    hello: JobHello,
+    config: TuneConfig,
+    outbox: Outbox,
+    listener: _Listener,
+    holds: Holds,
+) -> None:
+    emit = _emitter(parts.sinks)
+    if hello.rank == 0:
+        parts.desk = open_desk(model, hello, config, reply=outbox.put, emit=emit)
+    parts.loaders = LoaderKnobs(config)
+    parts.global_batch = open_global_batch(optimizer, rescue.batcher, config, hello.world_size)
+    tuner = make_tuner(
+        model, hook, rescue, parts.loaders, parts.global_batch, hello, config, emit, parts.vigil, parts.desk, holds
+    )
+    parts.tuner = listener.tuner = tuner
+    tuner.start()
+    if config.at_forward and find_ddp(model) is not None:
+        parts.boundaries = listener.boundaries = ForwardBoundaries(
+            model, tuner.on_boundary, now_ns=SystemClock().monotonic_ns, charge=hook.charge
+        )
+        parts.boundaries.open()
+
+
+def _start_crew(
+    hook: Hook, hello: JobHello, config: HookConfig, sinks: list[RecordSink], throttling: ThrottleNews, parts: Parts
+) -> Crew:
+    crew = Crew(
+        hello,
+        config,
+        hook,
+        emit=_emitter(sinks),
+        throttled=throttling.is_throttled,
+        charge=hook.charge,
+        waits_in_forward=lambda: sees_waits_in_forward(hook.calibrations.find(hook.knobs)),
+        is_told=lambda: parts.tuner is not None and parts.tuner.agreement.has_left,
+    )
+    hook.on_timed = crew.note
+    crew.start()
+    return crew
+
+
+def _emitter(sinks: Sequence[RecordSink]) -> Callable[[JobRecord], None]:
+    def emit(record: JobRecord) -> None:
+        for sink in sinks:
+            sink.put(record)
+
+    return emit
+
+
+def _drop(answer: Answer) -> None:
+    """Say it to nobody: the outbox is not made yet, so nobody can have asked."""

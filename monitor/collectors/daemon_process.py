@@ -1,0 +1,46 @@
+"""What does the daemon itself cost?  A monitor that does not measure itself cannot claim to be light.
+
+Read at the tick like everything else: a scrape measures nothing.  The roots of /proc and /sys that other collectors may
+be given do not apply: this process knows itself by psutil, which is made for exactly that.
+
+CPU time is the process's own, all threads and the kernel's part with it, so scrapes and the inbox are in it too.  It
+alone comes from the clock: psutil gives it in steps of 10 ms, which is the whole cost of a tick.
+"""
+
+from __future__ import annotations
+
+import time
+
+import psutil
+
+from pacecar.records import Failed, Ok, Outcome
+
+from .source_reader import sample
+
+__all__ = ["OwnCollector"]
+
+
+class OwnCollector:
+    """CPU time, resident memory, threads and open files of this process."""
+
+    name = "daemon"
+
+    def __init__(self, process: psutil.Process | None = None) -> None:
+        self._process = process or psutil.Process()
+
+    def collect(self) -> Outcome:
+        """Read this process's own figures."""
+        try:
+            with self._process.oneshot():  # one read of each file for all figures in it
+                figures = {
+                    "pacecar_daemon_cpu_seconds_total": time.process_time_ns(),
+                    "pacecar_daemon_resident_memory_bytes": self._process.memory_info().rss,
+                    "pacecar_daemon_threads": self._process.num_threads(),
+                    "pacecar_daemon_open_files": self._process.num_fds(),
+                }
+        except (psutil.Error, OSError) as error:
+            return Failed(f"/proc/self: {error}")
+        return Ok(tuple(sample(metric, value) for metric, value in figures.items()))
+
+    def close(self) -> None:
+        """Nothing is held open."""

@@ -1,0 +1,217 @@
+"""What came of reading a source?  Numbers, what was missing and what was broken, kept apart.
+
+The obvious collector is one `try` around everything: the first odd line loses the machine.  Here each line and each
+file stands alone: what can be read becomes a sample, what is not there is noted as missing (healthy), and what is
+there but cannot be understood is a failure that names the file and the line.
+
+Left out on purpose: what the numbers mean.  That is each collector's own business.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+from pacecar.metrics.catalog import by_name
+from pacecar.records import Absent, Failed, Ok, Outcome, Sample
+
+__all__ = ["Collector", "Files", "Glancer", "Reading", "Seldom", "sample", "whole"]
+
+SOURCE_BYTES_MAX = 4 * 1024 * 1024
+"""No file of /proc or /sys that we read comes near; it bounds a source that never ends."""
+
+FAILURES_MAX = 8
+"""Reasons spelt out in one outcome; the rest are counted, so that a log line stays a line."""
+
+_NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ESRCH, errno.EOPNOTSUPP})
+"""Errors by which a kernel says that it has no such thing (EOPNOTSUPP: PSI compiled in and switched off; ESRCH: the
+process ended between open and read)."""
+
+T = TypeVar("T")
+
+
+class Collector(Protocol):
+    """Reads one source.  Called by one thread at a time, never by a scrape."""
+
+    @property
+    def name(self) -> str:
+        """The collector's name: the label in self metrics and the word in [daemon] disable."""
+        ...
+
+    def collect(self) -> Outcome:
+        """Read the source once.  Raises nothing that is an operating error: those are the outcome."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what was opened."""
+        ...
+
+
+class Glancer(Collector, Protocol):
+    """A collector with metrics that change between two ticks: those that the catalog marks as windowed."""
+
+    def glance(self) -> Sequence[Sample]:
+        """Read only the windowed metrics, as cheaply as can be; called up to ten times a second between two ticks.
+
+        Called by the thread that collects, never while it collects.  What cannot be read is left out: the next tick
+        meets the same fault and names it.
+        """
+        ...
+
+
+class Files:
+    """The part of the file system that collectors read; tests pass another root or a reader that fails."""
+
+    def __init__(self, proc: str | os.PathLike[str] = "/proc", sys: str | os.PathLike[str] = "/sys") -> None:
+        self.proc = Path(proc)
+        self.sys = Path(sys)
+
+    def read(self, path: Path) -> str:
+        """Return the text of `path`, at most SOURCE_BYTES_MAX of it; raises OSError."""
+        # One unbuffered read: /proc files are built per read() and a buffered reader would stat and seek them too.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            parts: list[bytes] = []
+            room = SOURCE_BYTES_MAX
+            while room > 0 and (part := os.read(descriptor, min(room, 65536))):
+                parts.append(part)
+                room -= len(part)
+        finally:
+            os.close(descriptor)
+        return b"".join(parts).decode("utf-8", "replace")
+
+    def names(self, path: Path) -> list[str]:
+        """Return the sorted names in the folder `path`; raises OSError."""
+        return sorted(os.listdir(path))
+
+
+def sample(metric: str, value: int | float, *labels: str) -> Sample:
+    """Return a sample of a metric of the catalog; a name or a label count that is not the catalog's is a bug."""
+    expected = by_name(metric).labels
+    assert len(labels) == len(expected), f"{metric} has labels {expected}, got {labels}"
+    return Sample(metric, labels, value)
+
+
+def whole(text: str) -> int:
+    """Return the decimal number in `text`, zero or more; raises ValueError for everything else that int() takes."""
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{text!r} is not a whole number")
+    return int(text)
+
+
+class Seldom(Generic[T]):
+    """What hardly changes and costs a file or more to read: read at the first of every `ticks` collects, kept between.
+
+    A reading that met a failure is not kept, so that what was unreadable once is back at the next tick.
+    """
+
+    def __init__(self, ticks: int) -> None:
+        self._ticks = ticks
+        self._left = 0
+        self._kept: T | None = None
+
+    def get(self, reading: Reading, read: Callable[[], T]) -> T:
+        """Return what `read` gave lately; `read` notes its failures in `reading`."""
+        if self._left > 0 and self._kept is not None:
+            self._left -= 1
+            return self._kept
+        failures = reading.failures
+        value = read()
+        self._kept, self._left = (value, self._ticks - 1) if reading.failures == failures else (None, 0)
+        return value
+
+
+class Reading:
+    """One tick of one collector: adds up samples, gaps and failures, and ends as an outcome."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._samples: list[Sample] = []
+        self._missing: list[str] = []
+        self._failures: list[str] = []
+        self._failed = 0
+
+    @property
+    def failures(self) -> int:
+        """How many failures were noted so far."""
+        return self._failed
+
+    def add(self, metric: str, value: int | float, *labels: str) -> None:
+        """Add what was read."""
+        self._samples.append(sample(metric, value, *labels))
+
+    def fail(self, reason: str) -> None:
+        """Note something that is there and could not be read."""
+        self._failed += 1
+        if len(self._failures) < FAILURES_MAX:
+            self._failures.append(reason)
+
+    def lack(self, reason: str) -> None:
+        """Note something that is not there, which is healthy."""
+        self._missing.append(reason)
+
+    def text(self, path: Path) -> str | None:
+        """Return the text of `path`; None, and a note, when it is missing or cannot be read."""
+        try:
+            return self._files.read(path)
+        except OSError as error:
+            self._note(path, error)
+            return None
+
+    def names(self, path: Path) -> list[str] | None:
+        """Return the names in the folder `path`; None, and a note, when it is missing or cannot be read."""
+        try:
+            return self._files.names(path)
+        except OSError as error:
+            self._note(path, error)
+            return None
+
+    def lines(self, path: Path, parse: Callable[[str], T | None], *, skip: int = 0) -> list[T]:
+        """Return what `parse` makes of each line after the first `skip`; None is left out.
+
+        A line for which `parse` raises ValueError or IndexError is a failure that names it; the others still count.
+        """
+        text = self.text(path)
+        if text is None:
+            return []
+        values: list[T] = []
+        for number, line in enumerate(text.splitlines()[skip:], start=skip + 1):
+            try:
+                value = parse(line)
+            except (ValueError, IndexError) as error:
+                self.fail(f"{path}:{number}: {error} in {line[:120]!r}")
+                continue
+            if value is not None:
+                values.append(value)
+        return values
+
+    def parsed(self, path: Path, parse: Callable[[str], T | None]) -> T | None:
+        """Return what `parse` makes of the only line of `path`; None, and a note, when there is no sound one."""
+        values = self.lines(path, parse)
+        return values[0] if values else None
+
+    def first(self, items: Sequence[T], most: int, what: str) -> Sequence[T]:
+        """Return at most `most` of `items`; those left out are a failure, because silence would look complete."""
+        if len(items) > most:
+            self.fail(f"{len(items) - most} {what} beyond the first {most} left out")
+        return items[:most]
+
+    def outcome(self) -> Outcome:
+        """Return failed when anything failed, absent when there was nothing at all, else ok."""
+        if self._failed:
+            more = self._failed - len(self._failures)
+            tail = f"; and {more} more" if more > 0 else ""
+            return Failed("; ".join(self._failures) + tail, tuple(self._samples))
+        if not self._samples:
+            return Absent("; ".join(self._missing[:FAILURES_MAX]) or "the source is empty")
+        return Ok(tuple(self._samples))
+
+    def _note(self, path: Path, error: OSError) -> None:
+        reason = f"{path}: {error.strerror or error}"
+        if error.errno in _NOT_THERE:
+            self.lack(reason)
+        else:
+            self.fail(reason)

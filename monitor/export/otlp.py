@@ -1,0 +1,238 @@
+"""How does a store that does not scrape get the same numbers?  Pushed by OTLP, on a thread that nobody waits for.
+
+The obvious way is OpenTelemetry's SDK: an instrument for each metric, observed by callbacks, read by a reader.  Its
+instruments keep every set of attributes that they ever saw, so that a job that ended stays at its last value; and what
+they are asked is measured when they are asked.  Here the samples that /metrics serves become data points as they are,
+and only the exporter is OpenTelemetry's: its encoding, its retries, its certificates and headers.
+
+    name         as in the catalog, so that dashboards and alert rules hold wherever the numbers end up
+    unit         UCUM: s, By, By/s, W, J, Cel, Hz, 1 for a ratio; none for a count (a gauge of unit 1 would be named
+                 ..._ratio by what turns OTLP into Prometheus' names)
+    counters     cumulative and monotonic sums; when they began to count is not known of most, and not said of any
+    attributes   the labels that have a value
+    resource     service.name, service.version, service.instance.id (host:port, as a scrape's `instance`), host.name;
+                 OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win
+
+Headers, certificates and compression are set by the exporter's own variables, OTEL_EXPORTER_OTLP_..., because a
+password does not belong into a configuration file.  An endpoint that is down, slow or refuses costs what it costs that
+thread; the daemon counts it and says it once.
+
+Left out: gRPC, which every collector that speaks it can do without; logs and traces; a last export when the daemon
+stops, which would hold up its end.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+from pacecar.clock import Clock
+from pacecar.config import OtlpConfig
+from pacecar.metrics.catalog import Kind, by_name
+from pacecar.metrics.catalog import Metric as Entry
+from pacecar.records import Sample
+
+from ..watched_threads import WatchedThread
+
+__all__ = ["Otlp", "OtlpError", "OtlpFigures", "Reading", "unit_of"]
+
+POINTS_MAX = 10_000
+"""Data points in one request: about 1 MB, where collectors refuse more than 4 to 20 MB."""
+
+REQUESTS_MAX = 10
+"""Requests of one export; what is beyond 100 000 series is left out."""
+
+CLOSE_SECONDS_MAX = 1.0
+"""What stopping waits for an export under way; its thread ends with the process."""
+
+INT64_MAX = 2**63 - 1
+"""Larger counts go as floats: what the protocol holds."""
+
+_UNITS = {
+    "": "",
+    "ratio": "1",
+    "seconds": "s",
+    "bytes": "By",
+    "bytes_per_second": "By/s",
+    "watts": "W",
+    "joules": "J",
+    "celsius": "Cel",
+    "hertz": "Hz",
+}
+"""UCUM codes (ucum.org, case sensitive), as OpenTelemetry's semantic conventions ask for."""
+
+_log = logging.getLogger(__name__)
+
+
+class OtlpError(RuntimeError):
+    """Exporting cannot begin; the message says what to do."""
+
+
+class Reading(NamedTuple):
+    """Samples, and the instant that they are of."""
+
+    wall_ns: int
+    samples: Iterable[Sample]
+
+
+class OtlpFigures(NamedTuple):
+    """What exporting came to."""
+
+    exports: dict[str, int]
+    duration_ns: int | None
+    success_age_ns: int | None
+
+
+def unit_of(entry: Entry) -> str:
+    """Return the UCUM code of a metric's unit outside."""
+    return _UNITS[entry.unit.outside]
+
+
+class _Reason(logging.Handler):
+    """Keeps the last thing that OpenTelemetry's exporter said: it returns no reason for a failure, it logs it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.text = " ".join(record.getMessage().split())[:300]
+
+
+class Otlp:
+    """Exports what `read` gives every period.  Construct, `start`, `close`."""
+
+    def __init__(
+        self, config: OtlpConfig, clock: Clock, read: Callable[[], Iterable[Reading]], *, version: str, port: int
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._read = read
+        self._resource = {
+            "service.name": "pacecar",
+            "service.version": version,
+            "service.instance.id": f"{platform.node()}:{port}",
+            "host.name": platform.node(),
+        }
+        self._exports = {"ok": 0, "failed": 0}
+        self._duration_ns: int | None = None
+        self._begun_ns: int | None = None
+        self._succeeded_ns: int | None = None
+        self._is_failing = False
+        self._reason = _Reason()
+        self._exporter: Any = None  # its types differ between versions
+        self._stopping = threading.Event()
+        self.thread: WatchedThread | None = None
+        """The thread that exports; None before `start`."""
+
+    def start(self) -> None:
+        """Begin to export; raises OtlpError where the library is missing."""
+        assert self._config.endpoint is not None, "made only where there is one"
+        try:
+            from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+            from opentelemetry.sdk.metrics.export import MetricsData  # noqa: F401  the other half of the extra
+        except ImportError as error:
+            raise OtlpError(f"[otlp] endpoint: {error}; pip install 'pacecar[otlp]'") from error
+        path = self._config.endpoint.rstrip("/")
+        path += "" if path.endswith("/v1/metrics") else "/v1/metrics"
+        library = logging.getLogger("opentelemetry")
+        library.handlers, library.propagate = [self._reason], False
+        self._exporter = OTLPMetricExporter(endpoint=path, timeout=self._config.timeout_seconds)
+        self.thread = WatchedThread("otlp", self._run, self._clock)
+        self.thread.start()
+
+    def close(self) -> None:
+        """Stop; an export under way is left behind."""
+        self._stopping.set()
+        if self.thread is not None:
+            self._exporter.shutdown()
+            self.thread.join(CLOSE_SECONDS_MAX)
+
+    @property
+    def figures(self) -> OtlpFigures:
+        """How exporting went so far."""
+        done, begun, duration_ns = self._succeeded_ns, self._begun_ns, self._duration_ns
+        age_ns = None if done is None else max(0, self._clock.monotonic_ns() - done)
+        if begun is not None:  # one that hangs shows while it hangs
+            duration_ns = max(duration_ns or 0, time.monotonic_ns() - begun)
+        return OtlpFigures(dict(self._exports), duration_ns, age_ns)
+
+    def _run(self) -> None:
+        period = self._config.period_seconds
+        wait = random.random() * period  # a thousand daemons that were started at once do not push at once
+        while not self._stopping.wait(wait):
+            begun = self._begun_ns = time.monotonic_ns()
+            reason: str | None
+            try:
+                reason = self._export()
+            except Exception as error:  # noqa: BLE001  the library's, or a sample that it cannot hold: the thread goes on
+                reason = f"{type(error).__name__}: {error}"
+            if self._stopping.is_set():
+                return
+            self._duration_ns, self._begun_ns = time.monotonic_ns() - begun, None
+            self._note(reason)
+            wait = period - self._duration_ns / 1e9 % period  # an export that took longer leaves out the next
+
+    def _note(self, reason: str | None) -> None:
+        self._exports["ok" if reason is None else "failed"] += 1
+        if reason is None:
+            self._succeeded_ns = self._clock.monotonic_ns()
+            if self._is_failing:
+                _log.info("exporting by OTLP to %s works again", self._config.endpoint)
+        elif not self._is_failing:
+            _log.warning("cannot export by OTLP to %s (%s); it keeps trying", self._config.endpoint, reason)
+        self._is_failing = reason is not None
+
+    def _export(self) -> str | None:
+        """Export once; return why not, or None."""
+        from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData, ResourceMetrics, ScopeMetrics
+        from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+        resource = Resource(self._resource).merge(OTELResourceDetector().detect())
+        scope = InstrumentationScope("pacecar", self._resource["service.version"])
+        for number, metrics in enumerate(_requests(self._read())):
+            if number == REQUESTS_MAX:
+                return f"there are more than {POINTS_MAX * REQUESTS_MAX} series; the others are left out"
+            self._reason.text = ""
+            data = MetricsData([ResourceMetrics(resource, [ScopeMetrics(scope, metrics, "")], "")])
+            if self._exporter.export(data) is not MetricExportResult.SUCCESS:
+                return self._reason.text or "the exporter gave no reason"
+        return None
+
+
+def _requests(readings: Iterable[Reading]) -> Iterator[list[Any]]:
+    """Yield the metrics of all readings, at most `POINTS_MAX` points at a time; of a metric in two, the first's."""
+    from opentelemetry.sdk.metrics.export import AggregationTemporality, Gauge, Metric, NumberDataPoint, Sum
+
+    points: dict[str, list[Any]] = {}
+    for wall_ns, samples in readings:
+        seen = set(points)
+        for sample in samples:
+            if sample.metric in seen:
+                continue
+            entry = by_name(sample.metric)
+            value = entry.unit.convert(sample.value)
+            if isinstance(value, int) and abs(value) > INT64_MAX:
+                value = float(value)
+            attributes = {key: text for key, text in zip(entry.labels, sample.labels, strict=True) if text}
+            points.setdefault(sample.metric, []).append(NumberDataPoint(attributes, 0, wall_ns, value))
+    request: list[Any] = []
+    room = POINTS_MAX
+    for name, all_of_it in points.items():
+        entry, unit = by_name(name), unit_of(by_name(name))
+        while all_of_it:
+            some, all_of_it = all_of_it[:room], all_of_it[room:]
+            data = Sum(some, AggregationTemporality.CUMULATIVE, True) if entry.kind is Kind.COUNTER else Gauge(some)
+            request.append(Metric(name, entry.help, unit, data))
+            room -= len(some)
+            if room == 0:
+                yield request
+                request, room = [], POINTS_MAX
+    if request:
+        yield request

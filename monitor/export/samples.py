@@ -1,0 +1,375 @@
+"""Which series does the board stand for?  Jobs, the tuner and the daemon itself, as samples.
+
+The host's samples are in the snapshot already; here is the rest, in the same inside units and by the same catalog.
+What a hook could not measure is absent; a state is a row of 0 and 1, so that a change of state is not a new series.
+
+Everything here is pure: views in, samples out.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from pacecar.records import (
+    Absent,
+    CollectiveWindow,
+    EstimateCheck,
+    Failed,
+    JobHello,
+    Knobs,
+    Ok,
+    Sample,
+    Snapshot,
+    StepRecord,
+    Vitals,
+    WhatIf,
+)
+from pacecar.records.job_identity import JobKey
+from pacecar.wire import Refusal
+
+from ..collectors.source_reader import sample
+from ..fault_containment import Faults, Part
+from ..http.event_stream import ViewerFigures
+from ..http.request import WebRefusal
+from ..jobs.cgroup_identity import Residence, reside
+from ..jobs.job_table import JobView, RankView
+from ..jobs.rank_health import crew_samples
+from ..recorder.recorder import Figures
+from ..reload import ReloadFigures
+from ..watched_threads import ThreadFigures
+from .otlp import OtlpFigures
+
+__all__ = ["TUNER_STATES", "DaemonFigures", "daemon_samples", "job_samples"]
+
+TUNER_STATES = ("off", "advising", "warming", "screening", "trial", "watching", "frozen")
+"""The states of `TunerStatus`, in the order in which a tuner goes through them."""
+
+_OUTCOMES = {"ok": Ok, "absent": Absent, "failed": Failed}
+
+
+class DaemonFigures(NamedTuple):
+    """What the daemon knows about itself at a scrape."""
+
+    version: str
+    started_wall_ns: int
+    ticks: int
+    ticks_missed: int
+    snapshot: Snapshot | None
+    snapshot_age_ns: int | None
+    failures: Mapping[str, int]
+    glances: Mapping[str, tuple[int, int]]
+    glance_rate: float
+    glance_changes: Mapping[str, int]
+    cpu_ratio: float | None
+    cpu_budget: float
+    connections: int
+    frames: int
+    refused: Mapping[Refusal, int]
+    jobs: int
+    scrapes: tuple[int, int]
+    left_out: Mapping[str, int]
+    recorder: Figures | None
+    reloads: ReloadFigures
+    web_connections: int
+    web_refused: Mapping[WebRefusal, int]
+    otlp: OtlpFigures | None = None
+    displaced: Mapping[str, int] = {}
+    viewers: ViewerFigures = ViewerFigures(0, 0, 0, 0)
+    history_left_out: int = 0
+    faults: Mapping[str, int] = {}
+    threads: Sequence[ThreadFigures] = ()
+
+
+def _nowhere(hello: JobHello) -> Residence:
+    return reside(None, {}, hello)
+
+
+def job_samples(
+    jobs: Sequence[JobView],
+    residence: Callable[[JobHello], Residence] = _nowhere,
+    faults: Faults | None = None,
+) -> Iterator[Sample]:
+    """Yield the series of all jobs; `residence` says where a rank runs.
+
+    A rank, or what is of a whole job, that raises has no series now, and `faults` counts it.
+    """
+    faults = faults or Faults()
+    for job in jobs:
+        subject = f"job {job.job!r}"
+        for rank in job.ranks:
+            yield from faults.each(Part.JOB, subject, partial(_rank_samples, rank, residence))
+        yield from faults.each(Part.JOB, subject, partial(_whole_job_samples, job))
+
+
+def _whole_job_samples(job: JobView) -> Iterator[Sample]:
+    if job.ranks:
+        started_ns = min(rank.hello.started_wall_ns for rank in job.ranks)
+        yield sample("pacecar_job_start_time_seconds", started_ns, *job.key)
+    yield from _tuner_samples(job)
+    yield from crew_samples(job.key, job.crew)
+    if job.what_if is not None:
+        yield from _what_if_samples(job.key, job.what_if)
+
+
+def _rank_samples(rank: RankView, residence: Callable[[JobHello], Residence]) -> Iterator[Sample]:
+    hello = rank.hello
+    labels = (*JobKey.of(hello), str(hello.rank))
+    yield sample(
+        "pacecar_rank_info",
+        1,
+        *labels,
+        str(hello.local_rank),
+        str(hello.world_size),
+        hello.host,
+        str(hello.pid),
+        hello.device,
+        hello.device_uuid or "",
+        hello.backend or "",
+        hello.framework,
+        *residence(hello),
+    )
+    if rank.step is not None:
+        yield from _step_samples(rank.step, labels)
+    if rank.vitals is not None:
+        yield from _vitals_samples(rank.vitals, labels)
+    if rank.check is not None:
+        yield from _check_samples(rank.check, labels)
+    if rank.collectives is not None:
+        yield from _collective_samples(rank.collectives, labels)
+    if rank.step_age_ns is not None:
+        yield sample("pacecar_job_last_record_age_seconds", rank.step_age_ns, *labels)
+    knobs = _knobs_in_force(rank)
+    if knobs is not None:
+        yield sample("pacecar_knob_epoch", knobs.epoch, *labels)
+        for knob, value in knobs.values.items():
+            if not isinstance(value, str):
+                yield sample("pacecar_knob_value", value, *labels, knob)
+    yield sample("pacecar_knob_switches_total", rank.switches, *labels)
+    if rank.switch is not None:
+        yield sample("pacecar_knob_switch_duration_seconds", rank.switch.duration_ns, *labels)
+
+
+def _knobs_in_force(rank: RankView) -> Knobs | None:
+    """Return the newest knobs that the rank reported: a switch is heard of before the first step under it."""
+    said = [record.knobs for record in (rank.step, rank.switch) if record is not None]
+    return max(said, key=lambda knobs: knobs.epoch, default=None)
+
+
+def _step_samples(step: StepRecord, labels: tuple[str, str, str]) -> Iterator[Sample]:
+    optional = {
+        "pacecar_job_samples_total": step.total_samples,
+        "pacecar_job_tokens_total": step.total_tokens,
+        "pacecar_job_ledger_calibration_age_steps": step.calibration_age_steps,
+        "pacecar_job_micro_batches": step.micro_batches,
+        "pacecar_job_window_predicted_seconds": step.window_price_ns,
+        "pacecar_job_measured_every_steps": step.measured_every,
+    }
+    always = {
+        "pacecar_job_steps_total": step.total_steps,
+        "pacecar_job_step": step.step,
+        "pacecar_job_step_duration_seconds": step.wall_ns,
+        "pacecar_job_step_wall_seconds_total": step.totals.wall_ns,
+        "pacecar_job_communication_seconds_total": step.totals.communication_ns,
+        "pacecar_job_overlapped_communication_seconds_total": step.totals.overlapped_communication_ns,
+        "pacecar_job_windows_total": step.total_windows,
+        "pacecar_job_overhead_seconds_total": step.total_overhead_ns,
+        "pacecar_job_hook_measuring": int(step.measured_every is not None),
+        "pacecar_job_records_dropped_total": step.dropped_records,
+    }
+    for metric, value in (always | optional).items():
+        if value is not None:
+            yield sample(metric, value, *labels)
+    if step.uncalibrated is not None:
+        yield sample("pacecar_job_ledger_uncalibrated", 1, *labels, step.uncalibrated)
+    phases = {
+        "data_wait": step.data_wait_ns,
+        "forward": step.forward_ns,
+        "backward": step.backward_ns,
+        "optimizer": step.optimizer_ns,
+    }
+    for phase, duration in phases.items():
+        if duration is not None:
+            yield sample("pacecar_job_step_phase_duration_seconds", duration, *labels, phase)
+    for heading, duration in step.totals.parts().items():
+        yield sample("pacecar_job_ledger_seconds_total", duration, *labels, heading)
+
+
+def _vitals_samples(vitals: Vitals, labels: tuple[str, str, str]) -> Iterator[Sample]:
+    if vitals.flops_source is not None:
+        yield sample("pacecar_job_flops_info", 1, *labels, vitals.flops_source, vitals.arithmetic or "")
+    figures: dict[str, int | float | None] = {
+        "pacecar_job_step_flops": vitals.step_flops,
+        "pacecar_job_model_flops_per_second": vitals.flops_per_second,
+        "pacecar_job_device_peak_flops_per_second": vitals.peak_flops_per_second,
+        "pacecar_job_mfu_ratio": vitals.mfu_ratio,
+        "pacecar_job_checkpoints_total": vitals.total_checkpoints,
+        "pacecar_job_checkpoint_seconds_total": vitals.total_checkpoint_ns,
+    }
+    memory = vitals.memory
+    if memory is not None:
+        figures |= {
+            "pacecar_job_memory_allocated_bytes": memory.allocated_bytes,
+            "pacecar_job_memory_reserved_bytes": memory.reserved_bytes,
+            "pacecar_job_memory_allocated_peak_bytes": memory.allocated_peak_bytes,
+            "pacecar_job_memory_inactive_split_bytes": memory.inactive_split_bytes,
+            "pacecar_job_memory_fragmentation_ratio": memory.fragmentation_ratio,
+            "pacecar_job_memory_allocation_retries_total": memory.total_allocation_retries,
+            "pacecar_job_memory_out_of_memory_total": memory.total_out_of_memory,
+        }
+    for metric, value in figures.items():
+        if value is not None:
+            yield sample(metric, value, *labels)
+
+
+def _what_if_samples(job: JobKey, ladder: WhatIf) -> Iterator[Sample]:
+    yield sample("pacecar_job_what_if_calibration_age_steps", ladder.calibration_age_steps, *job)
+    for rung in ladder.rungs:
+        yield sample("pacecar_job_what_if_step_seconds", rung.step_ns, *job, rung.name)
+        yield sample("pacecar_job_what_if_gain_ratio", rung.gain_ratio, *job, rung.name)
+
+
+def _check_samples(check: EstimateCheck, labels: tuple[str, str, str]) -> Iterator[Sample]:
+    figures = {
+        "pacecar_job_estimate_error_ratio": check.error_ratio,
+        "pacecar_job_estimate_bias_limit_ratio": check.bias_limit_ratio,
+    }
+    for metric, value in figures.items():
+        if value is not None:
+            yield sample(metric, value, *labels)
+    if check.exact.wall_ns:
+        for heading, error_ns in check.heading_errors_ns.items():
+            ratio = error_ns / check.exact.wall_ns
+            yield sample("pacecar_job_estimate_heading_error_ratio", ratio, *labels, heading)
+
+
+def _collective_samples(window: CollectiveWindow, labels: tuple[str, str, str]) -> Iterator[Sample]:
+    for one in window.sums:
+        figures: dict[str, int | float | None] = {
+            "pacecar_job_collectives": one.count,
+            "pacecar_job_collective_duration_seconds": one.duration_ns,
+            "pacecar_job_collective_bytes": one.bytes,
+            "pacecar_job_collective_bus_bandwidth_bytes_per_second": one.bus_bandwidth,
+        }
+        for metric, value in figures.items():
+            if value is not None:
+                yield sample(metric, value, *labels, one.operation)
+
+
+def _tuner_samples(job: JobView) -> Iterator[Sample]:
+    for action, outcomes in job.orders.items():
+        for outcome, count in outcomes.items():
+            yield sample("pacecar_tuner_orders_total", count, *job.key, action, outcome)
+    if job.tuner is not None:
+        for state in TUNER_STATES:
+            yield sample("pacecar_tuner_state", int(state == job.tuner.state), *job.key, state)
+        yield sample("pacecar_tuner_exploration_seconds", job.tuner.exploration_ns, *job.key)
+    for tally in job.decision_tallies:
+        yield sample("pacecar_tuner_decisions_total", tally.count, *job.key, tally.knob, tally.what)
+    for tally in job.verdict_tallies:
+        yield sample("pacecar_tuner_verdicts_total", tally.count, *job.key, tally.knob, tally.what)
+    for knob, ratio in job.expected_gain.items():
+        yield sample("pacecar_tuner_expected_gain_ratio", ratio, *job.key, knob)
+    for knob, ratio in job.measured_gain.items():
+        yield sample("pacecar_tuner_measured_gain_ratio", ratio, *job.key, knob)
+    for knob, ratio in job.forecast_error.items():
+        yield sample("pacecar_tuner_forecast_error_ratio", ratio, *job.key, knob)
+
+
+def _spending_samples(figures: DaemonFigures) -> Iterator[Sample]:
+    yield sample("pacecar_daemon_cpu_budget_ratio", figures.cpu_budget)
+    yield sample("pacecar_daemon_glance_frequency_hertz", figures.glance_rate)
+    if figures.cpu_ratio is not None:
+        yield sample("pacecar_daemon_cpu_utilization_ratio", figures.cpu_ratio)
+    for direction, count in figures.glance_changes.items():
+        yield sample("pacecar_daemon_glance_changes_total", count, direction)
+    for collector, (glances, failed) in figures.glances.items():
+        yield sample("pacecar_collector_glances_total", glances, collector)
+        yield sample("pacecar_collector_glance_failures_total", failed, collector)
+
+
+def _otlp_samples(figures: OtlpFigures) -> Iterator[Sample]:
+    for outcome, count in figures.exports.items():
+        yield sample("pacecar_daemon_otlp_exports_total", count, outcome)
+    if figures.duration_ns is not None:
+        yield sample("pacecar_daemon_otlp_export_duration_seconds", figures.duration_ns)
+    if figures.success_age_ns is not None:
+        yield sample("pacecar_daemon_otlp_success_age_seconds", figures.success_age_ns)
+
+
+def _recorder_samples(figures: Figures) -> Iterator[Sample]:
+    yield sample("pacecar_recorder_memory_bytes", figures.memory_bytes)
+    yield sample("pacecar_recorder_span_seconds", figures.span_ns)
+    yield sample("pacecar_recorder_entries_total", figures.entries)
+    for reason, count in figures.dropped.items():
+        yield sample("pacecar_recorder_dropped_total", count, reason)
+    for kind, count in figures.triggers.items():
+        yield sample("pacecar_recorder_triggers_total", count, kind)
+    yield sample("pacecar_recorder_files_total", figures.files)
+    yield sample("pacecar_recorder_write_failures_total", figures.failures)
+    yield sample("pacecar_recorder_lost_total", figures.lost)
+    if figures.files_bytes is not None:
+        yield sample("pacecar_recorder_files_bytes", figures.files_bytes)
+
+
+def _service_samples(figures: DaemonFigures) -> Iterator[Sample]:
+    yield sample("pacecar_web_connections", figures.web_connections)
+    for refusal, count in figures.web_refused.items():
+        yield sample("pacecar_web_refused_total", count, refusal.value)
+    yield sample("pacecar_daemon_config_last_reload_successful", int(figures.reloads.is_good))
+    yield sample("pacecar_daemon_config_last_reload_success_timestamp_seconds", figures.reloads.good_wall_ns)
+    for outcome, count in figures.reloads.reloads.items():
+        yield sample("pacecar_daemon_config_reloads_total", count, outcome)
+
+
+def _health_samples(figures: DaemonFigures) -> Iterator[Sample]:
+    for part, count in figures.faults.items():
+        yield sample("pacecar_daemon_faults_total", count, part)
+    for thread in figures.threads:
+        yield sample("pacecar_daemon_thread_up", int(thread.is_up), thread.name)
+        yield sample("pacecar_daemon_thread_restarts_total", thread.restarts, thread.name)
+
+
+def daemon_samples(figures: DaemonFigures) -> Iterator[Sample]:
+    """Yield what the daemon serves about itself; CPU time and memory are the collector's in `collectors.own`."""
+    yield sample("pacecar_build_info", 1, figures.version, platform.python_version())
+    yield sample("pacecar_daemon_start_time_seconds", figures.started_wall_ns)
+    yield sample("pacecar_daemon_ticks_total", figures.ticks)
+    yield sample("pacecar_daemon_ticks_missed_total", figures.ticks_missed)
+    yield sample("pacecar_inbox_connections", figures.connections)
+    yield sample("pacecar_inbox_frames_total", figures.frames)
+    yield sample("pacecar_inbox_jobs", figures.jobs)
+    yield sample("pacecar_daemon_scrapes_total", figures.scrapes[0])
+    yield sample("pacecar_daemon_scrape_seconds_total", figures.scrapes[1])
+    for what, count in figures.left_out.items():
+        yield sample("pacecar_inbox_left_out_total", count, what)
+    for what, count in figures.displaced.items():
+        yield sample("pacecar_inbox_displaced_total", count, what)
+    yield sample("pacecar_daemon_viewers", figures.viewers.viewers)
+    yield sample("pacecar_daemon_viewers_displaced_total", figures.viewers.displaced)
+    yield sample("pacecar_daemon_viewers_dropped_total", figures.viewers.dropped)
+    yield sample("pacecar_daemon_viewer_frames_total", figures.viewers.frames)
+    yield sample("pacecar_daemon_history_series_left_out", figures.history_left_out)
+    for refusal, count in figures.refused.items():
+        yield sample("pacecar_inbox_frames_refused_total", count, refusal.value)
+    yield from _spending_samples(figures)
+    if figures.otlp is not None:
+        yield from _otlp_samples(figures.otlp)
+    if figures.recorder is not None:
+        yield from _recorder_samples(figures.recorder)
+    yield from _service_samples(figures)
+    yield from _health_samples(figures)
+    for collector, count in figures.failures.items():
+        yield sample("pacecar_collector_failures_total", count, collector)
+    if figures.snapshot_age_ns is not None:
+        yield sample("pacecar_daemon_snapshot_age_seconds", figures.snapshot_age_ns)
+    if figures.snapshot is None:
+        return
+    yield sample("pacecar_daemon_tick_lateness_seconds", figures.snapshot.lateness_ns)
+    for collector, duration in figures.snapshot.durations_ns.items():
+        yield sample("pacecar_collector_duration_seconds", duration, collector)
+    for collector, outcome in figures.snapshot.outcomes.items():
+        for word, kind in _OUTCOMES.items():
+            yield sample("pacecar_collector_outcome", int(isinstance(outcome, kind)), collector, word)

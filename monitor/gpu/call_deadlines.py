@@ -1,0 +1,119 @@
+"""Measure how long each driver call for one GPU takes, and say when the one in flight should have returned.
+
+A fixed deadline for a whole reading calls a slow driver dead: at 50 ms a call eleven calls miss half a second, though
+each comes back.  So the deadline is per call, and learned: ten times what this call of this GPU mostly takes, at least
+CALL_SECONDS_MIN, at most CALL_SECONDS_MAX; a call that was never made before is given CALL_SECONDS_FIRST.  A call that
+came back late is no hang either: while it is among the latest ones the deadline is at least twice as long as it took.
+
+So a hang of a driver that answers as usual is found within CALL_SECONDS_MIN and a tick, and any hang within
+CALL_SECONDS_MAX and a tick.
+
+Left out: what to do about a hang (`unit`); splitting what one method of `Nvml` asks the driver in several calls.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+from pacecar.clock import NS_PER_SECOND, Clock
+
+from .driver import Nvml
+
+__all__ = ["CALL_SECONDS_FIRST", "CALL_SECONDS_MAX", "CALL_SECONDS_MIN", "CallTimes", "Overdue", "timed"]
+
+CALL_SECONDS_MIN = 2.0
+"""A driver that answers in a millisecond is silent for half a second while the GPU is reset or begins to work."""
+
+CALL_SECONDS_FIRST = 5.0
+"""The first calls for a GPU without persistence mode initialize it, which takes seconds."""
+
+CALL_SECONDS_MAX = 30.0
+"""A driver that gives a GPU up says so after 45 s; a call that took so long once should not hide the next hang."""
+
+FACTOR = 10
+QUANTILE = 0.9
+RECENT = 32
+"""Durations kept of each call: one outlier among them changes nothing."""
+
+LATEST = 16
+"""Calls of any kind that count as the latest ones: a reading, and a half."""
+
+
+class Overdue(NamedTuple):
+    """The call that should have returned, and for how long it has been in flight."""
+
+    call: str
+    age_ns: int
+
+
+class CallTimes:
+    """The calls of one GPU.  One thread makes them; `overdue` and the totals may be asked from any other."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.total_ns = 0
+        self.slowest = ("", 0)
+        """The slowest of the latest calls, and what it took."""
+        self._clock = clock
+        self._in_flight: tuple[str, int, int] | None = None
+        self._recent: dict[str, deque[int]] = {}
+        self._latest: deque[tuple[int, str]] = deque(maxlen=LATEST)
+
+    def make(self, call: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401  as the driver
+        """Return what `function` returns, and learn from how long it took; what it raises took its time too."""
+        begun = self._clock.monotonic_ns()
+        self._in_flight = (call, begun, self.deadline_ns(call))  # one assignment: others see all of it or nothing
+        try:
+            return function(*arguments)
+        finally:
+            took = self._clock.monotonic_ns() - begun
+            self._in_flight = None
+            self.total_ns += took
+            self._recent.setdefault(call, deque(maxlen=RECENT)).append(took)
+            self._latest.append((took, call))
+            longest, name = max(self._latest)
+            self.slowest = (name, longest)
+
+    def deadline_ns(self, call: str) -> int:
+        """Return how long `call` may take; for the thread that makes the calls."""
+        recent = self._recent.get(call)
+        if recent is None:
+            return _seconds(CALL_SECONDS_FIRST)
+        deadline = max(_seconds(CALL_SECONDS_MIN), 2 * self.slowest[1])
+        if FACTOR * max(recent) > deadline:
+            deadline = max(deadline, FACTOR * sorted(recent)[min(len(recent) - 1, int(QUANTILE * len(recent)))])
+        return min(deadline, _seconds(CALL_SECONDS_MAX))
+
+    def overdue(self, now_ns: int) -> Overdue | None:
+        """Return the call in flight if it should have returned."""
+        in_flight = self._in_flight
+        if in_flight is None or now_ns - in_flight[1] < in_flight[2]:
+            return None
+        return Overdue(in_flight[0], now_ns - in_flight[1])
+
+
+class _Timed:
+    """An `Nvml` whose every method is made through a CallTimes."""
+
+    def __init__(self, nvml: Nvml, times: CallTimes) -> None:
+        self._nvml = nvml
+        self._times = times
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method, make = getattr(self._nvml, name), self._times.make
+
+        def call(*arguments: object) -> Any:  # noqa: ANN401
+            return make(str(arguments[1]) if name == "number" else name, method, *arguments)
+
+        setattr(self, name, call)  # once: this is not asked again
+        return call
+
+
+def timed(nvml: Nvml, times: CallTimes) -> Nvml:
+    """Return `nvml` with every call measured, by its method's name, and a number by its own."""
+    return cast(Nvml, _Timed(nvml, times))
+
+
+def _seconds(seconds: float) -> int:
+    return int(seconds * NS_PER_SECOND)

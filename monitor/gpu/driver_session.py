@@ -1,0 +1,154 @@
+"""Which GPUs are there, and how does the daemon get at them?  Open the driver, count, take handles.
+
+A session ends when the driver is reloaded or a GPU vanishes, and then everything in it is void: handles, event set,
+sample buffers.  NVML counts its initializations, so each `start` needs its `stop`.  But a shutdown waits for locks
+that a hung call may hold, so while a call hangs the driver is started once more without being stopped, and the debt is
+paid at the next opening that finds nobody hanging.
+
+The first question to a GPU may hang as well as any other, so each is looked for on a thread of its own.  One that does
+not answer in FIND_SECONDS is left to come later; the session is that of the others.
+
+Left out on purpose: deciding when to open.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import NamedTuple
+
+from pacecar.clock import Clock
+
+from .device import Facts
+from .driver import Handle, Identity, Nvml, NvmlError
+from .driver_thread import Worker
+
+__all__ = ["GPUS_MAX", "Found", "Session", "Sessions"]
+
+GPUS_MAX = 64
+
+FIND_SECONDS = 1.0
+"""What an opening waits for handles and names; a GPU without persistence mode takes a good part of a second."""
+
+
+class Found(NamedTuple):
+    """A GPU that answered when the driver was opened; without a handle: one to look for at that index."""
+
+    handle: Handle | None
+    facts: Facts
+
+
+class Session(NamedTuple):
+    """What an opening found; `problems` are those that refused and how, `hanging` those that are silent."""
+
+    found: tuple[Found, ...]
+    problems: tuple[tuple[Found, NvmlError], ...]
+    hanging: tuple[int, ...]
+    left_out: int
+    has_events: bool
+
+
+class Sessions:
+    """Opens the driver, again and again.  Used by one thread at a time."""
+
+    def __init__(self, nvml: Nvml, clock: Clock) -> None:
+        self._nvml = nvml
+        self._clock = clock
+        self._returned = threading.Condition()
+        self._finders: dict[int, tuple[int, Worker[Found]]] = {}  # index -> (opening, who is looking)
+        self._starts = 0
+        self.openings = 0
+
+    def open(self, *, stop_first: bool) -> Session:
+        """Return the GPUs of a new session; raises NvmlError when the driver cannot be opened."""
+        if stop_first:
+            self.close()
+        self._nvml.start()
+        self._starts += 1
+        self.openings += 1
+        driver = self._nvml.driver_version()
+        try:
+            cuda = self._nvml.cuda_version()
+        except NvmlError:
+            cuda = ""
+        count = self._nvml.device_count()
+        results = self._find_all(range(min(count, GPUS_MAX)), driver, cuda)
+        found = [result for result in results.values() if isinstance(result, Found)]
+        unknown = Identity("", "", "")
+        problems = [
+            (Found(None, Facts(index, unknown, driver, cuda)), result)
+            for index, result in results.items()
+            if isinstance(result, NvmlError)
+        ]
+        return Session(
+            tuple(found), tuple(problems), tuple(self._finders), max(0, count - GPUS_MAX), self._watch(found)
+        )
+
+    def sought_ns(self) -> dict[int, int]:
+        """Return index -> for how long a GPU has been looked for, of those that have not answered."""
+        now = self._clock.monotonic_ns()
+        since = {index: worker.busy_since_ns for index, (_, worker) in self._finders.items()}
+        return {index: now - begun for index, begun in since.items() if begun is not None}
+
+    def is_anyone_hanging(self) -> bool:
+        """Return whether a look for a GPU has not come back."""
+        return any(worker.busy_since_ns is not None for _, worker in self._finders.values())
+
+    def give_up(self) -> None:
+        """Let each look that hangs end its thread when it comes back; nothing may be opened after this."""
+        for _, worker in list(self._finders.values()):
+            worker.stop(0.0)
+
+    def late(self) -> list[Found]:
+        """Return the GPUs that answered after the opening was over; those of an older one are forgotten."""
+        results = {index: (opening, worker.take()) for index, (opening, worker) in self._finders.items()}
+        found: list[Found] = []
+        for index, (opening, result) in results.items():
+            if result is not None:
+                self._finders.pop(index)[1].stop(0.0)
+                if isinstance(result, Found) and opening == self.openings:
+                    found.append(result)
+        return found
+
+    def _find_all(self, indices: range, driver: str, cuda: str) -> dict[int, Found | Exception]:
+        self.late()
+        asked: dict[int, Worker[Found]] = {}
+        for index in indices:
+            if index not in self._finders:  # where a look hangs already, another would hang beside it
+                find = partial(self._find, index, driver, cuda)
+                asked[index] = Worker(f"gpu-find-{index}", find, self._clock, self._returned)
+                asked[index].ask()
+        with self._returned:
+            self._returned.wait_for(lambda: all(w.busy_since_ns is None for w in asked.values()), FIND_SECONDS)
+        results: dict[int, Found | Exception] = {}
+        for index, worker in asked.items():
+            result = worker.take()
+            if result is None:
+                self._finders[index] = (self.openings, worker)
+            else:
+                worker.stop(FIND_SECONDS)
+                results[index] = result
+        for result in results.values():
+            if isinstance(result, Exception) and not isinstance(result, NvmlError):
+                raise result
+        return results
+
+    def _find(self, index: int, driver: str, cuda: str) -> Found:
+        handle = self._nvml.device(index)
+        return Found(handle, Facts(index, self._nvml.identity(handle), driver, cuda))
+
+    def close(self) -> None:
+        """Let go of the driver as often as it was started."""
+        while self._starts > 0:
+            self._starts -= 1
+            self._nvml.stop()
+
+    def _watch(self, found: list[Found]) -> bool:
+        if not found:
+            return False
+        try:
+            handles = [(each.facts.gpu_index, each.handle) for each in found if each.handle is not None]
+            answers = self._nvml.watch(handles)
+        except NvmlError:
+            return False
+        return any(answer is None for answer in answers)

@@ -1,0 +1,266 @@
+"""Is this GPU well?  One GPU with its thread, what came of asking it, and since when it is down.
+
+`up` is 1 when the last tick read something of it.  Why it is not is one word of REASONS, so that it can be a label; the
+driver's own words go to the log, once when a GPU goes down and once when it is back.
+
+A driver that is only slow is no reason.  A GPU is hung when the call in flight should have returned by what its calls
+took so far (`calltimes`); while its calls return, late as they may be, it is up.  One whose readings take longer than a
+tick waits for them is `slow`: it is read less often, so that calls take at most SHARE_MAX of the time, no tick waits
+for it, and its last reading stands until the next one has come, for HELD_SECONDS at most.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterator
+
+from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.records import Sample
+
+from .call_deadlines import CallTimes, timed
+from .device import CALLS_PER_TICK_MAX, Device, Facts, Reading
+from .driver import DriverMissingError, DriverStoppedError, GpuLostError, Nvml
+from .driver_session import Found
+from .driver_thread import Worker
+from .xid_news import News
+
+__all__ = ["REASONS", "Unit"]
+
+REASONS = ("hung", "lost", "reset_required", "vanished", "driver", "error")
+"""Why a GPU is down: a call does not return, the driver calls it lost, wants a reset, does not list it, is gone itself,
+or every question fails."""
+
+SHARE_MAX = 0.5
+"""Of the time that readings of one GPU may take: a slow driver has a lock that the job waits for too."""
+
+FAST_READINGS = 3
+"""Readings in a row within half of what a tick waits, after which a GPU is not slow any more."""
+
+HELD_SECONDS = 60.0
+"""At half a second a call a reading takes six seconds and comes every twelve; beyond this nobody calls it a reading."""
+
+_RESET_REQUIRED = 16  # NVML_ERROR_RESET_REQUIRED
+
+
+class Unit:
+    """A GPU that the daemon has seen; it stays, with its label and its counters, when the GPU goes and comes back."""
+
+    def __init__(
+        self,
+        label: str,
+        nvml: Nvml,
+        clock: Clock,
+        returned: threading.Condition,
+        news: News,
+        *,
+        deadline_ns: int,
+    ) -> None:
+        self.label = label
+        self._times = CallTimes(clock)
+        self.device = Device(label, timed(nvml, self._times), clock)
+        self.worker: Worker[Reading] = Worker(f"gpu-{label}", self.device.read, clock, returned)
+        self.reason: str | None = None
+        self.words = ""
+        self.down_since_ns: int | None = None
+        self.facts: Facts | None = None
+        self.was_asked = False
+        self._awaits_tick = False
+        self.is_glancing = False
+        self.is_slow = False
+        self._fast_readings = 0
+        self._clock = clock
+        self._news = news
+        self._deadline_ns = deadline_ns
+        self._asked_ns = self._due_ns = self._interval_ns = 0
+        self._arrived: Reading | Exception | None = None
+        self._held: tuple[Reading, int] | None = None
+        self._is_attached = False
+        self._sought_as: str | None = None
+        self._waiting: Found | None = None
+        self._succeeded_wall_ns: int | None = None
+        self._in_a_row = 0
+        self._failures: Counter[str] = Counter()
+        self._read_failures = 0
+        self._is_failing = False
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the last tick read something."""
+        return self.reason is None and self._succeeded_wall_ns is not None
+
+    @property
+    def was_ever_up(self) -> bool:
+        """Whether anything was read of it since the daemon started."""
+        return self._succeeded_wall_ns is not None
+
+    def attach(self, found: Found) -> None:
+        """Take the handle of a new session, as soon as no call hangs in the old one."""
+        self._waiting, self._sought_as, self.facts = found, None, found.facts
+        self._is_attached = False
+        self._settle()
+
+    def seek(self, found: Found, reason: str, words: str) -> None:
+        """Look at every tick whether it is back at its index; until then it is down for that reason."""
+        self.attach(found)
+        self._sought_as = reason
+        self._go_down(reason, words)
+
+    def detach(self, reason: str, words: str) -> None:
+        """Ask no more until there is a new handle."""
+        self._is_attached, self._waiting = False, None
+        self._go_down(reason, words)
+
+    def await_driver(self) -> None:
+        """Note a tick in which nothing could be asked because the driver is being opened."""
+        self._go_down("driver", "the driver is being opened")
+
+    def ask(self) -> None:
+        """Ask, unless it is busy, has no handle or was read too lately for how slow it is."""
+        self._settle()
+        now = self._clock.monotonic_ns()
+        is_idle = self._is_attached and self.worker.busy_since_ns is None
+        if is_idle:
+            self._collect()
+        self.was_asked = is_idle and now >= self._due_ns
+        if self.was_asked:
+            if self._asked_ns:
+                self._interval_ns = now - self._asked_ns
+            self._awaits_tick, self._asked_ns = True, now
+            self.worker.ask()
+
+    def ask_to_glance(self) -> None:
+        """Ask for a glance if it is up and idle and has a call to spare: waking a thread for nothing costs as much."""
+        is_idle = self._is_attached and self.is_up and not self.is_slow and self.worker.busy_since_ns is None
+        self.is_glancing = is_idle and self.device.is_glance_due
+        if self.is_glancing:
+            self._collect()
+            self._awaits_tick = False
+            self.worker.ask(self.device.glance)
+
+    def gather_glance(self) -> list[Sample]:
+        """Return what a glance saw; what went wrong is met again, and named, by the next tick."""
+        result = self.worker.take() if self.is_glancing else None
+        return result.samples if isinstance(result, Reading) else []
+
+    def gather(self) -> tuple[list[Sample], list[str], bool]:
+        """Return what came in this tick, what failed, and whether the driver has stopped."""
+        self._collect()
+        result, self._arrived = self._arrived, None
+        if isinstance(result, Reading):
+            self._come_up()
+            self._held = (result, self._clock.monotonic_ns())
+            self._note_failures(result.failures)
+            return result.samples, [f"gpu {self.label}: {failure}" for failure in result.failures], False
+        if isinstance(result, Exception):
+            reason, words = _named(result)
+            self._go_down(reason if reason == "driver" else self._sought_as or reason, words)
+        elif (held := self._between_readings()) is not None:
+            return held, [], False
+        stopped = isinstance(result, (DriverStoppedError, DriverMissingError))
+        return [], [f"gpu {self.label}: {self.reason}: {self.words}"], stopped
+
+    def _collect(self) -> None:
+        """Take the reading that has come, and say how long to wait for the next one; a glance's answer is none."""
+        result = self.worker.take() if self._awaits_tick else None
+        if result is None:
+            return
+        self._arrived = result
+        took_ns = result.took_ns if isinstance(result, Reading) else 0
+        self._due_ns = self._asked_ns + int(took_ns / SHARE_MAX)
+        # A probe makes more calls than a tick: what the calls of a tick would take is what counts.
+        calls = result.calls if isinstance(result, Reading) else 0
+        of_a_tick_ns = took_ns * CALLS_PER_TICK_MAX // max(calls, CALLS_PER_TICK_MAX)
+        if isinstance(result, Reading) and of_a_tick_ns > self._deadline_ns and not self.is_slow:
+            call, longest_ns = self._times.slowest
+            self.is_slow = True
+            self._news.tell(
+                logging.WARNING, "slow", self.label,
+                f"a reading takes {took_ns / NS_PER_SECOND:.2f} s, {result.calls} calls of which {call!r} took"
+                f" {longest_ns / NS_PER_SECOND:.3f} s: it is read every {took_ns / SHARE_MAX / NS_PER_SECOND:.1f} s",
+            )  # fmt: skip
+        self._fast_readings = self._fast_readings + 1 if of_a_tick_ns <= self._deadline_ns / 2 else 0
+        if self.is_slow and self._fast_readings >= FAST_READINGS:
+            self.is_slow = False
+            self._news.tell(logging.INFO, "as fast as a tick again", self.label)
+
+    def _between_readings(self) -> list[Sample] | None:
+        """Return what stands while no reading has come; None when the GPU is down."""
+        now = self._clock.monotonic_ns()
+        busy_since_ns = self.worker.busy_since_ns
+        overdue = self._times.overdue(now) if busy_since_ns is not None else None
+        if overdue is not None:
+            self._go_down("hung", f"no answer for {overdue.age_ns / NS_PER_SECOND:.1f} s to {overdue.call!r}")
+        elif self.reason is None and self._held is not None and now - self._held[1] < HELD_SECONDS * NS_PER_SECOND:
+            return self._held[0].samples
+        elif busy_since_ns is not None and self.reason is None and not self.was_ever_up:
+            return []  # its calls return: the first reading takes its time
+        elif busy_since_ns is not None and self.reason is None:
+            self._go_down("hung", f"no reading for {(now - busy_since_ns) / NS_PER_SECOND:.1f} s")
+        else:
+            self._go_down(self.reason or "driver", self.words or "the driver is being opened")
+        return None
+
+    def health(self) -> Iterator[Sample]:
+        """Yield whether it is up, why not, and for how long."""
+        gpu = (self.label,)
+        yield Sample("pacecar_gpu_up", gpu, int(self.is_up))
+        for reason in REASONS:
+            yield Sample("pacecar_gpu_down", (self.label, reason), int(self.reason == reason))
+            yield Sample("pacecar_gpu_failures_total", (self.label, reason), self._failures[reason])
+        if self._succeeded_wall_ns is not None:
+            yield Sample("pacecar_gpu_last_success_time_seconds", gpu, self._succeeded_wall_ns)
+        yield Sample("pacecar_gpu_consecutive_failures", gpu, self._in_a_row)
+        yield Sample("pacecar_gpu_read_failures_total", gpu, self._read_failures)
+        yield Sample("pacecar_gpu_driver_calls_total", gpu, self.device.calls)
+        yield Sample("pacecar_gpu_driver_call_seconds_total", gpu, self._times.total_ns)
+        yield Sample("pacecar_gpu_driver_slow", gpu, int(self.is_slow and self.is_up))
+        if self._interval_ns:
+            yield Sample("pacecar_gpu_read_interval_seconds", gpu, self._interval_ns)
+
+    def _settle(self) -> None:
+        if self._waiting is not None and self.worker.busy_since_ns is None:
+            self.worker.take()  # an answer from the old session is worth nothing
+            self.device.attach(*self._waiting)
+            self._waiting, self._is_attached, self._awaits_tick = None, True, False
+            self._arrived = self._held = None
+            self._due_ns = 0
+
+    def _come_up(self) -> None:
+        if self.reason is not None:
+            self._news.tell(logging.INFO, "back", self.label)
+        self.reason, self.words, self.down_since_ns, self._in_a_row = None, "", None, 0
+        self._sought_as = None
+        self._succeeded_wall_ns = self._clock.wall_ns()
+
+    def _go_down(self, reason: str, words: str) -> None:
+        if reason != self.reason:
+            self._news.tell(logging.WARNING, f"down: {reason}", self.label, words)
+        self._held = None
+        if self.down_since_ns is None:
+            self.down_since_ns = self._clock.monotonic_ns()
+        self.reason, self.words = reason, words
+        self._in_a_row += 1
+        self._failures[reason] += 1
+
+    def _note_failures(self, failures: list[str]) -> None:
+        self._read_failures += len(failures)
+        if bool(failures) != self._is_failing:
+            self._is_failing = bool(failures)
+            if failures:
+                self._news.tell(logging.WARNING, "not all numbers are read", self.label, _first_of(failures))
+            else:
+                self._news.tell(logging.INFO, "all numbers are read again", self.label)
+
+
+def _first_of(failures: list[str]) -> str:
+    return failures[0] + (f", and {len(failures) - 1} more" if len(failures) > 1 else "")
+
+
+def _named(error: Exception) -> tuple[str, str]:
+    if isinstance(error, GpuLostError):
+        return "reset_required" if error.code == _RESET_REQUIRED else "lost", str(error)
+    if isinstance(error, (DriverStoppedError, DriverMissingError)):
+        return "driver", str(error)
+    return "error", f"{type(error).__name__}: {error}"

@@ -1,0 +1,412 @@
+"""How do we ask the NVIDIA driver?  The only file that knows pynvml; everyone else sees `gpu.driver.Nvml`.
+
+pynvml raises one exception class per error code, hands out ctypes structures and grows with every driver.  So each
+function is looked up by name when it is asked: one that this pynvml or this driver does not have is an
+UnsupportedError like any other, and an old driver costs its newer numbers only.
+
+    the size of the GPM array has grown (98, 210, 333, 477 entries) under one and the same version number, so a driver
+    may write more than the binding made room for; here there is room for the largest of all
+
+Left out on purpose: nvmlDeviceGetPcieThroughput, which blocks for 20 ms a direction while the driver measures (the
+cumulative fields 197 and 198 cost a hundredth and lose nothing between ticks), and everything that sets something.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pynvml
+
+from .calls import NUMBER_CALLS
+from .driver import (
+    DriverMissingError,
+    DriverStoppedError,
+    Event,
+    Fabric,
+    FieldId,
+    FieldValue,
+    GpmSample,
+    GpuLostError,
+    Handle,
+    Identity,
+    Instance,
+    Memory,
+    NothingNewError,
+    Number,
+    NvmlError,
+    Process,
+    ProcessShare,
+    RemoteLink,
+    UnsupportedError,
+    Utilization,
+)
+
+__all__ = ["GPM_ENTRIES_MAX", "PyNvml"]
+
+GPM_ENTRIES_MAX = 477
+"""NVML_GPM_METRIC_MAX of the newest driver known; 98, 210 and 333 came before, all with version 1."""
+
+MIG_DEVICES_MAX = 8
+"""A GPU has at most seven instances today."""
+
+_GPM_VERSION = 1
+_XID = 0x8  # nvmlEventTypeXidCriticalError
+_MEMORY_V2 = 0x02000028  # nvmlMemory_v2: the structure's size and version
+
+_NVLINK_VERSIONS = {
+    1: "1.0",
+    2: "2.0",
+    3: "2.2",
+    4: "3.0",
+    5: "3.1",
+    6: "4.0",
+    7: "5.0",
+    8: "6.0",
+}  # NVML_NVLINK_VERSION_*
+_LINK_DEVICES = {0: "gpu", 1: "npu", 2: "switch"}  # NVML_NVLINK_DEVICE_TYPE_*
+
+
+class _GpmMetrics(ctypes.Structure):
+    """nvmlGpmMetricsGet_t with room for the largest array."""
+
+    _fields_ = [
+        ("version", ctypes.c_uint),
+        ("numMetrics", ctypes.c_uint),
+        ("sample1", ctypes.c_void_p),
+        ("sample2", ctypes.c_void_p),
+        ("metrics", pynvml.c_nvmlGpmMetric_t * max(GPM_ENTRIES_MAX, pynvml.NVML_GPM_METRIC_MAX)),
+    ]  # fmt: skip
+
+
+class PyNvml:
+    """The real driver through pynvml."""
+
+    def __init__(self) -> None:
+        self._events: object | None = None
+        self._watched: dict[int | None, int] = {}
+        self._samples: list[object] = []
+        self._first_version: set[int | None] = set()  # addresses of GPUs whose memory is asked for the old way
+
+    def start(self) -> None:
+        """Load libnvidia-ml.so.1 and initialize it."""
+        _ask("nvmlInit")
+
+    def stop(self) -> None:
+        """Free what was allocated and shut the library down; one that is down already is no error."""
+        samples, self._samples = self._samples, []
+        self._first_version.clear()
+        events, self._events = self._events, None
+        for name, things in (("nvmlGpmSampleFree", samples), ("nvmlEventSetFree", [] if events is None else [events])):
+            for thing in things:
+                _ask_gently(name, thing)
+        _ask_gently("nvmlShutdown")
+
+    def driver_version(self) -> str:
+        """Ask nvmlSystemGetDriverVersion."""
+        return _text(_ask("nvmlSystemGetDriverVersion"))
+
+    def cuda_version(self) -> str:
+        """Ask nvmlSystemGetCudaDriverVersion_v2: 1000 times the major version plus 10 times the minor."""
+        version = int(_ask("nvmlSystemGetCudaDriverVersion_v2"))
+        return f"{version // 1000}.{version % 1000 // 10}"
+
+    def device_count(self) -> int:
+        """Ask nvmlDeviceGetCount."""
+        return int(_ask("nvmlDeviceGetCount"))
+
+    def device(self, index: int) -> Handle:
+        """Ask nvmlDeviceGetHandleByIndex."""
+        return Handle(_ask("nvmlDeviceGetHandleByIndex", index))
+
+    def identity(self, handle: Handle) -> Identity:
+        """Ask for UUID, name, PCI address and, where there is one, VBIOS version."""
+        return Identity(
+            uuid=_text(_ask("nvmlDeviceGetUUID", handle)),
+            name=_text(_ask("nvmlDeviceGetName", handle)),
+            pci_bus_id=_text(_ask("nvmlDeviceGetPciInfo", handle).busId),
+            vbios=_ask_gently("nvmlDeviceGetVbiosVersion", handle),
+        )
+
+    def number(self, handle: Handle, which: Number) -> int:
+        """Ask the newest call of `which` that the driver has."""
+        *newer, oldest = NUMBER_CALLS[which]
+        for name, *arguments in newer:
+            try:
+                return _number(_ask(str(name), handle, *arguments))
+            except UnsupportedError as error:
+                if error.code != pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+                    raise
+        return _number(_ask(str(oldest[0]), handle, *oldest[1:]))
+
+    def compute_capability(self, handle: Handle) -> tuple[int, int]:
+        """Ask nvmlDeviceGetCudaComputeCapability."""
+        major, minor = _ask("nvmlDeviceGetCudaComputeCapability", handle)
+        return int(major), int(minor)
+
+    def peer_status(self, handle: Handle, other: Handle) -> int:
+        """Ask nvmlDeviceGetP2PStatus for reads (index 0; pynvml's name for it is a tuple by a stray comma)."""
+        return int(_ask("nvmlDeviceGetP2PStatus", handle, other, 0))
+
+    def utilization(self, handle: Handle) -> Utilization:
+        """Ask nvmlDeviceGetUtilizationRates."""
+        rates = _ask("nvmlDeviceGetUtilizationRates", handle)
+        return Utilization(int(rates.gpu), int(rates.memory))
+
+    def memory(self, handle: Handle) -> Memory:
+        """Ask nvmlDeviceGetMemoryInfo_v2, or the first version of it, in which reserved memory counts as used."""
+        if _address(handle) not in self._first_version:
+            try:
+                info = _ask("nvmlDeviceGetMemoryInfo", handle, _MEMORY_V2)
+                return Memory(int(info.total), int(info.used), int(info.free), int(info.reserved))
+            except NvmlError as error:
+                if error.code not in (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, _VERSION_MISMATCH):
+                    raise
+                self._first_version.add(_address(handle))
+        info = _ask("nvmlDeviceGetMemoryInfo", handle)
+        return Memory(int(info.total), int(info.used), int(info.free))
+
+    def fan_percent(self, handle: Handle, fan: int) -> int:
+        """Ask nvmlDeviceGetFanSpeed_v2."""
+        return int(_ask("nvmlDeviceGetFanSpeed_v2", handle, fan))
+
+    def fan_rpm(self, handle: Handle, fan: int) -> int:
+        """Ask nvmlDeviceGetFanSpeedRPM; pynvml's own function asks for the first fan only."""
+        if not hasattr(pynvml, "c_nvmlFanSpeedInfo_t"):
+            raise UnsupportedError("this pynvml has no nvmlDeviceGetFanSpeedRPM", pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+        info = pynvml.c_nvmlFanSpeedInfo_t(version=pynvml.nvmlFanSpeedInfo_v1, fan=fan)
+        try:
+            pynvml._nvmlCheckReturn(
+                pynvml._nvmlGetFunctionPointer("nvmlDeviceGetFanSpeedRPM")(handle, ctypes.byref(info))
+            )
+        except pynvml.NVMLError as error:
+            raise _named(error.value, str(error)) from error
+        return int(info.speed)
+
+    def bar1(self, handle: Handle) -> Memory:
+        """Ask nvmlDeviceGetBAR1MemoryInfo."""
+        info = _ask("nvmlDeviceGetBAR1MemoryInfo", handle)
+        return Memory(int(info.bar1Total), int(info.bar1Used), int(info.bar1Free))
+
+    def fields(self, handle: Handle, ids: Sequence[FieldId]) -> list[FieldValue | NvmlError]:
+        """Ask nvmlDeviceGetFieldValues once for all; each value has its own return code."""
+        values = _ask("nvmlDeviceGetFieldValues", handle, [tuple(field) for field in ids])
+        return [
+            _field(number, kind, code, union)
+            for number, _, _, _, kind, code, union in _FIELD_VALUE.iter_unpack(memoryview(values).cast("B"))
+        ]
+
+    def processes(self, handle: Handle) -> list[Process]:
+        """Ask nvmlDeviceGetComputeRunningProcesses, which is two calls: how many, and which."""
+        found = _ask("nvmlDeviceGetComputeRunningProcesses", handle)
+        return [Process(int(p.pid), None if p.usedGpuMemory is None else int(p.usedGpuMemory)) for p in found]
+
+    def process_shares(self, handle: Handle, since_us: int) -> list[ProcessShare]:
+        """Ask nvmlDeviceGetProcessUtilization, which is two calls as well; NOT_FOUND means no sample since."""
+        try:
+            found = _ask("nvmlDeviceGetProcessUtilization", handle, since_us)
+        except NvmlError as error:
+            # With no sample the first of the two calls succeeds, which pynvml raises as an error of code 0.
+            if error.code in (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND):
+                raise NothingNewError(str(error), error.code) from error
+            raise
+        return [ProcessShare(int(p.pid), int(p.timeStamp), int(p.smUtil)) for p in found]
+
+    def fabric(self, handle: Handle) -> Fabric:
+        """Ask nvmlDeviceGetGpuFabricInfoV, whose health mask came with driver 545, or what was before it."""
+        if hasattr(pynvml, "c_nvmlGpuFabricInfo_v2_t"):
+            newer = pynvml.c_nvmlGpuFabricInfo_v2_t()
+            try:
+                _ask("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(newer))
+                return Fabric(int(newer.state), int(newer.status), int(newer.healthMask))
+            except UnsupportedError as error:
+                if error.code != pynvml.NVML_ERROR_FUNCTION_NOT_FOUND:
+                    raise
+        info = pynvml.c_nvmlGpuFabricInfo_t()
+        _ask("nvmlDeviceGetGpuFabricInfo", handle, ctypes.byref(info))
+        return Fabric(int(info.state), int(info.status), None)
+
+    def link_active(self, handle: Handle, link: int) -> bool:
+        """Ask nvmlDeviceGetNvLinkState."""
+        return bool(_ask("nvmlDeviceGetNvLinkState", handle, link))
+
+    def link_remote(self, handle: Handle, link: int) -> RemoteLink:
+        """Ask for version, kind and address of the remote end; what is not told is left empty."""
+        version = _ask_gently("nvmlDeviceGetNvLinkVersion", handle, link)
+        kind = _ask_gently("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link)
+        address = _ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
+        return RemoteLink(_NVLINK_VERSIONS.get(version, ""), _LINK_DEVICES.get(kind, ""), _text(address.busId))
+
+    def instance_slots(self, handle: Handle) -> int:
+        """Ask nvmlDeviceGetMaxMigDeviceCount."""
+        return min(_number(_ask("nvmlDeviceGetMaxMigDeviceCount", handle)), MIG_DEVICES_MAX)
+
+    def instance_key(self, handle: Handle, slot: int) -> int | None:
+        """Ask nvmlDeviceGetMigDeviceHandleByIndex for a handle, which is an instance's own as long as that lives."""
+        try:
+            return _address(_ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot))
+        except NvmlError as error:
+            if error.code in (pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_ERROR_INVALID_ARGUMENT):
+                return None
+            raise
+
+    def instance(self, handle: Handle, slot: int) -> Instance:
+        """Ask for the MIG device's handle, numbers, UUID and name: five calls."""
+        device = _ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot)
+        return Instance(
+            Handle(device),
+            _number(_ask("nvmlDeviceGetGpuInstanceId", device)),
+            _number(_ask("nvmlDeviceGetComputeInstanceId", device)),
+            _text(_ask("nvmlDeviceGetUUID", device)),
+            _text(_ask("nvmlDeviceGetName", device)),
+        )
+
+    def gpm_sample(self) -> GpmSample:
+        """Ask nvmlGpmSampleAlloc."""
+        sample = _ask("nvmlGpmSampleAlloc")
+        self._samples.append(sample)
+        return GpmSample(sample)
+
+    def gpm_free(self, sample: GpmSample) -> None:
+        """Ask nvmlGpmSampleFree."""
+        if sample in self._samples:
+            self._samples.remove(sample)
+            _ask_gently("nvmlGpmSampleFree", sample)
+
+    def gpm_read(self, handle: Handle, into: GpmSample, gpu_instance: int | None = None) -> None:
+        """Ask nvmlGpmSampleGet, or nvmlGpmMigSampleGet for a MIG instance of the GPU."""
+        if gpu_instance is None:
+            _ask("nvmlGpmSampleGet", handle, into)
+        else:
+            _ask("nvmlGpmMigSampleGet", handle, gpu_instance, into)
+
+    def gpm_metrics(self, before: GpmSample, after: GpmSample, ids: Sequence[int]) -> list[float | NvmlError]:
+        """Ask nvmlGpmMetricsGet once for all; each metric has its own return code."""
+        query = _GpmMetrics(
+            version=_GPM_VERSION, numMetrics=len(ids), sample1=_address(before), sample2=_address(after)
+        )
+        for slot, number in enumerate(ids):
+            query.metrics[slot].metricId = number
+        _ask("nvmlGpmMetricsGet", query)
+        return [
+            float(metric.value)
+            if metric.nvmlReturn == pynvml.NVML_SUCCESS
+            else _named(metric.nvmlReturn, str(pynvml.NVMLError(metric.nvmlReturn)))
+            for metric in query.metrics[: len(ids)]
+        ]
+
+    def watch(self, handles: Sequence[tuple[int, Handle]]) -> list[NvmlError | None]:
+        """Ask nvmlEventSetCreate once and nvmlDeviceRegisterEvents for each GPU."""
+        self._events = _ask("nvmlEventSetCreate")
+        self._watched = {_address(handle): index for index, handle in handles}
+        answers: list[NvmlError | None] = []
+        for _, handle in handles:
+            try:
+                _ask("nvmlDeviceRegisterEvents", handle, _XID, self._events)
+                answers.append(None)
+            except NvmlError as error:
+                answers.append(error)
+        return answers
+
+    def event(self) -> Event:
+        """Ask nvmlEventSetWait with no time to wait; a timeout means that there is nothing."""
+        assert self._events is not None, "watch comes first"
+        try:
+            data = _ask("nvmlEventSetWait", self._events, 0)
+        except NvmlError as error:
+            if error.code == pynvml.NVML_ERROR_TIMEOUT:
+                raise NothingNewError(str(error), error.code) from error
+            raise
+        index = self._watched.get(_address(data.device))
+        if index is None or int(data.eventType) != _XID:
+            raise NothingNewError(f"an event of type {data.eventType} of no GPU that is watched")
+        return Event(index, int(data.eventData))
+
+
+def _ask(name: str, *arguments: object) -> Any:  # noqa: ANN401  pynvml has no types
+    function = getattr(pynvml, name, None)
+    if function is None:
+        raise UnsupportedError(f"this pynvml has no {name}", pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+    try:
+        return function(*arguments)
+    except pynvml.NVMLError as error:
+        raise _named(error.value, str(error)) from error
+
+
+def _ask_gently(name: str, *arguments: object) -> Any:  # noqa: ANN401
+    """Ask for what may be missing: the answer, or an empty text; a lost GPU and a stopped driver still raise."""
+    try:
+        answer = _ask(name, *arguments)
+    except (GpuLostError, DriverStoppedError) as error:
+        if name in ("nvmlShutdown", "nvmlGpmSampleFree", "nvmlEventSetFree"):
+            return ""
+        raise error
+    except NvmlError:
+        return ""
+    return _text(answer) if isinstance(answer, bytes) else answer
+
+
+_VERSION_MISMATCH = 25  # NVML_ERROR_ARGUMENT_VERSION_MISMATCH; pynvml 12.0 has no name for it
+_KINDS: tuple[tuple[type[NvmlError], tuple[int, ...]], ...] = (
+    (DriverMissingError, (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)),
+    (
+        UnsupportedError,
+        (
+            pynvml.NVML_ERROR_NOT_SUPPORTED,
+            pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,  # a driver older than the call
+            pynvml.NVML_ERROR_INVALID_ARGUMENT,  # what old drivers say to a field or a clock that they do not know
+            pynvml.NVML_ERROR_NO_PERMISSION,  # will not be granted while we run
+            _VERSION_MISMATCH,
+            26,  # NVML_ERROR_DEPRECATED
+        ),
+    ),
+    (GpuLostError, (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, 28)),  # 28: GPU_NOT_FOUND
+    (DriverStoppedError, (pynvml.NVML_ERROR_UNINITIALIZED, pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)),
+)
+_KIND_OF_CODE = {code: kind for kind, codes in _KINDS for code in codes}
+
+
+def _named(code: int, words: str) -> NvmlError:
+    return _KIND_OF_CODE.get(code, NvmlError)(f"{words} (NVML error {code})", code)
+
+
+_FIELD_VALUE = struct.Struct("=IIqqII8s")
+"""nvmlFieldValue_t: field, scope, timestamp, latency, type, return code, and the union as bytes.  Read this way because
+pynvml's structures take a microsecond for each attribute, and there are a hundred fields a tick."""
+
+_VALUE_OF_TYPE = {  # NVML_VALUE_TYPE_* -> (bytes in the union, bits of the number, signed)
+    1: (4, 32, False),
+    2: (ctypes.sizeof(ctypes.c_ulong), 8 * ctypes.sizeof(ctypes.c_ulong), False),
+    3: (8, 64, False),
+    4: (8, 63, True),
+    5: (4, 31, True),
+    6: (2, 16, False),
+}
+
+
+def _field(number: int, kind: int, code: int, union: bytes) -> FieldValue | NvmlError:
+    """Return the field's number; its type says which member of the C union holds it."""
+    if code != pynvml.NVML_SUCCESS:
+        return _named(code, str(pynvml.NVMLError(code)))
+    if kind not in _VALUE_OF_TYPE:  # type 0 is a double
+        return UnsupportedError(f"field {number} has value type {kind}, which is no whole number")
+    size, bits, is_signed = _VALUE_OF_TYPE[kind]
+    return FieldValue(int.from_bytes(union[:size], sys.byteorder, signed=is_signed), bits)
+
+
+def _number(answer: Any) -> int:  # noqa: ANN401
+    """Return the number in an answer: itself, the first of a list (now, pending) or GPM's yes or no."""
+    if isinstance(answer, (list, tuple)):
+        return int(answer[0])
+    return int(getattr(answer, "isSupportedDevice", answer))
+
+
+def _address(handle: object) -> int | None:
+    return ctypes.cast(handle, ctypes.c_void_p).value  # type: ignore[arg-type]  # a ctypes pointer that mypy cannot see
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

@@ -1,0 +1,245 @@
+"""What is asked of a GPU beside its fields, what does it cost, and how soon is it worth asking again?
+
+Asking everything at every tick costs a hundred calls a GPU, and most answers are those of the last tick: limits,
+maxima, thresholds, the address at the other end of a link.  So a question says how many driver calls it makes and
+after how long its answer is stale; what is always stale is asked at every tick, and the rest fill what is left of the
+tick's calls, the longest overdue first (`schedule`).
+
+Here is the table for a whole GPU and that for a MIG instance; a question yields samples or raises NvmlError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from pacecar.clock import NS_PER_SECOND
+from pacecar.records import Sample
+
+from .driver import Fabric, Handle, Instance, NothingNewError, Number, Nvml
+
+__all__ = [
+    "PROCESSES_MAX",
+    "Processes",
+    "Question",
+    "fan_questions",
+    "gpu_questions",
+    "instance_questions",
+    "link_questions",
+]
+
+PROCESSES_MAX = 16
+"""Processes of one GPU that get series of their own, those with most memory first; `gpu_processes` counts all."""
+
+FANS_MAX = 16
+"""Fans of one GPU that get series of their own; boards have up to three."""
+
+EVERY_TICK = 0
+SECONDS_5 = 5 * NS_PER_SECOND
+SECONDS_10 = 10 * NS_PER_SECOND
+SECONDS_15 = 15 * NS_PER_SECOND
+SECONDS_30 = 30 * NS_PER_SECOND
+MINUTES_5 = 300 * NS_PER_SECOND
+NEVER = 1 << 62
+"""For what stays until the GPU is probed again."""
+
+Ask = Callable[[Nvml, Handle], Iterable[Sample]]
+
+
+class Question(NamedTuple):
+    """One question; `stale_ns` 0 is asked at every tick."""
+
+    name: str
+    calls: int
+    stale_ns: int
+    ask: Ask
+
+
+def _number(which: Number, stale_ns: int, metric: str, *labels: str, factor: float = 1) -> Question:
+    def ask(nvml: Nvml, handle: Handle) -> Iterator[Sample]:
+        value = nvml.number(handle, which)
+        yield Sample(metric, labels, value if factor == 1 else value * factor)
+
+    return Question(which.value, 1, stale_ns, ask)
+
+
+def gpu_questions(gpu: str) -> list[Question]:
+    """Return what is asked of a whole GPU, those of every tick first."""
+
+    def utilization(nvml: Nvml, handle: Handle) -> Iterator[Sample]:
+        rates = nvml.utilization(handle)
+        yield Sample("pacecar_gpu_utilization_ratio", (gpu,), rates.gpu_percent / 100)
+        yield Sample("pacecar_gpu_memory_utilization_ratio", (gpu,), rates.memory_percent / 100)
+
+    def bar1(nvml: Nvml, handle: Handle) -> Iterator[Sample]:
+        memory = nvml.bar1(handle)
+        yield Sample("pacecar_gpu_bar1_size_bytes", (gpu,), memory.total)
+        yield Sample("pacecar_gpu_bar1_used_bytes", (gpu,), memory.used)
+
+    def fabric(nvml: Nvml, handle: Handle) -> Iterable[Sample]:
+        return fabric_samples(gpu, nvml.fabric(handle))
+
+    clocks = {"sm": EVERY_TICK, "memory": SECONDS_5, "graphics": SECONDS_15, "video": SECONDS_15}
+    thresholds = {
+        Number.THRESHOLD_SHUTDOWN: "shutdown",
+        Number.THRESHOLD_SLOWDOWN: "slowdown",
+        Number.THRESHOLD_MEMORY_MAX: "memory_max",
+        Number.THRESHOLD_GPU_MAX: "gpu_max",
+    }
+    return [
+        Question("utilization", 1, EVERY_TICK, utilization),
+        Question("memory", 1, EVERY_TICK, _memory("pacecar_gpu_memory", gpu)),
+        _number(Number.POWER, EVERY_TICK, "pacecar_gpu_power_watts", gpu),
+        _number(Number.TEMPERATURE, EVERY_TICK, "pacecar_gpu_temperature_celsius", gpu),
+        *(
+            _number(Number(f"{clock} clock"), stale, "pacecar_gpu_clock_hertz", gpu, clock)
+            for clock, stale in clocks.items()
+        ),
+        _number(Number.PERFORMANCE_STATE, SECONDS_5, "pacecar_gpu_performance_state", gpu),
+        _number(Number.ENCODER, SECONDS_10, "pacecar_gpu_encoder_utilization_ratio", gpu, factor=0.01),
+        _number(Number.DECODER, SECONDS_10, "pacecar_gpu_decoder_utilization_ratio", gpu, factor=0.01),
+        Question("bar1", 1, SECONDS_15, bar1),
+        _number(Number.POWER_LIMIT, SECONDS_30, "pacecar_gpu_power_limit_watts", gpu),
+        _number(Number.PCIE_GENERATION, SECONDS_30, "pacecar_gpu_pcie_generation", gpu),
+        _number(Number.PCIE_WIDTH, SECONDS_30, "pacecar_gpu_pcie_width", gpu),
+        _number(Number.PCIE_GENERATION_MAX, MINUTES_5, "pacecar_gpu_pcie_generation_max", gpu),
+        _number(Number.PCIE_WIDTH_MAX, MINUTES_5, "pacecar_gpu_pcie_width_max", gpu),
+        Question("fabric", 1, SECONDS_30, fabric),
+        *(
+            _number(Number(f"highest {clock} clock"), MINUTES_5, "pacecar_gpu_clock_max_hertz", gpu, clock)
+            for clock in clocks
+        ),
+        *(
+            _number(which, MINUTES_5, "pacecar_gpu_temperature_threshold_celsius", gpu, name)
+            for which, name in thresholds.items()
+        ),
+    ]
+
+
+def _memory(prefix: str, *labels: str) -> Ask:
+    def ask(nvml: Nvml, handle: Handle) -> Iterator[Sample]:
+        memory = nvml.memory(handle)
+        yield Sample(f"{prefix}_size_bytes", labels, memory.total)
+        yield Sample(f"{prefix}_used_bytes", labels, memory.used)
+        yield Sample(f"{prefix}_free_bytes", labels, memory.free)
+        if memory.reserved is not None:
+            yield Sample(f"{prefix}_reserved_bytes", labels, memory.reserved)
+
+    return ask
+
+
+def link_questions(gpu: str, link: int, *, ask_state: bool) -> list[Question]:
+    """Return what is asked of one NVLink; its state only where the field for it is not there."""
+
+    def state(nvml: Nvml, handle: Handle) -> Iterator[Sample]:
+        yield Sample("pacecar_gpu_nvlink_link_state", (gpu, str(link)), int(nvml.link_active(handle, link)))
+
+    def remote(nvml: Nvml, handle: Handle) -> Iterator[Sample]:
+        end = nvml.link_remote(handle, link)
+        yield Sample("pacecar_gpu_nvlink_info", (gpu, str(link), end.version, end.device, end.pci_bus_id), 1)
+
+    questions = [Question(f"nvlink {link} remote end", 3, NEVER, remote)]
+    if ask_state:
+        questions.append(Question(f"nvlink {link} state", 1, SECONDS_30, state))
+    return questions
+
+
+def fan_questions(gpu: str, fans: int) -> list[Question]:
+    """Return what is asked of each fan: the share of its highest speed and, since driver 565, how fast it turns."""
+
+    def speed(fan: int) -> Ask:
+        return lambda nvml, handle: [
+            Sample("pacecar_gpu_fan_speed_ratio", (gpu, str(fan)), nvml.fan_percent(handle, fan) / 100)
+        ]
+
+    def rpm(fan: int) -> Ask:
+        return lambda nvml, handle: [Sample("pacecar_gpu_fan_rpm", (gpu, str(fan)), nvml.fan_rpm(handle, fan))]
+
+    asked = range(min(fans, FANS_MAX))
+    return [
+        *(Question(f"fan {fan} speed", 1, SECONDS_10, speed(fan)) for fan in asked),
+        *(Question(f"fan {fan} rpm", 1, SECONDS_10, rpm(fan)) for fan in asked),
+    ]
+
+
+def instance_questions(gpu: str, instance: Instance) -> list[Question]:
+    """Return what is asked of a MIG device; the handle that they are given is not used, but the instance's own."""
+    labels = (gpu, str(instance.gpu_instance), str(instance.compute_instance))
+    memory = _memory("pacecar_gpu_instance_memory", *labels)
+
+    def processes(nvml: Nvml, handle: Handle) -> Iterator[Sample]:
+        yield Sample("pacecar_gpu_instance_processes", labels, len(nvml.processes(instance.handle)))
+
+    name = f"mig {instance.gpu_instance}.{instance.compute_instance}"
+    return [
+        Question(f"{name} memory", 1, SECONDS_5, lambda nvml, handle: memory(nvml, instance.handle)),
+        Question(f"{name} processes", 2, SECONDS_15, processes),
+    ]
+
+
+class Processes:
+    """The processes of one GPU and their share of its SMs; remembers up to when it was told."""
+
+    def __init__(self, gpu: str) -> None:
+        self._gpu = gpu
+        self._since_us = 0
+        self._shown: set[int] = set()
+
+    def questions(self) -> list[Question]:
+        """Return the two questions, of two calls each: how many, and which."""
+        return [
+            Question("processes", 2, SECONDS_10, self._memory),
+            Question("process shares", 2, SECONDS_10, self._shares),
+        ]
+
+    def _memory(self, nvml: Nvml, handle: Handle) -> Iterator[Sample]:
+        found = nvml.processes(handle)
+        yield Sample("pacecar_gpu_processes", (self._gpu,), len(found))
+        # One process may be listed once for each of its contexts: a series is a process.
+        known: dict[int, int] = {}
+        for process in found:
+            if process.memory is not None:
+                known[process.pid] = known.get(process.pid, 0) + process.memory
+        largest = sorted(known, key=lambda pid: (-known[pid], pid))[:PROCESSES_MAX]
+        unknown = [process.pid for process in found if process.memory is None]
+        self._shown = set((largest + unknown)[:PROCESSES_MAX])
+        for pid in largest:
+            yield Sample("pacecar_gpu_process_memory_bytes", (self._gpu, str(pid)), known[pid])
+
+    def _shares(self, nvml: Nvml, handle: Handle) -> Iterator[Sample]:
+        try:
+            shares = nvml.process_shares(handle, self._since_us)
+        except NothingNewError:
+            return
+        latest = {share.pid: share for share in sorted(shares, key=lambda share: share.stamp_us)}
+        self._since_us = max((share.stamp_us for share in shares), default=self._since_us)
+        for pid, share in latest.items():
+            # Some drivers fill unused rows with rubbish: pid 0, shares beyond all bounds.
+            if pid in self._shown and share.sm_percent <= 100:
+                yield Sample("pacecar_gpu_process_sm_ratio", (self._gpu, str(pid)), share.sm_percent / 100)
+
+
+_FABRIC_STATES = {1: "not_started", 2: "in_progress", 3: "completed"}  # NVML_GPU_FABRIC_STATE_*; 0 is not supported
+_FABRIC_CONDITIONS = {  # condition -> (shift, width) in the health mask, nvml.h NVML_GPU_FABRIC_HEALTH_MASK_*
+    "degraded_bandwidth": (0, 0x3),
+    "route_recovery": (2, 0x3),
+    "route_unhealthy": (4, 0x3),
+    "access_timeout_recovery": (6, 0x3),
+    "incorrect_configuration": (8, 0xF),
+}
+
+
+def fabric_samples(gpu: str, fabric: Fabric) -> Iterator[Sample]:
+    """Yield state and conditions; nothing for a GPU that has no fabric, nor for a condition that is not told."""
+    if fabric.state not in _FABRIC_STATES:
+        return
+    for state, name in _FABRIC_STATES.items():
+        yield Sample("pacecar_gpu_fabric_state", (gpu, name), int(fabric.state == state))
+    yield Sample("pacecar_gpu_fabric_status", (gpu,), fabric.status)
+    if fabric.health_mask is None:
+        return
+    for condition, (shift, width) in _FABRIC_CONDITIONS.items():
+        told = fabric.health_mask >> shift & width
+        if told != 0:
+            is_so = told > 1 if condition == "incorrect_configuration" else told == 1
+            yield Sample("pacecar_gpu_fabric_condition", (gpu, condition), int(is_so))

@@ -1,0 +1,120 @@
+"""Which questions fit into this tick?  Those of every tick, and then the longest overdue, within a number of calls.
+
+A fixed cadence (every tenth tick, all of it) makes nine cheap ticks and a dear one; then the dear one is late.  Filling
+each tick up to the same bound makes all ticks alike, and what does not fit is only asked a little later.
+
+Here also lives what a question has earned: its last answer, which stands until it is asked again, and whether the
+driver ever answered it.  A question that was never answered and is called unsupported is dropped at once; one that was
+answered before may be refused for a moment (MIG is being set up), and is dropped when the refusals do not end.  One
+that only ever failed is dropped as well in the end, or a driver with one broken number would look broken for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pacecar.records import Sample
+
+from .queries import Question
+
+__all__ = ["FAILURES_MAX", "REFUSALS_MAX", "Asked", "Schedule"]
+
+REFUSALS_MAX = 3
+"""Refusals in a row after which a question that was answered before is dropped."""
+
+FAILURES_MAX = 10
+"""Failures after which a question that was never answered is dropped, whatever the driver calls them."""
+
+
+class Asked:
+    """A question with its last answer."""
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+        self.samples: tuple[Sample, ...] = ()
+        self._due_ns: int | None = None
+        self._was_answered = False
+        self._refusals = self._failures = 0
+
+    @property
+    def is_unasked(self) -> bool:
+        """Whether it was never asked."""
+        return self._due_ns is None
+
+    def overdue_ns(self, now_ns: int) -> int:
+        """Return for how long the answer has been stale; negative while it is fresh."""
+        return now_ns if self._due_ns is None else now_ns - self._due_ns
+
+    def answered(self, samples: Iterable[Sample], now_ns: int) -> None:
+        """Keep the answer."""
+        self.samples = tuple(samples)
+        self._was_answered, self._refusals = True, 0
+        self._due_ns = now_ns + self.question.stale_ns
+
+    def failed(self, now_ns: int) -> bool:
+        """Forget the answer, because what was not read now is missing; return whether to ask no more."""
+        self.samples = ()
+        self._due_ns = now_ns + self.question.stale_ns
+        self._failures += 1
+        return not self._was_answered and self._failures >= FAILURES_MAX
+
+    def refused(self, now_ns: int) -> bool:
+        """Note that the driver calls it unsupported; return whether to ask no more."""
+        self.failed(now_ns)
+        self._refusals += 1
+        return not self._was_answered or self._refusals >= REFUSALS_MAX
+
+
+class Schedule:
+    """The questions of one GPU."""
+
+    def __init__(self, questions: Iterable[Question] = ()) -> None:
+        self._asked = {question.name: Asked(question) for question in questions}
+
+    def add(self, questions: Iterable[Question]) -> None:
+        """Ask `questions` too; those that are known by name start over."""
+        self._asked.update({question.name: Asked(question) for question in questions})
+
+    def drop(self, name: str) -> None:
+        """Ask the question of that name no more, and forget its answer."""
+        self._asked.pop(name, None)
+
+    def fast_calls(self) -> int:
+        """Return the calls of the questions of every tick."""
+        return sum(asked.question.calls for asked in self._asked.values() if asked.question.stale_ns == 0)
+
+    def has_unasked(self) -> bool:
+        """Return whether a question was never asked."""
+        return any(asked.is_unasked for asked in self._asked.values())
+
+    def value_of(self, name: str) -> float | None:
+        """Return the number that the question of that name was last answered with; None when there is none."""
+        asked = self._asked.get(name)
+        return asked.samples[0].value if asked is not None and asked.samples else None
+
+    def clear(self) -> None:
+        """Forget all questions and answers."""
+        self._asked.clear()
+
+    def due(self, now_ns: int, calls: int | None) -> list[Asked]:
+        """Return what to ask now with at most `calls` driver calls (None: as many as it takes)."""
+        chosen: list[Asked] = []
+        slow: list[tuple[int, int, Asked]] = []
+        left = calls
+        for order, asked in enumerate(self._asked.values()):
+            if asked.question.stale_ns == 0:
+                chosen.append(asked)
+                left = None if left is None else left - asked.question.calls
+            elif (overdue := asked.overdue_ns(now_ns)) >= 0:
+                slow.append((-overdue, order, asked))
+        for _, _, asked in sorted(slow, key=lambda item: item[:2]):
+            if left is None or asked.question.calls <= left:
+                chosen.append(asked)
+                left = None if left is None else left - asked.question.calls
+            else:
+                break  # the longest overdue goes first, also when something cheaper behind it would fit
+        return chosen
+
+    def samples(self) -> list[Sample]:
+        """Return the answers that stand."""
+        return [sample for asked in self._asked.values() for sample in asked.samples]

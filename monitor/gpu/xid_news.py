@@ -1,0 +1,65 @@
+"""Log what became of the GPUs: one line for all that share a change, however many there are.
+
+One cause (a driver's lock, a reset, a reload) hits all GPUs of a node at once, and a line for each makes eight of it,
+at every turn of a driver that comes and goes.  So what changes within a tick is one line that names all of them, what
+may wait (slow, not dead) is gathered for a few seconds, and each kind of change has an allowance a minute.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from pacecar.clock import NS_PER_SECOND, Clock
+
+from ..ingest.log_limiter import Notices
+
+__all__ = ["LINES_PER_MINUTE", "SETTLE_SECONDS", "News"]
+
+LINES_PER_MINUTE = 4
+"""Lines of each kind of change; what is beyond them is in the metrics."""
+
+SETTLE_SECONDS = {"slow": 3.0, "as fast as a tick again": 3.0, "down: hung": 1.0}
+"""Change -> what is waited for others of its kind: GPUs that one cause slows down are found slow within a reading or
+two of each other, and calls that hang behind one lock within a tick."""
+
+JOIN_SECONDS = {"slow": 60.0, "as fast as a tick again": 60.0}
+"""Change -> for how long after a line GPUs of which the same is so are of the same cause, and only in the metrics: a
+slow GPU is found slow when its reading has come, which takes the longer the slower it is."""
+
+_log = logging.getLogger(__name__)
+
+
+class News:
+    """Takes changes as they are found, and says them when `flush` is called.  One thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._notices = Notices(_log, LINES_PER_MINUTE, clock)
+        self._waiting: dict[tuple[int, str], list[tuple[str, str]]] = {}
+        self._since_ns: dict[tuple[int, str], int] = {}
+        self._said_ns: dict[str, int] = {}
+
+    def tell(self, level: int, change: str, gpu: str, words: str = "") -> None:
+        """Say at the next `flush` that `gpu` is `change` ("down: hung"), and in `words` what is known of it alone."""
+        key = (level, change)
+        told = self._waiting.setdefault(key, [])
+        self._since_ns.setdefault(key, self._clock.monotonic_ns())
+        if gpu not in {other for other, _ in told}:
+            told.append((gpu, words))
+
+    def flush(self) -> None:
+        """Log all changes, but those that others may join only when the first of them is old enough."""
+        now = self._clock.monotonic_ns()
+        for key, told in list(self._waiting.items()):
+            level, change = key
+            if now - self._since_ns[key] < SETTLE_SECONDS.get(change, 0.0) * NS_PER_SECOND:
+                continue
+            del self._waiting[key], self._since_ns[key]
+            said_ns = self._said_ns.get(change)
+            if said_ns is not None and now - said_ns < JOIN_SECONDS.get(change, 0.0) * NS_PER_SECOND:
+                continue
+            self._said_ns[change] = now
+            gpus = ", ".join(sorted((gpu for gpu, _ in told), key=lambda gpu: (len(gpu), gpu)))
+            words = told[0][1] + (" (the first of them)" if len(told) > 1 and told[0][1] else "")
+            text = f"{change}: {words}" if words else change
+            self._notices.tell(level, change, "gpu%s %s: %s", "s" if len(told) > 1 else "", gpus, text)

@@ -1,0 +1,102 @@
+"""Is this the password?  Checked so that neither the answer's time nor its cost helps whoever guesses.
+
+bcrypt is slow on purpose, some 50 ms at cost 10.  A scraper that comes each second would take 5 % of a processor from
+the training job, so what was found right is remembered: as a keyed hash, under a key that this process drew at random,
+so that memory holds no password.  A guesser has nothing from that: what is fast is what is right.
+
+Who guesses must not learn which users there are.  So a user who does not exist is checked too, against a hash that no
+password fits.  That hash needs a cost, and where the users' costs differ a fixed one would tell the users of other
+costs from strangers; so each name is given one of the costs that exist, the same one each time.
+
+What was found wrong is remembered too: a scraper with an old password comes each second, and costs nothing.
+
+Left out: when a check has its turn (`checkqueue`), and locking a user out.  Anybody could do it to him.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import threading
+from collections import OrderedDict
+from enum import Enum
+
+from .web_config import Security, authorization
+
+__all__ = ["Gate", "Verdict"]
+
+REMEMBERED_MAX = 128
+"""Right credentials remembered, and as many wrong ones; the one that was not used longest goes."""
+
+PASSWORD_BYTES_MAX = 72
+"""bcrypt uses no more.  Libraries differ in what they do with the rest; Go's, which Prometheus uses, drops it."""
+
+_NO_PASSWORD = "$2b${cost:02d}$" + "." * 53
+"""A hash in form; no password is known to give it."""
+
+
+class Verdict(Enum):
+    """What becomes of a request."""
+
+    ALLOWED = "allowed"
+    NO_CREDENTIALS = "no_credentials"
+    WRONG = "credentials"
+    TOO_MANY = "guesses"
+    UNCHECKED = "unchecked"
+    """Not known without bcrypt: ask `check`, on a thread that may take its time."""
+
+
+class Gate:
+    """Decides for one `Security`; a new one, with nothing remembered, is made when that changes."""
+
+    def __init__(self, security: Security) -> None:
+        self._security = security
+        self._key = secrets.token_bytes(32)
+        self._right: OrderedDict[bytes, None] = OrderedDict()
+        self._wrong: OrderedDict[bytes, None] = OrderedDict()
+        self._lock = threading.Lock()
+        self._costs = sorted({int(text[4:6]) for text in security.users.values()})
+
+    def look(self, header: str | None) -> Verdict:
+        """Say what is known about an Authorization header at once."""
+        if not self._security.users:
+            return Verdict.ALLOWED
+        given = None if header is None else authorization(header)
+        if given is None:
+            return Verdict.NO_CREDENTIALS
+        digest = self._digest(*given)
+        with self._lock:
+            for known, verdict in ((self._right, Verdict.ALLOWED), (self._wrong, Verdict.WRONG)):
+                if digest in known:
+                    known.move_to_end(digest)
+                    return verdict
+        return Verdict.UNCHECKED
+
+    def check(self, header: str) -> Verdict:
+        """Return ALLOWED or WRONG, in the time that bcrypt takes."""
+        given = authorization(header)
+        assert given is not None, "only what `look` could read is checked"
+        assert self._security.verify is not None, "users come with a way to verify them"
+        user, password = given
+        stored = self._security.users.get(user)
+        # bcrypt's C ends a password at a zero byte or refuses it: such a one is nobody's, but takes the same time.
+        raw = password.encode()[:PASSWORD_BYTES_MAX]
+        usable = b"\0" not in raw
+        fits = self._security.verify(raw if usable else b"x", stored or self._strangers(user))
+        is_right = fits and usable and stored is not None
+        known = self._right if is_right else self._wrong
+        with self._lock:
+            known[self._digest(user, password)] = None
+            while len(known) > REMEMBERED_MAX:
+                known.popitem(last=False)
+        return Verdict.ALLOWED if is_right else Verdict.WRONG
+
+    def _digest(self, user: str, password: str) -> bytes:
+        # A user's name has no colon, so no two pairs make one text.
+        return hmac.digest(self._key, f"{user}:{password}".encode(), hashlib.sha256)
+
+    def _strangers(self, user: str) -> bytes:
+        """Return the hash against which a user who does not exist is checked."""
+        place = int.from_bytes(hmac.digest(self._key, user.encode(), hashlib.sha256)[:8], "big") % len(self._costs)
+        return _NO_PASSWORD.format(cost=self._costs[place]).encode()

@@ -1,0 +1,231 @@
+"""What does one job look like to people?  Its view in, its part of the public document out.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from pacecar.clock import NS_PER_SECOND
+from pacecar.records import Decision, JobHello, Knobs, Verdict, WhatIf
+from pacecar.records.commands import KnobValue
+from pacecar.records.status_document import Hang, Job, Ladder, LateRank, Move, Rank, Saving, Tuner
+
+from ..jobs.cgroup_identity import Residence
+from ..jobs.job_table import JobView, RankView
+
+__all__ = ["MOVES_MAX", "Elapsed", "job_document"]
+
+MOVES_MAX = 16
+"""Decisions in a document; the tuner's own report has them all (`pacecar tune status`)."""
+
+TEXT_MAX = 400
+"""Characters of a sentence that a job said: it is pushed to every viewer at every tick."""
+
+
+class Elapsed(NamedTuple):
+    """What a job's ranks did during `window_ns`: ledger headings, samples and tokens (None: not counted)."""
+
+    window_ns: int
+    parts_ns: dict[str, int]
+    samples: int | None
+    tokens: int | None
+
+
+def job_document(
+    job: JobView, title: str, lately: Elapsed | None, ranks_max: int, residence: Callable[[JobHello], Residence]
+) -> Job:
+    """Return the document of `job`, called `title`; `lately` is what its ranks did during the last seconds."""
+    steps = [rank.step for rank in job.ranks if rank.step is not None]
+    shown = _shown(job, ranks_max)
+    crew, pace_ns = job.crew.ledger, max((step.wall_ns for step in steps), default=None)
+    mfus = [
+        rank.vitals.mfu_ratio for rank in job.ranks if rank.vitals is not None and rank.vitals.mfu_ratio is not None
+    ]
+    ages = [rank.step_age_ns for rank in job.ranks if rank.step_age_ns is not None]
+    return Job(
+        job=job.job,
+        launch=job.launch,
+        title=title,
+        uid=job.uid,
+        world_size=max((rank.hello.world_size for rank in job.ranks), default=None),
+        ranks=tuple(_rank(rank, residence(rank.hello)) for rank in shown),
+        ranks_left_out=len(job.ranks) - len(shown),
+        finished=all(_is_over(rank) for rank in job.ranks),
+        step=max((step.step for step in steps), default=None),
+        pace_seconds=_seconds(pace_ns if crew is None else crew.pace_ns),
+        median_pace_seconds=None if crew is None else _seconds(crew.median_ns),
+        samples_per_second=_rate(lately, "samples"),
+        tokens_per_second=_rate(lately, "tokens"),
+        mfu_ratio=sum(mfus) / len(mfus) if mfus else None,
+        last_record_age_seconds=_seconds(min(ages, default=None)),
+        ledger_seconds=_ledger(job, lately),
+        ledger_window_seconds=None if lately is None else lately.window_ns / NS_PER_SECOND,
+        knobs=_knobs(job.ranks),
+        stragglers=tuple(
+            LateRank(
+                rank=late.late_rank,
+                cause=late.cause,
+                phase=late.phase,
+                since_step=late.since_step,
+                excess_seconds=late.excess_ns / NS_PER_SECOND,
+                evidence=late.evidence[:TEXT_MAX],
+            )
+            for late in job.crew.stragglers
+        ),
+        hangs=_hangs(job),
+        tuner=_tuner(job),
+        moves=_moves(job.decisions, job.verdicts),
+        what_if=None if job.what_if is None else _ladder(job.what_if),
+    )
+
+
+def _is_over(rank: RankView) -> bool:
+    return rank.goodbye is not None or not rank.connected
+
+
+def _shown(job: JobView, most: int) -> list[RankView]:
+    """Return at most `most` ranks by number: late and hung ones first, then those whose last step was longest."""
+    if len(job.ranks) <= most:
+        return list(job.ranks)
+    named = {late.late_rank for late in job.crew.stragglers} | {
+        rank for rank, (_, now) in job.crew.hangs.items() if now
+    }
+    first = sorted(
+        job.ranks,
+        key=lambda rank: (rank.hello.rank not in named, 0 if rank.step is None else -rank.step.wall_ns),
+    )
+    return sorted(first[:most], key=lambda rank: rank.hello.rank)
+
+
+def _rank(rank: RankView, where: Residence) -> Rank:
+    hello, step, vitals = rank.hello, rank.step, rank.vitals
+    memory = None if vitals is None else vitals.memory
+    return Rank(
+        rank=hello.rank,
+        host=hello.host,
+        pid=hello.pid,
+        device=hello.device,
+        device_uuid=hello.device_uuid,
+        connected=rank.connected,
+        finished=rank.goodbye is not None,
+        step=None if step is None else step.step,
+        step_duration_seconds=None if step is None else _seconds(step.wall_ns),
+        last_record_age_seconds=_seconds(rank.step_age_ns),
+        ledger_seconds=None if step is None else _in_seconds(step.ledger.parts()),
+        ledger_source=None if step is None else step.source,
+        ledger_uncalibrated=None if step is None else step.uncalibrated,
+        mfu_ratio=None if vitals is None else vitals.mfu_ratio,
+        memory_allocated_bytes=None if memory is None else memory.allocated_bytes,
+        memory_reserved_bytes=None if memory is None else memory.reserved_bytes,
+        pod_name=where.pod_name or None,
+        pod_namespace=where.pod_namespace or None,
+        slurm_job=where.slurm_job or None,
+    )
+
+
+def _ledger(job: JobView, lately: Elapsed | None) -> dict[str, float] | None:
+    if lately is not None:
+        return _in_seconds(lately.parts_ns)
+    ledgers = [rank.step.ledger for rank in job.ranks if rank.step is not None]
+    if not ledgers:
+        return None
+    return _in_seconds(sum(ledgers[1:], ledgers[0]).parts())
+
+
+def _knobs(ranks: Sequence[RankView]) -> dict[str, KnobValue]:
+    said = [record.knobs for rank in ranks for record in (rank.step, rank.switch) if record is not None]
+    return dict(max(said, key=lambda knobs: knobs.epoch, default=Knobs()).values)
+
+
+def _hangs(job: JobView) -> tuple[Hang, ...]:
+    suspected = {rank for rank, (_, is_suspected) in job.crew.hangs.items() if is_suspected}
+    silent = {rank for rank, is_silent in job.crew.silent.items() if is_silent}
+    return tuple(
+        Hang(rank=rank, suspected=rank in suspected, silent=rank in silent) for rank in sorted(suspected | silent)
+    )
+
+
+def _tuner(job: JobView) -> Tuner | None:
+    if job.tuner is None:
+        return None
+    return Tuner(
+        state=job.tuner.state,
+        detail=job.tuner.detail[:TEXT_MAX],
+        step=job.tuner.step,
+        trials=job.tuner.trials,
+        exploration_seconds=job.tuner.exploration_ns / NS_PER_SECOND,
+    )
+
+
+def _moves(decisions: Sequence[Decision], verdicts: Sequence[Verdict]) -> tuple[Move, ...]:
+    """Return decisions with their verdicts, newest first; a verdict whose decision is forgotten stands alone."""
+    judged = {verdict.decision: verdict for verdict in verdicts}
+    moves = [_decided(decision, judged.pop(decision.decision, None)) for decision in decisions]
+    moves += [_alone(verdict) for verdict in judged.values()]
+    return tuple(sorted(moves, key=lambda move: move.decision, reverse=True)[:MOVES_MAX])
+
+
+def _decided(decision: Decision, verdict: Verdict | None) -> Move:
+    return Move(
+        decision=decision.decision,
+        time_seconds=decision.wall_ns / NS_PER_SECOND,
+        kind=decision.kind,
+        knob=decision.knob,
+        from_value=decision.from_value,
+        to_value=decision.to_value,
+        step=decision.step,
+        reason=decision.reason[:TEXT_MAX],
+        expected_gain_ratio=decision.expected_gain_ratio,
+        outcome=None if verdict is None else verdict.outcome,
+        outcome_reason=None if verdict is None else verdict.reason[:TEXT_MAX],
+        measured_gain_ratio=None if verdict is None else verdict.measured_gain_ratio,
+    )
+
+
+def _alone(verdict: Verdict) -> Move:
+    return Move(
+        decision=verdict.decision,
+        time_seconds=verdict.wall_ns / NS_PER_SECOND,
+        kind=None,
+        knob=verdict.knob,
+        from_value=None,
+        to_value=None,
+        step=verdict.step,
+        reason="",
+        expected_gain_ratio=None,
+        outcome=verdict.outcome,
+        outcome_reason=verdict.reason[:TEXT_MAX],
+        measured_gain_ratio=verdict.measured_gain_ratio,
+    )
+
+
+def _ladder(ladder: WhatIf) -> Ladder:
+    return Ladder(
+        step=ladder.step,
+        steps=ladder.steps,
+        pace_seconds=ladder.pace_ns / NS_PER_SECOND,
+        source=ladder.source,
+        calibration_age_steps=ladder.calibration_age_steps,
+        rungs=tuple(
+            Saving(
+                scenario=rung.name,
+                step_seconds=rung.step_ns / NS_PER_SECOND,
+                gain_ratio=rung.gain_ratio,
+                bound=rung.bound.value,
+            )
+            for rung in ladder.rungs
+        ),
+    )
+
+
+def _rate(lately: Elapsed | None, what: str) -> float | None:
+    count = None if lately is None else getattr(lately, what)
+    return None if lately is None or count is None else count * NS_PER_SECOND / lately.window_ns
+
+
+def _in_seconds(parts_ns: dict[str, int]) -> dict[str, float]:
+    return {heading: value / NS_PER_SECOND for heading, value in parts_ns.items()}
+
+
+def _seconds(duration_ns: int | None) -> float | None:
+    return None if duration_ns is None else duration_ns / NS_PER_SECOND

@@ -1,0 +1,308 @@
+"""What does the snapshot look like to people?  Samples and job views in, one `pacecar.records.status_document.Document` out.
+
+A program that wants everything reads /metrics.  This is the part that fits on a screen, so it is chosen: the fields of
+`Host`, `Gpu` and `Link` name the metrics they take, and what has no such field stays away.  Rates that the kernel
+counts (bytes of a link) and what a job did lately need two ticks, so the builder remembers a few.
+
+Everything is bounded: jobs, ranks, links and GPUs shown, with a count of what was left out.  Not safe for threads.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pacecar.clock import NS_PER_SECOND
+from pacecar.metrics.catalog import by_name
+from pacecar.records import LEDGER_HEADINGS, JobHello, Ok, Sample, Snapshot, Throttling
+from pacecar.records.job_identity import JobKey, titles
+from pacecar.records.status_document import VERSION, Collector, Daemon, Document, Gpu, Host, Job, Link, Recorder
+
+from ..fault_containment import Faults, Part
+from ..jobs.cgroup_identity import Residence
+from ..jobs.job_table import JobView
+from ..recorder.recorder import Figures
+from .job_status import Elapsed, job_document
+
+__all__ = ["GPUS_MAX", "JOBS_MAX", "LINKS_MAX", "RANKS_MAX", "Builder", "Own"]
+
+JOBS_MAX = 64
+"""Jobs in one document, those that spoke last first; more than a person reads."""
+
+RANKS_MAX = 256
+"""Ranks of all jobs in one document, shared out evenly but for at least RANKS_MIN a job."""
+
+RANKS_MIN = 4
+
+LINKS_MAX = 64
+GPUS_MAX = 64
+
+LATELY_SECONDS = 30.0
+"""What "lately" is for a job's ledger: long enough for steps of ten seconds, short enough to see a change."""
+
+LATELY_MARKS = 8
+"""Remembered totals a job: the window is as long as the oldest is old."""
+
+_HOST = "pacecar_host_"
+_GPU = "pacecar_gpu_"
+_LINKS = {"pacecar_host_network_": "host_network", "pacecar_rdma_": "rdma"}
+_HOST_FIELDS = frozenset(field.name for field in msgspec.structs.fields(Host))
+_GPU_FIELDS = frozenset(field.name for field in msgspec.structs.fields(Gpu)) - {"gpu", "name", "uuid"}
+_LINK_FIELDS = frozenset(field.name for field in msgspec.structs.fields(Link)) - {"kind", "name"}
+_RATES = {"receive_bytes_total": "receive_bytes_per_second", "transmit_bytes_total": "transmit_bytes_per_second"}
+_LINK_NAMES = {"port_active": "up", "port_link_bytes_per_second": "link_bytes_per_second"}
+
+
+class Own(NamedTuple):
+    """What the daemon knows of itself."""
+
+    node: str
+    version: str
+    started_wall_ns: int
+    period_seconds: float
+    cpu_ratio: float | None
+    cpu_budget: float
+    viewers: int
+    recorder: Figures | None = None
+
+
+def _nowhere(_: JobHello) -> Residence:
+    return Residence()
+
+
+class _Mark(NamedTuple):
+    at_ns: int
+    ranks: tuple[tuple[int, int], ...]
+    parts_ns: dict[str, int]
+    samples: int | None
+    tokens: int | None
+
+
+class Builder:
+    """Builds documents, remembering what rates need."""
+
+    def __init__(self, residence: Callable[[JobHello], Residence] = _nowhere, faults: Faults | None = None) -> None:
+        """`residence` says where a rank runs; it reads nothing.  What raises is left out and counted in `faults`."""
+        self._residence = residence
+        self._faults = faults or Faults()
+        self._tick: int | None = None
+        self._counters: dict[tuple[str, str, str], float] = {}
+        self._counters_ns: int | None = None
+        self._host, self._gpus, self._links = Host(), tuple[Gpu, ...](), tuple[Link, ...]()
+        self._collectors: tuple[Collector, ...] = ()
+        self._resident: int | None = None
+        self._marks: dict[JobKey, deque[_Mark]] = {}
+
+    def build(
+        self,
+        snapshot: Snapshot | None,
+        jobs: Sequence[JobView],
+        own: Own,
+        *,
+        wall_ns: int,
+        now_ns: int,
+        throttled: Mapping[str, Throttling],
+    ) -> Document:
+        """Return the document of this moment; `throttled` is what `Throttles.take` gave."""
+        if snapshot is not None and snapshot.tick != self._tick:
+            self._take(snapshot, throttled)
+        self._marks = {job.key: self._marks.get(job.key, deque(maxlen=LATELY_MARKS)) for job in jobs}
+        shown = sorted(jobs, key=_silence)[:JOBS_MAX]
+        called = titles(job.key for job in jobs)
+        ranks_max = max(RANKS_MIN, RANKS_MAX // max(1, len(shown)))
+        drawn = [self._job(job, called[job.key], now_ns, ranks_max) for job in sorted(shown, key=lambda job: job.key)]
+        return Document(
+            version=VERSION,
+            node=own.node,
+            time_seconds=wall_ns / NS_PER_SECOND,
+            tick=None if snapshot is None else snapshot.tick,
+            snapshot_age_seconds=None if snapshot is None else max(0, now_ns - snapshot.started_ns) / NS_PER_SECOND,
+            daemon=Daemon(
+                pacecar_version=own.version,
+                start_time_seconds=own.started_wall_ns / NS_PER_SECOND,
+                period_seconds=own.period_seconds,
+                cpu_utilization_ratio=own.cpu_ratio,
+                cpu_budget_ratio=own.cpu_budget,
+                resident_memory_bytes=self._resident,
+                viewers=own.viewers,
+                collectors=self._collectors,
+                recorder=None if own.recorder is None else _recorder(own.recorder),
+            ),
+            host=self._host,
+            gpus=self._gpus,
+            links=self._links,
+            jobs=tuple(job for job in drawn if job is not None),
+            jobs_left_out=len(jobs) - len(shown) + drawn.count(None),
+        )
+
+    def _job(self, job: JobView, title: str, now_ns: int, ranks_max: int) -> Job | None:
+        """Return the document of `job`; None where a bug forbids it."""
+        try:
+            return job_document(job, title, self._lately(job, now_ns), ranks_max, self._residence)
+        except Exception as error:  # noqa: BLE001  a bug with one job must not cost the document all others
+            self._faults.caught(Part.JOB, f"job {job.job!r}", error)
+            return None
+
+    def _take(self, snapshot: Snapshot, throttled: Mapping[str, Throttling]) -> None:
+        samples = snapshot.samples()
+        self._tick = snapshot.tick
+        contain, part, started_ns = self._faults.contain, Part.COLLECTOR, snapshot.started_ns
+        self._host = contain(part, "the host in documents", lambda: _host(samples), Host())
+        self._gpus = contain(part, "the GPUs in documents", lambda: _gpus(samples, throttled), ())
+        self._links = contain(part, "the links in documents", lambda: self._read_links(samples, started_ns), ())
+        self._resident = next(
+            (int(s.value) for s in samples if s.metric == "pacecar_daemon_resident_memory_bytes"), None
+        )
+        self._collectors = tuple(
+            Collector(
+                name=name,
+                outcome=str(outcome.__struct_config__.tag),
+                reason=None if isinstance(outcome, Ok) else outcome.reason,
+                duration_seconds=_seconds(snapshot.durations_ns.get(name)),
+            )
+            for name, outcome in snapshot.outcomes.items()
+        )
+
+    def _read_links(self, samples: Iterable[Sample], at_ns: int) -> tuple[Link, ...]:
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        counters: dict[tuple[str, str, str], float] = {}
+        for sample in samples:
+            prefix = next((prefix for prefix in _LINKS if sample.metric.startswith(prefix)), None)
+            if prefix is None:
+                continue
+            stem = sample.metric.removeprefix(prefix)
+            key = (_LINKS[prefix], "/".join(sample.labels[: 2 if prefix == "pacecar_rdma_" else 1]))
+            figures = found.setdefault(key, {})
+            if stem in _RATES:
+                counters[*key, stem] = sample.value
+            elif "errors_total" in stem or "drops_total" in stem:
+                figures["errors_total"] = figures.get("errors_total", 0) + int(sample.value)
+            elif (field := _LINK_NAMES.get(stem, stem)) in _LINK_FIELDS:
+                figures[field] = _outside(sample)
+        elapsed_ns = None if self._counters_ns is None else at_ns - self._counters_ns
+        for (kind, name, stem), value in counters.items():
+            before = self._counters.get((kind, name, stem))
+            if before is not None and elapsed_ns and value >= before:  # a driver that is loaded anew counts from zero
+                found[kind, name][_RATES[stem]] = (value - before) * NS_PER_SECOND / elapsed_ns
+        self._counters, self._counters_ns = counters, at_ns
+        return tuple(Link(kind=kind, name=name, **figures) for (kind, name), figures in list(found.items())[:LINKS_MAX])
+
+    def _lately(self, job: JobView, now_ns: int) -> Elapsed | None:
+        """Return what the job's ranks did since the oldest mark; None while there is none."""
+        mark = _mark(job, now_ns)
+        marks = self._marks[job.key]
+        if mark is None:
+            marks.clear()
+            return None
+        if marks and (
+            marks[-1].ranks != mark.ranks or any(mark.parts_ns[h] < n for h, n in marks[-1].parts_ns.items())
+        ):
+            marks.clear()  # a rank came, went or began anew: totals before and after are not of the same
+        while len(marks) > 1 and now_ns - marks[1].at_ns >= LATELY_SECONDS * NS_PER_SECOND:
+            marks.popleft()
+        oldest = marks[0] if marks else None
+        if not marks or now_ns - marks[-1].at_ns >= LATELY_SECONDS * NS_PER_SECOND / (LATELY_MARKS - 2):
+            marks.append(mark)
+        return None if oldest is None else _between(oldest, mark)
+
+
+def _between(old: _Mark, new: _Mark) -> Elapsed | None:
+    parts = {heading: value - old.parts_ns[heading] for heading, value in new.parts_ns.items()}
+    if new.at_ns <= old.at_ns or not any(parts.values()):
+        return None
+    return Elapsed(
+        new.at_ns - old.at_ns, parts, _difference(old.samples, new.samples), _difference(old.tokens, new.tokens)
+    )
+
+
+def _difference(old: int | None, new: int | None) -> int | None:
+    return None if old is None or new is None or new < old else new - old
+
+
+def _mark(job: JobView, now_ns: int) -> _Mark | None:
+    told = [(rank.hello, rank.step) for rank in job.ranks if rank.step is not None]
+    if not told:
+        return None
+    parts: dict[str, int] = dict.fromkeys(LEDGER_HEADINGS, 0)
+    for _, step in told:
+        for heading, value in step.totals.parts().items():
+            parts[heading] += value
+    return _Mark(
+        now_ns,
+        tuple((hello.rank, hello.started_wall_ns) for hello, _ in told),
+        parts,
+        _sum(step.total_samples for _, step in told),
+        _sum(step.total_tokens for _, step in told),
+    )
+
+
+def _sum(values: Iterable[int | None]) -> int | None:
+    total = 0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
+
+
+def _silence(job: JobView) -> int:
+    ages = [rank.step_age_ns for rank in job.ranks if rank.step_age_ns is not None]
+    return min(ages, default=1 << 62)
+
+
+def _recorder(figures: Figures) -> Recorder:
+    return Recorder(
+        span_seconds=figures.span_ns / NS_PER_SECOND,
+        memory_bytes=figures.memory_bytes,
+        triggers_total=figures.triggers,
+        files_total=figures.files,
+        files_bytes=figures.files_bytes,
+        write_failures_total=figures.failures,
+        lost_total=figures.lost,
+    )
+
+
+def _host(samples: Iterable[Sample]) -> Host:
+    figures: dict[str, Any] = {
+        stem: _outside(sample)
+        for sample in samples
+        if not sample.labels and (stem := sample.metric.removeprefix(_HOST)) in _HOST_FIELDS
+    }
+    return Host(**figures)
+
+
+def _gpus(samples: Iterable[Sample], throttled: Mapping[str, Throttling]) -> tuple[Gpu, ...]:
+    found: dict[str, dict[str, Any]] = defaultdict(dict)
+    for sample in samples:
+        if not sample.metric.startswith(_GPU) or not sample.labels:
+            continue
+        stem, figures = sample.metric.removeprefix(_GPU), found[sample.labels[0]]
+        if stem == "info":
+            _, figures["uuid"], figures["name"], *_ = sample.labels
+            news = throttled.get(sample.labels[1])
+            figures["throttled_by"] = None if news is None else news.reasons
+        elif stem == "xid_errors_total":
+            figures[stem] = figures.get(stem, 0) + int(sample.value)
+        elif stem == "clock_hertz" and sample.labels[1] == "sm":
+            figures["sm_clock_hertz"] = _outside(sample)
+        elif stem == "down" and sample.value:
+            figures["down_reason"] = sample.labels[1]
+        elif stem in _GPU_FIELDS and len(sample.labels) == 1:
+            figures[stem] = _outside(sample)
+    return tuple(Gpu(gpu=gpu, **figures) for gpu, figures in sorted(found.items(), key=_numbered)[:GPUS_MAX])
+
+
+def _numbered(item: tuple[str, Any]) -> tuple[int, str]:
+    gpu = item[0]
+    return (int(gpu) if gpu.isdecimal() else 1 << 30, gpu)
+
+
+def _outside(sample: Sample) -> int | float:
+    return by_name(sample.metric).unit.convert(sample.value)
+
+
+def _seconds(duration_ns: int | None) -> float | None:
+    return None if duration_ns is None else duration_ns / NS_PER_SECOND

@@ -1,0 +1,183 @@
+"""May this peer say this?  What one connection of the inbox may carry, decided frame by frame.
+
+The wire says whether bytes are a record, and the record's types say that each of its values is possible
+(`pacecar.records.ranges`).  That is not enough: any local process may connect, and a record in another job's name is
+well-formed too.  So the first frame must be a hello, the hello must come from the process that it names, everything
+after speaks for that rank of that job only, and values that must agree with each other do.  A label that names a kind
+of thing (a knob, a phase, an operation) comes from a closed set: fresh names would make fresh series for ever.  Whoever
+is no hook may send requests and nothing else; whom they reach is decided where they are passed on.
+
+Everything here is pure but for one question to the kernel, which is passed in: which pid a process has in its own pid
+namespace (a job in a container knows itself as 17 where the kernel tells us 40213).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from pacecar.knobs import by_name
+from pacecar.records import (
+    PHASES_OF_JOBS,
+    Answer,
+    CollectiveWindow,
+    Command,
+    Decision,
+    DumpRequest,
+    EstimateCheck,
+    HelloRefused,
+    JobHello,
+    JobLedger,
+    JobRecord,
+    KnobSwitch,
+    Request,
+    StepRecord,
+    Straggler,
+    Throttling,
+    TunerOrder,
+    Verdict,
+    Vitals,
+    WhatIf,
+)
+from pacecar.records.collectives import OPERATIONS
+from pacecar.records.device_utilization import ARITHMETICS
+from pacecar.records.host_signals import HostSignals
+from pacecar.records.job_identity import LAUNCH
+from pacecar.records.what_if import RUNG_NAMES
+from pacecar.wire import FrameError, Message, Refusal, decode_frame
+
+__all__ = ["Conversation", "Peer", "Said", "own_pid"]
+
+Said = tuple[JobRecord | Answer, JobHello] | tuple[Request | DumpRequest, None]
+"""A hook's record or answer, with its hello; or a request of somebody who is no hook."""
+
+
+class Peer(NamedTuple):
+    """Who is at the other end, by the kernel's word (SO_PEERCRED).  A pid of 0: in a pid namespace that is not ours."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+def own_pid(pid: int) -> int | None:
+    """Return the pid that process `pid` has in its own namespace; None when the kernel does not say."""
+    try:
+        status = Path("/proc", str(pid), "status").read_text("ascii", "replace")
+    except OSError:
+        return None
+    for line in status.splitlines():
+        if line.startswith("NSpid:"):  # proc(5): outermost to innermost
+            return int(line.split()[-1])
+    return None
+
+
+class Conversation:
+    """One connection: takes frames, remembers the hello."""
+
+    def __init__(self, peer: Peer, *, own_pid: Callable[[int], int | None] = own_pid) -> None:
+        self.peer = peer
+        self.hello: JobHello | None = None
+        self._own_pid = own_pid
+
+    def take(self, frame: bytes) -> Said:
+        """Return what is in `frame` and the hello that it belongs to.
+
+        Raises:
+            FrameError: as `decode_frame`; NO_HELLO before a hello; IDENTITY for a foreign pid, job or rank;
+                MALFORMED for values that no hook sends together (a rank beyond its world).
+        """
+        record = decode_frame(frame)
+        if isinstance(record, JobHello):
+            self._check_hello(record)
+            self.hello = record
+        elif isinstance(record, Request | DumpRequest) and self.hello is None:
+            return record, None
+        elif isinstance(record, Request | DumpRequest | Command | Throttling | HostSignals | HelloRefused):
+            raise FrameError(Refusal.MALFORMED, f"a hook sends no {_kind(record)}")
+        elif self.hello is None:
+            raise FrameError(Refusal.NO_HELLO, f"a {_kind(record)} came before any hello")
+        else:
+            _check_record(record, self.hello)
+        return record, self.hello
+
+    def _check_hello(self, hello: JobHello) -> None:
+        if not LAUNCH.fullmatch(hello.launch):
+            raise FrameError(Refusal.MALFORMED, f"{hello.launch[:40]!r} is no launch: that is 16 hexadecimal digits")
+        before = self.hello
+        if before is not None and (before.job, before.launch, before.rank) != (hello.job, hello.launch, hello.rank):
+            raise FrameError(
+                Refusal.IDENTITY,
+                f"this connection is rank {before.rank} of job {before.job!r} already, and now says to be"
+                f" rank {hello.rank} of job {hello.job!r}, or of another launch",
+            )
+        if self.hello is not None and self.hello != hello:
+            raise FrameError(Refusal.IDENTITY, f"rank {hello.rank} of job {hello.job!r} said another hello before")
+        if not hello.job:
+            raise FrameError(Refusal.MALFORMED, "a job needs a name")
+        if hello.rank >= hello.world_size:
+            raise FrameError(Refusal.MALFORMED, f"rank {hello.rank} is not one of a world of {hello.world_size}")
+        # SO_PEERCRED gives 0 for a process whose pid namespace we do not see into: nothing to compare with.
+        if self.peer.pid not in (0, hello.pid) and self._own_pid(self.peer.pid) != hello.pid:
+            raise FrameError(Refusal.IDENTITY, f"hello names pid {hello.pid}, the peer is pid {self.peer.pid}")
+
+
+def _check_record(record: JobRecord | Answer, hello: JobHello) -> None:
+    """Raise FrameError unless `record` is of the job and rank of `hello` and its values are possible."""
+    rank = getattr(record, "rank", hello.rank)  # decisions and verdicts are the job's, not a rank's
+    if (record.job, rank) != (hello.job, hello.rank):
+        raise FrameError(
+            Refusal.IDENTITY,
+            f"rank {hello.rank} of job {hello.job!r} sent a {_kind(record)} for rank {rank} of job {record.job!r}",
+        )
+    _check_labels(record)
+    match record:
+        case EstimateCheck() if record.estimate.wall_ns != record.exact.wall_ns:
+            raise FrameError(Refusal.MALFORMED, "an estimate and an exact ledger of different steps")
+        case CollectiveWindow():
+            _check_operations(record)
+        case Straggler() if record.late_rank is not None and record.late_rank >= hello.world_size:
+            raise FrameError(Refusal.MALFORMED, f"rank {record.late_rank} is not one of {hello.world_size}")
+        case WhatIf() if record.of_rank not in (None, hello.rank):
+            raise FrameError(Refusal.IDENTITY, f"rank {hello.rank} sent the ladder of rank {record.of_rank}")
+        case _:
+            pass
+
+
+def _check_labels(record: JobRecord | Answer) -> None:
+    """Raise FrameError for a label that is not of its closed set."""
+    match record:
+        case StepRecord() | KnobSwitch():
+            _check_known("knob", record.knobs.values, by_name)
+        case Decision() | Verdict():
+            _check_known("knob", (record.knob,), by_name)
+        case TunerOrder():
+            _check_known("knob", record.values, by_name)
+        case Vitals() if record.arithmetic is not None:
+            _check_known("arithmetic", (record.arithmetic,), ARITHMETICS)
+        case JobLedger():
+            _check_known("phase", record.total_phases_ns, PHASES_OF_JOBS)
+        case WhatIf():
+            _check_known("rung", (rung.name for rung in record.rungs), RUNG_NAMES)
+        case CollectiveWindow():
+            _check_known("operation", (one.operation for one in record.sums), OPERATIONS)
+        case _:
+            pass
+
+
+def _check_known(kind: str, names: Iterable[str], known: Container[str]) -> None:
+    for name in names:
+        if name not in known:
+            hint = "does a newer pacecar run in the job than in the daemon?"
+            raise FrameError(Refusal.MALFORMED, f"there is no {kind} {name[:40]!r} here; {hint}")
+
+
+def _check_operations(window: CollectiveWindow) -> None:
+    names = {one.operation for one in window.sums}
+    if len(names) < len(window.sums):
+        raise FrameError(Refusal.MALFORMED, f"{len(window.sums)} operations, {len(names)} of them different")
+
+
+def _kind(record: Message) -> str:
+    return type(record).__name__

@@ -1,0 +1,204 @@
+"""What shall a job's tuner know about this node?  The link, the memory, the clocks and the faults, every few ticks.
+
+A tuner compares step times, so it must hear what else changes them; and it must hear it again and again, because what
+was told once is soon not true any more.  All of it is in the snapshots anyway.  A tick is short and each does not read
+every number, so a rate is taken over SIGNAL_TICKS of them, a level is the last one read in as many, and what is absent
+from all of them is not known.
+
+Faults are events, and a job may miss one record, so a fault is told for FAULT_SECONDS: an Xid error, an ECC error that
+could not be corrected (the others cost nothing), and a GPU of which nothing can be read.
+
+    RDMA      bypasses the kernel, so that a rank that names no interface but uses NCCL has the sum of the active ports
+
+Pure: snapshots in, records out.  Left out: the way to the jobs (`inbox`); whose traffic it is; a job in another network
+namespace, where the interface's name may be another's: what comes of that is a hold, and those are bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pacecar.clock import NS_PER_SECOND
+from pacecar.records import JobHello, Snapshot, Throttling
+from pacecar.records.host_signals import NAMES_MAX, HostSignals
+
+__all__ = ["FAULT_SECONDS", "SIGNAL_TICKS", "NodeSignals", "Signals"]
+
+SIGNAL_TICKS = 3
+"""At the default tick a record every three seconds: a burst of one second is averaged out, and a trial takes longer."""
+
+FAULT_SECONDS = 60
+"""The driver retires pages, resets or resends for seconds after a fault."""
+
+FAULTS_MAX = 1024
+"""Faults remembered of all GPUs together."""
+
+_Key = tuple[str, tuple[str, ...]]
+_PREFIX = "pacecar_"
+
+LEVELS = frozenset({
+    "gpu_memory_free_bytes", "gpu_memory_size_bytes", "host_network_link_bytes_per_second",
+    "host_network_transmit_utilization_ratio", "host_memory_available_bytes", "host_memory_size_bytes",
+    "rdma_port_active", "rdma_port_link_bytes_per_second", "gpu_up",
+})  # fmt: skip
+
+COUNTERS = frozenset({
+    "host_network_receive_bytes_total", "host_network_transmit_bytes_total", "rdma_receive_bytes_total",
+    "rdma_transmit_bytes_total", "host_pressure_stalled_seconds_total",
+})  # fmt: skip
+
+FAULTS = frozenset({"gpu_xid_errors_total", "gpu_ecc_errors_total", "gpu_down"})
+
+
+class NodeSignals(NamedTuple):
+    """The node in the last SIGNAL_TICKS ticks; `of` says what of it concerns a rank.
+
+    `levels` by metric and labels, `rates` the same a second, `gpus` uuid -> label, `faults` label -> words.
+    """
+
+    period_ns: int
+    taken_ns: int
+    levels: Mapping[_Key, float]
+    rates: Mapping[_Key, float]
+    gpus: Mapping[str, str]
+    faults: Mapping[str, tuple[str, ...]]
+
+    def of(self, hello: JobHello, throttling: Throttling | None) -> HostSignals:
+        """Return what the rank of `hello` is told; `throttling` is of its device."""
+        gpu = None if hello.device_uuid is None else self.gpus.get(hello.device_uuid)
+        receive, transmit, speed, name = self._link(hello)
+        return HostSignals(
+            period_ns=self.period_ns,
+            taken_ns=self.taken_ns,
+            device_uuid=hello.device_uuid,
+            throttled_by=None if throttling is None or throttling.reasons is None else throttling.reasons[:NAMES_MAX],
+            faults=None if gpu is None or gpu not in self.faults else self.faults[gpu][:NAMES_MAX],
+            device_free_bytes=None if gpu is None else self._level("gpu_memory_free_bytes", gpu),
+            device_total_bytes=None if gpu is None else self._level("gpu_memory_size_bytes", gpu),
+            interface=name,
+            receive_bytes_per_second=receive,
+            transmit_bytes_per_second=transmit,
+            link_bytes_per_second=speed,
+            host_available_bytes=self._level("host_memory_available_bytes"),
+            host_total_bytes=self._level("host_memory_size_bytes"),
+            memory_stalled_ratio=self._stalled("memory"),
+            cpu_stalled_ratio=self._stalled("cpu"),
+        )
+
+    def _link(self, hello: JobHello) -> tuple[float | None, float | None, int | None, str | None]:
+        """Return receive and transmit rate, rated speed and name of what the rank's collectives go through."""
+        name = hello.interface
+        if name is None:
+            return self._rdma() if "nccl" in (hello.backend or "") else (None, None, None, None)
+        receive, transmit = (
+            self.rates.get((f"host_network_{direction}_bytes_total", (name,))) for direction in ("receive", "transmit")
+        )
+        # Utilization exists of links alone: a veth calls itself 10 Gbit/s whatever it can do.
+        is_link = ("host_network_transmit_utilization_ratio", (name,)) in self.levels
+        speed = self._level("host_network_link_bytes_per_second", name) if is_link else None
+        return receive, transmit, speed, name if receive is not None else None
+
+    def _rdma(self) -> tuple[float | None, float | None, int | None, str | None]:
+        """Return the same of all active ports together: NCCL gives each GPU the nearest."""
+        ports = [labels for (metric, labels), up in self.levels.items() if metric == "rdma_port_active" and up == 1]
+        sums: list[float | None] = []
+        for table, metric in (
+            (self.rates, "rdma_receive_bytes_total"),
+            (self.rates, "rdma_transmit_bytes_total"),
+            (self.levels, "rdma_port_link_bytes_per_second"),
+        ):
+            found = [value for labels in ports if (value := table.get((metric, labels))) is not None]
+            sums.append(sum(found) if found and len(found) == len(ports) else None)
+        receive, transmit, speed = sums
+        return receive, transmit, None if speed is None else int(speed), "RDMA" if ports else None
+
+    def _level(self, metric: str, *labels: str) -> int | None:
+        value = self.levels.get((metric, labels))
+        return None if value is None else int(value)
+
+    def _stalled(self, resource: str) -> float | None:
+        rate = self.rates.get(("host_pressure_stalled_seconds_total", (resource, "some")))
+        return None if rate is None else rate / NS_PER_SECOND
+
+
+class Signals:
+    """Takes snapshots in order; `period_ns` is how often it has something to tell, by plan."""
+
+    def __init__(self, tick_ns: int) -> None:
+        self._period_ns = SIGNAL_TICKS * tick_ns
+        self._ticks = 0
+        self._gpus: dict[str, str] = {}
+        self._levels: dict[_Key, float] = {}
+        self._counters: dict[_Key, float] = {}
+        self._since_ns: int | None = None
+        self._fault_counts: dict[_Key, float] = {}
+        self._faults: dict[tuple[str, str], int] = {}
+
+    def take(self, snapshot: Snapshot) -> NodeSignals | None:
+        """Return what is to be told after this tick; None: nothing yet."""
+        counters: dict[_Key, float] = {}
+        for sample in snapshot.samples():
+            metric = sample.metric.removeprefix(_PREFIX)
+            if metric in COUNTERS:
+                counters[metric, sample.labels] = sample.value
+            elif metric in LEVELS:
+                self._levels[metric, sample.labels] = sample.value
+            elif metric in FAULTS:
+                self._note_fault(metric, sample.labels, sample.value, snapshot.started_ns)
+            elif metric == "gpu_info":
+                self._gpus[sample.labels[1]] = sample.labels[0]
+        self._ticks += 1
+        if self._ticks % SIGNAL_TICKS:
+            return None
+        rates = self._rates(counters, snapshot.started_ns)
+        levels, self._levels = self._levels, {}
+        faults = self._told(snapshot.started_ns, levels)
+        return NodeSignals(self._period_ns, snapshot.started_ns, levels, rates, dict(self._gpus), faults)
+
+    def _rates(self, counters: dict[_Key, float], now_ns: int) -> dict[_Key, float]:
+        before, since_ns = self._counters, self._since_ns
+        self._counters, self._since_ns = counters, now_ns
+        if since_ns is None or now_ns <= since_ns:
+            return {}
+        elapsed_ns = now_ns - since_ns
+        return {
+            key: (value - before[key]) * NS_PER_SECOND / elapsed_ns
+            for key, value in counters.items()
+            if key in before and value >= before[key]  # less: it was reset
+        }
+
+    def _note_fault(self, metric: str, labels: tuple[str, ...], value: float, now_ns: int) -> None:
+        """Remember a fault by its GPU and what people call it."""
+        if metric == "gpu_down":
+            gpu, word = labels
+            if value == 1:
+                self._remember(gpu, f"down: {word}", now_ns)
+            return
+        if metric == "gpu_ecc_errors_total" and labels[1:] != ("uncorrected", "volatile"):
+            return
+        key = (metric, labels)
+        before = self._fault_counts.get(key)
+        if before is None and metric == "gpu_xid_errors_total" and self._knows_xids(labels[0]):
+            before = 0  # a rare code, whose series begins with its first error
+        if before is not None and value > before:
+            self._remember(labels[0], f"Xid {labels[1]}" if metric == "gpu_xid_errors_total" else "ECC error", now_ns)
+        self._fault_counts[key] = value
+
+    def _knows_xids(self, gpu: str) -> bool:
+        return any(metric == "gpu_xid_errors_total" and labels[0] == gpu for metric, labels in self._fault_counts)
+
+    def _remember(self, gpu: str, word: str, now_ns: int) -> None:
+        self._faults.pop((gpu, word), None)
+        self._faults[gpu, word] = now_ns
+        while len(self._faults) > FAULTS_MAX:
+            del self._faults[next(iter(self._faults))]
+
+    def _told(self, now_ns: int, levels: Mapping[_Key, float]) -> dict[str, tuple[str, ...]]:
+        """Return the faults of each GPU that is known; those that are over are forgotten."""
+        over_ns = now_ns - FAULT_SECONDS * NS_PER_SECOND
+        self._faults = {key: since_ns for key, since_ns in self._faults.items() if since_ns > over_ns}
+        told: dict[str, tuple[str, ...]] = {labels[0]: () for metric, labels in levels if metric == "gpu_up"}
+        for gpu, word in self._faults:
+            told[gpu] = (*told.get(gpu, ()), word)
+        return told

@@ -1,0 +1,138 @@
+"""Who is late in a job, and which rank may hang?  What rank 0's crew says of all ranks, and each rank of itself.
+
+A straggler is a series while it lasts and gone afterwards; a counter remembers that there was one.  Rank 0 repeats what
+lasts, so that a restarted daemon learns of it, and a repetition is not counted again.
+
+When ranks suspect a hang, the culprit is often the one that does not: a stopped process says nothing at all, nor does
+one whose interpreter is held.  So the ranks of which nothing was heard since are told beside those that wait.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from pacecar.clock import NS_PER_SECOND
+from pacecar.records import HangSuspicion, JobLedger, Sample, Straggler
+from pacecar.records.job_identity import JobKey
+
+from ..collectors.source_reader import sample
+
+__all__ = ["STRAGGLERS_MAX", "Crew", "CrewView", "crew_samples"]
+
+STRAGGLERS_MAX = 64
+"""Late ranks kept of one job: each is a series, and a job with more has another trouble."""
+
+EVIDENCE_CHARACTERS_MAX = 400
+"""Of what is said of a late rank and kept to show."""
+
+RANKS_MAX = 1024
+"""Ranks of one job whose hangs are counted."""
+
+SILENT_SECONDS = 3.0
+"""Without a word while others suspect a hang.  Ranks suspect one within a second of each other, and what they say is
+under way for a quarter."""
+
+
+class CrewView(msgspec.Struct, frozen=True, kw_only=True):
+    """The crew of one job as it was at one moment; `hangs` is rank -> (hangs so far, suspected now).
+
+    `silent` says of each connected rank whether it says nothing while others suspect a hang; empty while nobody does.
+    """
+
+    stragglers: tuple[Straggler, ...] = ()
+    named: dict[str, int] = {}
+    ledger: JobLedger | None = None
+    hangs: dict[int, tuple[int, bool]] = {}
+    silent: dict[int, bool] = {}
+
+
+class Crew:
+    """What one job's crew said; bounded."""
+
+    def __init__(self) -> None:
+        self._late: dict[tuple[int | None, str], Straggler] = {}
+        self._named: Counter[str] = Counter()
+        self._ledger: JobLedger | None = None
+        self._hangs: dict[int, tuple[int, bool]] = {}
+        self._suspected_ns: int | None = None
+
+    def take(self, record: Straggler | JobLedger | HangSuspicion, now_ns: int) -> None:
+        """Take one record."""
+        match record:
+            case JobLedger():
+                self._ledger = record
+            case HangSuspicion():
+                count, _ = self._hangs.get(record.rank, (0, False))
+                if record.rank in self._hangs or len(self._hangs) < RANKS_MAX:
+                    self._hangs[record.rank] = (count + (not record.ended), not record.ended)
+                self._note_suspicion(now_ns)
+            case Straggler():
+                key = (record.late_rank, record.cause)
+                if record.ended:
+                    self._late.pop(key, None)
+                elif key in self._late or len(self._late) < STRAGGLERS_MAX:
+                    self._named[record.cause] += key not in self._late
+                    self._late[key] = msgspec.structs.replace(
+                        record, evidence=record.evidence[:EVIDENCE_CHARACTERS_MAX]
+                    )
+
+    def leave(self, rank: int) -> None:
+        """Note that `rank` said goodbye or began anew: it hangs no longer, and rank 0's word on others is over."""
+        if rank in self._hangs:
+            self._hangs[rank] = (self._hangs[rank][0], False)
+            self._note_suspicion(None)
+        if rank == 0:
+            self._late.clear()
+
+    def _note_suspicion(self, now_ns: int | None) -> None:
+        if not any(is_suspected for _, is_suspected in self._hangs.values()):
+            self._suspected_ns = None
+        elif self._suspected_ns is None:
+            self._suspected_ns = now_ns
+
+    def _silent(self, heard_ns: Mapping[int, int], now_ns: int) -> dict[int, bool]:
+        since, long = self._suspected_ns, SILENT_SECONDS * NS_PER_SECOND
+        if since is None:
+            return {}
+        return {
+            rank: now_ns - since >= long and now_ns - last >= long and not self._hangs.get(rank, (0, False))[1]
+            for rank, last in heard_ns.items()
+        }
+
+    def view(self, heard_ns: Mapping[int, int], now_ns: int) -> CrewView:
+        """Return what is known now; `heard_ns` is when each connected rank last said anything.
+
+        A rank that was killed can say neither goodbye nor that something is over: while it is not connected it
+        suspects no hang, and without rank 0 nobody says who is late.
+        """
+        return CrewView(
+            stragglers=tuple(self._late.values()) if 0 in heard_ns else (),
+            named=dict(self._named),
+            ledger=self._ledger,
+            hangs={
+                rank: (count, is_suspected and rank in heard_ns) for rank, (count, is_suspected) in self._hangs.items()
+            },
+            silent=self._silent(heard_ns, now_ns),
+        )
+
+
+def crew_samples(job: JobKey, crew: CrewView) -> Iterator[Sample]:
+    """Yield the series of one job's crew."""
+    for late in crew.stragglers:
+        rank = "" if late.late_rank is None else str(late.late_rank)
+        yield sample("pacecar_job_straggler_excess_seconds", late.excess_ns, *job, rank, late.cause)
+    for cause, count in crew.named.items():
+        yield sample("pacecar_job_stragglers_total", count, *job, cause)
+    for hung, (count, is_suspected) in crew.hangs.items():
+        yield sample("pacecar_job_hangs_total", count, *job, str(hung))
+        yield sample("pacecar_job_hang_suspected", int(is_suspected), *job, str(hung))
+    for rank_number, is_silent in crew.silent.items():
+        yield sample("pacecar_job_hang_silent", int(is_silent), *job, str(rank_number))
+    if crew.ledger is not None:
+        yield sample("pacecar_job_pace_seconds", crew.ledger.pace_ns, *job)
+        yield sample("pacecar_job_median_pace_seconds", crew.ledger.median_ns, *job)
+        for phase, duration in crew.ledger.total_phases_ns.items():
+            yield sample("pacecar_job_phase_seconds_total", duration, *job, phase)

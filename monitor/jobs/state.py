@@ -1,0 +1,107 @@
+"""What is known right now?  The latest snapshot of the host, and the jobs; one lock, and values out.
+
+Ticks and the inbox write, scrapes read.  A reader gets frozen values, so that it can take its time over them and a
+slow scrape holds up nobody.
+
+Left out on purpose: history.  Prometheus is the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from pacecar.clock import NS_PER_SECOND, Clock
+from pacecar.records import JobHello, JobRecord, Snapshot
+from pacecar.records.job_identity import JobKey
+
+from ..fault_containment import Faults
+from ..ingest.command_routing import Rendezvous
+from ..ingest.log_limiter import Notices
+from ..recorder.triggers import Pace
+from .evictions import Displaced
+from .job_table import Jobs, JobView
+
+__all__ = ["Board"]
+
+LINES_PER_MINUTE = 64
+"""Jobs that are named when they are forgotten: a node's, at the end of a reservation."""
+
+_log = logging.getLogger(__name__)
+
+
+class Board:
+    """The latest snapshot and the jobs.  All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        jobs_max: int,
+        ranks_max: int,
+        job_forget_seconds: float,
+        faults: Faults | None = None,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._notices = Notices(_log, LINES_PER_MINUTE, clock)
+        self._snapshot: Snapshot | None = None
+        forget_ns = int(job_forget_seconds * NS_PER_SECOND)
+        self._jobs = Jobs(clock, jobs_max=jobs_max, ranks_max=ranks_max, forget_ns=forget_ns, faults=faults)
+
+    def limit(self, *, jobs_max: int, ranks_max: int, job_forget_seconds: float) -> None:
+        """Change the limits; what is there beyond them stays until it is over."""
+        with self._lock:
+            self._jobs.limit(jobs_max=jobs_max, ranks_max=ranks_max, forget_ns=int(job_forget_seconds * NS_PER_SECOND))
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """Make `snapshot` the latest, and forget the jobs that said nothing for too long."""
+        with self._lock:
+            self._snapshot = snapshot
+            gone = self._jobs.forget()
+        for key in gone:
+            self._notices.tell(logging.INFO, "forgotten", "job %s: forgotten, it said nothing for too long", key)
+
+    def snapshot(self) -> Snapshot | None:
+        """Return the latest snapshot; None before the first tick."""
+        with self._lock:
+            return self._snapshot
+
+    def jobs(self) -> tuple[JobView, ...]:
+        """Return the jobs as they are now."""
+        with self._lock:
+            return self._jobs.view()
+
+    def left_out(self) -> dict[str, int]:
+        """Return how many ranks were turned away at their hello, by what there were too many of."""
+        with self._lock:
+            return self._jobs.left_out()
+
+    def paces(self) -> list[Pace]:
+        """Return the running jobs, with how long ago any rank ended a step."""
+        with self._lock:
+            return self._jobs.paces()
+
+    def uid_of(self, key: JobKey) -> int | None:
+        """Return whose the job `key` is; None: there is none."""
+        with self._lock:
+            return self._jobs.uid_of(key)
+
+    def displaced(self) -> dict[str, int]:
+        """Return how many jobs and ranks made room for others."""
+        with self._lock:
+            return self._jobs.displaced()
+
+    def take(self, record: JobRecord, *, hello: JobHello, uid: int, owner: int, size: int = 0) -> tuple[Displaced, ...]:
+        """Take a job's record of `size` bytes and return what made room for it; raises FrameError as `Jobs.take`."""
+        with self._lock:
+            return self._jobs.take(record, hello=hello, uid=uid, owner=owner, size=size)
+
+    def leave(self, hello: JobHello, owner: int) -> bool:
+        """Note that the connection `owner` is gone; return whether it went without a goodbye."""
+        with self._lock:
+            return self._jobs.leave(hello, owner)
+
+    def rendezvous(self, key: JobKey) -> Rendezvous:
+        """Return where the ranks of the job `key` on this node are, and a step that none has reached yet."""
+        with self._lock:
+            return self._jobs.rendezvous(key)

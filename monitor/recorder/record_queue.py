@@ -1,0 +1,105 @@
+"""Queue what the flight recorder overhears, bounded in entries and bytes, with a share for the host and each user.
+
+One queue for all would be filled by the user who sends most, and ticks of the host would be dropped.  So the host has
+half of it, whoever sends; the rest is shared out among users (`fairshare`): who takes from another takes what that
+one said last, and that is counted as dropped.
+
+Safe for threads: the lock is held for an append, or for taking everything away.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Generic, NamedTuple, TypeVar
+
+from ..fair_share import giver_to
+
+__all__ = ["HOST", "RecordQueue"]
+
+HOST = "host"
+"""Who entries of the host belong to, as a user's belong to his uid (None: not known)."""
+
+T = TypeVar("T")
+
+Owner = int | str | None
+
+
+class Queued(NamedTuple, Generic[T]):
+    """An entry, when it came and whose it is."""
+
+    at_ns: int
+    owner: Owner
+    entry: T
+    size: int
+
+
+class RecordQueue(Generic[T]):
+    """Entries that wait for the recorder's thread."""
+
+    def __init__(self, entries_max: int, bytes_max: int) -> None:
+        self.entries_max = entries_max
+        self.bytes_max = bytes_max
+        self.dropped = 0
+        self._lock = threading.Lock()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._waiting: dict[Owner, deque[Queued[T]]] = {}
+        self._entries: dict[Owner, int] = {}
+        self._bytes: dict[Owner, int] = {}
+
+    @property
+    def entries(self) -> int:
+        """How many wait."""
+        return sum(self._entries.values())
+
+    @property
+    def bytes(self) -> int:
+        """What they take."""
+        return sum(self._bytes.values())
+
+    def put(self, entry: T, at_ns: int, owner: Owner, size: int) -> bool:
+        """Take `entry` of `size` bytes; return whether it had room."""
+        with self._lock:
+            while self.entries >= self.entries_max or self.bytes + size > self.bytes_max:
+                is_long = self.entries >= self.entries_max
+                held, most = (self._entries, self.entries_max) if is_long else (self._bytes, self.bytes_max)
+                giver = self._giver(owner, held, 1 if is_long else size, most)
+                if giver is None:
+                    self.dropped += 1
+                    return False
+                gone = self._waiting[giver].pop()
+                self._count(giver, -1, -gone.size)
+                self.dropped += 1
+            self._waiting.setdefault(owner, deque()).append(Queued(at_ns, owner, entry, size))
+            self._count(owner, 1, size)
+            return True
+
+    def _giver(self, owner: Owner, held: dict[Owner, int], amount: int, most: int) -> Owner | None:
+        of_users = {other: count for other, count in held.items() if other != HOST}
+        of_host = held.get(HOST, 0)
+        if owner == HOST:
+            is_entitled = of_host + amount <= most // 2
+            return max(of_users, key=lambda other: of_users[other]) if is_entitled and of_users else None
+        if of_host > most // 2:
+            return HOST
+        return giver_to(owner, of_users, amount)
+
+    def _count(self, owner: Owner, entries: int, size: int) -> None:
+        self._entries[owner] = self._entries.get(owner, 0) + entries
+        self._bytes[owner] = self._bytes.get(owner, 0) + size
+        if not self._entries[owner]:
+            del self._entries[owner], self._bytes[owner], self._waiting[owner]
+
+    def take(self) -> list[Queued[T]]:
+        """Return all that waits, in the order in which it came."""
+        with self._lock:
+            waiting = self._waiting
+            self._begin()
+        return sorted((one for entries in waiting.values() for one in entries), key=lambda one: one.at_ns)
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether more than half is taken."""
+        return 2 * self.entries > self.entries_max or 2 * self.bytes > self.bytes_max

@@ -1,0 +1,85 @@
+"""Which collectors does a node have?  All that are not disabled; what a machine lacks they find out by themselves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from pacecar.clock import Clock, SystemClock
+from pacecar.config import DaemonConfig
+from pacecar.records import Snapshot
+
+from ..collectors.cgroup import CgroupCollector, Member
+from ..collectors.cpu import CpuCollector
+from ..collectors.daemon_process import OwnCollector
+from ..collectors.disk import DiskCollector, MountCollector
+from ..collectors.gpu import GpuCollector
+from ..collectors.identity import IdentityCollector
+from ..collectors.memory import MemoryCollector
+from ..collectors.network import NetworkCollector
+from ..collectors.numa import NumaCollector
+from ..collectors.rdma import RdmaCollector
+from ..collectors.source_reader import Collector, Files
+from ..collectors.tcp import TcpCollector
+from ..gpu.nvml import PyNvml
+from .sampler import Sampler
+from .ticker import Beat
+
+__all__ = ["DaemonError", "default_collectors", "sample_once"]
+
+GPU_DEADLINE_RATIO = 0.5
+"""Share of the period that a tick waits for its GPUs: less than the sampler waits for the collector that holds them."""
+
+SAMPLE_ONCE_SECONDS = 0.2
+"""Between the two ticks of `sample_once`; twenty of the kernel's 10 ms ticks, so utilization is good to 5 %."""
+
+
+class DaemonError(RuntimeError):
+    """The daemon cannot start; the message names the thing and what to do."""
+
+
+def default_collectors(
+    config: DaemonConfig,
+    clock: Clock,
+    members: Callable[[], Sequence[Member]] = tuple,
+    identity: IdentityCollector | None = None,
+) -> list[Collector]:
+    """Return the collectors that `config` does not disable; raises DaemonError for a name that is none.
+
+    `members` gives the processes whose control groups are read beside the daemon's own; `identity` is the daemon's, who
+    asks it where ranks run.
+    """
+    files = Files(config.proc_root, config.sys_root)
+    identity = identity or IdentityCollector(files, clock, tuple, tuple)
+    collectors: list[Collector] = [
+        CpuCollector(files),
+        MemoryCollector(files),
+        NumaCollector(files),
+        DiskCollector(files, named=config.mounts),
+        *(MountCollector(mountpoint, files) for mountpoint in dict.fromkeys(config.mounts)),
+        NetworkCollector(files, clock),
+        TcpCollector(files),
+        RdmaCollector(files, clock),
+        CgroupCollector(files, members),
+        identity,
+        GpuCollector(PyNvml(), clock, deadline_seconds=GPU_DEADLINE_RATIO * config.period_seconds),
+        OwnCollector(),
+    ]
+    names = [collector.name for collector in collectors]
+    unknown = [name for name in config.disable if name not in names]
+    if unknown:
+        raise DaemonError(f"[daemon] disable: no collector {', '.join(unknown)}; there are {', '.join(names)}")
+    return [collector for collector in collectors if collector.name not in config.disable]
+
+
+def sample_once(config: DaemonConfig) -> Snapshot:
+    """Return one snapshot of this machine: two ticks a moment apart, so that what needs a rate has one."""
+    clock = SystemClock()
+    sampler = Sampler(default_collectors(config, clock), clock, deadline_seconds=5.0)
+    sampler.start()
+    try:
+        sampler.sample(Beat(0, clock.monotonic_ns(), 0, 0))
+        threading.Event().wait(SAMPLE_ONCE_SECONDS)
+        return sampler.sample(Beat(1, clock.monotonic_ns(), 0, 0))
+    finally:
+        sampler.close()

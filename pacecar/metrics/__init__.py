@@ -1,0 +1,1 @@
+"""The catalog of every metric: its name, unit, labels and meaning.  Start with `catalog`."""

@@ -1,0 +1,103 @@
+"""What is a metric?  Its kind, its unit, what it is about, and the rules that its name keeps.
+
+The list of all metrics (`pacecar.metrics.catalog`) is a table that grows with every room; what a row of it may be is here, so
+that neither hides the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+__all__ = ["Kind", "Metric", "Subject", "Unit"]
+
+
+class Kind(StrEnum):
+    """How a series behaves, in Prometheus' words."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+
+
+class Unit(Enum):
+    """Inside unit -> (name outside, factor, what the inside value counts)."""
+
+    NANOSECONDS = ("seconds", 1e-9, "nanoseconds")
+    BYTES = ("bytes", 1.0, "bytes")
+    BYTES_PER_SECOND = ("bytes_per_second", 1.0, "bytes per second")
+    MILLIWATTS = ("watts", 1e-3, "milliwatts")
+    MILLIJOULES = ("joules", 1e-3, "millijoules")
+    CELSIUS = ("celsius", 1.0, "degrees Celsius")
+    HERTZ = ("hertz", 1.0, "hertz")
+    KILOHERTZ = ("hertz", 1e3, "kilohertz")
+    MEGAHERTZ = ("hertz", 1e6, "megahertz")
+    RATIO = ("ratio", 1.0, "0..1")
+    COUNT = ("", 1.0, "a count")
+
+    @property
+    def outside(self) -> str:
+        """The base unit in the metric's name; empty for a plain count."""
+        return self.value[0]
+
+    @property
+    def scale(self) -> float:
+        """Outside value = inside value * scale."""
+        return self.value[1]
+
+    def convert(self, value: int | float) -> int | float:
+        """Return an inside value in the outside unit; whole numbers of bytes, counts and the like stay whole."""
+        if self.scale == 1.0:
+            return value
+        # Dividing by the whole power of ten is correctly rounded; times 1e-9 makes 0.30000000000000004 of 0.3 s.
+        return value / round(1 / self.scale) if self.scale < 1.0 else value * self.scale
+
+
+class Subject(StrEnum):
+    """What a metric is about: the sections of docs/metrics.md."""
+
+    HOST = "Host"
+    RDMA = "RDMA"
+    CGROUP = "Control groups"
+    GPU = "GPU"
+    JOB = "Job"
+    TUNER = "Tuner"
+    DAEMON = "The daemon itself"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One entry of the catalog; `labels` in the order in which samples give their values."""
+
+    name: str
+    kind: Kind
+    unit: Unit
+    subject: Subject
+    labels: tuple[str, ...]
+    help: str
+    windowed: bool = False
+
+    def __post_init__(self) -> None:
+        stem = self.name.removesuffix("_total")
+        assert self.name.startswith("pacecar_"), self.name
+        assert (self.kind is Kind.COUNTER) == self.name.endswith("_total"), self.name
+        assert stem.endswith(self.unit.outside), f"{self.name} does not end in its unit {self.unit.outside}"
+        assert self.help.endswith("."), f"{self.name}: help is a sentence"
+        assert not (self.windowed and self.kind is Kind.COUNTER), (
+            f"{self.name}: a counter has no extremes; window a rate"
+        )
+
+    def over_window(self) -> tuple[Metric, ...]:
+        """Return the metrics of the lowest, mean and highest value in the window, in this order."""
+        unit = f"_{self.unit.outside}" if self.unit.outside else ""
+        stem, text = self.name.removesuffix(unit), self.help.removesuffix(".")
+        return tuple(
+            Metric(f"{stem}_window_{stat}{unit}", self.kind, self.unit, self.subject, self.labels, f"{text}: {words}.")
+            for stat, words in _EXTREMES.items()
+        )
+
+
+_EXTREMES = {
+    "min": "the lowest value of the last window",
+    "mean": "the mean of the last window",
+    "max": "the highest value of the last window",
+}

@@ -1,0 +1,300 @@
+"""What does the daemon say to people's screens?  One versioned document, in base units, that page and terminal read.
+
+Records inside hold nanoseconds and milliwatts, and change with the code.  What others read must do neither: each figure
+here is named as in the catalog without the prefix (`pacecar_gpu_power_watts` of GPU 0 is `power_watts` of that GPU), in
+that metric's unit, and null where nothing was read.  A field may be added at any time; one that is renamed, leaves or
+changes its meaning raises `VERSION`.  `docs/snapshot.md` describes every field, and a test compares it with these.
+
+Left out: everything that only a time series shows (that is /metrics), and how it is found (`pacecar.monitor.live`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pacecar.records.commands import KnobValue
+from pacecar.records.job_identity import JobKey
+
+__all__ = [
+    "VERSION",
+    "Collector",
+    "Daemon",
+    "Document",
+    "Gpu",
+    "Hang",
+    "History",
+    "Host",
+    "Job",
+    "Ladder",
+    "LateRank",
+    "Link",
+    "Move",
+    "Rank",
+    "Saving",
+    "Tuner",
+]
+
+VERSION = 1
+"""Of the document and of the history; a reader refuses one it does not know."""
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True):
+    """The node: each field is the metric `pacecar_host_<field>`."""
+
+    cpus_online: int | None = None
+    cpu_utilization_ratio: float | None = None
+    tasks_runnable: int | None = None
+    tasks_blocked: int | None = None
+    memory_size_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    memory_cached_bytes: int | None = None
+    swap_size_bytes: int | None = None
+    swap_used_bytes: int | None = None
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU: each figure is the metric `pacecar_gpu_<field>`; `sm_clock_hertz` is `gpu_clock_hertz` of clock sm.
+
+    `throttled_by` are the reasons that hold the clocks down, null where nobody knows; `xid_errors_total` adds up all
+    codes; `down_reason` says why an `up` of 0 is.
+    """
+
+    gpu: str
+    name: str | None = None
+    uuid: str | None = None
+    up: int | None = None
+    down_reason: str | None = None
+    utilization_ratio: float | None = None
+    sm_active_ratio: float | None = None
+    tensor_active_ratio: float | None = None
+    dram_bandwidth_ratio: float | None = None
+    memory_size_bytes: int | None = None
+    memory_used_bytes: int | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    temperature_celsius: float | None = None
+    sm_clock_hertz: float | None = None
+    pcie_receive_bytes_per_second: float | None = None
+    pcie_transmit_bytes_per_second: float | None = None
+    nvlink_receive_bytes_per_second: float | None = None
+    nvlink_transmit_bytes_per_second: float | None = None
+    processes: int | None = None
+    xid_errors_total: int | None = None
+    throttled_by: tuple[str, ...] | None = None
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """One network interface, or one port of an RDMA device as `device/port`.
+
+    Rates are between the last two ticks; `errors_total` adds up errors and drops of both directions.
+    """
+
+    kind: str
+    name: str
+    up: int | None = None
+    link_bytes_per_second: float | None = None
+    receive_bytes_per_second: float | None = None
+    transmit_bytes_per_second: float | None = None
+    receive_utilization_ratio: float | None = None
+    transmit_utilization_ratio: float | None = None
+    errors_total: int | None = None
+
+
+class Rank(msgspec.Struct, frozen=True, kw_only=True):
+    """One rank; `ledger_seconds` is its last step by heading, `ledger_source` whether that is exact or an estimate.
+
+    `ledger_uncalibrated` is why no exact window is behind it, null where one is.
+    """
+
+    rank: int
+    host: str
+    pid: int
+    device: str
+    device_uuid: str | None
+    connected: bool
+    finished: bool
+    step: int | None = None
+    step_duration_seconds: float | None = None
+    last_record_age_seconds: float | None = None
+    ledger_seconds: dict[str, float] | None = None
+    ledger_source: str | None = None
+    ledger_uncalibrated: str | None = None
+    mfu_ratio: float | None = None
+    memory_allocated_bytes: int | None = None
+    memory_reserved_bytes: int | None = None
+    pod_name: str | None = None
+    pod_namespace: str | None = None
+    slurm_job: str | None = None
+
+
+class LateRank(msgspec.Struct, frozen=True, kw_only=True):
+    """A straggler; `rank` is null where only the cause is known."""
+
+    rank: int | None
+    cause: str
+    phase: str
+    since_step: int
+    excess_seconds: float
+    evidence: str
+
+
+class Hang(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank that ends no step, or (`silent`) says nothing at all while others suspect a hang."""
+
+    rank: int
+    suspected: bool
+    silent: bool
+
+
+class Tuner(msgspec.Struct, frozen=True, kw_only=True):
+    """What the tuner is doing."""
+
+    state: str
+    detail: str
+    step: int
+    trials: int
+    exploration_seconds: float
+
+
+class Move(msgspec.Struct, frozen=True, kw_only=True):
+    """One decision and, once there is one, its verdict; `outcome` null: still open, or advice."""
+
+    decision: int
+    time_seconds: float
+    kind: str | None
+    knob: str
+    from_value: KnobValue | None
+    to_value: KnobValue | None
+    step: int
+    reason: str
+    expected_gain_ratio: float | None
+    outcome: str | None = None
+    outcome_reason: str | None = None
+    measured_gain_ratio: float | None = None
+
+
+class Saving(msgspec.Struct, frozen=True, kw_only=True):
+    """One rung of the what-if ladder: `step_seconds` is a lower bound, and `bound` what forbids less."""
+
+    scenario: str
+    step_seconds: float
+    gain_ratio: float
+    bound: str
+
+
+class Ladder(msgspec.Struct, frozen=True, kw_only=True):
+    """What if only one cost were gone?  Over the last `steps` steps; rungs do not add up."""
+
+    step: int
+    steps: int
+    pace_seconds: float
+    source: str
+    calibration_age_steps: int
+    rungs: tuple[Saving, ...]
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One job as this node sees it.
+
+    `job` and `launch` together are its identity, `title` is what commands on this node call it
+    (`pacecar.records.job_identity.titles`), `uid` is whose it is.
+
+    `ledger_seconds` is where the time of its ranks here went during the last `ledger_window_seconds`, or in the last
+    steps while nothing older is known (the window is then null).  `ranks` holds the most interesting ones in the order
+    of their numbers, `ranks_left_out` counts the others; `moves` are decisions, newest first.
+    """
+
+    job: str
+    launch: str = ""
+    title: str = ""
+    uid: int | None = None
+    world_size: int | None
+    ranks: tuple[Rank, ...]
+    ranks_left_out: int
+    finished: bool
+    step: int | None = None
+    pace_seconds: float | None = None
+    median_pace_seconds: float | None = None
+    samples_per_second: float | None = None
+    tokens_per_second: float | None = None
+    mfu_ratio: float | None = None
+    last_record_age_seconds: float | None = None
+    ledger_seconds: dict[str, float] | None = None
+    ledger_window_seconds: float | None = None
+    knobs: dict[str, KnobValue] = {}
+    stragglers: tuple[LateRank, ...] = ()
+    hangs: tuple[Hang, ...] = ()
+    tuner: Tuner | None = None
+    moves: tuple[Move, ...] = ()
+    what_if: Ladder | None = None
+
+    @property
+    def key(self) -> JobKey:
+        """What tells this job from all others."""
+        return JobKey(self.job, self.launch)
+
+    @property
+    def called(self) -> str:
+        """What people call it; a daemon older than titles gives a name."""
+        return self.title or self.job
+
+
+class Collector(msgspec.Struct, frozen=True, kw_only=True):
+    """How one collector's last tick went."""
+
+    name: str
+    outcome: str
+    reason: str | None
+    duration_seconds: float | None
+
+
+class Recorder(msgspec.Struct, frozen=True, kw_only=True):
+    """The flight recorder: each figure is the metric `pacecar_recorder_<field>`; `triggers_total` by trigger."""
+
+    span_seconds: float
+    memory_bytes: int
+    triggers_total: dict[str, int]
+    files_total: int
+    files_bytes: int | None
+    write_failures_total: int
+    lost_total: int
+
+
+class Daemon(msgspec.Struct, frozen=True, kw_only=True):
+    """The daemon itself; `viewers` is how many pages and terminals get each tick pushed."""
+
+    pacecar_version: str
+    start_time_seconds: float
+    period_seconds: float
+    cpu_utilization_ratio: float | None = None
+    cpu_budget_ratio: float | None = None
+    resident_memory_bytes: int | None = None
+    viewers: int = 0
+    collectors: tuple[Collector, ...] = ()
+    recorder: Recorder | None = None
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """What /api/snapshot gives and each push carries; `snapshot_age_seconds` null: there was no tick yet."""
+
+    version: int
+    node: str
+    time_seconds: float
+    tick: int | None
+    snapshot_age_seconds: float | None
+    daemon: Daemon
+    host: Host
+    gpus: tuple[Gpu, ...] = ()
+    links: tuple[Link, ...] = ()
+    jobs: tuple[Job, ...] = ()
+    jobs_left_out: int = 0
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    """What /api/history gives: the last minutes; `series` is a series' name -> one value a time, null where missing."""
+
+    version: int
+    period_seconds: float
+    time_seconds: tuple[float, ...]
+    series: dict[str, tuple[float | None, ...]]
+    series_left_out: int = 0

@@ -1,0 +1,255 @@
+"""What does one trace say?  A Trace in, a TraceReport out.
+
+The work is what ran on the device; on a trace without a device it is the operators of the training threads and the
+rows of host process groups, read as a profiled window is (`reading.compute_on_host`).  The window is by default the
+whole trace, from the first start to the last end of work: what the host did before the first kernel is not idle
+device time, because nothing says when the device could have begun.
+
+Idle time has its cause from the host's rows: data loading, checkpoints and the optimizer are told by name, and the
+rest is the host that had launched nothing.  A trace without host rows cannot tell, and on a CPU job nobody looked
+before the first operator: that is unknown.
+
+On a device job the work of host process groups (gloo beside NCCL: barriers, object collectives, pacecar's own side
+group) is no work of the device.  It counts as communication only where the device itself does not communicate.
+
+Left out: other ranks (`ranks`), and families of a CPU job's operators, because an operator contains others.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pacecar.records import Ledger
+
+from ..ledger.attribution import Cause, Work, attribute_windows
+from ..ledger.intervals import EMPTY, Intervals, clip, length, union
+from ..trace.columns import WORKS, HostKind, Trace, TraceWarning
+from ..windows.trace_spans import compute_on_host
+from .collectives import collective_totals
+from .gaps import device_gaps
+from .hta import rows_of_hta
+from .kernel_families import kernel_families
+from .ladder import what_if
+from .report import Scenario, StepReport, TraceReport
+from .steps import Step, step_windows
+
+__all__ = ["Charges", "analyze_trace", "charges_of"]
+
+Window = Literal["trace", "steps", "hta"]
+
+
+class Charges(NamedTuple):
+    """What a ledger of this trace is made of: see `attribution.attribute`.
+
+    `window` is from the first start to the last end of work, None when there is none.
+    """
+
+    work: dict[Work, Intervals]
+    causes: dict[Cause, Intervals]
+    window: tuple[int, int] | None
+    observed: tuple[int, int] | None
+
+
+def charges_of(trace: Trace, rows: NDArray[np.bool_] | None = None) -> Charges:
+    """Return the spans of work and the causes of idle time in `trace`; of its device rows only those in `rows`."""
+    host = trace.host_rows
+    causes = {
+        Cause.DATA_WAIT: _host(trace, HostKind.LOADER),
+        Cause.CHECKPOINT: _host(trace, HostKind.CHECKPOINT),
+        Cause.OPTIMIZER: _host(trace, HostKind.OPTIMIZER),
+    }
+    observed: tuple[int, int] | None = None
+    if trace.has_device:
+        work = _device_work(trace, rows)
+        if len(host.start_ns) == 0:
+            observed = (0, 0)
+    else:
+        operators = _training_operators(trace)
+        calls, loading = _host(trace, HostKind.COLLECTIVE_CALL), causes[Cause.DATA_WAIT]
+        work = {Work.COMPUTE: compute_on_host(operators, calls, loading)}
+        work[Work.COMMUNICATION] = _host(trace, HostKind.COLLECTIVE_WORK)
+        seen = [int(operators[:, 0].min()), int(host.end_ns.max())] if len(operators) else [0, 0]
+        observed = (seen[0], seen[1])
+    kinds = [spans for spans in work.values() if len(spans)]
+    window = None
+    if kinds:
+        window = min(int(spans[:, 0].min()) for spans in kinds), max(int(spans[:, 1].max()) for spans in kinds)
+    return Charges(work, causes, window, observed)
+
+
+def analyze_trace(trace: Trace, *, window: Window = "trace", steps: tuple[int, int] | None = None) -> TraceReport:
+    """Return what `trace` says about `window`.
+
+    "trace" is the whole trace, "steps" from the first step to the end of the last, or of those numbered `steps`[0] to
+    `steps`[1] where given; "hta" keeps what HolisticTraceAnalysis counts.  Where the steps are not to be had the whole
+    trace is reported, and a warning says so.
+    """
+    found, warnings = step_windows(trace)
+    rows = rows_of_hta(trace) if window == "hta" else None
+    charges = charges_of(trace, rows)
+    bounds, chosen = charges.window, found
+    if window == "hta":
+        chosen = []
+    elif window == "steps" or steps is not None:
+        window = "steps"
+        chosen = [step for step in found if steps is None or steps[0] <= step.number <= steps[1]]
+        if chosen:
+            bounds = chosen[0].start_ns, chosen[-1].end_ns
+        else:
+            window, chosen = "trace", found
+            warnings.append(_steps_missing(found, steps))
+    warnings += _odd(trace, charges)
+    return _report(trace, charges, bounds, window, chosen, rows, (*trace.warnings, *warnings))
+
+
+def _report(
+    trace: Trace,
+    charges: Charges,
+    bounds: tuple[int, int] | None,
+    window: Window,
+    steps: list[Step],
+    rows: NDArray[np.bool_] | None,
+    warnings: tuple[TraceWarning, ...],
+) -> TraceReport:
+    start, end = bounds or (0, 0)
+    windows = [(start, end), *((step.start_ns, step.end_ns) for step in steps)]
+    ledger, *of_steps = attribute_windows(charges.work, windows, causes=charges.causes, observed=charges.observed)
+    merged = {kind: union(clip(spans, start, end)) for kind, spans in charges.work.items()}
+    busy = union(np.concatenate([EMPTY, *merged.values()]))
+    device = trace.device
+    starts, ends = np.clip(device.start_ns, start, end), np.clip(device.end_ns, start, end)
+    if rows is not None:
+        ends = np.where(rows, ends, starts)
+    return TraceReport(
+        file=trace.file,
+        rank=trace.rank,
+        world_size=trace.world_size,
+        backend=trace.backend,
+        gpus=list(trace.gpus),
+        window=window,
+        start_ns=None if bounds is None else start,
+        span_ns=ledger.wall_ns,
+        compute_ns=ledger.compute_ns,
+        communication_ns=ledger.communication_ns,
+        overlapped_communication_ns=ledger.overlapped_communication_ns,
+        exposed_communication_ns=ledger.exposed_communication_ns,
+        copy_ns=length(merged.get(Work.COPY, EMPTY)),
+        exposed_copy_ns=ledger.exposed_copy_ns,
+        idle_ns=ledger.wall_ns - length(busy),
+        data_wait_ns=ledger.data_wait_ns,
+        host_bound_ns=ledger.host_bound_ns,
+        optimizer_host_ns=ledger.optimizer_host_ns,
+        checkpoint_ns=ledger.checkpoint_ns,
+        unknown_ns=ledger.unknown_ns,
+        overlap_ratio=ledger.overlap_ratio,
+        ledger=ledger,
+        steps=[
+            StepReport(step=step.number, start_ns=step.start_ns, ledger=its)
+            for step, its in zip(steps, of_steps, strict=True)
+        ],
+        collectives=collective_totals(
+            trace, *_communication(trace, starts, ends, bounds), merged.get(Work.COMPUTE, EMPTY)
+        ),
+        families=kernel_families(trace, starts, ends),
+        gaps=device_gaps(trace, busy) if trace.has_device else [],
+        what_if=_ladder(ledger, of_steps),
+        warnings=list(warnings),
+        events=trace.events,
+        is_truncated=trace.is_truncated,
+    )
+
+
+def _ladder(ledger: Ledger, of_steps: list[Ledger]) -> list[Scenario]:
+    """Return the ladder from the steps where there are any: what lies before and after them is no step's pace."""
+    if not of_steps:
+        return what_if(ledger, None)
+    total = Ledger(wall_ns=0)
+    for its in of_steps:
+        total += its
+    return what_if(total, len(of_steps))
+
+
+def _host(trace: Trace, kind: HostKind) -> Intervals:
+    host = trace.host_rows
+    mine = host.kind == kind
+    return np.stack((host.start_ns[mine], host.end_ns[mine]), axis=1)
+
+
+def _device_work(trace: Trace, rows: NDArray[np.bool_] | None) -> dict[Work, Intervals]:
+    device = trace.device
+    spans, kinds = np.stack((device.start_ns, device.end_ns), axis=1), device.work
+    if rows is not None:
+        spans, kinds = spans[rows], kinds[rows]
+    work = {kind: spans[kinds == index] for index, kind in enumerate(WORKS)}
+    if not _device_communicates(trace):
+        work[Work.COMMUNICATION] = clip(_host(trace, HostKind.COLLECTIVE_WORK), *_bounds(spans))
+    return work
+
+
+def _bounds(spans: Intervals) -> tuple[int, int]:
+    """Return the first start and the last end: the device's work alone says when the trace of a device begins."""
+    return (int(spans[:, 0].min()), int(spans[:, 1].max())) if len(spans) else (0, 0)
+
+
+def _device_communicates(trace: Trace) -> bool:
+    return bool((trace.device.work == WORKS.index(Work.COMMUNICATION)).any())
+
+
+def _training_operators(trace: Trace) -> Intervals:
+    """Return the operators of the threads that run the loop and of autograd's; of all threads when none shows itself.
+
+    The loop's threads are those with step marks, optimizer steps or data loading.
+    """
+    host = trace.host_rows
+    is_operator = host.kind == HostKind.OPERATOR
+    is_mark = np.array([name.startswith("ProfilerStep#") for name in trace.names] or [False], dtype=np.bool_)
+    is_engine = np.array([name.startswith("autograd::engine::") for name in trace.names] or [False], dtype=np.bool_)
+    loop = np.isin(host.kind, (HostKind.OPTIMIZER, HostKind.LOADER)) | is_mark[host.name]
+    threads = np.unique(host.thread[loop])
+    if np.isin(host.thread[is_operator], threads).any():
+        threads = np.union1d(threads, host.thread[is_operator & is_engine[host.name]])
+        is_operator &= np.isin(host.thread, threads)
+    return np.stack((host.start_ns[is_operator], host.end_ns[is_operator]), axis=1)
+
+
+def _communication(
+    trace: Trace, starts: NDArray[np.int64], ends: NDArray[np.int64], bounds: tuple[int, int] | None
+) -> tuple[Intervals, NDArray[np.int32], NDArray[np.int32]]:
+    """Return spans, names and collectives of the communication rows, cut to `bounds`; `starts` and `ends` already are.
+
+    Those two are the device rows'.
+    """
+    device, host = trace.device, trace.host_rows
+    if trace.has_device and _device_communicates(trace):
+        mine = (device.work == WORKS.index(Work.COMMUNICATION)) & (ends > starts)
+        return np.stack((starts[mine], ends[mine]), axis=1), device.name[mine], device.collective[mine]
+    start, end = (np.clip(times, *(bounds or (0, 0))) for times in (host.start_ns, host.end_ns))
+    mine = (host.kind == HostKind.COLLECTIVE_WORK) & (end > start)
+    return np.stack((start[mine], end[mine]), axis=1), host.name[mine], host.collective[mine]
+
+
+def _steps_missing(found: list[Step], steps: tuple[int, int] | None) -> TraceWarning:
+    if not found:
+        return TraceWarning("steps_missing", "the trace marks no steps: the whole trace is reported")
+    numbers = [step.number for step in found]
+    asked = "" if steps is None else f" {steps[0]}:{steps[1]}"
+    message = f"no step{asked} among {min(numbers)}:{max(numbers)}: the whole trace is reported"
+    return TraceWarning("steps_missing", message)
+
+
+def _odd(trace: Trace, charges: Charges) -> list[TraceWarning]:
+    warnings = []
+    if charges.window is None:
+        warnings.append(TraceWarning("no_work", "the trace holds no work of a device, operator or collective"))
+    devices = len(np.unique(trace.device.device))
+    if devices > 1:
+        message = f"work of {devices} devices is taken as one: idle is when all of them are"
+        warnings.append(TraceWarning("several_devices", message, devices))
+    beside = int((trace.host_rows.kind == HostKind.COLLECTIVE_WORK).sum())
+    if beside and trace.has_device and _device_communicates(trace):
+        message = "collectives of host process groups (gloo) beside the device's own are not in the ledger"
+        warnings.append(TraceWarning("host_collectives", message, beside))
+    return warnings

@@ -1,0 +1,237 @@
+"""How do many files become one answer?  Each is read and attributed by itself, then the ranks are laid together.
+
+The obvious way, reading all of them and then thinking, needs the memory of all of them at once.  Here a file is read,
+attributed and reduced to its columns where it is read: in this process if there is one, in processes side by side
+if there are many, on a dask cluster if they do not fit a machine.  The three give the same document, to the byte: what
+a file says depends on nothing but the file, and the ranks are put together in the order of the files.
+
+A file that cannot be read, or whose process dies, costs that file and a warning.
+
+Bounds: `TABLES_BYTES_MAX` for the columns that are kept to compare ranks; one file's columns for each process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from ..trace.columns import Trace, TraceWarning
+from .report import Document, TraceReport
+from .trace_files import printable
+
+__all__ = ["Analysis", "Answer", "EngineError", "Options", "Progress", "analyze", "analyze_files"]
+
+TABLES_BYTES_MAX = 4 * 2**30
+"""Columns kept for the comparison of ranks, by the estimate of `_columns_bytes`; 128 ranks of a million events fit."""
+
+PARALLEL_BYTES_MIN = 128 * 2**20
+"""JSON below which starting processes takes longer than they save: a third of a second, at 200 MB read a second."""
+
+COMPRESSION_RATIO = 20
+"""What gzip makes of a trace: 13 to 30 on those that we have."""
+
+COMPRESSED_HEADS = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
+"""How gzip (RFC 1952) and zstd (RFC 8878) begin."""
+
+COLUMNS_SHARE = 0.25
+"""Columns against the JSON that they came from: at most 55 bytes of an event's 220 to 500."""
+
+Window = Literal["trace", "steps", "hta"]
+Progress = Callable[[int, int, int, int], None]
+"""Called with bytes done, bytes in all, files done, files in all."""
+
+
+class EngineError(Exception):
+    """The engine itself cannot work (a cluster that is not there); one line for people."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """How to analyse.  `steps` are the first and the last step's number; `jobs` None: as many as there are cores."""
+
+    window: Window = "trace"
+    steps: tuple[int, int] | None = None
+    engine: Literal["local", "dask"] = "local"
+    dask_address: str | None = None
+    jobs: int | None = None
+    compares_ranks: bool = True
+    keeps_tables: bool = False
+    """Whether a single trace's columns are wanted afterwards too, for a picture or another trace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One file to read; what a worker is sent."""
+
+    path: Path
+    window: Window
+    steps: tuple[int, int] | None
+    returns_table: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of one file: a report, perhaps its columns, or why there is none."""
+
+    report: TraceReport | None = None
+    table: Trace | None = None
+    error: TraceWarning | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """The document, and the columns behind its traces where they were kept, in the same order."""
+
+    document: Document
+    tables: tuple[Trace | None, ...]
+
+
+def analyze_files(paths: Sequence[Path], options: Options | None = None, progress: Progress | None = None) -> Document:
+    """Return what `paths` say; see `analyze`."""
+    return analyze(paths, options, progress).document
+
+
+def analyze(paths: Sequence[Path], options: Options | None = None, progress: Progress | None = None) -> Analysis:
+    """Read and attribute `paths` and lay the ranks together.  Raises EngineError; a bad file is a warning."""
+    options = options or Options()
+    if options.engine == "dask":
+        paths = [path.absolute() for path in paths]  # the workers stand elsewhere
+    sizes = [_size(path) for path in paths]
+    tasks = _tasks(paths, sizes, options)
+    answers: list[Answer | None] = [None] * len(tasks)
+    meter = _Meter(sizes, progress)
+    for index, answer in _engine(tasks, sizes, options, meter):
+        answers[index] = answer
+        meter.finish(index)
+    return _assemble([answer for answer in answers if answer is not None], tasks, options)
+
+
+def read_one(task: Task, progress: Callable[[int, int | None], None] | None = None) -> Answer:
+    """Read and attribute one file; whatever is wrong with it is in the answer.  Runs wherever the engine likes."""
+    # Here and not above: the command's `--help` and a dask scheduler need none of it.
+    from ..trace.reader import TraceError, read_trace
+    from .one_trace import analyze_trace
+
+    try:
+        trace = read_trace(task.path, progress=progress)
+    except TraceError as error:
+        return Answer(error=TraceWarning("unreadable", _named(task.path, str(error))))
+    except OSError as error:
+        return Answer(error=TraceWarning("unreadable", _named(task.path, (error.strerror or str(error)).lower())))
+    except MemoryError:
+        return Answer(error=TraceWarning("out_of_memory", _named(task.path, "not enough memory to read it")))
+    if trace.file != (name := printable(task.path)):
+        trace = replace(trace, file=name)
+    report = analyze_trace(trace, window=task.window, steps=task.steps)
+    return Answer(report=report, table=trace if task.returns_table else None)
+
+
+def _named(path: Path, message: str) -> str:
+    message = message if str(path) in message else f"{path}: {message}"
+    return message.replace(str(path), printable(path))
+
+
+def _engine(
+    tasks: Sequence[Task], sizes: Sequence[int], options: Options, meter: _Meter
+) -> Iterator[tuple[int, Answer]]:
+    """Return the answers as they come, with the index of their task."""
+    if options.engine == "dask":
+        from .cluster import run_on_cluster
+
+        if options.dask_address is None:
+            raise EngineError("--engine dask needs --dask-address, for example tcp://scheduler:8786")
+        return run_on_cluster(tasks, options.dask_address)
+    jobs = min(len(tasks), options.jobs or _cores())
+    plain = sum(_plain_bytes(task.path, size) for task, size in zip(tasks, sizes, strict=True))
+    if jobs > 1 and (plain >= PARALLEL_BYTES_MIN or options.jobs is not None):
+        from .workers import run_in_processes
+
+        # Big files first: the last one to end decides when all have.
+        order = sorted(range(len(tasks)), key=lambda index: -sizes[index])
+        return run_in_processes(tasks, order, jobs, meter.advance)
+    return ((index, read_one(task, meter.of(index))) for index, task in enumerate(tasks))
+
+
+def _tasks(paths: Sequence[Path], sizes: Sequence[int], options: Options) -> list[Task]:
+    """Return a task for each file; columns are asked for while they fit, decided before anything is read."""
+    wants = options.keeps_tables or (options.compares_ranks and len(paths) > 1)
+    room: float = TABLES_BYTES_MAX
+    tasks = []
+    for path, size in zip(paths, sizes, strict=True):
+        room -= _plain_bytes(path, size) * COLUMNS_SHARE
+        tasks.append(Task(path, options.window, options.steps, wants and room >= 0))
+    return tasks
+
+
+def _assemble(answers: Sequence[Answer], tasks: Sequence[Task], options: Options) -> Analysis:
+    reports = [answer.report for answer in answers if answer.report is not None]
+    tables = tuple(answer.table for answer in answers if answer.report is not None)
+    warnings = [answer.error for answer in answers if answer.error is not None]
+    pairs = [(table, report) for table, report in zip(tables, reports, strict=True) if table is not None]
+    left_out = sum(not task.returns_table for task in tasks) if options.compares_ranks and len(tasks) > 1 else 0
+    if left_out:
+        message = f"{left_out} of {len(tasks)} traces are too big to be compared with the others; each stands by itself"
+        warnings.append(TraceWarning("job_incomplete", message, left_out))
+    job = None
+    if options.compares_ranks and len(pairs) > 1:
+        from .all_ranks import analyze_job
+
+        job = analyze_job([table for table, _ in pairs], [report for _, report in pairs])
+    return Analysis(Document(traces=reports, job=job, warnings=warnings), tables)
+
+
+class _Meter:
+    """How far the reading is, over all files."""
+
+    def __init__(self, sizes: Sequence[int], progress: Progress | None) -> None:
+        self._sizes = sizes
+        self._done = [0] * len(sizes)
+        self._files = 0
+        self._progress = progress
+
+    def of(self, index: int) -> Callable[[int, int | None], None] | None:
+        """Return what the reader of one file calls; None when nobody looks."""
+        if self._progress is None:
+            return None
+        return lambda done, total: self.advance(index, done, total)
+
+    def advance(self, index: int, done: int, total: int | None) -> None:
+        if total:
+            self._done[index] = min(self._sizes[index], self._sizes[index] * done // total)
+            self._show()
+
+    def finish(self, index: int) -> None:
+        self._done[index] = self._sizes[index]
+        self._files += 1
+        self._show()
+
+    def _show(self) -> None:
+        if self._progress is not None:
+            self._progress(sum(self._done), sum(self._sizes), self._files, len(self._sizes))
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0  # reading it will say what is wrong
+
+
+def _plain_bytes(path: Path, size: int) -> int:
+    """Return about how much JSON is in a file."""
+    if size == 0:
+        return 0  # a pipe has no size, and what is read from it here would be missing later
+    try:
+        with path.open("rb") as file:
+            head = file.read(4)
+    except OSError:
+        return 0
+    return size * COMPRESSION_RATIO if head.startswith(COMPRESSED_HEADS) else size
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))

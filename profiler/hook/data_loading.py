@@ -1,0 +1,117 @@
+"""What does the user's loop say of its steps?  When it waits for data, what a batch holds, and when it saves.
+
+None of that can be seen from hooks.  All of it is optional: what is not said is guessed from forward's input or charged
+to `unknown`.
+
+Left out: what becomes of it (`counts`, `steptimer`, `vitals`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from ..timing.failure_guard import Guard
+from ..timing.sample_counts import StepCounts
+from ..timing.step_timer import EVENTS_MAX, StepTimer
+from ..utilization.model_flops_utilization import VitalsMeter
+from .phase_hooks import PhaseHooks
+from .timed_loader import TimedLoader, guess_samples
+
+__all__ = ["Loop"]
+
+T = TypeVar("T")
+
+
+class Loop:
+    """What the hook hands to the user's loop; on the training thread."""
+
+    def __init__(
+        self,
+        timer: StepTimer,
+        guard: Guard,
+        counts: StepCounts,
+        phases: PhaseHooks,
+        vitals: VitalsMeter,
+        *,
+        now_ns: Callable[[], int],
+        batch_samples: Callable[[Any], int | None] | None,
+        batch_tokens: Callable[[Any], int | None] | None,
+    ) -> None:
+        self._timer = timer
+        self._guard = guard
+        self._counts = counts
+        self._phases = phases
+        self._vitals = vitals
+        self._now_ns = now_ns
+        self._batch_samples = batch_samples or guess_samples
+        self._batch_tokens = batch_tokens
+        self.checkpoint_depth = 0
+        """How many `checkpoint` bodies are under way, one inside another."""
+        self._checkpointed_ns: int | None = None
+
+    def data(self, loader: Iterable[T]) -> Iterable[T]:
+        """Return `loader` with its waits timed and its batches counted; iterate it as often as the loader."""
+        return TimedLoader(
+            loader,
+            now_ns=self._now_ns,
+            waits=self._timer.waits,
+            waited=self._guard.wrap(self._timer.waited),
+            drawn=self._guard.wrap(self._drawn),
+        )
+
+    def waits(self) -> None:
+        """Note that the loop begins to wait for a batch that does not come through `data`."""
+        if self._guard.is_alive:  # a forked child must not mark a device
+            self._timer.waits()
+
+    def waited(self, start_ns: int, end_ns: int) -> None:
+        """Note that it has the batch; how many samples, and whether they are trained on, is not known here."""
+        self._guard.wrap(self._waited)(start_ns, end_ns)
+
+    def _waited(self, start_ns: int, end_ns: int) -> None:
+        self._timer.waited(start_ns, end_ns)
+        if len(self._timer.events) >= EVENTS_MAX:  # an evaluation ends no step
+            self._phases.absorb()
+
+    def count(self, *, samples: int | None = None, tokens: int | None = None) -> None:
+        """Add to this step's samples and tokens; overrides what the hook would guess."""
+        self._counts.say(samples, tokens)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Charge the time of the body, which gets a batch, to the ledger's `data_wait`."""
+        self._timer.waits()
+        start = self._now_ns()
+        try:
+            yield
+        finally:
+            self._guard.wrap(self._timer.waited)(start, self._now_ns())
+
+    @contextlib.contextmanager
+    def checkpoint(self) -> Iterator[None]:
+        """Charge the time of the body, saving a checkpoint, to the ledger's `checkpoint`; one inside another is its."""
+        start, self.checkpoint_depth = self._now_ns(), self.checkpoint_depth + 1
+        try:
+            yield
+        finally:
+            self.checkpoint_depth -= 1
+            if not self.checkpoint_depth:
+                self._guard.wrap(self._checkpointed)(start, self._now_ns())
+
+    def was_paused(self, since_ns: int) -> bool:
+        """Return whether the loop has saved a checkpoint or evaluated since then."""
+        pauses = (self._checkpointed_ns, self._phases.evaluated_ns)
+        return any(pause_ns is not None and pause_ns >= since_ns for pause_ns in pauses)
+
+    def _checkpointed(self, start_ns: int, end_ns: int) -> None:
+        self._checkpointed_ns = end_ns
+        self._timer.events.append(("checkpoint", start_ns, end_ns))
+        self._vitals.checkpointed(end_ns - start_ns)
+
+    def _drawn(self, batch: object) -> None:
+        samples = self._batch_samples(batch)
+        if samples is not None:
+            self._phases.guesses_samples = False
+        self._counts.draw(samples, None if self._batch_tokens is None else self._batch_tokens(batch))

@@ -1,0 +1,451 @@
+"""Where did each step of this job go?  The hook: the one object of this room that lives in the training process.
+
+It ties the parts together and holds no rule of its own: `phases` says what happens when, `steptimer` adds it up,
+`measurement` looks exactly now and then within the `budget`, and the `books` write what comes of it: ledgers and
+StepRecords, for the sinks, a fraction of a second later and not on the step path.
+
+    boundary(N)   step N is over: it is entered, on_boundary; then perhaps a window for step N+1
+                  all of that lies inside step N+1's wall time, and is charged there as overhead
+
+`on_boundary` is called at every boundary until `close`, with a CountedStep where the step was counted and not measured
+and with None where the hook could do neither or has turned itself off: who listens may have promised other ranks to be
+there.  Asking a step for its record writes it.
+
+On a device job a window opens one step early: kernels that were launched before it are never seen, so the device must
+first run dry of them.  Left out: how records travel (sinks, which belong to the caller), what is tuned (on_boundary).
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from pacecar.clock import Clock, SystemClock
+from pacecar.config import HookConfig
+from pacecar.records import JobHello, Knobs, StepRecord
+
+from ..ledger.estimate import Calibrations
+from ..timing.failure_guard import Guard
+from ..timing.overhead_budget import Budget
+from ..timing.preemption import Preemption
+from ..timing.process_stops import StopDetector
+from ..timing.sample_counts import StepCounts
+from ..timing.step_sampling import Cadence, burst_end, next_measured
+from ..timing.step_timer import StepTimer, TimedStep
+from ..timing.torch_compile import keep_out
+from ..transport.sink import RecordSink
+from ..utilization.allocator_memory import cuda_stats
+from ..utilization.model_flops_utilization import VitalsMeter
+from ..windows.window_reader import WindowMeter
+from . import single_instance
+from .data_loading import Loop
+from .job_identity import make_hello, model_device
+from .phase_hooks import PhaseHooks
+from .single_instance import AlreadyAttachedError
+from .step_boundary import UNUSUAL, CountedStep, Passed, Pulse, take_inputs
+from .step_hooks import after_step
+from .step_records import Books, FinishedStep
+from .window_schedule import Opening
+
+__all__ = ["AlreadyAttachedError", "Hook", "make_hello"]
+
+_log = logging.getLogger(__name__)
+
+
+class Hook:
+    """Measures the steps of `model` trained by `optimizer`.
+
+    `optimizer` is a torch.optim.Optimizer: the end of its `step()` ends a step.  `batch_samples` and `batch_tokens`
+    count a batch that `data()` yields; without them the samples are the first dimension of the first tensor and
+    tokens are unknown.  `on_boundary` gets every step that is over on the training thread, None where nothing is known
+    of it; what it raises counts as a failure of the hook.
+    The sinks are the caller's: `close()` puts a Goodbye into them and does not close them.
+
+    Raises:
+        TypeError: `optimizer` has no step hooks.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        hello: JobHello,
+        config: HookConfig | None = None,
+        sinks: Sequence[RecordSink] = (),
+        on_boundary: Callable[[FinishedStep | CountedStep | None], None] | None = None,
+        clock: Clock | None = None,
+        batch_samples: Callable[[Any], int | None] | None = None,
+        batch_tokens: Callable[[Any], int | None] | None = None,
+    ) -> None:
+        self._config = config or HookConfig()
+        self._hello = hello
+        self._sinks = tuple(sinks)
+        self._on_boundary = on_boundary
+        self._clock = clock or SystemClock()
+        # The method of the real clock is a second python frame around this very function, in every callback.
+        is_real = isinstance(self._clock, SystemClock)
+        self._now_ns = time.monotonic_ns if is_real else self._clock.monotonic_ns
+        self._wall_ns = time.time_ns if is_real else self._clock.wall_ns
+        self.is_traced = False
+        """Somebody traces the steps that follow; their pace says nothing about the job.  Set at a boundary."""
+        self.wants_boundary: Callable[[], bool] = lambda: True
+        """Whether the listener need hear of the next boundary; `wake` when it changes its mind before that."""
+
+        self._timer = StepTimer()
+        self._guard = Guard(self._now_ns, self._charge)
+        device = model_device(model)
+        is_cuda = device.type == "cuda"
+        name = torch.cuda.get_device_name(device) if is_cuda else None
+        self._vitals = VitalsMeter(model, self._config, device=device, stats=cuda_stats(device), device_name=name)
+        self._phases = PhaseHooks(
+            model, optimizer, self._timer, self._guard,
+            now_ns=self._now_ns, retire=self._retire, forward_begins=self._vitals.forward_begins,
+        )  # fmt: skip
+        self._meter = self.windows = WindowMeter(self._clock, on_device=is_cuda)
+        self._budget = Budget(
+            self._config.overhead_budget, warmup_steps=self._config.window_warmup_steps,
+            interval_steps=self._config.window_interval_steps,
+            rank=hello.rank, world_size=hello.world_size, on_device=is_cuda,
+        )  # fmt: skip
+        self.calibrations = self._calibrations = Calibrations()
+        """What exact windows saw, by setting."""
+        self._cadence = Cadence(self._config.overhead_budget)
+        self._counts = StepCounts()
+        self._stops = StopDetector(charge=self._budget.charge)
+        self._pulse = Pulse(
+            self._phases,
+            self._timer,
+            self._guard,
+            self._counts,
+            now_ns=self._now_ns,
+            wall_ns=self._wall_ns,
+            care=self._care,
+        )
+        loop = self.loop = self._loop = Loop(
+            self._timer,
+            self._guard,
+            self._counts,
+            self._phases,
+            self._vitals,
+            now_ns=self._now_ns,
+            batch_samples=batch_samples,
+            batch_tokens=batch_tokens,
+        )
+        self.data, self.count, self.waiting = loop.data, loop.count, loop.waiting
+        self.checkpoint, self.was_paused = loop.checkpoint, loop.was_paused
+        self._books = Books(
+            hello, self._sinks, self._budget, self._calibrations, self._vitals, self._guard, self._cadence, self._pulse,
+            self._stops, on_device=is_cuda,
+        )  # fmt: skip
+        self.look, self.flush, self.charge = self._books.look, self._books.settle, self._budget.charge
+        """Let other threads write the records that wait; write them now, on the training thread; add a cost."""
+        self.begun, self.charge_records = self._pulse.begun, self._books.charge
+        self.is_strained = self._budget.is_strained
+        self.preemption = preemption = self._preemption = Preemption()
+        """A listener that is about to take long says `begin`."""
+        parts = (self._meter, self._budget, self._books, self._timer, self._phases)
+        self._opening = Opening(*parts, self._now_ns, preemption, on_device=is_cuda)
+        self._listener_ns = self._told_ns = 0
+        self._pulse.care_step = self._budget.next_look(0)
+        self._beat_handle: RemovableHandle | None = None
+        self._optimizer = optimizer
+        self._in_boundary = self._is_started = self._is_closed = False
+
+    # --- life -----------------------------------------------------------------------------------
+
+    @property
+    def is_alive(self) -> bool:
+        """The hook is started, not closed and has not turned itself off."""
+        return self._is_started and not self._is_closed and self._guard.is_alive
+
+    @property
+    def step(self) -> int:
+        """The number of the step under way: how many were finished."""
+        return self._pulse.step
+
+    @property
+    def knobs(self) -> Knobs:
+        """The settings in force; the tuner sets them at a boundary, for the steps that follow."""
+        return self._pulse.knobs
+
+    @knobs.setter
+    def knobs(self, knobs: Knobs) -> None:
+        self._pulse.knobs = knobs
+        self._opening.mark(self._pulse.step)
+
+    @property
+    def overhead_budget(self) -> float:
+        """What pacecar may cost, over the job's wall time (0..1)."""
+        return self._config.overhead_budget
+
+    @property
+    def overhead_ratio(self) -> float | None:
+        """What pacecar cost over the job's wall time so far (0..1); None before the first step."""
+        return self._budget.ratio
+
+    @property
+    def on_timed(self) -> Callable[[TimedStep, StepRecord], None] | None:
+        """Gets every measured step with its timers, on whatever thread; must return in a microsecond."""
+        return self._books.on_timed
+
+    @on_timed.setter
+    def on_timed(self, listener: Callable[[TimedStep, StepRecord], None] | None) -> None:
+        self._books.on_timed = listener
+
+    @property
+    def phase(self) -> str:
+        """The phase that the training thread is in, "outside" of all; may be asked from any thread."""
+        if self._loop.checkpoint_depth:
+            return "checkpoint"
+        return self._phases.phase or "outside"
+
+    @property
+    def evaluated_ns(self) -> int | None:
+        """When a forward in evaluation was last seen, or the process went on after a stop, monotonic; None: never."""
+        self._stops.look()
+        return max((at for at in (self._phases.evaluated_ns, self._stops.went_on_ns) if at is not None), default=None)
+
+    def start(self) -> None:
+        """Attach to model and optimizer; the first step counts from the job's first sign of life after this.
+
+        Raises:
+            AlreadyAttachedError: another hook is active in this process.
+        """
+        single_instance.take(self)
+        self._is_started = True
+        self._phases.tells_inputs = self._vitals.tells_inputs
+        self._phases.install()
+        keep_out(Pulse.beat)
+        self._beat_handle = after_step(self._optimizer, self._pulse.beat)
+        begun = self._now_ns()
+        self._preemption.begin()
+        if self._now_ns is time.monotonic_ns:  # prices are of the real time
+            self._guard.wrap(self._books.learn_prices)()
+            self._guard.wrap(self._stops.start)()
+        if self._config.windows:
+            self._guard.wrap(self._meter.install)()
+        if not self._meter.is_installed:
+            self._books.uncalibrated = "unavailable" if self._config.windows else "off"
+        self._preemption.end()
+        self._budget.charge_start(self._preemption.own_ns(self._now_ns() - begun))
+        self._timer.overhead_ns = 0  # no part of the first step
+
+    def close(self, reason: str = "detached") -> None:
+        """Remove every hook, put a Goodbye with `reason` into the sinks, and free the process's slot.
+
+        From inside `on_boundary` the hook is inert at once and removed when the boundary is over.
+        """
+        if self._is_closed or not self._is_started:
+            return
+        self._is_closed = True
+        self._guard.is_alive = False
+        if not self._in_boundary:  # else the next forward retires what is inert by then
+            self._retire()
+        self._opening.release()
+        self._books.settle()
+        self._books.report_last_vitals()
+        goodbye = self._books.goodbye(reason, self._clock.wall_ns())
+        for sink in self._sinks:
+            sink.put(goodbye)
+        self._preemption.close()
+        self._stops.close()
+        single_instance.free(self)
+
+    def wake(self) -> None:
+        """Let the listener hear of the next boundary; from any thread."""
+        self._pulse.wake()
+
+    def forked(self) -> None:
+        """Be inert for good, without a word to anybody: this is a forked child of the measured process."""
+        self._is_closed, self._guard.is_alive = True, False
+        self._stops.forked()
+
+    def request_window(self) -> None:
+        """Ask for an exact window soon, as a knob was switched; the budget decides when, a new setting has credit."""
+        self._budget.request(on_credit=not self._calibrations.knows(self.knobs))
+        self._pulse.care_step = self._opening.next_look(self._pulse.step)
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _charge(self, duration_ns: int) -> None:
+        self._timer.overhead_ns += duration_ns
+
+    def _care(self, now_ns: int) -> None:
+        """End a step that is not plain: enter it, tell the listener, if only that it ended, prepare the next."""
+        if self._is_closed:
+            return
+        finished: FinishedStep | CountedStep | None = None
+        self._in_boundary = True
+        try:
+            if self._guard.is_alive:
+                end_step = self._counted if self._phases.is_resting else self._finish
+                try:
+                    finished = end_step(now_ns)
+                except Exception:  # noqa: BLE001  as in the guard, without its second frame
+                    self._guard.failed(end_step)
+            if self._on_boundary is not None:
+                begun = self._now_ns()
+                self._tell(self._on_boundary, finished)
+                self._told_ns = self._now_ns() - begun
+                if self._preemption.is_begun:
+                    self._told_ns = max(0, self._told_ns - self._preemption.end())
+                self._listener_ns += self._told_ns
+            if self._guard.is_alive:
+                try:
+                    self._prepare(now_ns)
+                except Exception:  # noqa: BLE001  as above
+                    self._preemption.end()
+                    self._guard.failed(self._prepare)
+        finally:
+            self._in_boundary = False
+        # First set and then looked at: another thread may find something at this moment.
+        self._pulse.is_plain = True
+        if self._is_pending():
+            self._pulse.is_plain = False
+
+    def _is_pending(self) -> bool:
+        """Return whether the next boundary has more to do than to note that a step ended."""
+        is_heard = self._on_boundary is not None and self.wants_boundary()
+        is_looked_at = self._opening.may_be_open or self._opening.has_aftermath or self.is_traced
+        is_odd = self._cadence.every is None or self._pulse.passed is not None or self._pulse.step <= 1
+        is_counted = self._phases.tells_inputs or self._vitals.wants_count or self._vitals.is_due
+        return is_heard or is_looked_at or is_odd or is_counted
+
+    def _tell(
+        self, listener: Callable[[FinishedStep | CountedStep | None], None], finished: FinishedStep | CountedStep | None
+    ) -> None:
+        try:
+            listener(finished)
+        except Exception:  # noqa: BLE001  as in the guard, which would not call a listener once it is dead
+            self._guard.failed(listener)
+            if not self._guard.is_alive:
+                self._on_boundary = None
+
+    def _counted(self, now_ns: int) -> CountedStep | None:
+        """Count the step that is over; return it where somebody wants to hear of it."""
+        pulse, start_ns = self._pulse, self._timer.start_ns
+        pulse.pass_over(now_ns)
+        if self._on_boundary is None or start_ns is None:
+            return None
+        return CountedStep(pulse.step - 1, start_ns, now_ns, self._wall_ns(), pulse.knobs, self.is_traced)
+
+    def _finish(self, now_ns: int) -> FinishedStep:
+        """Enter the step that is over, in what is already the next step's time."""
+        timer, phases, pulse, opening = self._timer, self._phases, self._pulse, self._opening
+        phases.optimizer_ended(now_ns)
+        timer.overhead_ns += phases.own_ns
+        phases.own_ns = 0
+        was_counted = False
+        if phases.inputs == pulse.usual.inputs and not phases.has_looked:
+            phases.inputs.clear()
+        else:
+            pulse.usual, was_counted = take_inputs(phases, self._vitals)
+        samples, tokens = pulse.usual.samples, None
+        if self._counts.has_news:
+            samples, tokens = self._counts.take(samples)
+        phases.guesses_samples = True
+        raw = opening.last_raw = timer.finish(now_ns)
+        now = self._wall_ns()
+        finished = FinishedStep(self._books, pulse.step, raw, now, pulse.knobs, samples, tokens, pulse.usual.flops)
+        if was_counted or opening.has_aftermath or self.is_traced:
+            finished.was_counted, finished.disturbed = was_counted, True
+            finished.thread_time, finished.slowed_max_ns = opening.thread_time(), opening.count_max_ns
+            opening.has_aftermath = self.is_traced
+        finished.listener_ns, self._listener_ns = self._listener_ns, 0
+        finished.told_ns, self._told_ns = self._told_ns, 0
+        if pulse.passed is not None:
+            finished.passed, pulse.passed = pulse.passed, None
+        if opening.may_be_open:
+            opening.end(finished)
+        elif opening.is_probing:
+            opening.end_slice(finished)
+        pulse.step += 1
+        self._books.enter(finished)
+        if self._vitals.is_due:
+            self._books.report_vitals()
+            pulse.usual = UNUSUAL  # it has looked at what is trained
+        return finished
+
+    def _turn_off(self) -> None:
+        """Even counting steps costs more than the user allows."""
+        self._books.settle()
+        _log.warning(
+            "pacecar measures no more: its own time alone is over overhead_budget = %g of these short steps",
+            self._config.overhead_budget,
+        )
+        if self._phases.is_resting:
+            self._phases.resume()  # the next forward retires them
+        self._guard.is_alive = False
+
+    def _prepare(self, now_ns: int) -> None:
+        """Get ready for the step that began at `now_ns`, and charge it with all that was done since."""
+        every = self._cadence.every
+        if every is None:
+            self._turn_off()
+            return
+        step, opening = self._pulse.step, self._opening
+        is_turn = self._config.windows and step == self._pulse.care_step and self._opening.wants(step)
+        # A window's turn does not heed the cadence.
+        measured = next_measured(step, every)
+        if step < measured and not is_turn and not opening.may_be_open:
+            passed = self._pulse.passed = self._pulse.passed or Passed()
+            # Boundaries that nobody else wants need not come here until one is measured or a window's turn.
+            if step >= self._pulse.care_step:
+                self._pulse.care_step = opening.next_look(step + 1) if self._config.windows else sys.maxsize
+            is_wanted = self.is_traced or (self._on_boundary is not None and self.wants_boundary())
+            self._pulse.rests_until = 0 if is_wanted else min(measured, self._pulse.care_step)
+            if self._phases.is_resting:
+                passed.cost_ns += self._preemption.own_ns(self._now_ns() - now_ns)
+            else:  # to begin to rest is paid once, so it is the next measured step's
+                self._phases.rest()
+                self._timer.overhead_ns += self._preemption.own_ns(self._now_ns() - now_ns)
+            return
+        if self._phases.is_resting:
+            self._phases.resume()
+        is_watched = opening.may_be_open or opening.has_aftermath or step == 1  # `install` has taken one too
+        if step == 1:
+            opening.mark(step)
+        if step >= self._pulse.care_step:
+            if self._config.windows:
+                opening.try_to_open(step)
+            self._pulse.care_step = opening.next_look(step + 1) if self._config.windows else sys.maxsize
+            is_watched = True
+        elif opening.may_be_open:
+            self._timer.keep_marks()
+        if every > 1:
+            self._pulse.care_step = min(self._pulse.care_step, burst_end(step, every))
+        vitals = self._vitals
+        if vitals.wants_count and not (
+            opening.may_be_open or opening.is_probing or self.is_traced
+        ):  # they would see the dispatch mode's time
+            self._books.settle()
+            vitals.prepare(self._pulse.step, opening.may_count)
+            self._phases.tells_inputs = vitals.tells_inputs
+            if self._phases.tells_inputs:
+                opening.slows(step)
+        elif self._phases.tells_inputs:
+            self._phases.tells_inputs = vitals.tells_inputs
+        ended = self._now_ns()
+        self._timer.events.append(("overhead", now_ns, ended))
+        self._timer.overhead_ns += self._preemption.own_ns(ended - now_ns)
+        if is_watched:
+            self._meter.observed_from(ended)
+
+    def _retire(self) -> None:
+        """Leave torch as it was; not from inside an optimizer hook."""
+        self._opening.abandon()
+        self._meter.uninstall()
+        self._vitals.retire()
+        self._phases.remove()
+        if self._is_closed and self._beat_handle is not None:
+            self._beat_handle.remove()
+            self._beat_handle = None

@@ -1,0 +1,156 @@
+"""Who is this process in the job?
+
+A rank number alone does not name a series: two jobs on a node both have a rank 0.  So every record carries a name
+that all ranks of a job agree on without asking each other: what the user said (PACECAR_JOB), else what the launcher
+gave all of them, else the script's name and a process id: of the process that started them, or its own.  Two jobs may
+have one name, so a hello has the launch too (`launch`), which no two have.
+
+    torchrun     its run id; without one ("none") what the cluster says, and its rendezvous' port
+    Slurm, LSF, PBS   the job's id
+    Kubernetes   the job's name, which is a part of its pods' names (Kubeflow's masters, indexed jobs)
+    MPI          the namespace that PMIx gives a launch
+
+Ranks come from torch.distributed when it is up, else from the launcher's environment, else the process is alone.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import socket
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pacecar.clock import Clock, SystemClock
+from pacecar.records import JobHello
+
+from ..transport.field_filter import Sendable
+from .launch_id import launch_of
+from .network_interface import collective_interface
+
+__all__ = ["job_id", "make_hello", "model_device"]
+
+JOB_LENGTH_MAX = 128
+"""A job id becomes a label value."""
+
+RANK = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+WORLD_SIZE = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+LOCAL_RANK = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+"""Where launchers say it: torchrun, Slurm, Open MPI, PMIx; MPICH and Intel MPI (Hydra)."""
+
+SCHEDULERS = (("slurm", "SLURM_JOB_ID"), ("lsf", "LSB_JOBID"), ("pbs", "PBS_JOBID"))
+NAME_LENGTH_MAX = 253
+"""Of a pod: a DNS subdomain (RFC 1123, kubernetes.io/docs/concepts/overview/working-with-objects/names)."""
+
+
+def make_hello(
+    model: nn.Module,
+    *,
+    job: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+    clock: Clock | None = None,
+) -> JobHello:
+    """Return who this process is; `job` (of the configuration) wins over what the environment says.
+
+    Call it after `torch.distributed` was initialized, if it will be.
+    """
+    is_distributed = dist.is_available() and dist.is_initialized()
+    rank = dist.get_rank() if is_distributed else _number(environ, *RANK) or 0
+    world_size = dist.get_world_size() if is_distributed else _number(environ, *WORLD_SIZE) or 1
+    local_rank = _number(environ, *LOCAL_RANK)
+    device = model_device(model)
+    is_cuda = device.type == "cuda"
+    backend = dist.get_backend() if is_distributed else None
+    if local_rank is None:
+        local_rank = device.index if is_cuda and device.index is not None else rank
+    name = job or job_id(environ)
+    hello = JobHello(
+        job=name,
+        launch=launch_of(name, world_size, environ),
+        rank=rank,
+        local_rank=local_rank,
+        world_size=world_size,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        device=str(device),
+        device_uuid=_device_uuid(device) if is_cuda else None,
+        backend=backend,
+        framework=f"torch {torch.__version__}",
+        pacecar_version=metadata.version("pacecar"),
+        parallel={"data": world_size} if isinstance(model, nn.parallel.DistributedDataParallel) else {},
+        started_wall_ns=(clock or SystemClock()).wall_ns(),
+        interface=collective_interface(backend, environ=environ),
+        slurm_job=_label(environ, "SLURM_JOB_ID", "SLURM_JOBID"),
+        pod_name=_label(environ, "POD_NAME", "MY_POD_NAME"),
+        pod_namespace=_label(environ, "POD_NAMESPACE", "MY_POD_NAMESPACE"),
+    )
+    sendable = Sendable("anybody").make(hello)
+    return sendable if isinstance(sendable, JobHello) else hello
+
+
+def job_id(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the job id that the environment gives, the same on all ranks of a launched job."""
+    torchrun = environ.get("TORCHELASTIC_RUN_ID")
+    cluster = _cluster_job(environ)
+    if torchrun == "none":  # torchrun's default names no run; with the port of its rendezvous two in one job differ
+        torchrun = f"{cluster or 'torchrun'}-{environ.get('MASTER_PORT', 'none')}"
+    name = environ.get("PACECAR_JOB") or torchrun or cluster or _mpi_job(environ)
+    if not name:
+        script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else "python"
+        parent = multiprocessing.parent_process()  # torch.multiprocessing.spawn starts all ranks of a node
+        port = environ.get("MASTER_PORT")  # or somebody started them one by one
+        name = f"{script}-{parent.pid if parent is not None else port or os.getpid()}"
+    return re.sub(r"[^\w.:@+-]", "_", name)[:JOB_LENGTH_MAX]
+
+
+def _cluster_job(environ: Mapping[str, str]) -> str | None:
+    for scheduler, variable in SCHEDULERS:
+        if environ.get(variable):
+            return f"{scheduler}-{environ[variable]}"
+    if "KUBERNETES_SERVICE_HOST" not in environ:
+        return None
+    # Kubeflow's pods are called <job>-<kind>-<index>, and are told the first one's name.
+    for name in (environ.get("HOSTNAME", ""), environ.get("MASTER_ADDR", "")):
+        pod = re.match(r"(.+)-(?:master|worker|launcher|node)-\d+(?:[.-]|$)", name)
+        if pod:
+            return f"k8s-{pod[1]}"
+    # The host of an indexed Job's pod is called <job>-<index> (kubernetes.io, "Indexed Job"), the pod has a suffix.
+    index = environ.get("JOB_COMPLETION_INDEX", "")
+    indexed = re.match(rf"(.+)-{index}(?:-[a-z0-9]{{5}})?$", environ.get("HOSTNAME", "")) if index.isdigit() else None
+    return f"k8s-{indexed[1]}" if indexed else None
+
+
+def _mpi_job(environ: Mapping[str, str]) -> str | None:
+    namespace = environ.get("PMIX_NAMESPACE")
+    return f"mpi-{namespace}" if namespace else None
+
+
+def model_device(model: nn.Module) -> torch.device:
+    """Return where the model's first parameter lives; a model without parameters is on the CPU."""
+    first = next(model.parameters(), None)
+    return first.device if first is not None else torch.device("cpu")
+
+
+def _number(environ: Mapping[str, str], *names: str) -> int | None:
+    for name in names:
+        text = environ.get(name, "")
+        if text.isdigit():
+            return int(text)
+    return None
+
+
+def _label(environ: Mapping[str, str], *names: str) -> str | None:
+    """Return the first of these variables that is set: Slurm's own, and those that a pod's downward API is bound to."""
+    return next((environ[name][:NAME_LENGTH_MAX] for name in names if environ.get(name)), None)
+
+
+def _device_uuid(device: torch.device) -> str | None:
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return f"GPU-{uuid}" if uuid is not None else None

@@ -1,0 +1,238 @@
+"""Observes the calls of one module and leaves nothing on it.
+
+Hooks that are registered on a module lie in its `__dict__`.  So `torch.save(model)` writes them into the file,
+`copy.deepcopy` copies them, and `torch.jit.script` compiles them.  Torch's global hooks are called for every submodule
+(1 us each), and `torch.compile` warns of them.  A class of our own for the module, or a `__call__` in its class, is
+seen by `type(model)`, `torch.export` and dynamo.
+
+    model(x)  ->  Module.__call__  ->  model._compiled_call_impl, where it is not None  ->  model._call_impl
+                                       ^ looked up in the class: a descriptor that knows the observed modules
+
+`Module.compile` has torch ask each module for `_compiled_call_impl` first, whose default is a class attribute.  Pickle,
+deepcopy, TorchScript, fx, export and dynamo look at other attributes only.  So the class of an observed module gets a
+descriptor under that name, which is None for all modules but the observed ones.  It goes with the last of them.
+
+While torch captures what a module computes (dynamo, export, fx, `torch.jit.trace`) nobody is told of its calls.
+
+Left out: calls of `module.forward`, and of a class whose `__call__` does not call torch's: hooks see neither.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from pacecar.torch_internals import FEATURES, lacking
+
+from ..timing.torch_compile import is_captured, is_tracing, keep_out, skip_frame
+
+__all__ = ["Around", "CallObserver", "hold_class", "is_compiled_in_place", "observe_calls"]
+
+Before = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
+After = Callable[[nn.Module, tuple[Any, ...], object], None]
+Around = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+_log = logging.getLogger(__name__)
+
+_NAME = "_compiled_call_impl"
+_ABSENT = object()
+
+
+def is_compiled_in_place(module: nn.Module) -> bool:
+    """Return whether the user called `module.compile()`."""
+    return vars(module).get(_NAME) is not None
+
+
+class CallObserver:
+    """One observer of one module, until `remove`; what its functions raise reaches the caller of the module."""
+
+    __slots__ = ("_calls", "after", "before")
+
+    def __init__(self, calls: _Calls, before: Before | None, after: After | None) -> None:
+        self._calls: _Calls | None = calls
+        self.before = before
+        self.after = after
+
+    def remove(self) -> None:
+        """Observe no more.  Harmless when repeated, and from inside a call."""
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            calls.forget(self)
+
+    def set_around(self, around: Around | None) -> None:
+        """Let `around(call, args, kwargs)` make the calls, and return what the module returns; None: no more."""
+        if self._calls is not None:
+            self._calls.around = around
+
+
+def observe_calls(
+    module: nn.Module, before: Before | None = None, after: After | None = None, *, is_first: bool = False
+) -> CallObserver | None:
+    """Call `before(module, args, kwargs)` and, unless it raises, `after(module, args, output)` at calls of `module`.
+
+    They see what the caller gave and got: `before` runs before all hooks, `after` behind them.  `is_first`: before the
+    observers that are there.  None: this torch cannot be observed so, which is said once.
+    """
+    if lacking("module_calls", {"module": module}) is not None or not _is_asked_for():
+        return None
+    return _observe(module, before, after, is_first=is_first)
+
+
+def _observe(module: nn.Module, before: Before | None, after: After | None, *, is_first: bool = False) -> CallObserver:
+    calls = _observed.get(id(module))
+    if calls is None:
+        calls = _observed[id(module)] = _Calls(module)
+        _put_into(calls.kind)
+    observer = CallObserver(calls, before, after)
+    calls.observers.insert(0 if is_first else len(calls.observers), observer)
+    calls.arrange()
+    return observer
+
+
+def hold_class(module: nn.Module) -> Callable[[], None] | None:
+    """Keep the class of `module` as it is with an observer, until what this returns is called; None: nothing to keep.
+
+    For who takes his observer away for a while: where a module has hooks of the user's, dynamo guards its class, and
+    would compile anew each time.
+    """
+    kind = type(module)
+    if "torch._dynamo" not in sys.modules or not isinstance(vars(kind).get(_NAME), _CallImpl):
+        return None
+    _put_into(kind)
+    return functools.partial(_take_from, kind)
+
+
+@functools.cache
+def _is_asked_for() -> bool:
+    """Return whether this torch asks the class for the call, and calls what it gets; tried on a module of our own."""
+    seen: list[object] = []
+    try:
+        tried = _Tried()
+        observer = _observe(tried, None, lambda module, args, output: seen.append(output))
+        tried(1)
+        observer.remove()
+        tried(2)
+    except Exception:  # noqa: BLE001  private ground: whatever it raises, modules are not observed
+        seen.clear()
+    if seen != [1]:
+        _log.warning("pacecar: torch %s calls modules in another way: %s", torch.__version__, FEATURES["module_calls"])
+    return seen == [1]
+
+
+class _Tried(nn.Module):
+    def forward(self, x: object) -> object:
+        return x
+
+
+class _Calls:
+    """Makes the calls of one observed module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.kind = type(module)
+        self.observers: list[CallObserver] = []
+        self.around: Around | None = None
+        self._befores: tuple[Before, ...] = ()
+        self._afters: tuple[After, ...] = ()
+        self.entry = self.call  # bound once, not at each call
+
+    def arrange(self) -> None:
+        self._befores = tuple(observer.before for observer in self.observers if observer.before is not None)
+        self._afters = tuple(observer.after for observer in self.observers if observer.after is not None)
+
+    def forget(self, observer: CallObserver) -> None:
+        self.observers.remove(observer)
+        self.arrange()
+        if not self.observers:
+            self.around = None
+            if _observed.get(id(self.module)) is self:
+                del _observed[id(self.module)]
+                _take_from(self.kind)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  whatever the module's forward is
+        module = self.module
+        call = module.__dict__.get(_NAME) or module._call_impl
+        if is_captured(args, kwargs):
+            return call(*args, **kwargs)
+        for before in self._befores:
+            before(module, args, kwargs)
+        try:
+            output = call(*args, **kwargs) if self.around is None else self.around(call, args, kwargs)
+        except BaseException as error:  # the traceback of what the user's code raises has no line of ours
+            error.__traceback__ = _theirs(error.__traceback__)
+            raise
+        for after in self._afters:
+            after(module, args, output)
+        return output
+
+
+def _theirs(trace: TracebackType | None) -> TracebackType | None:
+    """Return `trace` from the first frame on that is not ours."""
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("pacecar."):
+        trace = trace.tb_next
+    return trace
+
+
+class _CallImpl:
+    """What an observed module's class has as `_compiled_call_impl`.
+
+    A copy of the class that some pickler makes (cloudpickle, of a class in `__main__`) gets torch's default.
+    """
+
+    def __init__(self, replaced: object) -> None:
+        self.replaced = replaced
+        self.modules = 0
+
+    def __get__(self, module: nn.Module | None, kind: type | None = None) -> Callable[..., Any] | None:
+        if module is None:
+            return None
+        if not is_tracing():
+            calls = _observed.get(id(module))
+            if calls is not None and calls.module is module:
+                return calls.entry
+        return module.__dict__.get(_NAME)
+
+    def __set__(self, module: nn.Module, value: Callable[..., Any] | None) -> None:
+        module.__dict__[_NAME] = value
+
+    def __delete__(self, module: nn.Module) -> None:
+        if _NAME not in module.__dict__:
+            raise AttributeError(_NAME)
+        del module.__dict__[_NAME]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+
+_observed: dict[int, _Calls] = {}
+"""By the module's id; each holds its module, so that no other has it."""
+
+
+def _put_into(kind: type[nn.Module]) -> None:
+    there = vars(kind).get(_NAME, _ABSENT)
+    if not isinstance(there, _CallImpl):
+        there = _CallImpl(there)
+        type.__setattr__(kind, _NAME, there)
+        skip_frame(_Calls.call)
+        keep_out(_CallImpl.__get__)
+    there.modules += 1
+
+
+def _take_from(kind: type[nn.Module]) -> None:
+    there = vars(kind).get(_NAME)
+    if not isinstance(there, _CallImpl):
+        return  # somebody put another one there
+    there.modules -= 1
+    if there.modules:
+        return
+    if there.replaced is _ABSENT:
+        type.__delattr__(kind, _NAME)
+    else:
+        type.__setattr__(kind, _NAME, there.replaced)

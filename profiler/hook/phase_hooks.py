@@ -1,0 +1,389 @@
+"""How does the hook see forward, backward and optimizer without touching what they compute?
+
+By observers, so nothing is replaced and nothing lies on the model (`module_calls`):
+
+- forward: the calls of the top-level module, in training with gradients on (evaluation is not a micro-batch);
+- backward begins when the gradient of an output tensor arrives.  There it queues a callback of the autograd engine,
+  which runs when no more is to be computed, *before* DDP's own callback waits for the all-reduces; that one queues
+  a second, which runs *after* DDP's.  The stretch between the two is the exposed tail of communication;
+- optimizer: step pre-hook, and post-hook, which is the step's boundary.
+
+Outputs may be a tensor, a tuple, a mapping or a dataclass (transformers' ModelOutput is a mapping).  No output with a
+gradient function, or a backward that never comes: the phase is absent.  No tensor is kept; a backward that fails
+half way is forgotten at the next forward.
+
+Between two micro-batches the job has evicted all of this from the caches, so what a callback costs is the memory that
+it touches: register_hook, which is 2 us in a loop by itself, was 50 us in a real step.  Hence the callbacks of a
+micro-batch only note instants and shapes, and meter and guard themselves in line.  The optimizer's post-hook is the
+hook's own, which asks here for what was noted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle, unserializable_hook
+
+from pacecar.torch_internals import find, lacking, own_has
+
+from ..ledger.attribution import REST
+from ..timing.cuda_timer import device_timer
+from ..timing.failure_guard import Guard
+from ..timing.step_timer import EVENTS_MAX, StepTimer
+from ..timing.torch_compile import compiled_frames, is_tracing, keep_out, tell
+from .job_identity import model_device
+from .module_calls import CallObserver, hold_class, observe_calls
+from .step_hooks import before_step
+from .timed_loader import guess_samples
+
+__all__ = ["OUTPUTS_MAX", "PhaseHooks", "with_gradient"]
+
+OUTPUTS_MAX = 4
+"""Output tensors that are watched: the loss may use any of them, and the first gradient to arrive begins backward."""
+
+_INSIDE = (
+    "the model that was attached is compiled from outside, so its forward and backward are not told apart: attach what "
+    "the loop calls, pacecar.attach(torch.compile(model), ...)"
+)
+
+InputKey = tuple[torch.Size, bool]
+"""Shape and requires_grad of a forward's only input."""
+
+
+class PhaseHooks:
+    """The hooks on one model and one optimizer.
+
+    Inputs that are one tensor are noted in `inputs`; all others, and all while `tells_inputs`, go to `forward_begins`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        timer: StepTimer,
+        guard: Guard,
+        *,
+        now_ns: Callable[[], int],
+        retire: Callable[[], None],
+        forward_begins: Callable[[tuple[Any, ...], Mapping[str, Any]], None],
+    ) -> None:
+        for method in ("register_step_pre_hook", "register_step_post_hook"):
+            if not hasattr(optimizer, method):
+                raise TypeError(
+                    f"{type(optimizer).__name__} has no {method}: pass the torch.optim.Optimizer whose step() ends a "
+                    "training step (for a wrapper, the optimizer inside it)"
+                )
+        self._model = model
+        self._optimizer = optimizer
+        self._timer = timer
+        device = timer.device = device_timer(model_device(model))
+        self._enter_device = None if device is None else device.enter
+        self._enter: Callable[[str], None] | None = self._enter_device
+        self._events = timer.events  # bound once, not at each use
+        self._guard = guard
+        self._now_ns = now_ns
+        self._retire = retire
+        self._forward_begins = forward_begins
+        self._handles: list[CallObserver | RemovableHandle | None] = []
+        self._let_go_of_class: Callable[[], None] | None = None
+        self.own_ns = 0
+        """What the callbacks took since somebody set this to 0."""
+        self.inputs: list[InputKey] = []
+        self.tells_inputs = False
+        self.has_looked = False
+        """A forward since somebody set this to False is not in `inputs`."""
+        self.is_resting = False
+        """This step is only counted, and model and optimizer have none of our hooks but the one that ends it."""
+        self._forward_start_ns: int | None = None
+        self._backward_start_ns: int | None = None
+        self._compute_end_ns: int | None = None
+        self.optimizer_start_ns: int | None = None
+        """When the optimizer's step under way began."""
+        self._is_ddp = hasattr(model, "require_backward_grad_sync")
+        self._has_tail = True
+        # Without the engine's queue nothing tells when backward ends, so nobody need know when it begins.
+        sees_backward = lacking("backward") is None
+        self._queue_callback: Callable[[Callable[[], None]], None] = find(_QUEUE)
+        self._is_direct = sees_backward and _can_watch_directly()
+        self._watch = _watch_directly if self._is_direct else _watch_by_register if sees_backward else _watch_nothing
+        self._gradient_seen = self._on_gradient
+        self._compute_ended = self._on_compute_end
+        self._backward_ended = self._on_backward_end
+        self.evaluated_ns: int | None = None
+        """When a forward in evaluation was last seen: no step, but a sign of life."""
+        self.forward_samples: int | None = None
+        self.guesses_samples = True
+        """Whether nobody has counted this step's samples yet, so that forward's input must do."""
+
+    def install(self) -> None:
+        """Register all hooks."""
+        kind = PhaseHooks
+        keep_out(kind._before_forward, kind._after_forward, kind._on_gradient, kind._before_optimizer)
+        self._register()
+
+    def _register(self) -> None:
+        self._handles = [
+            observe_calls(self._model, self._before_forward, self._after_forward),
+            before_step(self._optimizer, self._before_optimizer),
+        ]
+
+    def rest(self) -> None:
+        """Take the hooks away for the steps that follow, at a boundary: they are only counted.
+
+        Torch takes longer to call hooks that return at once than we take to count a step.
+        """
+        self.is_resting = True
+        self._forward_start_ns = None
+        if self._let_go_of_class is None:
+            self._let_go_of_class = hold_class(self._model)
+        self._unregister()
+
+    def resume(self) -> None:
+        """Put the hooks back, at a boundary."""
+        self.is_resting = False
+        self._register()
+
+    def remove(self) -> None:
+        """Remove all hooks; not from inside one of them, as torch is iterating over its table."""
+        self._unregister()
+        if self._let_go_of_class is not None:
+            self._let_go_of_class()
+            self._let_go_of_class = None
+
+    def _unregister(self) -> None:
+        for handle in self._handles:
+            if handle is not None:
+                handle.remove()
+        self._handles = []
+
+    @property
+    def parameter_count(self) -> int:
+        """How many tensors the optimizer has; 0 where it does not keep them as torch's do."""
+        groups = getattr(self._optimizer, "param_groups", ())
+        return sum(len(group["params"]) for group in groups if isinstance(group, dict) and "params" in group)
+
+    @property
+    def phase(self) -> str | None:
+        """The phase under way, None between phases; may be asked from another thread."""
+        if self.optimizer_start_ns is not None:
+            return "optimizer"
+        if self._compute_end_ns is not None:
+            return "tail"
+        if self._backward_start_ns is not None:
+            return "backward"
+        return "forward" if self._forward_start_ns is not None else None
+
+    @property
+    def _around(self) -> str:
+        """The phase that forward and backward are inside of: the optimizer's, when they are its closure."""
+        return REST if self.optimizer_start_ns is None else "optimizer"
+
+    def tell_phases(self, listener: Callable[[str], None] | None) -> None:
+        """Let `listener` hear of each phase that the training thread enters; None: nobody.  It never raises."""
+        device = self._enter_device
+        if listener is None or device is None:
+            self._enter = listener or device
+            return
+
+        def both(phase: str) -> None:
+            device(phase)
+            listener(phase)
+
+        self._enter = both
+
+    def optimizer_ended(self, now_ns: int) -> None:
+        """Note the end of the optimizer's step."""
+        start, self.optimizer_start_ns = self.optimizer_start_ns, None
+        if start is not None:
+            self._events.append(("optimizer", start, now_ns))
+
+    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not self._guard.is_alive:
+            self._retire()
+            return
+        now = self._now_ns()
+        if not (module.training and _is_grad_enabled()):
+            self._forward_start_ns = None
+            self.evaluated_ns = now
+            return
+        self._forward_start_ns = now
+        self._backward_start_ns = None
+        if self._enter is not None:
+            self._enter("forward")
+        try:
+            if len(args) == 1 and type(args[0]) is torch.Tensor and not kwargs and not self.tells_inputs:
+                # Most models take one tensor; its shape says the samples too.
+                self.inputs.append((args[0].shape, args[0].requires_grad))
+                if len(self._events) >= EVENTS_MAX:
+                    self.absorb()
+            else:
+                self._look_at(args, kwargs)
+        except Exception:  # noqa: BLE001  as in the guard, without its second frame
+            self._guard.failed(self._before_forward)
+        self.own_ns += self._now_ns() - now
+
+    def _look_at(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.has_looked = True
+        if self.guesses_samples:
+            samples = guess_samples(args or kwargs)
+            if samples is not None:
+                self.forward_samples = (self.forward_samples or 0) + samples
+        self._forward_begins(args, kwargs)
+        if len(self._events) >= EVENTS_MAX:
+            self.absorb()
+
+    def saw_no_call(self) -> None:
+        """A step ended in which the model was not called: say why, where that can be told."""
+        if compiled_frames():
+            tell(_INSIDE)
+
+    def absorb(self) -> None:
+        """Keep what is noted bounded, in a loop that never ends a step."""
+        self.has_looked = True  # this step is not like the last one in any case
+        self._timer.absorb()
+        del self.inputs[:-EVENTS_MAX]
+
+    def _after_forward(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+        start = self._forward_start_ns
+        if start is None or not self._guard.is_alive:
+            return
+        now = self._now_ns()
+        self._forward_start_ns = None
+        try:
+            self._events.append(("forward", start, now))
+            if self._enter is not None:
+                self._enter(self._around)
+            # Inside no_sync() DDP waits for nothing, so there is no tail to measure.
+            self._has_tail = not self._is_ddp or bool(module.require_backward_grad_sync)
+            if type(output) is torch.Tensor:
+                node = output.grad_fn  # asked for once: each time torch makes a python object for it
+                if node is not None and self._is_direct and output._backward_hooks is None:
+                    # As `_watch_directly`, without its frame.
+                    hooks: Any = OrderedDict()
+                    hooks[_WATCH_KEY] = self._gradient_seen
+                    output._backward_hooks = hooks
+                    node._register_hook_dict(output)
+                elif node is not None:
+                    self._watch(output, node, self._gradient_seen)
+            else:
+                for count, tensor in enumerate(with_gradient(output), start=1):
+                    self._watch(tensor, tensor.grad_fn, self._gradient_seen)
+                    if count == OUTPUTS_MAX:
+                        break
+        except Exception:  # noqa: BLE001  as in the guard, without its second frame
+            self._guard.failed(self._after_forward)
+        self.own_ns += self._now_ns() - now
+
+    @unserializable_hook  # type: ignore[untyped-decorator]  # or torch would warn who pickles an output
+    def _on_gradient(self, gradient: torch.Tensor) -> None:
+        if is_tracing():  # compiled autograd does
+            return
+        if self._backward_start_ns is not None or not self._guard.is_alive:
+            return
+        now = self._now_ns()
+        self._backward_start_ns = now
+        self._compute_end_ns = None
+        if self._enter is not None:
+            self._enter("backward")
+        try:
+            self._queue_callback(self._compute_ended)
+        except Exception:  # noqa: BLE001  as in the guard, without its second frame
+            self._guard.failed(self._on_gradient)
+        self.own_ns += self._now_ns() - now
+
+    def _on_compute_end(self) -> None:
+        now = self._now_ns()
+        start = self._backward_start_ns
+        if start is None or not self._guard.is_alive:
+            return
+        try:
+            self._events.append(("backward", start, now))
+            if self._enter is not None:
+                self._enter("backward_tail" if self._has_tail else self._around)
+            if self._has_tail:
+                self._compute_end_ns = now
+                self._queue_callback(self._backward_ended)
+            else:
+                self._backward_start_ns = None
+        except Exception:  # noqa: BLE001  as in the guard, without its second frame
+            self._guard.failed(self._on_compute_end)
+        self.own_ns += self._now_ns() - now
+
+    def _on_backward_end(self) -> None:
+        start = self._compute_end_ns
+        if start is None:
+            return
+        now = self._now_ns()
+        self._events.append(("backward_tail", start, now))
+        if self._enter is not None:
+            self._enter(self._around)
+        self._backward_start_ns = self._compute_end_ns = None
+        self.own_ns += self._now_ns() - now
+
+    def _before_optimizer(self, *_: object) -> None:
+        if is_tracing():
+            return
+        self.optimizer_start_ns = self._now_ns()
+        if self._enter is not None:
+            self._enter("optimizer")
+
+
+_is_grad_enabled = torch.is_grad_enabled
+_QUEUE = "torch.autograd.Variable._execution_engine.queue_callback"
+_NODE_HOOKS = "torch.autograd.graph.Node._register_hook_dict"
+_WATCH_KEY = "pacecar"
+
+
+def _watch_nothing(tensor: torch.Tensor, node: object, seen: Callable[[torch.Tensor], None]) -> None:
+    """Leave backward alone."""
+
+
+def _watch_by_register(tensor: torch.Tensor, node: object, seen: Callable[[torch.Tensor], None]) -> None:
+    tensor.register_hook(seen)  # type: ignore[no-untyped-call]
+
+
+def _watch_directly(tensor: torch.Tensor, node: Any, seen: Callable[[torch.Tensor], None]) -> None:  # noqa: ANN401
+    """Do what register_hook does for a tensor without hooks, less the handle that nobody keeps; `node` made it."""
+    if tensor._backward_hooks is None:
+        tensor._backward_hooks = OrderedDict(((_WATCH_KEY, seen),))
+        node._register_hook_dict(tensor)
+    else:
+        _watch_by_register(tensor, node, seen)
+
+
+def _can_watch_directly() -> bool:
+    """Return whether this torch lets hooks be set that way, beside the user's own; tried on a tensor of one element."""
+    heard: list[str] = []
+    try:
+        with torch.enable_grad():
+            tensor = torch.ones(1, requires_grad=True) * 1
+            if not (find("torch.Tensor._backward_hooks") and own_has(tensor.grad_fn, _NODE_HOOKS)):
+                return False
+            _watch_directly(tensor, tensor.grad_fn, lambda gradient: heard.append("direct"))
+            tensor.register_hook(lambda gradient: heard.append("registered"))  # type: ignore[no-untyped-call]
+            tensor.backward()  # type: ignore[no-untyped-call]
+    except Exception:  # noqa: BLE001  private ground: whatever it raises, there is the public way
+        return False
+    return heard == ["direct", "registered"]
+
+
+def with_gradient(output: object) -> Iterator[torch.Tensor]:
+    """Yield the output's tensors that backward can come from."""
+    if isinstance(output, torch.Tensor):
+        if output.grad_fn is not None:
+            yield output
+    elif isinstance(output, Mapping):
+        for part in output.values():
+            yield from with_gradient(part)
+    elif isinstance(output, list | tuple):
+        for part in output:
+            yield from with_gradient(part)
+    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
+        for field in dataclasses.fields(output):
+            yield from with_gradient(getattr(output, field.name, None))

@@ -1,0 +1,246 @@
+"""How does a step end in ten microseconds?  By noting that it did, where nothing else is to be done at its boundary.
+
+Between two boundaries the job evicts everything of ours from the processor's caches, so what a boundary costs is the
+number of objects that it touches and not the work done there: a call is a microsecond or two, an attribute of one more
+object another half.  Most steps are *plain*: they took what the last one took, and nobody listens, profiles, traces,
+counts or is due.  For these `beat` appends one tuple and a few stores; what they mean is worked out by who settles the
+books.  All others, and whoever is not sure, go through `care`, the hook's own boundary.
+
+    is_plain      set by `care` when it finds nothing pending, cleared by whatever becomes pending, on any thread
+    care_step     a step that somebody must look at before it begins: a window may be due
+
+Left out: every rule about what is to be done (the hook).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from pacecar.records import Knobs
+
+from ..timing.cuda_timer import DeviceStep
+from ..timing.failure_guard import Guard
+from ..timing.sample_counts import StepCounts, plus
+from ..timing.step_timer import Event, RawStep, StepTimer
+from ..timing.torch_compile import is_tracing, step_out_of_graph
+from ..utilization.model_flops_utilization import VitalsMeter
+from .phase_hooks import InputKey, PhaseHooks
+
+__all__ = [
+    "UNUSUAL",
+    "WAITING_MAX",
+    "CountedStep",
+    "Passed",
+    "PlainStep",
+    "Pulse",
+    "StepInputs",
+    "raw_step",
+    "take_inputs",
+]
+
+WAITING_MAX = 512
+"""Steps that wait for their records at one time; with more, the training thread settles them itself."""
+
+PlainStep = tuple[int, int, int, int, list[Event], int, Knobs, "StepInputs", DeviceStep | None]
+"""Step, start, end, wall clock at the end, events, pacecar's own time, knobs, inputs, device."""
+
+
+class StepInputs(msgspec.Struct, frozen=True):
+    """What a step with these inputs has; `inputs` None: says nothing about another step."""
+
+    inputs: list[InputKey] | None
+    samples: int | None
+    flops: int | None
+
+
+UNUSUAL = StepInputs(None, None, None)
+
+
+class CountedStep(msgspec.Struct, frozen=True):
+    """A step that was counted and not measured: when it was, and the settings in force.
+
+    `disturbed`: somebody traced it, so that its pace says nothing about the settings.
+    """
+
+    step: int
+    start_ns: int
+    end_ns: int
+    ended_wall_ns: int
+    knobs: Knobs
+    disturbed: bool = False
+
+    @property
+    def wall_ns(self) -> int:
+        """Its wall time."""
+        return self.end_ns - self.start_ns
+
+
+class Passed:
+    """Steps that were counted and not measured."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.wall_ns = 0
+        self.cost_ns = 0
+        self.samples: int | None = None
+        self.tokens: int | None = None
+
+    def said(self, samples: int | None, tokens: int | None) -> None:
+        """Add what the user or the loader said of one of them."""
+        self.samples = plus(self.samples, samples)
+        self.tokens = plus(self.tokens, tokens)
+
+
+class Pulse:
+    """The optimizer's post-hook, and all that a plain step needs, in one object."""
+
+    __slots__ = (
+        "_care",
+        "_counts",
+        "_guard",
+        "_now_ns",
+        "_phases",
+        "_timer",
+        "_wall_ns",
+        "care_step",
+        "is_plain",
+        "knobs",
+        "passed",
+        "rests_until",
+        "step",
+        "usual",
+        "waiting",
+    )
+
+    def __init__(
+        self,
+        phases: PhaseHooks,
+        timer: StepTimer,
+        guard: Guard,
+        counts: StepCounts,
+        *,
+        now_ns: Callable[[], int],
+        wall_ns: Callable[[], int],
+        care: Callable[[int], None],
+    ) -> None:
+        self._phases = phases
+        self._timer = timer
+        self._guard = guard
+        self._counts = counts
+        self._now_ns = now_ns
+        self._wall_ns = wall_ns
+        self._care = care
+        self.is_plain = False
+        self.care_step = 0
+        self.rests_until = 0
+        """The boundaries before this step's are only counted."""
+        self.passed: Passed | None = None
+        """The steps that were only counted since the last measured one."""
+        self.step = 0
+        """The number of the step under way: how many were finished."""
+        self.usual = UNUSUAL
+        """What the last step took."""
+        self.knobs = Knobs()
+        self.waiting: deque[Any] = deque()
+        """Finished steps without a record, each a PlainStep or what `care` appended: WAITING_MAX, plus one."""
+
+    def beat(self, *_: object) -> None:
+        """End a step."""
+        if is_tracing():
+            step_out_of_graph()
+            return
+        now_ns = self._now_ns()
+        phases, usual, waiting = self._phases, self.usual, self.waiting
+        if (
+            not self.is_plain
+            or self.step + 1 >= self.care_step
+            or phases.inputs != usual.inputs
+            or phases.has_looked
+            or self._counts.has_news
+            or not self._guard.is_alive
+            or len(waiting) >= WAITING_MAX
+        ):
+            passed = self.passed
+            if self.step + 1 < self.rests_until and passed is not None and self._guard.is_alive:
+                # In line, and not by `pass_over`: the shorter the steps, the more of them is this.
+                timer = self._timer
+                if timer.start_ns is not None and not self._counts.has_news and timer.device is None:
+                    passed.steps += 1
+                    passed.wall_ns += now_ns - timer.start_ns
+                    timer.start_ns = now_ns
+                    timer.events.clear()
+                    self.step += 1
+                    passed.cost_ns += self._now_ns() - now_ns
+                else:
+                    self.pass_over(now_ns).cost_ns += self._now_ns() - now_ns
+            else:
+                self._care(now_ns)
+            return
+        timer = self._timer
+        events = timer.events
+        start_ns = phases.optimizer_start_ns
+        if start_ns is not None:
+            phases.optimizer_start_ns = None
+            events.append(("optimizer", start_ns, now_ns))
+        own_ns = timer.overhead_ns + phases.own_ns
+        phases.own_ns = 0
+        phases.inputs.clear()
+        device = None if timer.device is None else timer.device.finish()
+        step = self.step
+        self.step = step + 1
+        waiting.append((step, timer.start_ns, now_ns, self._wall_ns(), events[:], own_ns, self.knobs, usual, device))
+        events.clear()  # the same list: others hold it
+        timer.start_ns = now_ns
+        ended_ns = self._now_ns()
+        events.append(("overhead", now_ns, ended_ns))
+        timer.overhead_ns = ended_ns - now_ns
+
+    def pass_over(self, now_ns: int) -> Passed:
+        """Count the step that is over and return all that were; the next measured one brings them to the books."""
+        passed = self.passed
+        if passed is None:
+            passed = self.passed = Passed()
+        passed.steps += 1
+        passed.wall_ns += self._timer.skip(now_ns)
+        if self._counts.has_news:
+            passed.said(*self._counts.take(None))
+            self._phases.guesses_samples = True
+        self.step += 1
+        return passed
+
+    def begun(self) -> tuple[int, int | None]:
+        """Return the number of the step under way, and when it began (monotonic ns; None before the first)."""
+        return self.step, self._timer.start_ns
+
+    def wake(self) -> None:
+        """Let `care` have the next boundary; from any thread."""
+        self.is_plain = False
+        self.rests_until = 0
+
+
+def raw_step(plain: PlainStep) -> RawStep:
+    """Return what was noted of a plain step."""
+    _, start_ns, end_ns, _, events, own_ns, _, _, device = plain
+    return RawStep(start_ns, end_ns, events, own_ns, was_marked=False, absorbed=None, device=device)
+
+
+def take_inputs(phases: PhaseHooks, vitals: VitalsMeter) -> tuple[StepInputs, bool]:
+    """Return what was noted of the step that ends, and whether a forward of it was counted; begin the next one."""
+    was_counted = phases.tells_inputs and vitals.is_counted
+    inputs, samples = phases.inputs, phases.forward_samples
+    if not inputs and not phases.has_looked:
+        phases.saw_no_call()
+    for shape, _ in inputs:
+        if shape:
+            samples = (samples or 0) + shape[0]
+    flops = vitals.take_flops(inputs)
+    is_usual = not (phases.has_looked or vitals.wants_count)
+    found = StepInputs(inputs[:] if is_usual else None, samples, flops)
+    inputs.clear()
+    phases.has_looked = False
+    phases.forward_samples = None
+    return found, was_counted

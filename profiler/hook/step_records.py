@@ -1,0 +1,448 @@
+"""Who writes the record of a step, and when?  Not the step: it notes what only it can know, and goes on.
+
+An estimate, sums and a record of 27 fields are 12 us of python in a row.  Done at the end of each step they were
+100, because by then the job has evicted all of it from the processor's caches.  So the training thread enters a
+`FinishedStep`, and the steps that wait are settled together: by a courier or the crew when they look, every
+LOOK_SECONDS, or by the training thread itself when it needs to know (a window is due, a listener asks for the record).
+
+    training thread   append(step) ... append(step) ... append(step)     a microsecond each
+    another thread    look() ->  budget, ledger, totals, record, sinks   of each, in order
+
+Whoever settles holds a lock.  What another thread spends here is charged to the budget as if the job had waited for it:
+in python it may have.
+
+Left out: what is noted (the hook), what an estimate is (`estimate`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+
+from pacecar.records import (
+    BackwardWindow,
+    CollectiveWindow,
+    EstimateCheck,
+    Goodbye,
+    JobHello,
+    JobRecord,
+    Knobs,
+    ProcessStop,
+    StepRecord,
+    Uncalibrated,
+)
+
+from ..countedsteps import CountedSteps, Like
+from ..ledger.estimate import Calibrations, capped, estimate_step
+from ..timing.cuda_timer import STEPS_MAX
+from ..timing.failure_guard import Guard
+from ..timing.hook_cost import CallPrice, call_price
+from ..timing.overhead_budget import Budget, ThreadTime
+from ..timing.process_stops import LATE_NS_MIN, Stop, StopDetector
+from ..timing.sample_counts import Totals
+from ..timing.step_sampling import Cadence
+from ..timing.step_timer import STOPPED, RawStep, TimedStep, phase_of, time_step
+from ..transport.sink import RecordSink
+from ..utilization.model_flops_utilization import VitalsMeter
+from ..windows.estimate_check import Checker
+from ..windows.window_reader import Measurement
+from .step_boundary import WAITING_MAX, Passed, PlainStep, Pulse, raw_step
+
+__all__ = ["LOOK_SECONDS", "WAITING_MAX", "Books", "FinishedStep"]
+
+LOOK_SECONDS = 1.0
+"""Steps settled together: few enough to be seen at once by a person, enough to be cheap."""
+
+DEVICE_WAIT_NS = 10_000_000_000
+"""A step's record waits no longer for the device: later boundaries bring the answer, and there may be none."""
+
+CHUNK_STEPS = 16
+"""Steps settled by another thread before it lets the training thread have the GIL and the lock."""
+
+FRESH_STEPS = 128
+"""So few steps more can make the budget afford a window only if it nearly can: the next turn is soon enough."""
+
+CAP_NS_MIN = 1_000_000_000
+"""In shorter steps the processor's clock, looked at five times a second, bounds the compute too loosely to matter."""
+
+LOCK_SECONDS = 1.0
+"""The training thread waits no longer for the lock: in a forked child nobody may ever give it back."""
+
+
+class FinishedStep(msgspec.Struct, eq=False):
+    """A step that is over, as the training thread knows it.
+
+    `listener_ns` is what the listener took at the boundaries since the last measured step, part of pacecar's own time;
+    `told_ns` what it took at the last of them, which lies in this step.
+    `is_held`: its window is not read yet, so its record waits, unless somebody asks for it.
+    `price_ns` is what opening and reading a window cost beside the step itself, None when no window ended with it;
+    `thread_time` what the training thread took of the processor in a profiled step, None where that says nothing, and
+    `slowed_max_ns` by how much the profiler can have slowed it.
+    A Struct, because its constructor is no python frame: one is made on the step path, by position.
+    """
+
+    books: Books
+    step: int
+    raw: RawStep
+    ended_wall_ns: int
+    knobs: Knobs
+    samples: int | None
+    tokens: int | None
+    flops: int | None
+    disturbed: bool = False
+    was_counted: bool = False
+    passed: Passed | None = None
+    listener_ns: int = 0
+    told_ns: int = 0
+    was_profiled: bool = False
+    timed: TimedStep | None = None
+    measurement: Measurement | None = None
+    price_ns: int | None = None
+    thread_time: ThreadTime | None = None
+    slowed_max_ns: int | None = None
+    record: StepRecord | None = None
+    check: EstimateCheck | None = None
+    stops: list[Stop] = []
+    is_held: bool = False
+    collectives: CollectiveWindow | None = None
+
+    @property
+    def wall_ns(self) -> int:
+        """Its wall time."""
+        return self.raw.end_ns - self.raw.start_ns
+
+    @property
+    def pace_ns(self) -> int:
+        """Its wall time; among steps that are only counted without what measuring it took, which they do not pay."""
+        if self.books.measures_all:
+            return self.wall_ns
+        return max(1, self.wall_ns - max(0, self.raw.overhead_ns - self.told_ns))
+
+    @property
+    def source(self) -> Literal["exact", "estimate"]:
+        """What its ledger comes from."""
+        return "exact" if self.measurement is not None else "estimate"
+
+    @property
+    def backward(self) -> BackwardWindow | None:
+        """Its last backward and the all-reduces of it; None where no window told."""
+        return None if self.measurement is None else self.measurement.backward
+
+    def settled(self) -> StepRecord:
+        """Return the record, written now if it was not yet.
+
+        Raises:
+            RuntimeError: it could not be written; the log says why.
+        """
+        if self.record is None:
+            self.is_held = False
+            self.books.settle()
+        if self.record is None:
+            raise RuntimeError(f"step {self.step} has no record")
+        return self.record
+
+
+class Books:
+    """The steps of one rank: entered by the training thread, settled in order by whoever comes first."""
+
+    def __init__(
+        self,
+        hello: JobHello,
+        sinks: Sequence[RecordSink],
+        budget: Budget,
+        calibrations: Calibrations,
+        vitals: VitalsMeter,
+        guard: Guard,
+        cadence: Cadence,
+        pulse: Pulse,
+        stops: StopDetector,
+        *,
+        on_device: bool,
+    ) -> None:
+        self._cadence = cadence
+        self._stop_detector = stops
+        self._on_device = on_device
+        self._hello = hello
+        self._sinks = tuple(sinks)
+        self._budget = budget
+        self._calibrations = calibrations
+        self._checker = Checker(hello, calibrations)
+        self._vitals = vitals
+        self._guard = guard
+        self._totals = Totals()
+        self._counted = CountedSteps(self._totals, budget, calibrations, stops)
+        self._pulse = pulse
+        self._waiting = pulse.waiting
+        self._lock = threading.Lock()
+        self._looked = 0.0
+        self._window_price_ns = 0
+        self.call_price = CallPrice()
+        """What torch takes around the hooks, which they do not see."""
+        self.uncalibrated: Uncalibrated = "warming_up"
+        """Why there is no exact window yet, while there is none."""
+        self.window_price_ns: int | None = None
+        """What the first one is expected to cost; None: nobody has asked yet."""
+        self.on_timed: Callable[[TimedStep, StepRecord], None] | None = None
+
+    def learn_prices(self) -> None:
+        """Measure what the hooks do not see; in some 5 ms, on the training thread, before the first step."""
+        self.call_price = call_price()
+
+    def enter(self, step: FinishedStep) -> None:
+        """Take a finished step that was not plain."""
+        self._waiting.append(step)
+        # The first one at once: sinks start their threads with it, and these look here from then on.
+        if len(self._waiting) >= WAITING_MAX or step.step == 0:
+            self.settle()
+
+    @property
+    def measures_all(self) -> bool:
+        """Whether no step is only counted."""
+        return self._cadence.every == 1
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the budget knows all but the last few steps; a refusal may rely on that."""
+        return len(self._waiting) < FRESH_STEPS
+
+    def settle(self) -> None:
+        """Write all records that wait; called on the training thread."""
+        if self._lock.acquire(timeout=LOCK_SECONDS):
+            try:
+                while self._waiting and not self._is_held():
+                    self._settle_next()
+            finally:
+                self._lock.release()
+
+    def learn(
+        self, step: FinishedStep, timed: TimedStep, measurement: Measurement | None, *, told_by: FinishedStep
+    ) -> None:
+        """Calibrate by the window of `step`, if it saw anything; the check of estimates goes out with `told_by`."""
+        self.settle()
+        step.measurement = measurement
+        # A step that was stopped is like no other: nothing is learned from it.
+        if measurement is not None and not step.stops:
+            told_by.check = self._checker.learn(step.step, step.knobs, timed, measurement, step.ended_wall_ns)
+            job, rank, ended_wall_ns = self._hello.job, self._hello.rank, step.ended_wall_ns
+            told_by.collectives = CollectiveWindow(
+                job=job, rank=rank, step=step.step, ended_wall_ns=ended_wall_ns, sums=measurement.collectives
+            )
+
+    def look(self, after_seconds: float = LOOK_SECONDS) -> None:
+        """Write what waits, unless somebody has in the last `after_seconds`; called on any other thread."""
+        now = time.monotonic()
+        if not self._waiting or now - self._looked < after_seconds:
+            return
+        self._looked = now
+        while self._waiting and not self._waits_for_device() and self._lock.acquire(blocking=False):
+            begun = time.thread_time_ns()
+            try:
+                for _ in range(min(CHUNK_STEPS, len(self._waiting))):
+                    if self._waits_for_device():
+                        break
+                    self._settle_next()
+                self.charge(time.thread_time_ns() - begun)
+            finally:
+                self._lock.release()
+            time.sleep(0)
+
+    def time(self, step: FinishedStep) -> TimedStep:
+        """Return what was noted of `step`, added up, and note when the process did not run in it."""
+        raw = step.raw
+        if step.wall_ns >= LATE_NS_MIN:
+            self._stop_detector.look()  # its own thread may not have had its turn since
+            step.stops = self._stop_detector.stops(raw.start_ns, raw.end_ns)
+        return time_step(raw, [stop.stretch for stop in step.stops])
+
+    def charge(self, cost_ns: int) -> None:
+        """Add what a thread spent on records; whoever brings them away charges it here, too."""
+        self._budget.charge(cost_ns)
+        self._cadence.charged(cost_ns)
+
+    def report_vitals(self) -> None:
+        """Put the record of vitals that is due into the sinks; on the training thread, as it looks at the model."""
+        if self._lock.acquire(timeout=LOCK_SECONDS):
+            try:
+                record = self._vitals.report()
+            finally:
+                self._lock.release()
+            self._tell(record)
+
+    def report_last_vitals(self) -> None:
+        """Put what the last steps and a checkpoint after them have to say into the sinks; never raises."""
+        try:
+            vitals = self._vitals.finish()
+        except Exception:  # noqa: BLE001  as in the guard, which is inert by now
+            self._guard.failed(self.report_last_vitals)
+            return
+        if vitals is not None:
+            self._tell(vitals)
+
+    def goodbye(self, reason: str, wall_ns: int) -> Goodbye:
+        """Return the last record, with the totals of all steps, also of those that no measured one follows.
+
+        Never raises; it has no totals then.
+        """
+        try:
+            if self._lock.acquire(timeout=LOCK_SECONDS):
+                try:
+                    self._counted.add_rest(self._pulse, self.call_price.passed_ns)
+                finally:
+                    self._lock.release()
+            return self._counted.goodbye(self._hello, reason, wall_ns)
+        except Exception:  # noqa: BLE001  as in the guard, which is inert by now
+            self._guard.failed(self.goodbye)
+            return Goodbye(job=self._hello.job, rank=self._hello.rank, reason=reason, wall_ns=wall_ns)
+
+    def _is_held(self) -> bool:
+        return getattr(self._waiting[0], "is_held", False)
+
+    def _waits_for_device(self) -> bool:
+        """Return whether the next step may still learn how long the device took; bounded in steps and in time."""
+        try:
+            if self._is_held():
+                return True
+            step = self._waiting[0]
+        except IndexError:  # somebody else has settled it meanwhile
+            return False
+        if isinstance(step, FinishedStep):
+            device, ended_wall_ns = step.raw.device, step.ended_wall_ns
+        else:
+            _, _, _, ended_wall_ns, _, _, _, _, device = step
+        if device is None or device.is_settled or len(self._waiting) > STEPS_MAX:
+            return False
+        return time.time_ns() - ended_wall_ns < DEVICE_WAIT_NS
+
+    def _settle_next(self) -> None:
+        step = self._waiting.popleft()
+        try:
+            self._settle(step if isinstance(step, FinishedStep) else self._finished(step))
+        except Exception:  # noqa: BLE001  as in the guard: the courier's thread is no better place for it to end
+            self._guard.failed(self._settle)
+
+    def _finished(self, plain: PlainStep) -> FinishedStep:
+        step, _, _, ended_wall_ns, _, _, knobs, inputs, _ = plain
+        return FinishedStep(self, step, raw_step(plain), ended_wall_ns, knobs, inputs.samples, None, inputs.flops)
+
+    def _settle(self, step: FinishedStep) -> None:
+        timed = step.timed or self.time(step)
+        price = self.call_price
+        ran_ns = step.wall_ns - timed.phases.get(STOPPED, 0)
+        own_ns = min(timed.overhead_ns + price.measured_ns(timed.micro_batches), ran_ns)
+        like = self._counted.last = Like(step.wall_ns, timed.phases, step.samples, step.knobs)
+        passed, every = step.passed, self._cadence.every
+        if passed is not None and passed.steps:
+            step.stops = [*self._counted.add(passed, like, step.raw.start_ns, price.passed_ns), *step.stops]
+        if not step.disturbed and not step.stops:
+            self._take_cadence(step, own_ns)
+            self._checker.undisturbed(timed, step.knobs)
+        is_slowed = step.was_profiled or step.was_counted
+        overhead_ns = self._budget.step(
+            ran_ns,
+            own_ns,
+            profiled=is_slowed,
+            thread_time=step.thread_time,
+            micro_batches=timed.micro_batches,
+            slowed_max_ns=step.slowed_max_ns,
+        )
+        if step.was_counted:
+            self._vitals.count_cost(overhead_ns - own_ns)
+        if step.was_profiled:
+            self._window_price_ns += overhead_ns - own_ns
+        if step.price_ns is not None:
+            self._budget.window_taken(step.step, self._window_price_ns + step.price_ns)
+            self._window_price_ns = 0
+        record = self._write(step, timed, overhead_ns)
+        step.record = record
+        if self.on_timed is not None:
+            self.on_timed(timed, record)
+        self._vitals.add(record, step.flops)
+        if self._cadence.every != every or self._vitals.is_due:
+            self._pulse.is_plain = False
+        self._tell(record, step.check, step.collectives, *self._told_stops(step))
+
+    def _tell(self, *records: JobRecord | None) -> None:
+        for sink in self._sinks:
+            for one in records:
+                if one is not None:
+                    sink.put(one)
+
+    def _told_stops(self, step: FinishedStep) -> list[ProcessStop]:
+        """Return a record of each time that the process did not run in `step`."""
+        return [
+            ProcessStop(
+                job=self._hello.job,
+                rank=self._hello.rank,
+                step=step.step,
+                phase=phase_of(step.raw, *stop.stretch),
+                wall_ns=step.ended_wall_ns - (step.raw.end_ns - stop.start_ns),
+                stopped_ns=stop.end_ns - stop.start_ns,
+                cause=stop.cause,
+            )
+            for stop in step.stops
+        ]
+
+    def _take_cadence(self, step: FinishedStep, own_ns: int) -> None:
+        """Tell what measuring costs, without the listener: it is called whether or not a step is measured."""
+        passed = step.passed
+        if passed is None or not passed.steps:
+            self._cadence.measured(step.wall_ns, own_ns - step.listener_ns, is_strained=self._budget.is_strained())
+            return
+        share_ns = step.listener_ns // (passed.steps + 1)
+        self._cadence.measured(
+            step.wall_ns,
+            own_ns - share_ns,
+            passed=passed.steps,
+            passed_cost_ns=passed.cost_ns - share_ns * passed.steps,
+            is_strained=self._budget.is_strained(),
+        )
+
+    def _write(self, step: FinishedStep, timed: TimedStep, overhead_ns: int) -> StepRecord:
+        calibration = self._calibrations.find(step.knobs)
+        measured = step.measurement
+        ledger = (
+            measured.ledger
+            if measured is not None
+            else estimate_step(
+                step.wall_ns, timed.phases, None if step.raw.device is None else step.raw.device.phases, calibration
+            )
+        )
+        if step.wall_ns >= CAP_NS_MIN and not self._on_device:
+            taken_ns = self._stop_detector.processor_ns(step.raw.start_ns, step.raw.end_ns)
+            ledger = ledger if taken_ns is None else capped(ledger, taken_ns)
+        totals = self._totals
+        totals.add(ledger, step.samples, step.tokens)
+        return StepRecord(
+            job=self._hello.job,
+            rank=self._hello.rank,
+            step=step.step,
+            ended_wall_ns=step.ended_wall_ns,
+            wall_ns=step.wall_ns,
+            data_wait_ns=timed.phases.get("data_wait"),
+            forward_ns=timed.phases.get("forward"),
+            backward_ns=timed.backward_ns,
+            optimizer_ns=timed.phases.get("optimizer"),
+            micro_batches=timed.micro_batches or None,
+            samples=step.samples,
+            tokens=step.tokens,
+            ledger=ledger,
+            source=step.source,
+            calibration_age_steps=None if calibration is None else step.step - calibration.step,
+            totals=totals.ledger,
+            total_steps=totals.steps,
+            total_samples=totals.samples,
+            total_tokens=totals.tokens,
+            overhead_ns=overhead_ns,
+            total_overhead_ns=self._budget.cost_ns,
+            total_windows=self._budget.windows,
+            dropped_records=sum(sink.dropped for sink in self._sinks),
+            knobs=step.knobs,
+            disturbed=step.disturbed,
+            measured_every=self._cadence.every,
+            uncalibrated=self.uncalibrated if calibration is None else None,
+            window_price_ns=self.window_price_ns if calibration is None else None,
+        )

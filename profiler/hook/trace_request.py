@@ -1,0 +1,246 @@
+"""How does a running job give a full trace of its next steps?  With torch's own profiler, from boundary to boundary.
+
+The hook's windows see just enough for a ledger and are gone when it is made.  When a person wants to look for himself,
+all of it is needed: shapes, launches, annotations, in the file that every viewer reads.  That costs what it costs:
+the traced steps are slower, and ending and writing hold the loop up for a moment; only compressing does not, it has a
+thread of its own.  The steps are marked as disturbed, so that nothing is concluded from their pace.
+
+Traces of several ranks are worth more than their sum only if they hold the same steps.  So a rank that hears of it late
+ends with the others and not later, and one that is too late says so and traces nothing.
+
+A job that is being profiled by its own script is left alone: two sessions would empty each other.  Between a window of
+the hook's own and a trace lies a whole step (see `window`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from torch.profiler import ProfilerAction, ProfilerActivity, profile
+
+from pacecar.path_walk import UnsafePathError
+from pacecar.records import Command
+from pacecar.safe_files import open_folder, own_folder
+from pacecar.torch_internals import lacking, need
+
+from .daemon_messages import NotYet, Refusal
+from .trace_file import TraceFile
+
+__all__ = ["STEPS_MAX", "Tracing", "Windows"]
+
+STEPS_MAX = 100
+"""A trace of a large model has 10 MB and 50 000 events a step."""
+
+CLOSE_SECONDS = 10.0
+"""The end of a job waits so long for a trace that is being compressed: 1 GB of JSON takes a few seconds."""
+
+Answer = Callable[[Literal["accepted", "done", "refused"], str], None]
+
+
+class Windows(Protocol):
+    """What a trace must know of the hook's own windows."""
+
+    @property
+    def is_settled(self) -> bool:
+        """No window is open, and no profiler was ended at this very boundary."""
+        ...
+
+    def let_pass(self) -> None:
+        """Note that a boundary goes by while somebody waits for `is_settled`."""
+        ...
+
+    @property
+    def outlived_by(self) -> str | None:
+        """The record that began in a session and may be open still: its end in a later session ends the process."""
+        ...
+
+    def session_ended(self, profile: object) -> None:
+        """Note that a profiler has ended, and what was open then."""
+        ...
+
+
+class Tracing:
+    """The action "trace": `steps` steps (default 5) into a file in `directory` (default the run folder).
+
+    `step` is the number of the step that begins; `mark` is told when steps begin and cease to be traced.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        rank: int,
+        *,
+        on_device: bool,
+        directory: str | None,
+        step: Callable[[], int],
+        mark: Callable[[bool], None],
+        windows: Windows,
+    ) -> None:
+        self._name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in job)[:80]
+        self._rank = rank
+        self._activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_device else [])]
+        self._directory = directory
+        self._step = step
+        self._mark = mark
+        self._windows = windows
+        self._profile: Any = None
+        self._answer: Answer | None = None
+        self._end = 0
+        self._file: TraceFile | None = None
+        self._writer: threading.Thread | None = None
+
+    def trace(self, command: Command, answer: Answer) -> None:
+        """Begin; `boundary` ends it.
+
+        Raises:
+            NotYet: a window of ours has only just been closed.
+            Refusal: a trace is being taken, the job profiles itself, it is too late, or an argument is wrong.
+        """
+        arguments, now = command.arguments, self._step()
+        steps = arguments.get("steps", 5)
+        if not isinstance(steps, int) or not 1 <= steps <= STEPS_MAX:
+            raise Refusal(f"steps must be 1 to {STEPS_MAX}, not {steps!r}")
+        first = command.at_step or now
+        end = first + steps
+        if now >= end:
+            raise Refusal(f"too late: steps {first} to {end - 1} were asked for, and this rank is at {now} already")
+        if self._profile is not None:
+            raise Refusal(f"another trace is being taken, until step {self._end - 1}")
+        if not self._windows.is_settled:
+            self._windows.let_pass()
+            raise NotYet
+        if self._writer is not None and self._writer.is_alive():
+            raise Refusal("the trace before is being compressed")
+        reason = lacking("traces")
+        if reason is not None:
+            raise Refusal(reason)
+        if need("torch._C._autograd._profiler_enabled")():
+            raise Refusal("the job is being profiled by its own script")
+        if self._windows.outlived_by is not None:
+            raise Refusal(
+                f"the record {self._windows.outlived_by!r} of the job is open across steps; torch would crash"
+            )
+        self._end = end
+        session = profile(
+            activities=self._activities,
+            record_shapes=bool(arguments.get("shapes", 1)),
+            with_stack=bool(arguments.get("stacks", 0)),
+            schedule=_record,  # with a schedule torch marks the steps
+        )
+        self._file = file = self._place(arguments.get("directory"), first)
+        self._profile = session
+        self._profile.step_num = now  # the marks in the file bear the job's own numbers
+        self._answer = answer
+        self._mark(True)
+        try:
+            self._profile.start()
+        except BaseException:
+            self._profile = self._answer = None
+            self._forget_file()
+            self._mark(False)
+            raise
+        late = f" of {first} to {end - 1}: the order came late" if now > first else ""
+        answer("accepted", f"tracing steps {now} to {end - 1}{late}, into {file.path}")
+
+    @property
+    def is_tracing(self) -> bool:
+        """Whether `boundary` has something to do."""
+        return self._profile is not None
+
+    def boundary(self) -> None:
+        """Note the end of a step; ends the trace when it was the last."""
+        if self._profile is None:
+            return
+        if self._step() < self._end:
+            try:
+                self._profile.step()
+            except Exception as error:  # noqa: BLE001  CUPTI's own trouble: the job goes on, without a trace
+                self._give_up(error)
+        else:
+            self._finish()
+
+    def close(self) -> None:
+        """Write what there is, and wait for the writing: the job ends."""
+        if self._profile is not None:
+            self._finish()
+        if self._writer is not None:
+            self._writer.join(CLOSE_SECONDS)
+
+    def _give_up(self, error: Exception) -> None:
+        taken, self._profile = self._profile, None
+        answer, self._answer = self._answer, None
+        assert answer is not None, "set with the profile"
+        self._forget_file()
+        with contextlib.suppress(Exception):
+            taken.stop()
+        self._mark(False)
+        answer("refused", f"the profiler failed: {type(error).__name__}: {error}")
+
+    def _forget_file(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _finish(self) -> None:
+        taken, self._profile = self._profile, None
+        answer, self._answer = self._answer, None
+        file, self._file = self._file, None
+        assert answer is not None and file is not None, "set with the profile"  # noqa: PT018  one fact
+        try:
+            taken.stop()
+            self._windows.session_ended(taken.profiler)
+            taken.export_chrome_trace(file.plain())  # torch compresses by itself, on this thread and through /tmp
+            file.check_whole()
+        except Exception as error:  # noqa: BLE001  a full disk, a directory that went away: the job goes on
+            file.close()
+            answer("refused", f"{file.path}: {error}")
+        else:
+            self._writer = threading.Thread(target=_compress, args=(file, answer), name="pacecar-trace", daemon=True)
+            self._writer.start()
+        finally:
+            self._mark(False)
+
+    def _place(self, wanted: object, first: int) -> TraceFile:
+        directory = str(wanted) if wanted else self._directory
+        folder = Path(directory) if directory else Path(tempfile.gettempdir()) / f"pacecar-traces-{os.getuid()}"
+        try:
+            descriptor = open_folder(folder, make_mode=0o700) if directory else _own(folder)
+        except UnsafePathError as error:
+            raise Refusal(f"{folder} belongs to somebody else: {error.strerror}: name a directory") from error
+        except OSError as error:
+            raise Refusal(f"{folder}: {error.strerror}") from error
+        if not os.access(".", os.W_OK, dir_fd=descriptor):
+            os.close(descriptor)
+            raise Refusal(f"{folder}: the job may not write there")
+        path = folder.absolute() / f"trace-{self._name}-step{first}-rank{self._rank}.json.gz"
+        return TraceFile(descriptor, path)
+
+
+def _own(folder: Path) -> int:
+    """Open a folder whose name all know: anybody may have made it, or a link in its place."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISLNK(os.lstat(folder).st_mode):
+            raise UnsafePathError(folder, "it is a symbolic link")
+    return own_folder(folder)
+
+
+def _record(step: int) -> ProfilerAction:
+    return ProfilerAction.RECORD
+
+
+def _compress(file: TraceFile, answer: Answer) -> None:
+    try:
+        file.compress()
+    except OSError as error:
+        answer("refused", f"{file.path}: {error.strerror or error}")
+    else:
+        answer("done", str(file.path))
+    finally:
+        file.close()

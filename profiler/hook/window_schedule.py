@@ -1,0 +1,344 @@
+"""When does a window open around a step of this job, and which step pays for it?
+
+A window is opened between two steps, so its opening, ending and reading fall into steps that are not the profiled one.
+The opening is kept until the window ends, and the price of all three goes with the profiled step to the budget, by the
+books.  The budget is asked twice, because what other threads have not yet written it does not know.
+
+Price.  Opening, ending and reading are wall time less what other programs had of the processor meanwhile
+(`preemption`).  The profiled step itself is slower, and on a busy machine its wall time does not say by how much: it
+takes a third more or less by itself.  On a CPU job all that a window adds is work of the training thread, so there the
+processor's time of that step is held against its mean since the last window or switch of a knob, to within a boundary.
+Either way it is no more than the rows that the window saw can have cost.
+
+Before the first window its price is predicted (`windowprice`).  Where the ceiling cannot be paid, slices of the step
+are taken at this rank's next turns (`probe`), and the window waits until what they say is earned.  A window whose step
+runs on for OTHER_STEP_RATIO of what steps take was opened around another step than the one predicted: it is cut off
+where the training thread next enters a phase, and is then no calibration.
+
+Left out: whose turn it is and what may be spent (`budget`, `turns`), and what a window sees (`measurement`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import torch.distributed as dist
+
+from pacecar.torch_internals import find
+
+from ..timing.overhead_budget import Budget, ThreadTime
+from ..timing.preemption import Preemption
+from ..timing.step_timer import RawStep, StepTimer, time_step
+from ..windows.row_density_probe import Probe
+from ..windows.window_price import OTHER_NODES_RATIO, SLICE_PRICE_NS, Part, StepShape, WindowPrice
+from ..windows.window_reader import WindowMeter
+from .phase_hooks import PhaseHooks
+from .step_records import Books, FinishedStep
+
+__all__ = ["Opening"]
+
+OTHER_STEP_RATIO = 2.0
+"""A step that takes so many times the usual is not the one that was predicted; the profiler takes half of one."""
+
+OTHER_STEP_NS = 5_000_000
+"""Shorter excesses cost less than to cut a window off."""
+
+COUNT_FACTOR = 2
+"""A count that seems to have cost so many times what was predicted was another kind of step: that is the job's own."""
+
+SLOWED_ROW_NS = 3_000
+SLOWED_ROW_DEVICE_NS = 10_000
+"""By how much the operator of a row can be slower, caches cold; ten times what it is in a loop."""
+
+_log = logging.getLogger(__name__)
+
+
+class Opening:
+    """Opens the meter's windows as the budget allows, and has what they saw entered; called at boundaries."""
+
+    def __init__(
+        self,
+        meter: WindowMeter,
+        budget: Budget,
+        books: Books,
+        timer: StepTimer,
+        phases: PhaseHooks,
+        now_ns: Callable[[], int],
+        preemption: Preemption,
+        *,
+        on_device: bool,
+    ) -> None:
+        self._meter = meter
+        self._budget = budget
+        self._books = books
+        self._timer = timer
+        self._phases = phases
+        self._now_ns = now_ns
+        self._preemption = preemption
+        self._on_device = on_device
+        self._price = WindowPrice(on_device=on_device)
+        self._probe = Probe(meter, self._charge)
+        self._sequence: Callable[[], int] | None = find("torch._C._autograd._get_sequence_nr")
+        self._wanted: Part | None = None
+        self._window_nodes: int | None = None
+        self._price_ns = 0
+        self._mark: tuple[int, int, int | None] | None = None
+        self._usual_ns: int | None = None
+        self._thread_ns = 0
+        self._was_cut = self._has_rested = False
+        self._held: FinishedStep | None = None
+        self._has_told = False
+        self.count_max_ns: int | None = None
+        """What the count that was allowed last can cost at most; a window has a limit of its own (`end`)."""
+        self.last_raw: RawStep | None = None
+        """The last measured step."""
+        self.may_be_open = False
+        """False: it is closed.  It also closes by itself."""
+        self.has_aftermath = False
+        """The step under way pays for a window, or for somebody's trace."""
+
+    @property
+    def is_probing(self) -> bool:
+        """A slice is taken of the step under way."""
+        return self._probe.is_armed
+
+    def wants(self, step: int) -> bool:
+        """Return whether a window, or a slice, is to be taken of `step`."""
+        return self._budget.wants_window(step) or (self._wanted is not None and self._budget.is_due(step))
+
+    def next_look(self, step: int) -> int:
+        """Return the first step from `step` on of which a window or a slice may be taken."""
+        return self._budget.next_look(step) if self._wanted is None else self._budget.next_turn(step)
+
+    def try_to_open(self, step: int) -> None:
+        """Open a window for `step`, or go on with the one that is open on a device that first runs dry."""
+        if not self._meter.is_open:
+            self.may_be_open = False
+            if not (self._budget.is_due(step) and self._meter.is_installed):
+                return
+            if not self.wants(step) and self._books.is_fresh:
+                return
+            self._preemption.begin()
+            self._books.settle()  # the budget must know what was spent
+            self._preemption.end()
+            self._predict(step)
+            if not self._meter.may_open():
+                return
+            if not self._budget.wants_window(step):
+                self._take_slice()
+                return
+            begun = self._now_ns()
+            self._preemption.begin()
+            self._meter.open()
+            self.may_be_open = True
+            self._was_cut = False
+            self._price_ns = self._now_ns() - begun - self._preemption.end()
+            self.slows(step)
+            self._phases.tell_phases(self._entered)
+        self._timer.keep_marks()
+
+    def mark(self, step: int) -> None:
+        """Take the steps from `step` on as those that a slowed one is held against; called where one begins."""
+        self._mark = (step, time.thread_time_ns(), None if self._sequence is None else self._sequence())
+
+    def slows(self, step: int) -> None:
+        """Note that pacecar slows the step that begins: it is profiled, or its operations are counted."""
+        mark, now_ns = self._mark, time.thread_time_ns()
+        is_known = mark is not None and not self._on_device and step > mark[0]
+        self._usual_ns = (now_ns - mark[1]) // (step - mark[0]) if is_known and mark is not None else None
+        self._thread_ns = now_ns
+
+    def thread_time(self) -> ThreadTime | None:
+        """Return what the step that was slowed took of the processor, asked once where it ends; None: nobody knows."""
+        usual_ns, self._usual_ns = self._usual_ns, None
+        return None if usual_ns is None else ThreadTime(time.thread_time_ns() - self._thread_ns, usual_ns)
+
+    def end(self, finished: FinishedStep) -> None:
+        """Read the window of the step that is over; ending and reading it falls into the next step.
+
+        Where gloo's threads may still write to the session, it sees no more from here on, and is read a step later.
+        """
+        held = self._held
+        is_gone = self._was_cut or not self._meter.is_open
+        if is_gone:
+            self.release()
+            self._end_cut(finished)
+            return
+        begun = self._now_ns()
+        self._preemption.begin()
+        if held is None:
+            finished.thread_time = finished.thread_time or self.thread_time()
+            finished.was_profiled = True
+            finished.timed = self._books.time(finished)
+            self._window_nodes = self._shape(finished.step + 1).nodes
+        finished.disturbed = self.has_aftermath = True
+        if held is None and _may_collectives_be_out() and self._meter.pause():
+            self._phases.tell_phases(None)
+            self._held, finished.is_held = finished, True
+            self._price_ns += max(0, self._now_ns() - begun - self._preemption.end())
+            return
+        self._read(held or finished, finished)
+        if not self._meter.is_open:
+            self.may_be_open = False
+            self._phases.tell_phases(None)
+            told_by = self._told_by(held or finished, finished)
+            told_by.price_ns = self._price_ns + max(0, self._now_ns() - begun - self._preemption.end())
+            self._price_ns = 0
+            self.mark(finished.step + 1)
+            self.release()
+        else:
+            self._preemption.end()
+
+    def release(self) -> None:
+        """Let the record of a step be written whose window is not read yet."""
+        if self._held is not None:
+            self._held.is_held = False
+            self._held = None
+
+    def _read(self, profiled: FinishedStep, finished: FinishedStep) -> None:
+        assert profiled.timed is not None, "noted when it ended"
+        stops = [stop.stretch for stop in profiled.stops]
+        measurement = self._meter.close(profiled.timed, stops)
+        if not self._meter.is_installed:
+            self._books.uncalibrated = "unavailable"  # too many told nothing
+        told_by = self._told_by(profiled, finished)
+        self._books.learn(profiled, profiled.timed, measurement, told_by=told_by)
+        if not self._meter.is_open:
+            rows, row_ns = self._meter.row_count, SLOWED_ROW_DEVICE_NS if self._on_device else SLOWED_ROW_NS
+            profiled.slowed_max_ns = None if rows is None else rows * row_ns
+
+    @staticmethod
+    def _told_by(profiled: FinishedStep, finished: FinishedStep) -> FinishedStep:
+        """Return the step whose record is not written yet: that of `profiled`, unless somebody asked for it."""
+        return profiled if profiled.record is None else finished
+
+    def end_slice(self, finished: FinishedStep) -> None:
+        """Learn from the slice of the step that is over."""
+        self._phases.tell_phases(None)
+        shape = self._shape(finished.step + 1)
+        taken = self._probe.take()
+        self._wanted = None
+        finished.disturbed = self.has_aftermath = True
+        if taken is None:
+            return
+        part, found, cost_ns = taken
+        self._price.learn(part, found, shape.nodes)
+        self._budget.probed(cost_ns)
+        self._expect(shape)
+
+    def may_count(self, step: int, price_ns: int | None) -> bool:
+        """Return whether the FLOPs of `step` may be counted, as was done for `price_ns`; None: it is the first time."""
+        is_first = price_ns is None
+        if price_ns is None:
+            price_ns = self._price.count_ns(self._shape(step))
+        self.count_max_ns = COUNT_FACTOR * max(price_ns, OTHER_STEP_NS)
+        return self._budget.can_afford(price_ns, on_credit=is_first)
+
+    def abandon(self) -> None:
+        """Leave torch and python as they were; what is open is not read."""
+        self.release()
+        self._probe.abandon()
+        self._phases.tell_phases(None)
+
+    def _charge(self, cost_ns: int) -> None:
+        self._timer.overhead_ns += cost_ns
+
+    def _shape(self, step: int) -> StepShape:
+        """Return what is known of the steps before `step`, which begins."""
+        mark, usual_ns = self._mark, self._budget.usual_ns or 0
+        nodes, cpu_ns = None, usual_ns
+        if mark is not None and step > mark[0]:
+            if not self._on_device:
+                cpu_ns = (time.thread_time_ns() - mark[1]) // (step - mark[0])
+            if self._sequence is not None and mark[2] is not None:
+                nodes = (self._sequence() - mark[2]) // (step - mark[0])
+        if self.last_raw is None:
+            return StepShape(cpu_ns, None, nodes)
+        timed = time_step(self.last_raw)
+        return StepShape(cpu_ns, timed.phases, nodes, timed.micro_batches, self._phases.parameter_count)
+
+    def _predict(self, step: int) -> None:
+        """Tell the budget what a window of `step` will cost where no window of such a step was taken."""
+        self._wanted = None
+        if self._budget.is_unlimited:
+            return
+        shape = self._shape(step)
+        if self._budget.has_prices:
+            known = self._window_nodes
+            if known is None or shape.nodes is None or shape.nodes <= OTHER_NODES_RATIO * max(1, known):
+                return
+            self._budget.forget_prices()
+        self._expect(shape)
+
+    def _expect(self, shape: StepShape) -> None:
+        self._budget.expect(self._price.predict_ns(shape))
+        self._books.uncalibrated, self._books.window_price_ns = "price", self._budget.predicted_ns
+        if self._budget.earned_in_ns == 0:
+            self._wanted = None
+            return
+        part = self._price.wanted_slice(shape)
+        if part is not None and self._budget.can_afford(SLICE_PRICE_NS, on_credit=not self._budget.windows):
+            self._wanted = part
+        elif not self._has_told:
+            self._has_told = True
+            _log.info(
+                "pacecar does not calibrate its ledger yet: an exact window would cost %.0f ms of a step, which"
+                " overhead_budget has not earned",
+                self._budget.predicted_ns / 1e6,
+            )
+
+    def _take_slice(self) -> None:
+        if self._wanted is None or not self._probe.is_possible:
+            self._wanted = None
+            return
+        self._probe.arm(self._wanted)
+        self._phases.tell_phases(self._probe.entered)
+        self.has_aftermath = True
+
+    def _entered(self, phase: str) -> None:
+        """Cut an open window off where its step turns out to be another than was predicted; never raises."""
+        usual_ns = self._usual_ns
+        if usual_ns is None or self._was_cut or self._budget.is_unlimited or self._probe.is_in_backward:
+            return
+        if time.thread_time_ns() - self._thread_ns < OTHER_STEP_RATIO * usual_ns + OTHER_STEP_NS:
+            return
+        begun, thread_ns = self._now_ns(), time.thread_time_ns()
+        try:
+            if not _may_collectives_be_out():
+                self._meter.cut()
+            elif not self._meter.pause():
+                return
+        except Exception:  # noqa: BLE001  inside the job's forward
+            _log.debug("a window could not be cut off", exc_info=True)
+        self._was_cut, self._has_rested = True, False
+        self._price_ns += self._now_ns() - begun
+        self._charge(self._now_ns() - begun)
+        self._thread_ns += time.thread_time_ns() - thread_ns  # that is no slow-down of the step's
+
+    def _end_cut(self, finished: FinishedStep) -> None:
+        self._phases.tell_phases(None)
+        self.thread_time()  # the step was longer by its own doing
+        finished.disturbed = self.has_aftermath = True
+        if self._meter.is_open:  # paused amid its step
+            if not self._has_rested:
+                self._has_rested = True
+                return
+            begun = self._now_ns()
+            self._meter.cut()
+            self._price_ns += self._now_ns() - begun
+        was_cut, self._was_cut, self.may_be_open = self._was_cut, False, False
+        self._budget.probed(self._price_ns)
+        self._price_ns = 0
+        self.mark(finished.step + 1)
+        if was_cut:
+            _log.info("an exact window was cut off: its step was not like those before it")
+
+
+def _may_collectives_be_out() -> bool:
+    """Return whether a window that ends may free what gloo's threads still write to (`WindowProfiler.pause`).
+
+    On a CPU any group may be gloo's: the default group's backend is "undefined" where the job named none.
+    """
+    return dist.is_available() and dist.is_initialized()

@@ -1,0 +1,238 @@
+"""Where did the step go?  Split a window of time by the work that filled it.
+
+Total communication time cannot answer: a collective that runs under a matmul costs nothing.  What costs is *exposed*
+communication, when communication runs and no compute does.
+
+    compute         ##########......
+    communication   ......##########
+    charged to      ccccccoooooeeeee    c compute, o compute that hides communication, e exposed communication
+
+One instant has one heading, by this priority: compute, communication, copy, work of a kind that nobody could tell
+(unknown), and, when nothing runs, the cause: the process was stopped, data wait, checkpoint, pacecar's own hook,
+optimizer, else the host did not feed the device (host_bound).  Outside the stretch that was observed everything is
+unknown: no event there is not the same as no work.  Work of one kind at the same instant counts once; work from before
+or after the window is clipped.
+
+On a CPU job the words mean: compute = an operator runs on a training thread, communication = gloo work runs on its own
+threads, host_bound = python between operators; see `pacecar.profiler.windows.trace_spans`, which makes the spans.
+
+It is one sweep however many windows are asked for: the edges of all the unions are sorted once, and at each edge the
+kind that begins or ends there is added to or taken from a sum of bits, so that the sum *is* the set of what runs.  A
+table says which heading a set has.  Added up along the sweep, any window is the difference of two sums, so a thousand
+steps cost a thousand differences and not a thousand readings of the trace.
+
+Everything here is pure: spans in, ledgers out.  No torch, no clock and no files.  Left out: what a late rank cost
+another one; that needs the records of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pacecar.records import LEDGER_HEADINGS, Ledger
+
+from .intervals import Intervals, clip, intervals, union
+
+__all__ = ["Cause", "Work", "attribute", "attribute_phases", "attribute_windows", "charge"]
+
+
+class Work(StrEnum):
+    """What ran."""
+
+    COMPUTE = "compute"
+    COMMUNICATION = "communication"
+    COPY = "copy"
+    OTHER = "other"
+
+
+class Cause(StrEnum):
+    """Why nothing ran, as far as the host knows.  HOOK is pacecar's own code: the device waits for the host."""
+
+    STOPPED = "stopped"
+    DATA_WAIT = "data_wait"
+    CHECKPOINT = "checkpoint"
+    OPTIMIZER = "optimizer_host"
+    HOOK = "host_bound"
+
+
+REST = "rest"
+"""The phase of every instant that no named phase covers."""
+
+_LAYERS: tuple[Work | Cause, ...] = (*Work, *Cause)
+_BITS: dict[Work | Cause, int] = {layer: index for index, layer in enumerate(_LAYERS)}
+_SEEN = len(_LAYERS)
+_PHASE = _SEEN + 1
+"""The bit of the first phase; those before it are work, causes and whether somebody looked."""
+
+_HEADINGS = {heading: index for index, heading in enumerate(LEDGER_HEADINGS)}
+
+
+def _heading(running: int) -> int:
+    """Return the heading of an instant at which the layers with a bit in `running` run."""
+
+    def runs(layer: Work | Cause) -> bool:
+        return bool(running >> _BITS[layer] & 1)
+
+    is_seen = bool(running >> _SEEN & 1)
+    if runs(Work.COMPUTE):
+        name = "compute"
+    elif runs(Work.COMMUNICATION):
+        name = "exposed_communication"
+    elif runs(Work.COPY):
+        name = "exposed_copy"
+    elif runs(Work.OTHER):
+        name = "unknown"
+    elif cause := next((c for c in (Cause.STOPPED, Cause.DATA_WAIT, Cause.CHECKPOINT, Cause.HOOK) if runs(c)), None):
+        name = cause.value  # the host itself did nothing for the device: true whether somebody looked or not
+    elif not is_seen:
+        name = "unknown"
+    else:
+        # Operators may have run in the optimizer, so its claim holds only where somebody looked.
+        name = Cause.OPTIMIZER.value if runs(Cause.OPTIMIZER) else "host_bound"
+    return _HEADINGS[name]
+
+
+_HEADING_OF = np.array([_heading(running) for running in range(1 << _PHASE)], dtype=np.int8)
+_COMMUNICATION = 1 << _BITS[Work.COMMUNICATION]
+_OVERLAP = _COMMUNICATION | 1 << _BITS[Work.COMPUTE]
+
+
+def attribute(
+    work: Mapping[Work, Intervals],
+    window: tuple[int, int],
+    *,
+    causes: Mapping[Cause, Intervals] | None = None,
+    observed: tuple[int, int] | None = None,
+) -> Ledger:
+    """Return the ledger of `window` = [start, end); its parts sum to end - start exactly.
+
+    Rows of `work` and `causes` may overlap and come in any order.  `observed` is the stretch in which every piece of
+    work would have been seen; None means the whole window.
+    """
+    return attribute_windows(work, [window], causes=causes, observed=observed)[0]
+
+
+def attribute_windows(
+    work: Mapping[Work, Intervals],
+    windows: Sequence[tuple[int, int]],
+    *,
+    causes: Mapping[Cause, Intervals] | None = None,
+    observed: tuple[int, int] | None = None,
+) -> list[Ledger]:
+    """Return the ledger of each of `windows`, which may touch, overlap and come in any order, in one sweep."""
+    if not windows:
+        return []
+    edges = np.array(windows, dtype=np.int64)
+    cuts = np.unique(edges)
+    times, running = _sweep(work, cuts, {}, causes, observed)
+    durations = np.diff(times)
+    at = np.searchsorted(times, edges)
+    return _ledgers(durations, _HEADING_OF[running], running, at[:, 0], at[:, 1], edges[:, 1] - edges[:, 0])
+
+
+def attribute_phases(
+    work: Mapping[Work, Intervals],
+    window: tuple[int, int],
+    phases: Mapping[str, Intervals],
+    *,
+    causes: Mapping[Cause, Intervals] | None = None,
+    observed: tuple[int, int] | None = None,
+) -> dict[str, Ledger]:
+    """Return one ledger for each phase and one for `REST`; added up they are the ledger of `window`.
+
+    Where phases overlap the one named first has the instant.
+    """
+    times, running = _sweep(work, np.array(window), phases, causes, observed)
+    durations = np.diff(times)
+    phase = running >> _PHASE
+    phase &= -phase  # the lowest bit is the phase named first
+    order = np.argsort(phase, kind="stable")
+    bits = [1 << index for index in range(len(phases))] + [0]
+    low, high = (np.searchsorted(phase[order], bits, side=side) for side in ("left", "right"))
+    durations, running = durations[order], running[order] & (1 << _PHASE) - 1
+    walls = np.concatenate(([0], np.cumsum(durations)))
+    ledgers = _ledgers(durations, _HEADING_OF[running], running, low, high, walls[high] - walls[low])
+    return dict(zip((*phases, REST), ledgers, strict=True))
+
+
+def charge(
+    work: Mapping[Work, Intervals],
+    window: tuple[int, int],
+    *,
+    causes: Mapping[Cause, Intervals] | None = None,
+    observed: tuple[int, int] | None = None,
+) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
+    """Return the timeline behind the ledger of `window`: n + 1 times, and for each stretch between them its heading.
+
+    Headings are indices of `LEDGER_HEADINGS`; neighbours differ and no stretch is empty.
+    """
+    times, running = _sweep(work, np.array(window), {}, causes, observed)
+    heading = _HEADING_OF[running]
+    keep = np.diff(times) > 0
+    times, heading = np.append(times[:-1][keep], times[-1]), heading[keep]
+    changes = np.flatnonzero(np.concatenate((np.ones(min(len(heading), 1), np.bool_), heading[1:] != heading[:-1])))
+    return np.append(times[changes], times[-1]), heading[changes]
+
+
+def _sweep(
+    work: Mapping[Work, Intervals],
+    cuts: NDArray[np.int64],
+    phases: Mapping[str, Intervals],
+    causes: Mapping[Cause, Intervals] | None,
+    observed: tuple[int, int] | None,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return sorted times from the first of `cuts` to the last and, for each but the last, the set of what runs then.
+
+    Each of `cuts`, which are sorted, is among the times.  Times may repeat; the stretch between equal ones is empty.
+    """
+    start, end = int(cuts[0]), int(cuts[-1])
+    layers: list[tuple[int, Intervals]] = [(_BITS[kind], rows) for kind, rows in work.items()]
+    layers += [(_BITS[cause], rows) for cause, rows in (causes or {}).items()]
+    layers += [(_SEEN, intervals([observed or (start, end)]))]
+    layers += [(_PHASE + index, rows) for index, rows in enumerate(phases.values())]
+    merged = [(bit, union(clip(rows, start, end))) for bit, rows in layers]
+    # A union's rows are disjoint, so laid out in a line they are sorted: each layer is one sorted run of the whole.
+    times = np.concatenate((cuts, *(rows.ravel() for _, rows in merged)))
+    changes = np.zeros(len(times), dtype=np.int64)
+    at = len(cuts)
+    for bit, rows in merged:
+        changes[at : at + rows.size : 2] = 1 << bit
+        changes[at + 1 : at + rows.size : 2] = -1 << bit
+        at += rows.size
+    order = np.argsort(times, kind="stable")
+    return times[order], np.cumsum(changes[order])[:-1]
+
+
+def _ledgers(
+    durations: NDArray[np.int64],
+    heading: NDArray[np.int8],
+    running: NDArray[np.int64],
+    low: NDArray[np.int64],
+    high: NDArray[np.int64],
+    walls: NDArray[np.int64],
+) -> list[Ledger]:
+    """Return a ledger for each window of segments [low, high)."""
+    sums = np.zeros(len(durations) + 1, dtype=np.int64)
+
+    def inside(mine: NDArray[np.bool_]) -> list[int]:
+        np.cumsum(np.where(mine, durations, 0), out=sums[1:])
+        found: list[int] = (sums[high] - sums[low]).tolist()
+        return found
+
+    columns = [inside(heading == index) for index in range(len(LEDGER_HEADINGS))]
+    columns.append(inside(running & _COMMUNICATION != 0))
+    columns.append(inside(running & _OVERLAP == _OVERLAP))
+    columns.append(walls.tolist())
+    return [Ledger(**dict(zip(_COLUMNS, row, strict=True))) for row in zip(*columns, strict=True)]
+
+
+_COLUMNS = (
+    *(f"{heading}_ns" for heading in LEDGER_HEADINGS),
+    "communication_ns",
+    "overlapped_communication_ns",
+    "wall_ns",
+)

@@ -1,0 +1,254 @@
+"""What is the ledger of a step that nobody profiled?
+
+A host timer alone cannot say: "backward took 40 ms" holds compute, hidden and exposed communication and python.  But
+the mix inside one phase changes slowly, while the phases' lengths change from step to step.  So the last exact
+windows give for each phase its own mix, and a step that was only timed is each phase's length split in that
+proportion, exactly, so that the parts still sum to the wall time.
+
+One window is one step, and steps differ: another program had the processor, a rank came late.  So the mix of a phase is
+heading by heading the median over the last WINDOWS_MAX windows of the setting, which one odd window does not move.  Two
+windows in a row that were off by more than CHANGE_RATIO are no oddity but another job; then all before them is dropped.
+
+Never calibrated, only what the timers themselves measure is charged (data wait, checkpoint, pacecar's own time as
+host_bound); all else is unknown.  The mix depends on the knobs, so calibrations are kept by knob values, and an
+estimate that must use another setting's calibration does, and reports its age like any other.
+
+Pure: numbers in, one Ledger out.  Left out: how far off it is (`checking`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from msgspec import structs
+
+from pacecar.records import LEDGER_HEADINGS, Knobs, KnobValue, Ledger
+
+from ..timing.step_timer import STOPPED
+from .attribution import REST
+
+__all__ = [
+    "CALIBRATIONS_MAX",
+    "CHANGE_RATIO",
+    "WINDOWS_MAX",
+    "Calibration",
+    "Calibrations",
+    "capped",
+    "estimate",
+    "estimate_step",
+    "split",
+]
+
+CALIBRATIONS_MAX = 64
+"""Settings that are remembered; a tuner tries a few dozen, and the oldest setting is the least likely to return."""
+
+WINDOWS_MAX = 5
+"""Windows that one setting's mix is the median of.  Replayed on the demo's windows (docs/ledger.md) five are off by a
+sixth less than one in the median and by a third less at the 90th percentile, and eight by no less than five."""
+
+CHANGE_RATIO = 0.1
+"""Twice the error that an estimate is meant to keep under."""
+
+CHANGE_WINDOWS = 2
+"""Windows in a row that must be off by as much before older ones are forgotten."""
+
+_SHARES = 1_000_000_000
+"""Shares of several windows are counted in billionths, so that weights stay integers."""
+
+_DIRECT = {"data_wait": "data_wait", "checkpoint": "checkpoint", "overhead": "host_bound", STOPPED: "stopped"}
+"""Phases that the timers measure by themselves, and the heading that an uncalibrated estimate gives them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Mix:
+    """One phase's ledger without its zeros."""
+
+    wall_ns: int
+    headings: tuple[str, ...]
+    weights: tuple[int, ...]
+    overlapped_ns: int
+
+    @classmethod
+    def of(cls, ledgers: Sequence[Ledger]) -> _Mix:
+        """Return the mix of a phase that took some time in each of `ledgers`, the newest first."""
+        newest = ledgers[0]
+        if len(ledgers) > 1:
+            shares = {
+                heading: int(median(_share(ledger.parts()[heading], ledger) for ledger in ledgers))
+                for heading in LEDGER_HEADINGS
+            }
+            overlapped = median(_share(ledger.overlapped_communication_ns, ledger) for ledger in ledgers)
+            if any(shares.values()):  # three windows of three different headings have no median
+                parts = {heading: value for heading, value in shares.items() if value}
+                return cls(_SHARES, tuple(parts), tuple(parts.values()), int(overlapped))
+        parts = {heading: value for heading, value in newest.parts().items() if value}
+        return cls(newest.wall_ns, tuple(parts), tuple(parts.values()), newest.overlapped_communication_ns)
+
+
+def _share(part_ns: int, ledger: Ledger) -> int:
+    return part_ns * _SHARES // ledger.wall_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What filled each phase in the exact window that ended step `step`, and in the `earlier` ones, newest first."""
+
+    step: int
+    phases: Mapping[str, Ledger]
+    earlier: tuple[Mapping[str, Ledger], ...] = ()
+    on_device: Calibration | None = None
+    """The same of the phases as the device ran them; None where that is not known."""
+    surprises: int = 0
+    """Windows in a row, up to this one, from which the estimate was off by more than CHANGE_RATIO."""
+    mixes: Mapping[str, _Mix] = field(init=False, repr=False, compare=False)
+    """The windows as estimates need them, so that a step's estimate costs microseconds."""
+
+    def __post_init__(self) -> None:
+        found: dict[str, list[Ledger]] = {}
+        for phases in (self.phases, *self.earlier):
+            for name, ledger in phases.items():
+                if ledger.wall_ns:
+                    found.setdefault(name, []).append(ledger)
+        object.__setattr__(self, "mixes", {name: _Mix.of(ledgers) for name, ledgers in found.items()})
+
+    @property
+    def windows(self) -> int:
+        """Exact windows that this is made of."""
+        return 1 + len(self.earlier)
+
+    def exposed_ratio(self, phase: str) -> float | None:
+        """Return what part of `phase` was exposed communication (0..1); None where no window saw the phase."""
+        mix = self.mixes.get(phase)
+        if mix is None:
+            return None
+        return dict(zip(mix.headings, mix.weights, strict=True)).get("exposed_communication", 0) / sum(mix.weights)
+
+    def after(self, before: Calibration, error_ratio: float | None) -> Calibration:
+        """Return this window together with those of `before`, whose estimate of it was off by `error_ratio`."""
+        surprises = before.surprises + 1 if error_ratio is not None and error_ratio > CHANGE_RATIO else 0
+        known = (before.phases, *before.earlier)[: WINDOWS_MAX - 1]
+        if surprises >= CHANGE_WINDOWS:
+            known = known[: CHANGE_WINDOWS - 1]
+        on_device = self.on_device
+        if on_device is not None and before.on_device is not None:
+            on_device = on_device.after(before.on_device, error_ratio)
+        return Calibration(self.step, self.phases, known, on_device, surprises)
+
+
+class Calibrations:
+    """The calibration of each knob setting by its last windows, at most CALIBRATIONS_MAX."""
+
+    def __init__(self) -> None:
+        self._by_values: dict[frozenset[tuple[str, KnobValue]], Calibration] = {}
+        self._latest: Calibration | None = None
+
+    def add(self, knobs: Knobs, window: Calibration, error_ratio: float | None = None) -> None:
+        """Remember `window` for the setting `knobs`; what was known of that setting was off by `error_ratio`."""
+        key = frozenset(knobs.values.items())
+        before = self._by_values.pop(key, None)
+        calibration = window if before is None else window.after(before, error_ratio)
+        self._by_values[key] = calibration
+        self._latest = calibration
+        if len(self._by_values) > CALIBRATIONS_MAX:
+            del self._by_values[next(iter(self._by_values))]
+
+    def knows(self, knobs: Knobs) -> bool:
+        """Return whether this very setting was calibrated."""
+        return frozenset(knobs.values.items()) in self._by_values
+
+    def find(self, knobs: Knobs) -> Calibration | None:
+        """Return this setting's calibration, else the latest of any setting, else None."""
+        return self._by_values.get(frozenset(knobs.values.items()), self._latest)
+
+
+def split(total: int, weights: Sequence[int]) -> list[int]:
+    """Return integers >= 0 in proportion to `weights` that sum to `total` exactly, each less than one off.
+
+    `weights` are >= 0 and not all zero.
+    """
+    mass = sum(weights)
+    assert mass > 0, "nothing to be in proportion to"
+    if len(weights) == 1:
+        return [total]
+    parts = [total * weight // mass for weight in weights]
+    missing = total - sum(parts)
+    for index, weight in enumerate(weights):  # fewer are missing than were rounded down
+        if not missing:
+            break
+        if total * weight % mass:
+            parts[index] += 1
+            missing -= 1
+    return parts
+
+
+def estimate_step(
+    wall_ns: int, phases: Mapping[str, int], device: Mapping[str, int] | None, calibration: Calibration | None
+) -> Ledger:
+    """Return the ledger of a step of `wall_ns` by its phases on the `device` where they are known, else on the host's.
+
+    The device's step begins and ends when the device passes the host's boundaries, so one step may be shorter or longer
+    there; over many they are as long as each other.  Its phases are laid on the host's wall time in proportion.  A
+    checkpoint is the host's own, as is a stop, and the device's marks do not show it.
+    """
+    mixes = None if calibration is None else calibration.on_device
+    if device is None or mixes is None or not any(device.values()) or {"checkpoint", STOPPED} & phases.keys():
+        return estimate(wall_ns, phases, calibration)
+    lengths = dict(zip(device, split(wall_ns, list(device.values())), strict=True))
+    return estimate(wall_ns, lengths, mixes)
+
+
+def capped(ledger: Ledger, processor_ns: int) -> Ledger:
+    """Return `ledger` with no more compute than `processor_ns`, what the process took of the processor meanwhile.
+
+    A host that takes no processor computes nothing; what it did instead (waited for a page, a lock, a file) is unknown.
+    Not for a device job, where the device computes.
+    """
+    excess = ledger.compute_ns - processor_ns
+    if excess <= 0:
+        return ledger
+    return structs.replace(ledger, compute_ns=processor_ns, unknown_ns=ledger.unknown_ns + excess)
+
+
+def estimate(wall_ns: int, phases: Mapping[str, int], calibration: Calibration | None) -> Ledger:
+    """Return the ledger of a step of `wall_ns` whose phases lasted so long; it sums exactly.
+
+    `phases` are disjoint stretches inside the step; what they leave of it is the phase `REST`.  Should timers of a
+    disturbed step sum to more than the step, they are scaled down to it, as only their proportion can be right.
+    """
+    known = {name: duration for name, duration in phases.items() if duration > 0}
+    rest = wall_ns - sum(known.values())
+    if rest < 0:
+        known = dict(zip(known, split(wall_ns, list(known.values())), strict=True))
+        rest = 0
+    known[REST] = known.get(REST, 0) + rest
+    parts = dict.fromkeys(LEDGER_HEADINGS, 0)
+    overlapped = 0
+    mixes = calibration.mixes if calibration is not None else {}
+    for name, duration in known.items():
+        mix = mixes.get(name)
+        if mix is None:
+            parts[_DIRECT.get(name, "unknown")] += duration
+            continue
+        if len(mix.headings) == 1:
+            parts[mix.headings[0]] += duration
+        else:
+            for heading, share in zip(mix.headings, split(duration, mix.weights), strict=True):
+                parts[heading] += share
+        if mix.overlapped_ns:
+            overlapped += duration * mix.overlapped_ns // mix.wall_ns
+    return Ledger(
+        wall_ns=wall_ns,
+        compute_ns=parts["compute"],
+        exposed_communication_ns=parts["exposed_communication"],
+        exposed_copy_ns=parts["exposed_copy"],
+        data_wait_ns=parts["data_wait"],
+        host_bound_ns=parts["host_bound"],
+        optimizer_host_ns=parts["optimizer_host"],
+        checkpoint_ns=parts["checkpoint"],
+        stopped_ns=parts["stopped"],
+        unknown_ns=parts["unknown"],
+        communication_ns=parts["exposed_communication"] + overlapped,
+        overlapped_communication_ns=overlapped,
+    )

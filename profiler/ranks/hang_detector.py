@@ -1,0 +1,124 @@
+"""Does this rank still step?  Suspect a hang when no step has ended for much longer than steps take.
+
+Nothing on the training thread can tell: it is the one that hangs.  So a thread of ours asks how long ago the last step
+ended, and once that is longer than the larger of `hang_seconds` and STEPS times the median step, it says so once: in
+which phase the training thread is, which line of python it is at, and which collective it entered last.  It takes the
+word back when a step ends.
+
+Long is not hung.  A checkpoint announces itself (`checkpoint()`), and has CHECKPOINT_SECONDS.  A forward in evaluation
+is a sign of life.  Other work between steps has `hang_seconds`, so that is the length of validation that is promised
+to raise no suspicion.  The first step, which may compile for minutes, has FIRST_SECONDS.
+
+A process that is stopped says nothing at all; the other ranks' word, and the daemon's age of its last record, do.
+
+Pure but for the stack that `where` reads; left out: why, and ending the job.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from dataclasses import dataclass
+
+from ..hook.timed_loader import TimedLoader
+
+__all__ = ["HangWatch", "Suspicion", "is_in_loader", "where"]
+
+STEPS = 30
+"""Steps' time that one step may take before it is odd."""
+
+CHECKPOINT_SECONDS = 1800.0
+FIRST_SECONDS = 1800.0
+
+RECENT = 64
+"""Steps whose median is usual."""
+
+FRAMES = 3
+"""Innermost python frames that are told."""
+
+FRAMES_DEPTH_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Suspicion:
+    """This rank has not ended step `step` for `silent_ns`, or has now (`has_ended`)."""
+
+    step: int
+    phase: str
+    silent_ns: int
+    has_ended: bool = False
+
+
+class HangWatch:
+    """Told of steps by the training thread's notes, asked by a thread of ours; times are monotonic nanoseconds."""
+
+    def __init__(self, hang_ns: int, now_ns: int) -> None:
+        self._hang_ns = hang_ns
+        self._recent: deque[int] = deque(maxlen=RECENT)
+        self._step = 0
+        self._since_ns = now_ns
+        self._raised: Suspicion | None = None
+        self._raised_since_ns = now_ns
+
+    @property
+    def median_ns(self) -> int | None:
+        """The usual step; None before the first one."""
+        return sorted(self._recent)[len(self._recent) // 2] if self._recent else None
+
+    def stepped(self, step: int, wall_ns: int, ended_ns: int) -> None:
+        """Note that step number `step` ended."""
+        self._recent.append(wall_ns)
+        self._step = max(self._step, step + 1)
+        self._since_ns = max(self._since_ns, ended_ns)
+
+    def seen(self, step: int, now_ns: int) -> None:
+        """Note that step number `step` is under way, whether or not those before it were measured."""
+        if step > self._step:
+            self._step = step
+            self._since_ns = max(self._since_ns, now_ns)
+
+    def check(self, now_ns: int, phase: str, alive_ns: int | None = None) -> Suspicion | None:
+        """Return a suspicion that is new, or the end of one; `alive_ns` is the last sign of life that was no step."""
+        since = max(self._since_ns, alive_ns or 0)
+        silent = now_ns - since
+        is_hung = silent > self._bound_ns(phase)
+        raised = self._raised
+        if raised is None and is_hung:
+            self._raised = Suspicion(self._step, phase, silent)
+            self._raised_since_ns = since
+            return self._raised
+        if raised is not None and not is_hung:
+            self._raised = None
+            return Suspicion(raised.step, raised.phase, max(0, since - self._raised_since_ns), has_ended=True)
+        return None
+
+    def _bound_ns(self, phase: str) -> int:
+        if phase == "checkpoint":
+            return round(CHECKPOINT_SECONDS * 1e9)
+        median = self.median_ns
+        return round(FIRST_SECONDS * 1e9) if median is None else max(self._hang_ns, STEPS * median)
+
+
+def where(thread: int) -> str | None:
+    """Return the innermost python frames of thread `thread` (its ident), outermost first; None when it is gone."""
+    frame = sys._current_frames().get(thread)
+    found: list[str] = []
+    for _ in range(FRAMES_DEPTH_MAX):
+        if frame is None or len(found) == FRAMES:
+            break
+        code = frame.f_code
+        found.append(f"{code.co_name} ({'/'.join(code.co_filename.split('/')[-2:])}:{frame.f_lineno})")
+        frame = frame.f_back
+    return " > ".join(reversed(found)) or None
+
+
+def is_in_loader(thread: int) -> bool:
+    """Return whether thread `thread` waits for data: the hook's loader is on its stack only then."""
+    frame = sys._current_frames().get(thread)
+    for _ in range(FRAMES_DEPTH_MAX):
+        if frame is None:
+            return False
+        if frame.f_code is TimedLoader.__iter__.__code__:
+            return True
+        frame = frame.f_back
+    return False

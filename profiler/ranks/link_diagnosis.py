@@ -1,0 +1,148 @@
+"""Is it the link?  All ranks wait longer than they used to, none does more by itself, and one rank's sockets say why.
+
+Longer waits alone do not say so: a machine that is busy with something else makes everybody wait as well, in bursts of
+seconds.  So a range speaks for the link of one rank only if
+
+    all ranks wait, longer than usual by more than a bound, and nobody is late
+    that rank's sockets are busy, BUSY_STANDS_OUT times as much as any other's, and
+    busier than usual by at least AGREEMENT of what everybody waits longer
+    the share of the time in which a rank, or anybody on its machine, waits for a processor did not grow as much
+
+where usual is the median of the ranges so far in which no link was under suspicion.  Without the sockets' word (NVLink,
+InfiniBand, shared memory) nothing is said: it could be anything.  A range shorter than RANGE_SECONDS counts for
+accordingly less, as ranges close in time are not independent.
+
+Pure; left out: adding up evidence over ranges (`diagnosis`).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from .noise import median, upper
+from .phase_sums_message import RankRange
+
+__all__ = ["HISTORY_MIN", "RANGE_SECONDS", "LinkJudge", "Slow"]
+
+ABSOLUTE_NS = 1_000_000
+RELATIVE = 0.10
+"""As for late ranks (`diagnosis`)."""
+
+NOISE_QUANTILE = 0.95
+"""Of the waits so far.  Not twice that as for late ranks: here the sockets' word stands beside it."""
+
+AGREEMENT = 0.5
+"""Of the growth that the sockets must show as busy, and the processors must not show as waiting."""
+
+BUSY_RATIO_MIN = 0.3
+BUSY_STANDS_OUT = 1.5
+"""Sockets busy for so much of the time, and so much busier than any other rank's.  In a ring a neighbour has half."""
+
+HISTORY = 64
+HISTORY_MIN = 8
+"""Ranges before anything is usual: half the chance of naming a job's first minute for its start."""
+
+RANGE_SECONDS = 0.2
+"""Evidence asks for three ranges, so for at least 0.6 s: what a machine is busy with is mostly over by then."""
+
+
+class Slow(NamedTuple):
+    """One range in which the link of `rank` was slow."""
+
+    rank: int
+    excess_ns: int
+    weight: float
+
+
+class _Usual(NamedTuple):
+    """One range: the wait of all in a step; by rank what its sockets took of one, and its waits for processors."""
+
+    common_ns: int
+    busy_ns: tuple[int, ...]
+    cpu_wait_ratios: tuple[float, ...]
+    pressure_ratios: tuple[float, ...]
+
+
+class LinkJudge:
+    """Judges ranges in order; `learn` makes the last one part of what is usual."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._history: deque[_Usual] = deque(maxlen=HISTORY)
+        self._last: _Usual | None = None
+
+    def forget(self) -> None:
+        """Learn anew what is usual."""
+        self._history.clear()
+        self._last = None
+
+    def learn(self) -> None:
+        """Take the range that was judged last for a usual one."""
+        if self._last is not None:
+            self._history.append(self._last)
+            self._last = None
+
+    def judge(
+        self, rows: Sequence[RankRange], medians: Sequence[Mapping[str, int]], *, is_anybody_late: bool
+    ) -> Slow | None:
+        """Return whose link was slow in this range; None: nobody's, or nobody can tell."""
+        self._last = None
+        if any(row.on_device for row in rows):
+            return None  # host timers see no waiting there
+        walls = [m["wall"] for m in medians]
+        busy = _known([row.around.busy_ratio for row in rows])
+        if busy is None:
+            return None
+        zeros = (0.0,) * self._world_size
+        now = self._last = _Usual(
+            min(m["tail"] for m in medians),
+            tuple(round(ratio * wall) for ratio, wall in zip(busy, walls, strict=True)),
+            _known([row.around.cpu_wait_ratio for row in rows]) or zeros,
+            _known([row.around.pressure_ratio for row in rows]) or zeros,
+        )
+        if is_anybody_late or len(self._history) < HISTORY_MIN:
+            return None
+        usual = median([past.common_ns for past in self._history])
+        noise = upper([abs(past.common_ns - usual) for past in self._history], NOISE_QUANTILE) or 0
+        growth = now.common_ns - usual
+        if growth <= max(ABSOLUTE_NS, round(RELATIVE * median(walls)), noise):
+            return None
+        rank = _stands_out(busy)
+        if rank is None:
+            return None
+        usually_busy = median([past.busy_ns[rank] for past in self._history])
+        if now.busy_ns[rank] - usually_busy < AGREEMENT * growth or self._is_busy_machine(now, growth, walls):
+            return None
+        return Slow(rank, growth, min(1.0, median(walls) * rows[0].steps / 1e9 / RANGE_SECONDS))
+
+    def _is_busy_machine(self, now: _Usual, growth: int, walls: Sequence[int]) -> bool:
+        """Return whether waits for a processor explain it.  By their share: somebody always waits on a full machine."""
+        for rank, wall in enumerate(walls):
+            for of in (_cpu_wait_of, _pressure_of):
+                usual = statistics.median(of(past)[rank] for past in self._history)
+                if (of(now)[rank] - usual) * wall >= AGREEMENT * growth:
+                    return True
+        return False
+
+
+def _cpu_wait_of(usual: _Usual) -> tuple[float, ...]:
+    return usual.cpu_wait_ratios
+
+
+def _pressure_of(usual: _Usual) -> tuple[float, ...]:
+    return usual.pressure_ratios
+
+
+def _known(ratios: Sequence[float | None]) -> tuple[float, ...] | None:
+    """Return `ratios`; None when somebody does not know."""
+    known = tuple(ratio for ratio in ratios if ratio is not None)
+    return known if len(known) == len(ratios) else None
+
+
+def _stands_out(ratios: Sequence[float]) -> int | None:
+    """Return the rank whose sockets are busy while no other's are; None when none is."""
+    second, most = sorted(ratios)[-2:]
+    return ratios.index(most) if most >= BUSY_RATIO_MIN and most >= BUSY_STANDS_OUT * second else None

@@ -1,0 +1,251 @@
+"""What does a rank tell the others about its last few steps?  A row of integers a range: sums and medians by phase.
+
+Sums alone cannot find a straggler: one collection of garbage of 200 ms in four steps looks like 50 ms in each.  The
+median of the same steps does not see it.  So sums go into the job's ledger and medians into the diagnosis, which
+leaves out the steps that a window of ours disturbed on this rank.
+
+    range     steps that are told in one row; all ranks cut them alike, by the number of the step (see `ranges`)
+    measured  those of them that this rank's hook measured: all, one in k, or by chance none
+    wall      = data_wait + forward + backward + tail + optimizer + checkpoint + overhead + stopped + rest, of each step
+
+`tail` is the wait after autograd is done, for the last all-reduces: the one phase in which a rank waits for others.
+Everything else is the rank's own time, unless windows saw communication in its forward (`waits_in_forward`).  On a
+device job host timers cannot tell the two apart; `on_device` says so.
+
+A message holds up to ROWS_MAX rows, all ranges that were over since the last one, and the rank's ledger (`totals`).
+
+Pure; left out: how messages travel (`road`) and what rows mean (`diagnosis`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from .totals import TOTALS_WORDS, LedgerTotals, decode_totals, encode_totals
+
+__all__ = [
+    "MESSAGE_WORDS",
+    "PHASES",
+    "ROWS_MAX",
+    "VERSION",
+    "Message",
+    "RankRange",
+    "StepNote",
+    "Surroundings",
+    "WordsError",
+    "decode",
+    "encode",
+    "gather_range",
+]
+
+PHASES = ("wall", "data_wait", "forward", "backward", "tail", "optimizer", "checkpoint", "overhead", "stopped", "rest")
+"""The columns of a row; `tail` is the hook's `backward_tail`, `rest` what no phase claims."""
+
+VERSION = 4
+
+ROWS_MAX = 16
+"""Ranges in one message."""
+
+_HEAD = 10
+_ROW_WORDS = _HEAD + 2 * len(PHASES)
+_MESSAGE_HEAD = 4
+_ROWS_END = _MESSAGE_HEAD + ROWS_MAX * _ROW_WORDS
+MESSAGE_WORDS = _ROWS_END + TOTALS_WORDS
+"""Words of 64 bits in a message: 3984 bytes a rank."""
+
+_PARTS = 1_000_000
+"""Ratios travel in millionths."""
+
+
+# Which optional words of a row were measured.  Plain numbers: an IntFlag costs microseconds at each use.
+_DEVICE, _BUSY, _CPU_WAIT, _PRESSURE, _THROTTLE, _THROTTLED, _MEDIANS, _FORWARD_WAITS = (1 << bit for bit in range(8))
+
+
+class WordsError(ValueError):
+    """A message is not what this version writes, or is not the one that was due."""
+
+
+class StepNote(msgspec.Struct, frozen=True):
+    """One finished step, as the hook noted it; nanoseconds by the phases of `StepTimer`.
+
+    `every` k: the hook measures one step in k at present.
+    """
+
+    step: int
+    wall_ns: int
+    phases: Mapping[str, int]
+    epoch: int
+    disturbed: bool
+    every: int = 1
+
+
+class Surroundings(msgspec.Struct, frozen=True):
+    """What the kernel says of the time about a range, over that time; each None where nobody can tell.
+
+    `busy_ratio` is the time in which the rank's TCP sockets had something out that was not acknowledged, all sockets
+    added up; `cpu_wait_ratio` the time in which its training thread waited for a processor; `pressure_ratio` the time
+    in which anybody on the machine did.
+    """
+
+    busy_ratio: float | None = None
+    cpu_wait_ratio: float | None = None
+    pressure_ratio: float | None = None
+
+
+_UNKNOWN = Surroundings()
+
+
+class RankRange(msgspec.Struct, frozen=True):
+    """One rank's row.
+
+    `steps` belong to the range and `measured` of them are in `sums`; `medians` is None when every measured step was
+    disturbed, or none was measured.  `every` k: the hook measures one step in k.  `is_throttled`: its device
+    holds its clocks down; None where nobody can tell.
+    """
+
+    number: int
+    first_step: int
+    steps: int
+    measured: int
+    epoch: int
+    every: int
+    sums: Mapping[str, int]
+    medians: Mapping[str, int] | None
+    on_device: bool = False
+    waits_in_forward: bool = False
+    around: Surroundings = _UNKNOWN
+    is_throttled: bool | None = None
+
+    @property
+    def last_step(self) -> int:
+        """The last step that belongs to the range."""
+        return self.first_step + self.steps - 1
+
+    @property
+    def wall_ns(self) -> int | None:
+        """The mean wall time of its measured steps; None when there is none."""
+        return self.sums["wall"] // self.measured if self.measured else None
+
+
+class Message(msgspec.Struct, frozen=True):
+    """One rank's part of one gather; `leaves`: it is the last one.  `totals` are None before a calibration."""
+
+    rows: tuple[RankRange, ...]
+    leaves: bool = False
+    totals: LedgerTotals | None = None
+
+
+def gather_range(
+    notes: Sequence[StepNote],
+    *,
+    number: int = 0,
+    first_step: int | None = None,
+    steps: int | None = None,
+    epoch: int = 0,
+    every: int = 1,
+    on_device: bool = False,
+    waits_in_forward: bool = False,
+) -> RankRange:
+    """Return the row of the measured steps `notes` of a range.
+
+    `first_step` and `steps` default to those of `notes`; `epoch` and `every` hold where there is no note.
+    """
+    columns = [_columns(note) for note in notes]
+    calm = [row for row, note in zip(columns, notes, strict=True) if not note.disturbed]
+    return RankRange(
+        number=number,
+        first_step=notes[0].step if first_step is None else first_step,
+        steps=len(notes) if steps is None else steps,
+        measured=len(notes),
+        epoch=notes[-1].epoch if notes else epoch,
+        every=notes[-1].every if notes else every,
+        sums=dict(zip(PHASES, map(sum, zip(*columns, strict=True)) if notes else [0] * len(PHASES), strict=True)),
+        medians=dict(zip(PHASES, map(_median, zip(*calm, strict=True)), strict=True)) if calm else None,
+        on_device=on_device,
+        waits_in_forward=waits_in_forward,
+    )
+
+
+def encode(
+    number: int, rows: Sequence[RankRange], *, leaves: bool = False, totals: LedgerTotals | None = None
+) -> list[int]:
+    """Return the words of the `number`-th message: at most ROWS_MAX rows."""
+    assert len(rows) <= ROWS_MAX, f"{len(rows)} rows do not fit into a message"
+    words = [VERSION, number, len(rows), int(leaves)]
+    for row in rows:
+        words += _encode_row(row)
+    return [*words, *([0] * (_ROWS_END - len(words))), *encode_totals(totals)]
+
+
+def decode(number: int, words: Sequence[int]) -> Message:
+    """Return the message in `words`.
+
+    Raises:
+        WordsError: another length, version or number, or an impossible count.
+    """
+    if len(words) != MESSAGE_WORDS or words[0] != VERSION:
+        raise WordsError(
+            f"{len(words)} words of version {words[0] if words else None}, not {MESSAGE_WORDS} of {VERSION}"
+        )
+    if words[1] != number or not 0 <= words[2] <= ROWS_MAX:
+        raise WordsError(f"message {words[1]} of {words[2]} rows where message {number} was due")
+    starts = range(_MESSAGE_HEAD, _MESSAGE_HEAD + words[2] * _ROW_WORDS, _ROW_WORDS)
+    rows = tuple(_decode_row(words[start : start + _ROW_WORDS]) for start in starts)
+    return Message(rows, leaves=bool(words[3]), totals=decode_totals(words[_ROWS_END:]))
+
+
+def _encode_row(row: RankRange) -> list[int]:
+    around = row.around
+    known = (
+        _DEVICE * row.on_device
+        | _FORWARD_WAITS * row.waits_in_forward
+        | _MEDIANS * (row.medians is not None)
+        | _BUSY * (around.busy_ratio is not None)
+        | _CPU_WAIT * (around.cpu_wait_ratio is not None)
+        | _PRESSURE * (around.pressure_ratio is not None)
+        | _THROTTLE * (row.is_throttled is not None)
+        | _THROTTLED * bool(row.is_throttled)
+    )
+    head = [row.number, row.first_step, row.steps, row.measured, row.epoch, row.every, known]
+    head += [_millionths(around.busy_ratio), _millionths(around.cpu_wait_ratio), _millionths(around.pressure_ratio)]
+    medians = [0] * len(PHASES) if row.medians is None else [row.medians[phase] for phase in PHASES]
+    return head + [row.sums[phase] for phase in PHASES] + medians
+
+
+def _decode_row(words: Sequence[int]) -> RankRange:
+    number, first_step, steps, measured, epoch, every, known, busy, cpu_wait, pressure = words[:_HEAD]
+    return RankRange(
+        number=number,
+        first_step=first_step,
+        steps=steps,
+        measured=measured,
+        epoch=epoch,
+        every=every,
+        sums=dict(zip(PHASES, words[_HEAD:], strict=False)),
+        medians=dict(zip(PHASES, words[_HEAD + len(PHASES) :], strict=True)) if known & _MEDIANS else None,
+        on_device=bool(known & _DEVICE),
+        waits_in_forward=bool(known & _FORWARD_WAITS),
+        around=Surroundings(
+            busy_ratio=busy / _PARTS if known & _BUSY else None,
+            cpu_wait_ratio=cpu_wait / _PARTS if known & _CPU_WAIT else None,
+            pressure_ratio=pressure / _PARTS if known & _PRESSURE else None,
+        ),
+        is_throttled=bool(known & _THROTTLED) if known & _THROTTLE else None,
+    )
+
+
+def _millionths(ratio: float | None) -> int:
+    return round((ratio or 0.0) * _PARTS)
+
+
+def _columns(note: StepNote) -> list[int]:
+    phases = note.phases
+    named = [phases.get(phase if phase != "tail" else "backward_tail", 0) for phase in PHASES[1:-1]]
+    return [note.wall_ns, *named, max(0, note.wall_ns - sum(named))]
+
+
+def _median(values: Sequence[int]) -> int:
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) // 2

@@ -1,0 +1,421 @@
+"""How does one rank take part in the crew?  A thread beside the training, fed by one append a step.
+
+    training thread   note(step): an append to a bounded queue, a microsecond
+    crew's thread     cuts ranges of steps, posts their rows, takes what came, judges it on rank 0, watches for hangs
+
+Nothing waits for anything: a gather that is not complete is looked at again later.  While the thread runs the training
+thread may wait for the GIL, and for its caches afterwards; so it mostly sleeps.  A few times a second it wakes for a
+*glance*, which only compares the pace of the last steps with the usual one.  Rows are cut, told and judged when a batch
+of ranges should be over (a second or two), or at once when the pace is another than it was.
+
+Where there is no side road (one process, ranks that attach otherwise, a rank that does not come, a failure, a hook that
+turned itself off) the crew says so in one line and is off; hangs are watched for all the same, while there is a hook.
+
+Left out: what is done about a straggler.  The records go to the caller's sinks, and to the log for a person.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+import torch.distributed as dist
+
+from pacecar.clock import Clock, SystemClock
+from pacecar.config import HookConfig
+from pacecar.records import JobHello, JobRecord, StepRecord
+
+from ..ledger.estimate import Calibration
+from ..timing.step_sampling import next_measured
+from ..timing.step_timer import STOPPED, TimedStep
+from ..transport.side_group import failure, is_lost
+from ..transport.store_rendezvous import MeetingError
+from .collectives import last_collective, sequence
+from .gather_schedule import Exchange
+from .gloo_transport import GlooRoad, Road
+from .hang_detector import HangWatch, is_in_loader, where
+from .host_pressure import SurroundingsReader
+from .noise import Usual
+from .phase_sums_message import VERSION, RankRange, StepNote, gather_range
+from .reports import Report
+from .step_ranges import Cut, Ranges, RangesError, gather_seconds, glance_seconds
+from .straggler_detector import Diagnosis
+from .totals import totals_of
+
+__all__ = ["FORWARD_WAITS_RATIO", "Crew", "Watched", "sees_waits_in_forward"]
+
+FORWARD_WAITS_RATIO = 0.1
+"""A forward of which so much was exposed communication may hide any rank's wait; buffers of BatchNorm take less."""
+
+NOTES_MAX = 4096
+"""Steps that wait for the thread."""
+
+TICK_SECONDS_MAX = 1.0
+"""With nothing to gather the thread looks for hangs; more often where `hang_seconds` is short."""
+
+FIRST_LOOK_SECONDS = 0.1
+"""Before the first step, or while other ranks have not been heard."""
+
+HANG_LOOKS = 8
+"""Looks in `hang_seconds`."""
+
+ALARM_SPREADS = 1.5
+"""Of the median change from glance to glance: to look at the steps is cheap, and a glance sees only a few of them."""
+
+STRAINED = 4
+"""So many times rarer are looks while the overhead budget is strained, and no range is told in a hurry."""
+
+SURROUNDINGS_SECONDS = 0.5
+"""What the kernel says is read no less often, so that what is told first of a change is mostly about the change."""
+
+RANGE_OVER_SECONDS = 0.002
+"""After the moment in which a range should be over; a step later is soon enough for one that is not."""
+
+FAREWELL_SECONDS = 3.0
+"""How much later than another rank this one may close without a word about it."""
+
+LAST_SECONDS = 0.1
+LAST_POLL_SECONDS = 0.005
+"""Closing waits so long for what the others say last."""
+
+JOIN_SECONDS = 1.0
+"""Closing waits so long for the thread, which needs a tick and half a second at most; then it leaves it behind."""
+
+_log = logging.getLogger(__name__)
+_crews = itertools.count()
+"""Crews of this process so far: ranks that attach equally often meet under the same name."""
+
+
+class Watched(Protocol):
+    """What the crew asks the hook, from its own thread."""
+
+    @property
+    def phase(self) -> str:
+        """The phase that the training thread is in."""
+        ...
+
+    @property
+    def evaluated_ns(self) -> int | None:
+        """When a forward in evaluation was last seen, monotonic."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """The number of the step under way, measured or not."""
+        ...
+
+    def begun(self) -> tuple[int, int | None]:
+        """Return that number, and when the step began, monotonic ns; None before the first."""
+        ...
+
+    def is_strained(self) -> bool:
+        """Return whether its overhead budget is strained."""
+        ...
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it measures at all."""
+        ...
+
+    def look(self, after_seconds: float) -> None:
+        """Tell of the steps that were finished, by `note`, unless somebody made it do so `after_seconds` ago."""
+        ...
+
+
+class Crew:
+    """One rank's part.  `emit` takes records; `throttled` says whether the device's clocks are held down.
+
+    `charge` gets the ns of processor that the thread took; `waits_in_forward` says whether windows saw the rank wait
+    for others in its forward, `is_told` whether somebody has said already that a rank has gone.  `road` None: as the
+    process group offers.  Make and start it on the training thread.
+    """
+
+    def __init__(
+        self,
+        hello: JobHello,
+        config: HookConfig,
+        watched: Watched,
+        *,
+        emit: Callable[[JobRecord], None],
+        clock: Clock | None = None,
+        road: Road | None = None,
+        throttled: Callable[[], bool | None] = lambda: None,
+        charge: Callable[[int], None] = lambda duration_ns: None,
+        waits_in_forward: Callable[[], bool] = lambda: False,
+        is_told: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._hello = hello
+        self._period = config.crew_period_steps
+        self._watched = watched
+        self._clock = clock or SystemClock()
+        self._road = road
+        self._throttled = throttled
+        self._charge = charge
+        self._waits_in_forward = waits_in_forward
+        self._is_told = is_told
+        self._report = Report(hello, emit, self._clock)
+        self._diagnosis = Diagnosis(hello.world_size)
+        self._tick_seconds_max = min(TICK_SECONDS_MAX, config.hang_seconds / HANG_LOOKS)
+        self._watch = HangWatch(round(config.hang_seconds * 1e9), self._clock.monotonic_ns())
+        self._surroundings = SurroundingsReader(self._clock.monotonic_ns)
+        self._notes: deque[tuple[StepNote, int]] = deque(maxlen=NOTES_MAX)
+        self._gather_seconds = gather_seconds(config.overhead_budget, hello.world_size)
+        self._glance_seconds = glance_seconds(config.overhead_budget)
+        self._ranges = Ranges(self._period, self._gather_seconds)
+        self._exchange: Exchange | None = None
+        self._newest: StepRecord | None = None
+        self._every = 1
+        self._begun: tuple[int, int | None] = (0, None)
+        self._paces = Usual(ALARM_SPREADS)
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._training = (0, 0)
+        self.off_because: str | None = None
+        """Why nothing is gathered; None while it is."""
+        self.cpu_ns = 0
+        """Processor time of the crew's thread so far, without that of the hook's books."""
+
+    @property
+    def gathers(self) -> int:
+        """How many gathers were complete so far."""
+        return 0 if self._exchange is None else self._exchange.gathers
+
+    # --- the training thread --------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread; returns at once, the ranks meet behind the training's back."""
+        self._training = (threading.get_ident(), threading.get_native_id())
+        if self._road is None and self._hello.world_size > 1 and dist.is_available() and dist.is_initialized():
+            self._road = GlooRoad(self._hello.rank, self._hello.world_size)
+        self._name = f"crew/{next(_crews)}"
+        self._thread = threading.Thread(target=self._run, name="pacecar-crew", daemon=True)
+        self._thread.start()
+
+    def note(self, step: TimedStep, record: StepRecord) -> None:
+        """Take a finished step; on whatever thread, in order."""
+        every = record.measured_every or 1
+        is_odd = record.disturbed or STOPPED in step.phases  # a stop is no rank's pace
+        note = StepNote(record.step, step.wall_ns, step.phases, record.knobs.epoch, is_odd, every)
+        self._notes.append((note, step.end_ns))
+        self._newest = record
+        self._every = every
+
+    def close(self) -> None:
+        """End the thread; waits JOIN_SECONDS at most.  Harmless when repeated."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join(JOIN_SECONDS)
+            self._thread = None
+
+    # --- the crew's thread --------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._open()
+            while self._watched.is_alive and not self._closing.wait(self._tick_seconds()):
+                self._turn()
+            self._turn()
+            self._take_last()
+        except Exception as error:  # noqa: BLE001  a thread's own outer boundary
+            # One line: nobody can act on where in this thread it was, and at the end of a job nobody wants to.
+            _log.warning("pacecar no longer watches this rank: %s", _words(error))
+            _log.debug("the error was", exc_info=True)
+        finally:
+            self._surroundings.close()
+            if self._road is not None:
+                self._road.close()
+
+    def _take_last(self) -> None:
+        """Hear the gather that all ranks post when they close, if they do so together.
+
+        A rank that was faster has ended by now, and its connections with it: there is nothing more to hear.
+        """
+        deadline = time.monotonic() + LAST_SECONDS
+        try:
+            while self._exchange is not None and self._exchange.is_out and time.monotonic() < deadline:
+                time.sleep(LAST_POLL_SECONDS)
+                self._hear(self._exchange)
+        except RuntimeError:
+            _log.debug("the last gather was not heard", exc_info=True)
+        self._report.finish()
+
+    def _open(self) -> None:
+        if self._road is None:
+            self.off_because = "there is one process, or no process group"
+            _log.debug("pacecar does not compare ranks: %s", self.off_because)
+            return
+        try:
+            self._road.open(
+                f"crew {VERSION}, period {self._period}, {self._gather_seconds:.3f} s apart", self._name, self._rest
+            )
+        except Exception as error:  # noqa: BLE001  whatever store and gloo raise: the job goes on without a crew
+            if not self._closing.is_set():
+                self._off(str(error) if isinstance(error, MeetingError) else failure(error))
+            return
+        self._surroundings.open(self._training[1])
+        self._exchange = Exchange(
+            self._road, self._hello.world_size, self._clock.monotonic_ns, gather_seconds=self._gather_seconds
+        )
+
+    def _rest(self, seconds: float) -> None:
+        if self._closing.wait(seconds):
+            raise RuntimeError("closed before the ranks met")
+        self._look()
+
+    def _off(self, reason: str, level: int = logging.WARNING) -> None:
+        road, self._road, self._exchange = self._road, None, None
+        self.off_because = reason
+        _log.log(level, "pacecar does not compare the ranks of this job: %s", reason)
+        if road is not None:
+            road.close()
+
+    def _tick_seconds(self) -> float:
+        """Return when there is something to do: rows may have come, or a range should be over."""
+        longest = self._tick_seconds_max
+        if self._exchange is None:
+            return longest
+        poll_seconds = self._exchange.poll_seconds
+        if poll_seconds is not None:
+            return min(longest, poll_seconds)
+        median, end = self._watch.median_ns, self._told_after
+        step, begun_ns = self._watched.begun()
+        if median is None or end is None or begun_ns is None:
+            return min(longest, FIRST_LOOK_SECONDS)
+        over_ns = begun_ns + max(1, end - step) * median
+        seconds = (over_ns - self._clock.monotonic_ns()) / 1e9 + RANGE_OVER_SECONDS
+        glance_seconds = max(self._glance_seconds * self._rarity, self._period * median / 1e9)
+        return min(longest, max(median / 1e9, self._exchange.pause_seconds, min(seconds, glance_seconds)))
+
+    @property
+    def _rarity(self) -> int:
+        return STRAINED if self._watched.is_strained() else 1
+
+    @property
+    def _told_after(self) -> int | None:
+        """The step at whose beginning there is something to tell; None when that is not known."""
+        is_hurried = self._exchange is not None and self._exchange.hurries
+        end = self._ranges.end if is_hurried else self._ranges.batch_end
+        # A range is known to be over once a measured step has ended that is its last one or a later one.
+        return None if end is None else next_measured(end - 1, self._every) + 1
+
+    def _is_pace_unusual(self) -> bool:
+        """Return whether the steps since the last glance took longer or shorter than steps usually take."""
+        begun = self._watched.begun()
+        (before, before_ns), (step, begun_ns) = self._begun, begun
+        if begun_ns is None or before_ns is None or step <= before:
+            self._begun = begun if before_ns is None else self._begun
+            return False
+        self._begun = begun
+        return self._paces.add((begun_ns - before_ns) // (step - before))
+
+    def _turn(self) -> None:
+        begun = time.thread_time_ns()
+        try:
+            if self._has_news():
+                spent = time.thread_time_ns() - begun
+                self._watched.look(0.0)
+                begun = time.thread_time_ns() - spent  # what the books take they charge themselves
+            self._take_notes()
+            self._gather()
+        except Exception as error:  # noqa: BLE001  as in _open
+            # At a job's end another rank closes first now and then, and that looks like a failure for a moment.
+            if not self._closing.wait(FAREWELL_SECONDS):
+                self._off(_words(error), logging.INFO if is_lost(error) and self._is_told() else logging.WARNING)
+        self._look()
+        spent = time.thread_time_ns() - begun
+        self.cpu_ns += spent
+        self._charge(spent)
+
+    def _has_news(self) -> bool:
+        """Return whether steps should be settled now: one by one that costs three times as much as many at once."""
+        is_unusual = self._is_pace_unusual()
+        if self._exchange is None or self._closing.is_set():
+            return self._closing.is_set()
+        end = self._told_after
+        return end is None or self._watched.begun()[0] >= end or (is_unusual and self._exchange.alarm())
+
+    def _take_notes(self) -> None:
+        while self._notes:
+            note, ended_ns = self._notes.popleft()
+            self._watch.stepped(note.step, note.wall_ns, ended_ns)
+            if self._exchange is not None:
+                self._ranges.add(note)
+        self._watch.seen(self._watched.step, self._clock.monotonic_ns())
+
+    def _gather(self) -> None:
+        """Take what came, cut what may be cut, post it."""
+        exchange = self._exchange
+        if exchange is None:
+            return
+        self._hear(exchange)
+        self._surroundings.latest(SURROUNDINGS_SECONDS * self._rarity)
+        exchange.may_hurry = self._rarity == 1
+        for cut in self._ranges.cut():
+            exchange.add(self._row(cut), ends_batch=cut.ends_batch)
+        if exchange.left:
+            raise RangesError(f"rank {exchange.left[0]} measures no more")
+        is_last = self._closing.is_set() and exchange.has_pending
+        leaves = not self._watched.is_alive and not self._closing.is_set()
+        if exchange.is_due or ((is_last or leaves) and not exchange.is_out):
+            exchange.post(
+                self._surroundings.latest(),
+                totals=totals_of(self._newest),
+                is_throttled=self._throttled(),
+                leaves=leaves,
+            )
+
+    def _hear(self, exchange: Exchange) -> None:
+        for rows in exchange.take():
+            self._ranges.hear(rows)
+            if self._hello.rank == 0 and len(rows) > 1:
+                self._report.ledger(rows)
+                for finding in self._diagnosis.hear(rows):
+                    self._report.straggler(finding)
+                self._report.ladder(exchange.totals)
+
+    def _row(self, cut: Cut) -> RankRange:
+        return gather_range(
+            cut.notes,
+            number=cut.number,
+            first_step=cut.first_step,
+            steps=cut.steps,
+            epoch=cut.latest.epoch,
+            every=cut.latest.every,
+            on_device=self._hello.device.startswith("cuda"),
+            waits_in_forward=self._waits_in_forward(),
+        )
+
+    # --- hangs --------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        if not self._watched.is_alive:
+            return  # nobody counts steps any more
+        now = self._clock.monotonic_ns()
+        suspicion = self._watch.check(now, self._watched.phase, self._watched.evaluated_ns)
+        if suspicion is None:
+            return
+        # Only now: to read another thread's stack is a thing to be done once a hang, not at every tick.
+        if suspicion.phase == "outside" and is_in_loader(self._training[0]):
+            suspicion = replace(suspicion, phase="data_wait")
+        if suspicion.has_ended:
+            self._report.hang(suspicion)
+        else:
+            self._report.hang(
+                suspicion, collective=last_collective(), sequence=sequence(), stack=where(self._training[0])
+            )
+
+
+def _words(error: Exception) -> str:
+    return str(error) if isinstance(error, RangesError) else failure(error)
+
+
+def sees_waits_in_forward(calibration: Calibration | None) -> bool:
+    """Return whether exact windows saw so much exposed communication in forward that a rank may wait there."""
+    ratio = calibration.exposed_ratio("forward") if calibration is not None else None
+    return ratio is not None and ratio >= FORWARD_WAITS_RATIO

@@ -1,0 +1,206 @@
+"""Which steps belong to which range?  An answer that is the same on all ranks without a word about it.
+
+Ranges are stretches of step numbers, not of measured steps: hooks measure one step in k where steps are short, and k
+differs between ranks and changes.  A range holds the measured steps that fall into it, on some rank perhaps none.
+
+    step      0   4   8  12      20      28 ...
+    range     | 0 | 1 | 2 |   3   |   4   | ...      lengths are the period times a power of two
+
+A range is `period` steps long, or longer so that it lasts RANGE_SECONDS_MIN (more where the overhead budget is small)
+and that each rank measures `period` steps in it.  Both are read off the rows of the range LAG + 1 before, which every
+rank must have heard from all ranks before it may cut this one.  So all ranks compute the same from the same numbers,
+whatever each knows by then.
+
+Ranges are told in *batches* of a power of two, ROWS_MAX at most, as many as last `gather_seconds`: of short steps many
+at once, as telling costs more than cutting, and of steps of a second each range by itself.  The same rows say how many.
+
+Pure: notes and rows in, cuts out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .phase_sums_message import ROWS_MAX, RankRange, StepNote
+
+__all__ = [
+    "LAG",
+    "RANGE_SECONDS_MIN",
+    "RANGE_STEPS_MAX",
+    "WAITING_MAX",
+    "Cut",
+    "Ranges",
+    "RangesError",
+    "gather_seconds",
+    "glance_seconds",
+]
+
+LAG = 3 * ROWS_MAX
+"""Ranges that a rank may be ahead of what it heard from all: a batch that waits, one that is out, and one to spare."""
+
+RANGE_SECONDS_MIN = 0.05
+"""ROWS_MAX rows go out at a time, while nothing changes, so that gathers are as much rarer."""
+
+FIRST_ROWS = 8
+"""Ranges in a batch before it is known how long they last."""
+
+GATHER_COST_SECONDS = 0.0015
+GATHER_COST_SECONDS_A_RANK = 0.000125
+"""What a gather of ROWS_MAX rows costs a rank of processor time, all that leads to it included, on rank 0 the most."""
+
+BUDGET_SHARE = 0.15
+"""Of the overhead budget that gathers may take when nothing happens."""
+
+GLANCE_SECONDS_MIN = 0.1
+GLANCE_COST_SECONDS = 0.00015
+GLANCE_SHARE = 0.15
+"""The same of a look at the pace alone; the thread that wakes and the one that waits for it both lose."""
+
+RANGE_STEPS_MAX = 256
+"""Four measured steps where every 64-th is; more would hide a change from a person."""
+
+WAITING_MAX = 4096
+"""Notes that wait to be cut.  With more, some rank has not answered for thousands of steps."""
+
+
+class RangesError(RuntimeError):
+    """Ranks cannot go on together; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A range that is over, the measured steps in it, and the latest step that is known; perhaps a batch's last."""
+
+    number: int
+    first_step: int
+    steps: int
+    notes: tuple[StepNote, ...]
+    latest: StepNote
+    ends_batch: bool = False
+
+
+class _Plan(NamedTuple):
+    """How many steps a range has, and how many ranges its batch."""
+
+    steps: int
+    rows: int
+
+
+class Ranges:
+    """Cuts one rank's notes."""
+
+    def __init__(self, period: int, gather_seconds: float = ROWS_MAX * RANGE_SECONDS_MIN) -> None:
+        self._period = period
+        self._gather_ns = round(gather_seconds * 1e9)
+        self._steps_max = max(period, RANGE_STEPS_MAX)
+        self._waiting: deque[StepNote] = deque()
+        self._inside: list[StepNote] = []
+        self._number = 0
+        self._first = 0
+        self._heard = 0
+        self._first_plan = _Plan(period, FIRST_ROWS)
+        self._plans: dict[int, _Plan] = {}
+
+    @property
+    def end(self) -> int | None:
+        """The first step after the range under way; None while others have not been heard."""
+        plan = self._plan()
+        return None if plan is None else self._first + plan.steps
+
+    @property
+    def batch_end(self) -> int | None:
+        """The first step after the batch under way, of ranges that are told together; a guess beyond what is heard."""
+        plan = self._plan()
+        if plan is None:
+            return None
+        number, end = self._number, self._first + plan.steps
+        while not _ends_batch(number, plan):
+            number += 1
+            plan = self._plans.get(number, plan)
+            end += plan.steps
+        return end
+
+    def add(self, note: StepNote) -> None:
+        """Take the next measured step.
+
+        Raises:
+            RangesError: WAITING_MAX steps wait.
+        """
+        if len(self._waiting) >= WAITING_MAX:
+            raise RangesError(f"{WAITING_MAX} steps went by and some rank did not answer")
+        self._waiting.append(note)
+
+    def cut(self) -> Iterator[Cut]:
+        """Yield the ranges that are over and may be cut."""
+        while True:
+            end = self.end
+            if end is None:
+                return
+            while self._waiting and self._waiting[0].step < end:
+                self._inside.append(self._waiting.popleft())
+            latest = self._waiting[0] if self._waiting else self._inside[-1] if self._inside else None
+            if latest is None or latest.step + 1 < end:
+                return
+            plan = self._plan() or self._first_plan
+            ends_batch = _ends_batch(self._number, plan)
+            made = Cut(self._number, self._first, plan.steps, tuple(self._inside), latest, ends_batch)
+            self._number, self._first, self._inside = self._number + 1, end, []
+            yield made
+
+    def hear(self, rows: Sequence[RankRange]) -> None:
+        """Take all ranks' rows of the next range.
+
+        Raises:
+            RangesError: the rows are not of that range.
+        """
+        if any((row.number, row.first_step, row.steps) != (self._heard, *_place(rows[0])) for row in rows):
+            places = sorted({(row.number, *_place(row)) for row in rows})
+            raise RangesError(f"ranks speak of different steps where range {self._heard} was due: {places[:4]}")
+        self._heard += 1
+        walls = sorted(row.wall_ns for row in rows if row.wall_ns is not None)
+        wall = walls[len(walls) // 2] if walls else None
+        needed = self._period * max(1, *(row.every for row in rows))
+        if wall is not None:
+            needed = max(needed, -(-self._gather_ns // (ROWS_MAX * max(1, wall))))
+        length = self._period
+        while length < min(needed, self._steps_max):
+            length *= 2
+        length = min(length, self._steps_max)
+        batch = 1
+        while batch < ROWS_MAX and wall is not None and batch * length * wall < self._gather_ns:
+            batch *= 2
+        self._plans[rows[0].number + LAG + 1] = _Plan(length, batch)
+
+    def _plan(self) -> _Plan | None:
+        if self._number <= LAG:
+            return self._first_plan
+        for number in [number for number in self._plans if number < self._number]:
+            del self._plans[number]
+        return self._plans.get(self._number)
+
+
+def _ends_batch(number: int, plan: _Plan) -> bool:
+    return number % plan.rows == plan.rows - 1
+
+
+def gather_seconds(budget_ratio: float, world_size: int) -> float:
+    """Return how long two gathers must be apart on average to stay within BUDGET_SHARE of `budget_ratio`."""
+    shortest = ROWS_MAX * RANGE_SECONDS_MIN
+    if not 0.0 < budget_ratio < 1.0:
+        return shortest
+    cost_seconds = GATHER_COST_SECONDS + GATHER_COST_SECONDS_A_RANK * world_size
+    return max(shortest, cost_seconds / (BUDGET_SHARE * budget_ratio))
+
+
+def glance_seconds(budget_ratio: float) -> float:
+    """Return how long two looks at the pace must be apart to stay within GLANCE_SHARE of `budget_ratio`."""
+    if not 0.0 < budget_ratio < 1.0:
+        return GLANCE_SECONDS_MIN
+    return max(GLANCE_SECONDS_MIN, GLANCE_COST_SECONDS / (GLANCE_SHARE * budget_ratio))
+
+
+def _place(row: RankRange) -> tuple[int, int]:
+    return row.first_step, row.steps

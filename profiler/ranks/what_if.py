@@ -1,0 +1,171 @@
+"""What would help this job most, now?  The what-if ladder of the running job, every WHAT_IF_SECONDS.
+
+The last step alone cannot say: one step in ten waits for data and one in a hundred saves a checkpoint.  So the ladder
+stands on the mean of all steps since the last one.  Each rank climbs it for itself, from the totals that its step
+records carry anyway; rank 0 also for the whole job, from the totals that the crew brings of all ranks.
+
+In a collective all ranks are busy from the moment they arrive until the last one has, and that is no work of the link.
+What the link itself takes is at most what it takes the rank that waits least: all above that is waiting.
+
+No ladder stands before the first calibration: a ledger that is mostly `unknown` would say that nothing helps.
+
+Left out: the rules of the ladder (`ladder`), and whose fault a late rank is (`crew`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from pacecar.clock import NS_PER_SECOND
+from pacecar.records import JobRecord, Ledger, Rung, StepRecord, WhatIf
+
+from ..ledger.what_if_bounds import Runner, climb
+from .totals import LedgerTotals, totals_of
+
+__all__ = ["STEPS_MIN", "WHAT_IF_SECONDS", "JobLadder", "RankLadder", "Stretch", "ladder_of"]
+
+WHAT_IF_SECONDS = 10.0
+"""Between two ladders: a person reads them, and a step that differs is one of many by then."""
+
+STEPS_MIN = 8
+"""A ladder stands on no fewer steps, however long they are."""
+
+
+class Stretch(NamedTuple):
+    """The ledgers of `steps` steps of one rank, added up."""
+
+    ledger: Ledger
+    steps: int
+
+
+class RankLadder:
+    """The ladder of one rank: a `RecordSink` that sees step records go by and emits WhatIf.
+
+    `is_job`: this rank is the whole job.
+    """
+
+    def __init__(self, emit: Callable[[JobRecord], None], *, is_job: bool) -> None:
+        self._emit = emit
+        self._is_job = is_job
+        self._since: tuple[StepRecord, LedgerTotals] | None = None
+        self._oldest_steps = 0
+        self.dropped = 0
+
+    def put(self, record: JobRecord) -> None:
+        """Look at `record`; a step record that is due brings a ladder."""
+        if not isinstance(record, StepRecord):
+            return
+        since = self._since
+        if record.calibration_age_steps is not None:
+            self._oldest_steps = max(self._oldest_steps, record.calibration_age_steps)
+        if since is not None and record.ended_wall_ns - since[0].ended_wall_ns < WHAT_IF_SECONDS * NS_PER_SECOND:
+            return
+        totals = totals_of(record)
+        if totals is None:
+            return
+        if since is None:  # the totals before the first calibration are mostly unknown
+            self._since = (record, totals)
+            return
+        stretch = _between(since[1], totals)
+        if stretch.steps < STEPS_MIN:
+            return
+        said = ladder_of(
+            [stretch],
+            job=record.job,
+            of_rank=None if self._is_job else record.rank,
+            step=record.step,
+            wall_ns=record.ended_wall_ns,
+            straggler_saved_ns=None,
+            age_steps=self._oldest_steps,
+        )
+        self._since, self._oldest_steps = (record, totals), 0
+        if said is not None:
+            self._emit(said)
+
+    def close(self, timeout_seconds: float) -> None:
+        """Hold nothing."""
+
+
+class JobLadder:
+    """The ladder of the whole job, on rank 0, from what the crew hears of all ranks."""
+
+    def __init__(self, job: str, emit: Callable[[JobRecord], None]) -> None:
+        self._job = job
+        self._emit = emit
+        self._since: tuple[int, list[LedgerTotals]] | None = None
+        self._oldest_steps = 0
+
+    def hear(
+        self,
+        ranks: Sequence[LedgerTotals | None],
+        *,
+        now_ns: int,
+        wall_ns: int,
+        excesses_ns: Iterable[int],
+    ) -> None:
+        """Take the totals of all ranks at monotonic time `now_ns`; say the ladder when it is due.
+
+        `excesses_ns` are those of the ranks that are late now; the job gains the largest.
+        """
+        known = [totals for totals in ranks if totals is not None]
+        if len(known) < len(ranks):
+            return
+        self._oldest_steps = max(self._oldest_steps, *(totals.age_steps for totals in known))
+        if self._since is None:
+            self._since = now_ns, known
+            return
+        since_ns, before = self._since
+        if now_ns - since_ns < WHAT_IF_SECONDS * NS_PER_SECOND:
+            return
+        stretches = [_between(old, new) for old, new in zip(before, known, strict=True)]
+        if min(stretch.steps for stretch in stretches) < STEPS_MIN:
+            return
+        said = ladder_of(
+            stretches,
+            job=self._job,
+            of_rank=None,
+            step=min(totals.step for totals in known),
+            wall_ns=wall_ns,
+            straggler_saved_ns=float(max(excesses_ns, default=0)),
+            age_steps=self._oldest_steps,
+        )
+        self._since, self._oldest_steps = (now_ns, known), 0
+        if said is not None:
+            self._emit(said)
+
+
+def ladder_of(
+    ranks: Sequence[Stretch],
+    *,
+    job: str,
+    of_rank: int | None,
+    step: int,
+    wall_ns: int,
+    straggler_saved_ns: float | None,
+    age_steps: int,
+) -> WhatIf | None:
+    """Return the ladder of `ranks` together; None when no time passed."""
+    link_ns = min(one.ledger.communication_ns / one.steps for one in ranks)
+    climbs = climb(
+        [Runner(one.ledger, one.steps, one.ledger.communication_ns - int(link_ns * one.steps)) for one in ranks],
+        straggler_saved_ns,
+    )
+    if not climbs:
+        return None
+    return WhatIf(
+        job=job,
+        of_rank=of_rank,
+        step=step,
+        wall_ns=wall_ns,
+        steps=min(one.steps for one in ranks),
+        pace_ns=round(climbs[0].pace_ns),
+        source="estimate" if age_steps else "exact",
+        calibration_age_steps=age_steps,
+        rungs=tuple(Rung(rung.name, round(rung.step_ns), rung.gain_ratio, rung.bound) for rung in climbs),
+    )
+
+
+def _between(before: LedgerTotals, after: LedgerTotals) -> Stretch:
+    parts = {name: getattr(after.ledger, name) - getattr(before.ledger, name) for name in Ledger.__struct_fields__}
+    return Stretch(Ledger(**parts), after.steps - before.steps)

@@ -1,0 +1,321 @@
+"""May the hook afford the next window?
+
+"Profiling is cheap" is a belief; the budget is a measurement.  Everything that pacecar costs the job is added up: its
+own code on the step path, a window's start, stop and reading, how much slower the profiled step itself was than the
+recent steps that were not profiled (never counted as a gain: a step that was fast by luck pays nothing back), what the
+attach took, pacecar's own threads, and on a device the `aftermath`.  A window
+opens only while all that, with the predicted price of the next window, stays within the ratio that the user gave.
+That price is the dearest of the last ones, by the micro-batch: a step of one micro-batch leaves an eighth of the rows
+of a step of eight, and a tuner that has just merged them wants to see what it did.
+
+Whose time is it?  The step path is taken from the wall clock, waits of ours included (for python's lock, for another
+rank at a switch), as the job waits by that.  What the kernel gave to other programs meanwhile is left out where much is
+done at once (windows, the tuner's meetings: `preemption`), and how slow a profiled step was is asked of the processor
+(`opening`).  Threads of ours are charged with what they took of the processor, the attach as the step path.
+
+Credit.  Before the first calibration a ledger is mostly `unknown`, so the first window may be taken before the budget
+has earned it, and so may the first of a setting that was never calibrated.  What is lent is never more than CREDIT_NS,
+nor than PAYBACK_NS of training earn with what all the rest leaves of the budget, nor than some hundred steps do.  A
+window that is predicted to cost more waits until that is earned, like any other.  So at every step
+
+    cost <= ratio * wall time + what the attach took + CREDIT_NS
+
+unless a window turns out dearer than predicted; one that does is cut off (`opening`).
+
+Ranks take `turns`, or a tuner's request would open the windows of all of them at once.
+
+Debt.  What is lent at the start is earned back while the always-on part goes on, which may take most of a small budget
+itself.  After DEBT_NS of training a budget of which all but the windows takes more than ALWAYS_ON_SHARE is strained:
+fewer steps are measured and ranks look at each other less often, until it is not.  Windows are left out, because they
+always fill what is left: they wait by themselves, and nobody else has to.
+
+A ratio of 1 is no limit, of 0 no window.  Pure: numbers in, a yes or no out.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from statistics import median
+from typing import NamedTuple
+
+from .aftermath import Aftermath
+from .step_sampling import SHARE
+from .turns import turn_of
+
+__all__ = ["PRICE_MARGIN", "Budget", "ThreadTime"]
+
+RECENT_STEPS = 32
+"""Steps whose median is "as usual": long enough to be steady, short enough to follow the job."""
+
+FIRST_WINDOW_NS = 5_000_000
+"""Predicted price before anybody has looked at the step (`expect`): start 0.5 ms, 1000 events at 4 us."""
+
+CREDIT_NS = 100_000_000
+"""Most that is ever owed for a window or a count beyond what the attach took: the start-up debt that users are told."""
+
+PAYBACK_NS = 60_000_000_000
+"""Of training that must be enough to pay a credit back."""
+
+PRICES_MAX = 4
+"""Windows whose dearest says what the next may cost."""
+
+PRICE_MARGIN = 1.5
+"""Prices of windows differ by that, and a run may end right after one."""
+
+FIXED_SHARE = 0.1
+"""Of a window's price: opening it, and what does not grow with the rows that forward and backward leave."""
+
+FIRST_CREDIT_STEPS = 1000
+"""The first window may be bought before it is earned if so many steps earn back what it should cost."""
+
+CREDIT_STEPS = 100
+"""A calibration of a new setting may be bought before it is earned if so many steps earn it back."""
+
+DEBT_NS = 15_000_000_000
+"""Of training after which the start must be paid for: by then a budget of 0.01 has earned 150 ms."""
+
+ALWAYS_ON_SHARE = 0.8
+"""Of the budget; the rest is for windows."""
+
+
+class ThreadTime(NamedTuple):
+    """What the training thread took of the processor in a profiled step, and on average in the steps before it."""
+
+    spent_ns: int
+    usual_ns: int
+
+
+class Budget:
+    """Adds up wall time and pacecar's cost, and says when a window may open."""
+
+    def __init__(
+        self,
+        ratio: float,
+        *,
+        warmup_steps: int,
+        interval_steps: int,
+        rank: int = 0,
+        world_size: int = 1,
+        on_device: bool = False,
+    ) -> None:
+        self._ratio = ratio
+        self._turn = turn_of(rank, world_size, warmup_steps=warmup_steps, interval_steps=interval_steps)
+        self._interval_steps = interval_steps
+        self._aftermath = Aftermath() if on_device else None
+        self._wall_ns = 0
+        self._cost_ns = 0
+        self._charged_ns = 0
+        self._charging = threading.Lock()
+        self._recent: deque[int] = deque(maxlen=RECENT_STEPS)
+        self._prices: deque[tuple[int, int]] = deque(maxlen=PRICES_MAX)
+        self._micro_batches = 0
+        self._windows_ns = self._start_ns = 0
+        self._expected_ns = FIRST_WINDOW_NS
+        self._requested = False
+        self._on_credit = True
+        self._last_window: int | None = None
+        self.windows = 0
+
+    @property
+    def cost_ns(self) -> int:
+        """What pacecar cost the job so far, slowed steps and its own threads included."""
+        return self._cost_ns + self._charged_ns
+
+    @property
+    def ratio(self) -> float | None:
+        """Cost over wall time; None before the first step."""
+        return self.cost_ns / self._wall_ns if self._wall_ns else None
+
+    def is_strained(self) -> bool:
+        """Return whether pacecar without its windows takes more than its share of the budget; from any thread."""
+        if not 0.0 < self._ratio < 1.0 or self._wall_ns < DEBT_NS:
+            return False
+        return self.cost_ns - self._windows_ns > ALWAYS_ON_SHARE * self._ratio * self._wall_ns
+
+    def charge(self, cost_ns: int) -> None:
+        """Add a cost that was measured outside any step: the attach itself, a thread of ours; from any thread."""
+        with self._charging:
+            self._charged_ns += cost_ns
+
+    def charge_start(self, cost_ns: int) -> None:
+        """Add what attaching cost, once."""
+        self._start_ns += cost_ns
+        self.charge(cost_ns)
+
+    def step(
+        self,
+        wall_ns: int,
+        overhead_ns: int,
+        *,
+        profiled: bool,
+        thread_time: ThreadTime | None = None,
+        micro_batches: int = 0,
+        slowed_max_ns: int | None = None,
+    ) -> int:
+        """Take a finished step and pacecar's own time in it; return that with a profiled step's slow-down added.
+
+        Where its `thread_time` is known that says how slow it was: on a busy machine its wall time does not.
+        `micro_batches` of 0 are not known.  `slowed_max_ns` is what pacecar can have slowed it by at most: the rest is
+        the job's own, as an evaluation that fell into it; None: nobody can tell.
+        """
+        self._wall_ns += wall_ns
+        self._micro_batches = micro_batches
+        if profiled:
+            own = wall_ns - overhead_ns
+            usual = int(median(self._recent)) if self._recent else own
+            slowed = own - usual
+            if thread_time is not None:  # no step takes more of the processor than it takes time
+                slowed = thread_time.spent_ns - min(thread_time.usual_ns, usual)
+            if slowed_max_ns is not None:
+                slowed = min(slowed, slowed_max_ns)
+            overhead_ns = min(wall_ns, overhead_ns + max(0, slowed))
+        else:
+            own = max(0, wall_ns - overhead_ns)
+            self._recent.append(own)
+            if self._aftermath is not None:
+                aftermath_ns = self._aftermath.step(own)
+                self._cost_ns += aftermath_ns
+                self._windows_ns += aftermath_ns
+        self._cost_ns += overhead_ns
+        return overhead_ns
+
+    def passed(self, wall_ns: int, cost_ns: int) -> None:
+        """Take steps that were counted and not measured."""
+        self._wall_ns += wall_ns
+        self._cost_ns += cost_ns
+
+    def window_taken(self, step: int, price_ns: int) -> None:
+        """Remember what the window of `step`, the last that was taken, cost in all, to predict the next."""
+        self._prices.append((price_ns, self._micro_batches))
+        self._windows_ns += price_ns
+        if self._aftermath is not None:
+            self._aftermath.window(int(median(self._recent)) if self._recent else None)
+        self._last_window = step
+        self._requested = self._on_credit = False
+        self.windows += 1
+
+    def probed(self, price_ns: int) -> None:
+        """Note what a slice of a step, or a window that was cut off, cost: it is in the steps, and no window."""
+        self._windows_ns += price_ns
+
+    def expect(self, price_ns: int) -> None:
+        """Take `price_ns` for the price of the first window; before that the least it can be is taken."""
+        self._expected_ns = price_ns
+
+    def forget_prices(self) -> None:
+        """Forget what windows cost: the job's steps have become others."""
+        self._prices.clear()
+
+    @property
+    def has_prices(self) -> bool:
+        """Whether a window was taken whose price predicts the next one's."""
+        return bool(self._prices)
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether the user asked for windows whatever they cost."""
+        return self._ratio >= 1.0
+
+    @property
+    def usual_ns(self) -> int | None:
+        """The median of recent steps without pacecar's own time; None before the first."""
+        return int(median(self._recent)) if self._recent else None
+
+    @property
+    def predicted_ns(self) -> int:
+        """What the next window is expected to cost."""
+        return self._predicted_ns()
+
+    @property
+    def earned_in_ns(self) -> int | None:
+        """How much more training pays for the next window; 0: it can be paid, None: no training does."""
+        if self._can_pay():
+            return 0
+        spare = self._spare_ratio()
+        if spare <= 0.0:
+            return None
+        return max(0, round((self.cost_ns + self._predicted_ns() - self._credit_ns()) / spare) - self._wall_ns)
+
+    def request(self, *, on_credit: bool = False) -> None:
+        """Want a window soon, whatever the interval says; `on_credit` also before the ratio has earned it."""
+        self._requested = True
+        self._on_credit = self._on_credit or on_credit
+
+    def can_afford(self, price_ns: int, *, on_credit: bool = False) -> bool:
+        """Return whether something that will cost `price_ns` is within the ratio; `on_credit` before it is earned."""
+        if self._ratio >= 1.0 or self._ratio <= 0.0:
+            return self._ratio >= 1.0
+        lent_ns = self._first_credit_ns() if on_credit else 0
+        return self.cost_ns + price_ns <= self._ratio * self._wall_ns + lent_ns
+
+    def wants_window(self, step: int) -> bool:
+        """Return whether `step`, the next one, should be profiled."""
+        return self.is_due(step) and self._can_pay()
+
+    def is_due(self, step: int) -> bool:
+        """Return whether `step` should be profiled if it can be paid for."""
+        if not self._turn.is_now(step):
+            return False
+        return self._requested or self._last_window is None or step - self._last_window >= self._interval_steps
+
+    def next_turn(self, step: int) -> int:
+        """Return the first step from `step` on that is this rank's."""
+        return self._turn.next_from(step)
+
+    def next_look(self, step: int) -> int:
+        """Return the first step from `step` on that can be profiled at all, unless a window is requested before."""
+        if self._last_window is not None and not self._requested:
+            step = max(step, self._last_window + self._interval_steps)
+        return self._turn.next_from(step + self._steps_to_earn())
+
+    def _steps_to_earn(self) -> int:
+        """Return in how many steps at least, up to an interval, the next window can be paid for."""
+        if not self._recent or self._can_pay() or not 0.0 < self._ratio < 1.0:
+            return 0
+        missing_ns = self.cost_ns + self._predicted_ns() - self._ratio * self._wall_ns - self._credit_ns()
+        steps = int(missing_ns / (self._ratio * max(1, median(self._recent))))
+        return min(max(0, steps), self._interval_steps)
+
+    def _can_pay(self) -> bool:
+        if self._ratio >= 1.0 or self._ratio <= 0.0:
+            return self._ratio >= 1.0
+        return self.cost_ns + self._predicted_ns() <= self._ratio * self._wall_ns + self._credit_ns()
+
+    def _credit_ns(self) -> int:
+        """Return what is lent now."""
+        if not self._on_credit:
+            return 0
+        return self._limit_credit(CREDIT_STEPS, self._spare_ratio()) if self.windows else self._first_credit_ns()
+
+    def _first_credit_ns(self) -> int:
+        """Return what is lent before the first window: with it whatever the attach has cost.
+
+        What goes on is dearest in the first steps and says little then; of the budget its share is what is sure to be
+        left (`cadence`).
+        """
+        return self._start_ns + self._limit_credit(
+            FIRST_CREDIT_STEPS, max(self._spare_ratio(), (1.0 - SHARE) * self._ratio)
+        )
+
+    def _limit_credit(self, steps: int, ratio: float) -> int:
+        """Return the most that `steps` steps and PAYBACK_NS earn at `ratio`, up to CREDIT_NS."""
+        if not self._recent:
+            return 0
+        return min(CREDIT_NS, int(ratio * min(PAYBACK_NS, steps * median(self._recent))))
+
+    def _spare_ratio(self) -> float:
+        """Return what is left of the ratio when all goes on but for windows: only that pays a credit back."""
+        going_on_ns = self.cost_ns - self._windows_ns - self._start_ns
+        return max(0.0, self._ratio - going_on_ns / self._wall_ns) if self._wall_ns else self._ratio
+
+    def _predicted_ns(self) -> int:
+        if not self._prices:
+            return self._expected_ns
+        return int(PRICE_MARGIN * max(price_ns * self._growth(count) for price_ns, count in self._prices))
+
+    def _growth(self, micro_batches: int) -> float:
+        """Return what a window costs now over what it cost when a step had `micro_batches`: it is paid by the row."""
+        if not micro_batches or not self._micro_batches:
+            return 1.0
+        return FIXED_SHARE + (1.0 - FIXED_SHARE) * self._micro_batches / micro_batches

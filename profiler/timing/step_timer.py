@@ -1,0 +1,204 @@
+"""How long did each phase of this step take on the host?
+
+A step runs from one optimizer update to the next and may hold several forwards and backwards (accumulation), so a
+phase's time is a sum.  In the loop stretches are only noted: the job has evicted our code from the caches by the next
+one, and what is done there costs ten times what it costs in a row.  `time_step` adds them up, later and elsewhere.
+
+    data_wait | forward | backward ........... backward_tail | optimizer | overhead | stopped | rest (what is left)
+
+backward ends when autograd has no more to compute; backward_tail is what DDP waits after that for its last all-reduces,
+the exposed communication of a CPU job.
+
+Callers say what happened and when.  No lock: marks come from the training thread and, on CUDA, from autograd's thread
+while the training thread waits for it.  On CUDA each mark is made on the device, too (`devicetimer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ..ledger.attribution import REST
+from .cuda_timer import DeviceStep, DeviceTimer
+
+__all__ = [
+    "EVENTS_MAX", "PHASES", "STOPPED", "Event", "RawStep", "StepTimer", "Stretch", "TimedStep", "phase_of",
+    "stopped_within", "time_step",
+]  # fmt: skip
+
+PHASES = ("overhead", "data_wait", "checkpoint", "backward_tail", "backward", "forward", "optimizer")
+"""In the order in which an instant claimed twice is given away: what nests inside another phase comes first."""
+
+STOPPED = "stopped"
+"""The phase of every instant at which the process did not run; see `stops`."""
+
+EVENTS_MAX = 4096
+"""Stretches noted before they are added up in any case: a thousand micro-batches; what is beyond has no marks."""
+
+Stretch = tuple[int, int]
+Event = tuple[str, int, int]
+"""A phase, its start and its end."""
+Absorbed = tuple[dict[str, int], int] | None
+"""Phases and micro-batches of events that were added up already."""
+
+
+class TimedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished step; times are monotonic nanoseconds, `phases` are disjoint durations inside it."""
+
+    start_ns: int
+    end_ns: int
+    phases: dict[str, int]
+    marks: dict[str, list[Stretch]]
+    micro_batches: int
+    overhead_ns: int
+
+    @property
+    def wall_ns(self) -> int:
+        """The step's wall time."""
+        return self.end_ns - self.start_ns
+
+    @property
+    def backward_ns(self) -> int | None:
+        """The whole backward, its tail included; None when none was seen."""
+        if "backward" not in self.phases:
+            return None
+        return self.phases["backward"] + self.phases.get("backward_tail", 0)
+
+
+class RawStep(msgspec.Struct, eq=False):
+    """One finished step as it was noted, not yet added up; `was_marked` asks for the marks too.
+
+    A Struct, because its constructor is no python frame: one is made on the step path.
+    """
+
+    start_ns: int
+    end_ns: int
+    events: list[Event]
+    overhead_ns: int
+    was_marked: bool
+    absorbed: Absorbed
+    device: DeviceStep | None = None
+    """When the device passed its phases, which is known some steps later."""
+
+
+class StepTimer:
+    """What happened in the step under way; it has no start until something of the job has happened."""
+
+    def __init__(self) -> None:
+        self.start_ns: int | None = None
+        """When the step under way began; None before the job's first sign of life."""
+        self._is_marked = False
+        self._absorbed: Absorbed = None
+        self.device: DeviceTimer | None = None
+        """On a device job, who marks the phases there too."""
+        self.events: list[Event] = []
+        """The stretches of this step in the order in which they ended; whoever saw one appends it."""
+        self.overhead_ns = 0
+        """Pacecar's own time in this step so far; whoever spends it adds it."""
+
+    def finish(self, now_ns: int) -> RawStep:
+        """End the step at `now_ns`, begin the next one there, without marks until `keep_marks`."""
+        events, start_ns = self.events[:], self.start_ns
+        if start_ns is None:  # the first step counts from the job's first sign of life
+            start_ns = min((start for _, start, _ in events), default=now_ns)
+        step = RawStep(start_ns, now_ns, events, self.overhead_ns, self._is_marked, self._absorbed)
+        if self.device is not None:
+            step.device = self.device.finish()
+        self.start_ns = now_ns
+        self._is_marked = False
+        self._absorbed = None
+        self.events.clear()  # the same list: others hold it
+        self.overhead_ns = 0
+        return step
+
+    def skip(self, now_ns: int) -> int:
+        """End a step that nobody wants to hear of; return its wall time."""
+        start_ns = now_ns if self.start_ns is None else self.start_ns
+        self.start_ns = now_ns
+        self._absorbed = None
+        self.events.clear()
+        if self.device is not None:
+            self.device.skip()
+        return now_ns - start_ns
+
+    def waits(self) -> None:
+        """Note that the loop begins to wait for data."""
+        if self.device is not None:
+            self.device.enter("data_wait")
+
+    def waited(self, start_ns: int, end_ns: int) -> None:
+        """Note that it has the data, or knows that there is no more."""
+        self.events.append(("data_wait", start_ns, end_ns))
+        if self.device is not None:
+            self.device.enter(REST)
+
+    def keep_marks(self) -> None:
+        """Keep when each stretch of this step is; to be called at its beginning."""
+        self._is_marked = True
+
+    def absorb(self) -> None:
+        """Add up what was noted so far: a loop that never ends a step must not grow."""
+        if self.start_ns is None:
+            self.start_ns = min((start for _, start, _ in self.events), default=None)
+        phases, micro_batches = self._absorbed or ({}, 0)
+        self._absorbed = _add_up(self.events, dict(phases)), micro_batches + _forwards(self.events)
+        self.events.clear()
+
+
+def time_step(raw: RawStep, stops: Sequence[Stretch] = ()) -> TimedStep:
+    """Add up what was noted of a step, and of `stops`, in which the process did not run: these are no phase's.
+
+    An optimizer may run a closure, with forward and backward inside: what these spent is theirs.
+    """
+    phases, micro_batches = raw.absorbed or ({}, 0)
+    marks: dict[str, list[Stretch]] = {}
+    if raw.was_marked:
+        for phase, start, end in raw.events:
+            marks.setdefault(phase, []).append((start, end))
+    added = _add_up(raw.events, dict(phases), stops)
+    overhead_ns = raw.overhead_ns
+    if stops:
+        added[STOPPED] = stopped_within(stops, raw.start_ns, raw.end_ns)
+        overhead_ns -= sum(stopped_within(stops, start, end) for phase, start, end in raw.events if phase == "overhead")
+    return TimedStep(
+        start_ns=raw.start_ns,
+        end_ns=raw.end_ns,
+        phases=added,
+        marks=marks,
+        micro_batches=micro_batches + _forwards(raw.events),
+        overhead_ns=max(0, overhead_ns),
+    )
+
+
+def phase_of(raw: RawStep, start_ns: int, end_ns: int) -> str:
+    """Return the phase that most of a stretch was in, the innermost of several; "outside" where it was in none."""
+
+    def within(event: Event) -> tuple[int, int]:
+        _, start, end = event
+        return stopped_within([(start_ns, end_ns)], start, end), start - end
+
+    most = max(raw.events, key=within, default=None)
+    return most[0] if most is not None and 2 * within(most)[0] >= end_ns - start_ns else "outside"
+
+
+def stopped_within(stops: Sequence[Stretch], start_ns: int, end_ns: int) -> int:
+    """Return how much of `stops`, which are disjoint, lies between two instants."""
+    return sum(max(0, min(end, end_ns) - max(start, start_ns)) for start, end in stops)
+
+
+def _add_up(events: Sequence[Event], phases: dict[str, int], stops: Sequence[Stretch] = ()) -> dict[str, int]:
+    for index, (phase, start, end) in enumerate(events):
+        duration = end - start
+        if phase == "optimizer":
+            duration -= sum(e - s for _, s, e in events[:index] if s >= start)
+        if stops:
+            duration -= stopped_within(stops, start, end)
+            if phase == "optimizer":
+                duration += sum(stopped_within(stops, s, e) for _, s, e in events[:index] if s >= start)
+        phases[phase] = phases.get(phase, 0) + max(0, duration)
+    return phases
+
+
+def _forwards(events: Sequence[Event]) -> int:
+    return sum(phase == "forward" for phase, _, _ in events)

@@ -1,0 +1,143 @@
+"""What do the columns of all batches make together?
+
+Three things can only be said when every event has been seen: which call launched a kernel, which collective it belongs
+to, and so whether it is communication at all.  Rows are sorted last.  What a name means is asked once a name and
+category, not once a row.
+
+Left out: how columns came about (`rows`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ..ledger.attribution import Work
+from ..ledger.classification import classify_device
+from .collectives import from_kernel
+from .columns import NONE, WORKS, DeviceRows, HostKind, HostRows
+from .kernel_links import are_external_ids_sound, first_at, innermost
+from .row_kinds import host_kind
+from .rows import Column, Rows
+
+__all__ = ["Launches", "device_rows", "host_rows"]
+
+_NO_WORK = 255
+_LINKED = "record_param_comms"
+_COMMUNICATION = WORKS.index(Work.COMMUNICATION)
+
+Codes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """The calls that put work on a device, in the order of the file."""
+
+    correlation: Column
+    start_ns: Column
+    thread: Column
+
+
+def host_rows(rows: Rows) -> tuple[HostRows, Launches]:
+    """Return the rows of host threads, sorted by start, and those of them that launch work."""
+    columns = rows.host
+    category, name = columns.take("category", np.uint8), columns.take("name", np.int32)
+    kind = _say(rows, category, name, lambda word, text: int(host_kind(word, text)))
+    start, thread = columns.take("start"), columns.take("thread", np.int32)
+    correlation = columns.take("correlation")
+    is_launch = np.flatnonzero(kind == HostKind.LAUNCH)
+    launches = Launches(correlation[is_launch], start[is_launch], thread[is_launch])
+    order = np.argsort(start, kind="stable")
+    sorted_rows = HostRows(
+        start_ns=start[order],
+        end_ns=columns.take("end")[order],
+        kind=kind[order],
+        name=name[order].astype(np.int32),
+        thread=thread[order].astype(np.int32),
+        correlation=correlation[order],
+        collective=columns.take("collective", np.int32)[order].astype(np.int32),
+    )
+    return sorted_rows, launches
+
+
+def device_rows(rows: Rows, launches: Launches) -> DeviceRows:
+    """Return the work on devices, sorted by start, each with its launch and its collective."""
+    columns = rows.device
+    category, name = columns.take("category", np.uint8), columns.take("name", np.int32)
+    correlation, external = columns.take("correlation"), columns.take("external")
+    collective = columns.take("collective", np.int32).astype(np.int64)
+    linked = _linked(rows, external, correlation)
+    described = (collective != NONE) | (linked != NONE)
+    work = _say(rows, category, name, lambda word, text: _work(word, text, None))
+    work[described] = _say(rows, category[described], name[described], lambda word, text: _work(word, text, _LINKED))
+    launch = first_at(launches.correlation, correlation)
+    launched = launch != NONE
+    launch_ns, thread = (np.full(len(launch), NONE, dtype=np.int64) for _ in range(2))
+    launch_ns[launched] = launches.start_ns[launch[launched]]
+    thread[launched] = launches.thread[launch[launched]]
+    unsaid = np.flatnonzero((work == _COMMUNICATION) & (collective == NONE))
+    collective[unsaid] = _collectives(rows, name[unsaid], linked[unsaid], thread[unsaid], launch_ns[unsaid])
+    start = columns.take("start")
+    order = np.argsort(start, kind="stable")
+    order = order[work[order] != _NO_WORK]
+    return DeviceRows(
+        start_ns=start[order],
+        end_ns=columns.take("end")[order],
+        work=work[order],
+        name=name[order].astype(np.int32),
+        device=columns.take("device", np.int32)[order].astype(np.int32),
+        stream=columns.take("stream")[order],
+        correlation=correlation[order],
+        launch_ns=launch_ns[order],
+        collective=collective[order].astype(np.int32),
+    )
+
+
+def _work(category: str, name: str, linked: str | None) -> int:
+    work = classify_device(category, name, linked)
+    return _NO_WORK if work is None else WORKS.index(work)
+
+
+def _say(rows: Rows, category: Column, name: Column, kind: Callable[[str, str], int]) -> Codes:
+    """Return `kind` of each row's category and name, asked once for each pair that there is."""
+    table = np.zeros((len(rows.names.texts), len(rows.categories.canonical)), dtype=np.uint8)
+    table[name, category] = 1
+    for text, code in np.argwhere(table).tolist():
+        table[text, code] = kind(rows.categories.canonical[code], rows.names.texts[text])
+    said: Codes = table[name, category]
+    return said
+
+
+def _linked(rows: Rows, external: Column, correlation: Column) -> Column:
+    """Return for each row the number of the `record_param_comms` row that it was launched in, NONE for none."""
+    if not rows.metadata_rows or not are_external_ids_sound(external, correlation):
+        return np.full(len(external), NONE, dtype=np.int64)
+    return first_at(np.array(list(rows.metadata_rows), dtype=np.int64), external)
+
+
+def _collectives(rows: Rows, name: Column, linked: Column, thread: Column, launch_ns: Column) -> Column:
+    """Return the collectives of communication rows that do not say themselves; the best source that has one.
+
+    Where that is an annotation its bytes are the input's; the operator around it (`c10d::alltoall_base_`) has the
+    output too, and the larger of them counts.
+    """
+    numbers = np.array(list(rows.metadata_rows.values()), dtype=np.int64)
+    found = np.full(len(name), NONE, dtype=np.int64)
+    if len(numbers):
+        found = np.where(linked != NONE, numbers[linked], NONE)
+    for calls in (rows.described, rows.annotations):
+        missing = found == NONE
+        found[missing] = innermost(calls, thread[missing], launch_ns[missing])
+    for row in np.flatnonzero(found == NONE).tolist():
+        found[row] = rows.collectives[from_kernel(rows.names.texts[int(name[row])])]
+    known = list(rows.collectives)
+    moved = innermost(rows.operators, thread, launch_ns)
+    for row in np.flatnonzero((moved != NONE) & (found != NONE)).tolist():
+        size, collective = int(moved[row]), known[int(found[row])]
+        if collective.group is None and size > (collective.bytes or 0):
+            found[row] = rows.collectives[msgspec.structs.replace(collective, bytes=size)]
+    return found

@@ -1,0 +1,136 @@
+"""Which events can still be read where a stretch of a trace is no JSON?
+
+Giving up the stretch would lose thousands of good events for a bad one.  So each is read alone, by python's own parser,
+which is slow and lenient (letters that are no text, tabs and line ends in strings, NaN), and after one that cannot be
+read the next is looked for where `},{"` stands.
+
+Everything here looks at each letter a bounded number of times: a file made to be slow is read at a megabyte a second.
+Left out: where stretches come from (`document`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from .events import DigitEvent, decimal_of, event_of
+
+__all__ = ["NO_NUMBER", "Scan", "scan"]
+
+NESTED_TRIES_MAX = 64
+"""Events of one stretch that are looked at beyond the next `},{"`."""
+
+NO_OBJECT_LETTERS = 64
+"""How much of something that is no object is read to step over it."""
+
+NO_NUMBER = re.compile(rb"(?<=:)\s*[-+]?(?:nan|inf|infinity)(?=\s*[,}])", re.IGNORECASE)
+"""What C++ prints for a rate over no time; old kineto wrote "memory bandwidth (GB/s)": inf."""
+
+_UNFINISHED = "it has no end"
+_NO_NUMBER_TEXT = re.compile(NO_NUMBER.pattern.decode(), re.IGNORECASE)
+_BETWEEN = re.compile(r'\}\s*,\s*(?=\{\s*")')
+_OBJECT = re.compile(r'\{\s*"')
+_GAP = re.compile(r"[ \t\r\n,]*")
+_DECODER = json.JSONDecoder(parse_float=decimal_of, parse_constant=lambda _: None, strict=False)
+
+
+@dataclass(slots=True)
+class Scan:
+    """What was found: the events, the places and reasons of those lost, where reading stopped, and whether at `]`."""
+
+    events: list[DigitEvent] = field(default_factory=list)
+    lost: list[tuple[int, str]] = field(default_factory=list)
+    end: int = 0
+    is_end: bool = False
+
+
+def scan(stretch: bytes, *, takes_open: bool) -> Scan:
+    """Return the events of `stretch`, which begins at one or between two.
+
+    An event without an end stops it, because more of the file may bring the end; with `takes_open` it is lost, as long
+    as another begins after it.  Latin-1 gives a letter a byte, so that places stay places.
+    """
+    text = stretch.decode("latin-1")
+    boundaries, objects = _Finder(_BETWEEN, text), _Finder(_OBJECT, text)
+    found = Scan()
+    at = tries = 0
+    while (at := _skip(text, at)) < len(text):
+        if text[at] == "]":
+            found.is_end = True
+            at += 1
+            break
+        between = boundaries.next(at)
+        stop = len(text) if between is None else between + 1
+        if text[at] != "{":
+            stop = min(stop, at + NO_OBJECT_LETTERS)
+        value, length, reason = _one(text[at:stop])
+        if reason == _UNFINISHED and between is not None and tries < NESTED_TRIES_MAX:
+            tries += 1  # `},{` was inside the event, or a bracket is missing
+            value, length, reason = _one(text[at:])
+        if reason == _UNFINISHED and (between is None or not takes_open):
+            break
+        if isinstance(value, dict):
+            found.events.append(event_of(_in_utf8(value)))
+        else:
+            found.lost.append((at, reason or "not an object"))
+        if length:
+            at += length
+        else:
+            begin = stop if text[at] == "{" else objects.next(at + 1)
+            at = len(text) if begin is None else begin
+    found.end = at
+    return found
+
+
+def _skip(text: str, at: int) -> int:
+    gap = _GAP.match(text, at)
+    return at if gap is None else gap.end()
+
+
+def _one(text: str) -> tuple[object, int, str]:
+    """Return the JSON value at the start of `text`, its length, 0 if there is none, and then the reason."""
+    try:
+        value, end = _DECODER.raw_decode(text)
+    except json.JSONDecodeError as error:
+        is_open = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
+        reason = _UNFINISHED if is_open else error.msg
+    except RecursionError:
+        return None, 0, "nested too deeply"
+    except ValueError as error:  # an integer of more digits than python reads
+        return None, 0, str(error)
+    else:
+        return value, end, ""
+    mended = _NO_NUMBER_TEXT.sub("null", text)
+    if mended != text:
+        value, end, _ = _one(mended)
+        return (value, len(text), "") if end == len(mended) else (None, 0, reason)
+    return None, 0, reason
+
+
+def _in_utf8(members: dict[str, Any]) -> dict[str, Any]:
+    """Return `members` with the texts that are kept as utf-8, as far as they are."""
+    for key in ("name", "cat"):
+        value = members.get(key)
+        if isinstance(value, str):
+            try:
+                members[key] = value.encode("latin-1").decode("utf-8", "replace")
+            except UnicodeEncodeError:  # it had escapes, so it is text already
+                members[key] = value.encode("utf-8", "replace").decode()
+    return members
+
+
+class _Finder:
+    """Where a pattern comes next, for places that only go up; it looks at each letter once."""
+
+    def __init__(self, pattern: re.Pattern[str], text: str) -> None:
+        self._found = pattern.finditer(text)
+        self._place: int | None = -1
+
+    def next(self, at: int) -> int | None:
+        """Return where the pattern begins at `at` or later, None for nowhere."""
+        while self._place is not None and self._place < at:
+            found = next(self._found, None)
+            self._place = None if found is None else found.start()
+        return self._place

@@ -1,0 +1,155 @@
+"""What is kept of a trace file?  Columns, not events.
+
+A trace of four gigabytes holds a few hundred megabytes of numbers and, again and again, the same few thousand strings.
+So an event is a row of integers here and every string is kept once; what no question needs (flow arrows, python
+frames, counters, arguments) is dropped while it is read.  Times are integers of nanoseconds on the file's own axis;
+`Trace.wall_offset_ns` takes them to the epoch where the file says how.
+
+Left out: how files are read (`reader`), and what the rows add up to (`pacecar.profiler.analysis`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ..ledger.attribution import Work
+
+__all__ = [
+    "NONE",
+    "WORKS",
+    "Collective",
+    "DeviceRows",
+    "HostKind",
+    "HostRows",
+    "StepMark",
+    "Trace",
+    "TraceWarning",
+]
+
+NONE = -1
+"""In a column: this row has no such thing.  Columns are integers throughout; no time or name is ever -1."""
+
+WORKS: tuple[Work, ...] = tuple(Work)
+"""What the column `DeviceRows.work` counts in."""
+
+
+class HostKind(IntEnum):
+    """What a host row is; `HostRows.kind` holds these."""
+
+    OPERATOR = 0  # cpu_op
+    COLLECTIVE_CALL = 1  # the call that starts a collective: c10d::..., record_param_comms
+    COLLECTIVE_WORK = 2  # the work of a host process group (gloo, ucc, mpi) on its own threads
+    LOADER = 3  # enumerate(DataLoader)#...__next__
+    OPTIMIZER = 4  # Optimizer.step#..., Optimizer.zero_grad#...
+    CHECKPOINT = 5  # an annotation that names a checkpoint
+    ANNOTATION = 6  # any other user_annotation
+    LAUNCH = 7  # a runtime or driver call that puts work on a device (cudaLaunchKernel, cudaMemcpyAsync, hipLaunch...)
+    SYNC = 8  # a runtime or driver call that waits for a device (cudaStreamSynchronize, cudaDeviceSynchronize, ...)
+    RUNTIME = 9  # any other runtime or driver call
+
+
+class Collective(msgspec.Struct, frozen=True, kw_only=True):
+    """The metadata of a collective, as far as the trace has it; equal ones are kept once.
+
+    `operation` is normalized (all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter,
+    send, recv, send_recv, barrier, or the trace's own word).  `bytes` is what nccl-tests calls the size: the larger of
+    input and output for one rank.  `ranks` are global ranks.
+    """
+
+    operation: str
+    bytes: int | None = None
+    dtype: str | None = None
+    group: str | None = None
+    group_size: int | None = None
+    ranks: tuple[int, ...] | None = None
+    sequence: int | None = None
+
+
+class StepMark(msgspec.Struct, frozen=True):
+    """A step as the trace marks it (ProfilerStep#N on a host thread); [start_ns, end_ns)."""
+
+    number: int
+    start_ns: int
+    end_ns: int
+
+
+class TraceWarning(msgspec.Struct, frozen=True):
+    """Something that the numbers cannot show.  `code` is stable and lower_case, `message` is for people."""
+
+    code: str
+    message: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRows:
+    """Work on devices, sorted by start.  All columns have the same length n.
+
+    `work` indexes WORKS.  `name` indexes `Trace.names`.  `launch_ns` is when the host began to launch the row, NONE
+    where the trace does not say.  `collective` indexes `Trace.collectives`, NONE for none.  `correlation` is the
+    trace's own number, NONE for none.  Rows with no duration are kept; rows that are not work (annotations,
+    synchronization) are not.
+    """
+
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    work: NDArray[np.uint8]
+    name: NDArray[np.int32]
+    device: NDArray[np.int32]
+    stream: NDArray[np.int64]
+    correlation: NDArray[np.int64]
+    launch_ns: NDArray[np.int64]
+    collective: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class HostRows:
+    """Rows of host threads, sorted by start.  `kind` holds HostKind, `thread` indexes `Trace.threads`."""
+
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    kind: NDArray[np.uint8]
+    name: NDArray[np.int32]
+    thread: NDArray[np.int32]
+    correlation: NDArray[np.int64]
+    collective: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """One rank's trace file.
+
+    `gpus` are the device names of the header.  `threads` are (pid, tid) as the file spells them.  `start_ns` and
+    `end_ns` bound every complete event that was read, kept or not; None when there was none.  `events` counts what
+    was read.
+    """
+
+    file: str
+    rank: int | None = None
+    world_size: int | None = None
+    backend: str | None = None
+    host: str | None = None
+    gpus: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    threads: tuple[tuple[str, str], ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    device: DeviceRows
+    host_rows: HostRows
+    steps: tuple[StepMark, ...] = ()
+    start_ns: int | None = None
+    end_ns: int | None = None
+    wall_offset_ns: int | None = None
+    has_integer_microseconds: bool = False
+    is_truncated: bool = False
+    events: int = 0
+    warnings: tuple[TraceWarning, ...] = field(default=())
+
+    @property
+    def has_device(self) -> bool:
+        """Whether any work ran on a device; else this is a CPU job and its operators are the work."""
+        return len(self.device.start_ns) > 0

@@ -1,0 +1,294 @@
+r"""Where does one event end and the next begin, when the file is larger than memory?
+
+A JSON parser wants the whole file.  A parser that takes events one by one is slow.  But an array can be cut wherever
+`},{` stands, if that is between two events and not inside one; and whether it is, the parser tells: a part that was cut
+inside a string or an object has an open bracket and does not decode.  So a piece of the file is cut at its last `},{`
+and decoded at once, which is right nearly always, and what does not decode is looked at more slowly:
+
+    1. with types         fast, and strict
+    2. without types      something has an odd type, and becomes what it should be where it can
+    3. event by event     something is no JSON: that event is lost and counted, its neighbours are not
+
+The array's end is where the parser finds characters after it.  Members of the document come before or after the
+events, in any order; they are kept as bytes for `header`.
+
+Left out: what an event means.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from .broken_json import NO_NUMBER, scan
+from .compressed_source import Source, TraceError
+from .events import KNOWN_EVENTS, DigitEvent, Event, KnownEvent, decimal_of, event_of, value_end
+from .notes import Notes
+
+__all__ = ["EVENT_BYTES_MAX", "HEADER_BYTES_MAX", "Batch", "Document"]
+
+HEADER_BYTES_MAX = 64 << 20
+"""What is kept of the members before or after the events: kineto's are kilobytes, its log lines at most megabytes."""
+
+EVENT_BYTES_MAX = 4 << 20
+"""No single event is larger; what is larger is stepped over, and so cannot fill the memory."""
+
+CUTS_TRIED_MAX = 4096
+"""Places looked at for a cut in one piece; a piece of nothing but braces would have a million."""
+
+GROUND_BYTES = 4096
+"""How much of a lost stretch is kept in case that `},{` begins in it."""
+
+Batch = list[KnownEvent] | list[Event] | list[DigitEvent]
+
+_SPACE = b" \t\r\n"
+_FIRST = re.compile(rb"[ \t\r\n]*([^ \t\r\n])")
+_ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
+_KEY = re.compile(rb'"traceEvents"\s*:\s*(.)', re.DOTALL)
+_GROUND = re.compile(rb'\}\s*,\s*(?=\{\s*")')
+_KNOWN: msgspec.json.Decoder[list[KnownEvent]] = msgspec.json.Decoder(KNOWN_EVENTS)
+_FAST = msgspec.json.Decoder(list[Event])
+_DIGITS = msgspec.json.Decoder(list[DigitEvent])
+_UNTYPED = msgspec.json.Decoder(list[dict[str, Any]], float_hook=decimal_of)
+_BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+class Document:
+    """The events of one source, in batches, and the bytes around them.
+
+    `before` and `after` are the other members' bytes, `read` counts the events that decoded.
+    """
+
+    def __init__(self, source: Source, notes: Notes) -> None:
+        self.before = b""
+        self.after = b""
+        self.read = 0
+        self.is_truncated = False
+        self.is_array = False
+        self._source = source
+        self._notes = notes
+        self._pieces = source.pieces()
+        self._keeps_digits = False
+        self._knows_all = True
+        self._last = b""
+        self._ended = False
+        self._is_last = False
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield the events; raise TraceError when there is no array of events."""
+        buffer = self._open()
+        is_lost = False
+        for piece in self._pieces:
+            cut, begin = _last_cut(piece)
+            if cut and not is_lost:
+                batch = self._decode_joined(buffer, piece, cut)
+                if batch is not None:
+                    buffer = piece[begin:]
+                    yield batch
+                    continue
+                batch, buffer = self._decode(buffer + piece, len(buffer) + cut, len(buffer) + begin)
+                yield batch
+            else:
+                buffer += piece
+            if is_lost:
+                is_lost, buffer = _find_ground(buffer)
+            if self._ended:
+                break
+            if len(buffer) > EVENT_BYTES_MAX and _last_cut(buffer)[0]:  # the first piece of all was not cut
+                batch, buffer = self._decode(buffer, *_last_cut(buffer))
+                yield batch
+            if len(buffer) > EVENT_BYTES_MAX:
+                self._lose(buffer, 0, f"larger than {EVENT_BYTES_MAX} bytes")
+                is_lost, buffer = _find_ground(buffer[1:])
+        if not self._ended and not is_lost:
+            batch, buffer = self._decode_last(buffer)
+            yield batch
+        if self._ended:
+            self.after = buffer
+            for piece in self._pieces:
+                if len(self.after) < HEADER_BYTES_MAX:
+                    self.after += piece
+        self._close(b"" if self._ended else buffer)
+
+    def exactly(self) -> Batch:
+        """Return the latest batch once more, with the digits of its times, as all that follow will have them."""
+        self._keeps_digits = True
+        batch = self._typed(self._last)
+        self.read -= len(batch)
+        return batch
+
+    def _open(self) -> bytes:
+        """Return what follows the bracket of the array of events."""
+        buffer = b""
+        for piece in self._pieces:
+            looked_at = max(len(buffer) - len('"traceEvents"') - 64, 0)
+            buffer += piece
+            first = _FIRST.match(buffer)
+            if first is not None and first[1] == b"[":
+                self.is_array = True
+                return buffer[first.end() :]
+            if first is not None and first[1] != b"{":
+                break
+            if found := _ARRAY.search(buffer, looked_at):
+                self.before = buffer[: found.start()]
+                return buffer[found.end() :]
+            if len(buffer) > HEADER_BYTES_MAX:
+                break
+        raise TraceError(f"{self._source.path}: {self._why_none(buffer)}")
+
+    def _why_none(self, buffer: bytes) -> str:
+        if self._source.damage is not None:
+            return f"no event could be read: {self._source.damage}"
+        text = buffer.lstrip(_SPACE)
+        if not text:
+            return "the file is empty"
+        if not text.startswith(b"{"):
+            return f"not JSON, gzip or zstd: begins with {text[:8]!r}"
+        if found := _KEY.search(text):
+            return f'not a trace: "traceEvents" at byte {found.start()} is no array'
+        try:
+            msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        except _BROKEN as error:
+            return f'not a trace: no "traceEvents" in the first {len(buffer)} bytes, and no JSON either: {error}'
+        return 'not a trace: JSON without "traceEvents"'
+
+    def _decode_joined(self, rest: bytes, piece: bytes, cut: int) -> Batch | None:
+        """Return the events of `rest` and `piece` up to `cut`, copied only once; None when it is not that simple."""
+        try:
+            return self._typed(b"".join((b"[", rest, memoryview(piece)[:cut], b"]")))
+        except _BROKEN:
+            return None
+
+    def _decode(self, buffer: bytes, cut: int, begin: int) -> tuple[Batch, bytes]:
+        """Return the events before `cut`, and the rest of the buffer from `begin`, where the next event should be.
+
+        The cut may be wrong; then the rest is where the last whole event ended.  When the array ends before the cut
+        the rest is what follows it.
+        """
+        text = b"".join((b"[", memoryview(buffer)[:cut], b"]"))
+        try:
+            return self._mended(text), buffer[begin:]
+        except _BROKEN as error:
+            end = value_end(error)
+        if end:
+            try:
+                batch = self._mended(text[:end])
+            except _BROKEN:  # the message did not mean what it seemed to
+                pass
+            else:
+                self._ended = True
+                return batch, buffer[end - 1 :]
+        events, end = self._scan(buffer, cut)
+        return events, buffer[begin if end == cut and not self._ended else end :]
+
+    def _decode_last(self, buffer: bytes) -> tuple[Batch, bytes]:
+        """Return the events of the last piece and what follows them."""
+        self._is_last = True
+        end = self._likely_end(buffer)
+        if end:
+            try:
+                batch = self._mended(b"".join((b"[", memoryview(buffer)[:end])))
+            except _BROKEN:
+                pass
+            else:
+                self._ended = True
+                return batch, buffer[end:]
+        return self._decode(buffer, len(buffer), len(buffer))
+
+    def _likely_end(self, buffer: bytes) -> int:
+        """Return where the array of events may end, that is where the first `]` stands behind which members follow."""
+        end, likely = len(buffer), 0
+        for _ in range(CUTS_TRIED_MAX):
+            end = buffer.rfind(b"]", 0, end)
+            if end < 0:
+                break
+            rest = buffer[end + 1 :].lstrip(_SPACE)
+            try:
+                if not self.is_array:
+                    msgspec.json.decode(b"{" + rest.removeprefix(b","), type=dict[str, msgspec.Raw])
+            except _BROKEN:
+                break
+            likely = end + 1
+            if self.is_array:
+                break
+        return likely
+
+    def _mended(self, text: bytes) -> Batch:
+        """Return the events of a whole array, some of whose numbers may be none."""
+        try:
+            return self._typed(text)
+        except _BROKEN:
+            if not NO_NUMBER.search(text):
+                raise
+            try:
+                return self._typed(NO_NUMBER.sub(b"null", text))
+            except _BROKEN:  # there is more amiss, and places are those of `text`
+                pass
+            raise
+
+    def _typed(self, text: bytes) -> Batch:
+        """Return the events of a whole array."""
+        batch: Batch | None = None
+        if self._knows_all and not self._keeps_digits:
+            try:
+                batch = _KNOWN.decode(text)
+            except msgspec.ValidationError:  # a category of somebody's own
+                self._knows_all = False
+        if batch is None:
+            try:
+                batch = _DIGITS.decode(text) if self._keeps_digits else _FAST.decode(text)
+            except msgspec.ValidationError:
+                batch = [event_of(members) for members in _UNTYPED.decode(text)]
+        self._last = text
+        self.read += len(batch)
+        return batch
+
+    def _scan(self, buffer: bytes, cut: int) -> tuple[Batch, int]:
+        """Return the events before `cut` that decode alone, and where the first one begins that is not complete."""
+        found = scan(buffer[:cut], takes_open=self._is_last or cut > EVENT_BYTES_MAX)
+        for at, reason in found.lost:
+            self._lose(buffer, at, reason)
+        self._ended = found.is_end
+        self.read += len(found.events)
+        return found.events, found.end
+
+    def _lose(self, buffer: bytes, at: int, reason: str) -> None:
+        place = self._source.bytes_out - len(buffer) + at
+        self._notes.add("malformed_event", f"lost an event that is not JSON, first at byte {place}: {reason}")
+
+    def _close(self, rest: bytes) -> None:
+        """Say what is missing at the end."""
+        source = self._source
+        if source.remark is not None:
+            self._notes.add("trailing_data", source.remark)
+        is_open = not self._ended and not (self.is_array and not rest.strip(_SPACE + b","))
+        is_open = is_open or (self._ended and not self.is_array and not self.after.rstrip(_SPACE).endswith(b"}"))
+        if source.damage is not None or is_open:
+            self.is_truncated = True
+            cause = source.damage or "the file ends inside the trace"
+            self._notes.add(
+                "truncated", f"{cause}; read up to byte {source.bytes_out - len(rest)} of what it unpacks to"
+            )
+
+
+def _last_cut(buffer: bytes) -> tuple[int, int]:
+    """Return where `},{` stands last in `buffer`: behind the first brace, and before the second; 0, 0 for nowhere."""
+    begin = len(buffer)
+    for _ in range(CUTS_TRIED_MAX):
+        begin = buffer.rfind(b"{", 0, begin)
+        if begin < 1:
+            break
+        head = buffer[max(begin - 256, 0) : begin].rstrip(_SPACE)
+        if head.endswith(b",") and head[:-1].rstrip(_SPACE).endswith(b"}"):
+            return buffer.rfind(b"}", 0, begin) + 1, begin
+    return 0, 0
+
+
+def _find_ground(buffer: bytes) -> tuple[bool, bytes]:
+    """Return whether no event begins in `buffer`, and the buffer from where one does."""
+    if found := _GROUND.search(buffer):
+        return False, buffer[found.end() :]
+    return True, buffer[-GROUND_BYTES:]

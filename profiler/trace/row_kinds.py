@@ -1,0 +1,113 @@
+"""Which rows of a trace are kept, and what is a row of a host thread?
+
+A category is not enough: torch 1.8 calls everything on the host "Operator", steps and data loading too, and the
+categories have changed their names with nearly every release.  So the category says where a row ran and its name says
+what it is.
+
+    kernel, gpu_memcpy, ...                 work on a device: see `pacecar.profiler.ledger.classification`
+    cpu_op, user_annotation                 by name
+    cuda_runtime, hip_driver, ...           a call that launches, that waits, or another one
+    python_function, ac2g, overhead, ...    not kept, on purpose
+    anything else                           not kept, and said
+
+Pure: strings in, a kind out.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from ..ledger.classification import HostRow, classify_device, classify_host
+from .columns import HostKind
+
+__all__ = ["Place", "canonical", "host_kind", "is_collective_call", "place_of"]
+
+_OLD = {
+    "memcpy": "gpu_memcpy",
+    "memset": "gpu_memset",
+    "runtime": "cuda_runtime",
+    "operator": "cpu_op",
+    "hip_kernel": "kernel",
+}
+"""What torch 1.8 and 1.9 wrote ("Memcpy", in lower case here); see ActivityType.cpp of kineto for what came later."""
+
+_LEFT_OUT = frozenset(
+    {
+        *("python_function", "cpu_instant_event", "overhead", "external_correlation", "python"),
+        *("gpu_user_annotation", "mtia_user_annotation", "xpu_user_annotation", "privateuse1_user_annotation"),
+        *("cuda_sync", "cuda_event", "xpu_sync", "gpu_pm_counter", "cuda_profiler_range"),  # GPU-side, yet no work
+        *("ac2g", "async_cpu_to_gpu", "async_gpu_to_cpu", "async", "fwdbwd", "forward_backward"),  # arrows
+        *("mtia_counters", "hardware"),
+    }
+)
+_FRAMES = frozenset({"trace", ""})
+"""Rows that frame the whole trace ("PyTorch Profiler (0)"), and metadata, which has no category."""
+
+_CHECKPOINT = ("checkpoint", "save_state", "torch.save", "dcp.save", "dcp::save")
+
+
+class Place(StrEnum):
+    """Where a row ran."""
+
+    DEVICE = "device"
+    HOST = "host"
+    LEFT_OUT = "left_out"
+    FRAME = "frame"
+    UNKNOWN = "unknown"
+
+
+def canonical(category: str) -> str:
+    """Return the present name of a category."""
+    lower = category.lower()
+    return _OLD.get(lower, lower)
+
+
+def place_of(category: str) -> Place:
+    """Return the Place of a canonical category."""
+    if category in _FRAMES:
+        return Place.FRAME
+    if classify_device(category, "") is not None:
+        return Place.DEVICE
+    if category in ("cpu_op", "user_annotation") or category.endswith(("_runtime", "_driver")):
+        return Place.HOST
+    return Place.LEFT_OUT if category in _LEFT_OUT else Place.UNKNOWN
+
+
+def host_kind(category: str, name: str) -> HostKind:
+    """Return what a row of a host thread is; `category` is canonical."""
+    if category not in ("cpu_op", "user_annotation"):
+        if "Synchronize" in name or "EventQuery" in name:
+            return HostKind.SYNC
+        is_launch = "Launch" in name or "Memcpy" in name or "Memset" in name or "Enqueue" in name
+        return HostKind.LAUNCH if is_launch else HostKind.RUNTIME
+    if name.startswith("enumerate(DataLoader)#"):
+        return HostKind.LOADER
+    if name.startswith("Optimizer."):
+        return HostKind.OPTIMIZER
+    if name.startswith("ProfilerStep#"):
+        return HostKind.ANNOTATION
+    row = classify_host(category, name)
+    if row is HostRow.LAUNCH:
+        return HostKind.COLLECTIVE_CALL
+    if row is HostRow.WORK:
+        return HostKind.COLLECTIVE_WORK
+    if category == "cpu_op":
+        return HostKind.OPERATOR
+    lower = name.lower()
+    return HostKind.CHECKPOINT if any(word in lower for word in _CHECKPOINT) else HostKind.ANNOTATION
+
+
+def is_collective_call(name: str) -> bool:
+    """Return whether a row of this name can say what a collective moves: the call itself, or what torch puts around it.
+
+    `nccl:all_reduce` is an annotation around the launch, `gloo:all_reduce` the work, `c10d::allreduce_` the operator.
+    """
+    if name == "record_param_comms" or name.startswith(("c10d::", "_c10d_functional::", "c10d_functional::")):
+        return True
+    backend, colon, rest = name.partition(":")
+    return bool(colon) and not rest.startswith(":") and backend in _BACKENDS
+
+
+_BACKENDS = frozenset(
+    {"nccl", "rccl", "gloo", "ucc", "mpi", "xccl", "oneccl", "hccl", "mccl", "cncl", "eccl", "fbnccl"}
+)

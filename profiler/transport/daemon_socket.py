@@ -1,0 +1,148 @@
+"""How do a job's records reach the daemon of this node?
+
+Over its Unix socket, one frame a record, the hello first on every connection so that a restarted daemon knows at once
+who speaks.  The training thread only appends to a queue (`Courier`); the daemon may be full, gone or never there.
+
+Down the same connection come commands, which somebody asked the daemon to pass on, news of the device and signals of
+the node.  The courier's thread takes them when it looks at its queue, so all may be a quarter of a second old.  A
+command says which user gave it; that is what the daemon read from the kernel, and it is believed because no connection
+is made to a daemon that could be somebody else's (`daemon_peer`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import socket
+from collections.abc import Callable
+
+from pacecar.daemon_peer import connect
+from pacecar.formatting.plain_text import clean
+from pacecar.records import Answer, Command, HelloRefused, JobHello, JobRecord, Throttling
+from pacecar.records.host_signals import HostSignals
+from pacecar.wire import FRAME_BYTES_MAX, FrameError, decode_frame, encode_frame
+
+from .record_queue import QUEUE_LENGTH_MAX, Courier, Refused
+
+__all__ = ["News", "Outbox"]
+
+News = Throttling | HostSignals
+"""What the daemon tells without being asked."""
+
+COMMANDS_PER_LOOK = 16
+"""Frames taken at one look: a daemon that talks without end does not keep records from leaving."""
+
+_log = logging.getLogger(__name__)
+
+
+class Outbox(Courier):
+    """A `RecordSink` towards the daemon that listens at `path`.
+
+    `obey` gets each command and `heed` what the daemon tells of device and node, None when the connection broke; on the
+    courier's thread, and neither may wait.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        hello: JobHello,
+        *,
+        queue_length_max: int = QUEUE_LENGTH_MAX,
+        obey: Callable[[Command], None] | None = None,
+        heed: Callable[[News | None], None] | None = None,
+    ) -> None:
+        super().__init__(_SocketCarrier(path, hello, obey, heed), queue_length_max=queue_length_max)
+
+
+class _SocketCarrier:
+    def __init__(
+        self,
+        path: str,
+        hello: JobHello,
+        obey: Callable[[Command], None] | None,
+        heed: Callable[[News | None], None] | None,
+    ) -> None:
+        self._path = path
+        self._obey = obey
+        self._heed = heed
+        self._hello = encode_frame(hello)
+        self._socket: socket.socket | None = None
+        self._has_complained = False
+        self._refusal: str | None = None
+
+    @property
+    def destination(self) -> str:
+        return f"the daemon at {self._path}"
+
+    def deliver(self, record: JobRecord | Answer, timeout_seconds: float) -> None:
+        try:
+            frame = encode_frame(record)
+        except FrameError as error:
+            raise Refused(str(error)) from error
+        try:
+            if self._socket is None:
+                self._connect(timeout_seconds)
+            self._send(frame, timeout_seconds)
+        except _DaemonFullError:
+            raise  # the connection is sound, it is only full
+        except OSError:
+            self.close()
+            raise
+
+    def listen(self) -> None:
+        for _ in range(COMMANDS_PER_LOOK):
+            if self._socket is None:
+                return
+            try:
+                frame = self._socket.recv(FRAME_BYTES_MAX)
+            except BlockingIOError:
+                return
+            except OSError:
+                self.close()
+                return
+            if not frame:  # the daemon went; the next record finds the new one
+                self.close()
+                return
+            try:
+                message = decode_frame(frame)
+            except FrameError as error:
+                # Once: a newer daemon may say it again every few seconds.
+                level = logging.DEBUG if self._has_complained else logging.WARNING
+                self._has_complained = True
+                _log.log(level, "pacecar does not understand what the daemon at %s says: %s", self._path, error)
+                continue
+            if isinstance(message, Command) and self._obey is not None:
+                self._obey(message)
+            elif isinstance(message, Throttling | HostSignals) and self._heed is not None:
+                self._heed(message)
+            elif isinstance(message, HelloRefused) and message.reason != self._refusal:
+                self._refusal = message.reason  # once: each connection is told anew
+                _log.warning("pacecar: the daemon at %s does not show this rank: %s", self._path, clean(message.reason))
+
+    def close(self) -> None:
+        if self._socket is not None:
+            if self._heed is not None:
+                self._heed(None)
+            with contextlib.suppress(OSError):
+                self._socket.close()
+            self._socket = None
+
+    def _connect(self, timeout_seconds: float) -> None:
+        self._socket = connect(self._path, 0.0)
+        self._send(self._hello, timeout_seconds)
+
+    def _send(self, frame: bytes, timeout_seconds: float) -> None:
+        assert self._socket is not None, "connected before sending"
+        try:
+            self._socket.send(frame, socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            select.select([], [self._socket], [], timeout_seconds)
+            try:
+                self._socket.send(frame, socket.MSG_NOSIGNAL)
+            except BlockingIOError as error:
+                raise _DaemonFullError("the daemon does not read") from error
+
+
+class _DaemonFullError(BlockingIOError):
+    """The socket's buffer stayed full."""

@@ -1,0 +1,191 @@
+"""How do records leave the training thread without it ever waiting?
+
+By a bounded queue and a thread behind it.  `put` is an append and wakes nobody: waking a thread costs the training
+thread a system call, and the woken one then wants the GIL just as the next forward begins.  The thread looks by itself
+a few times a second and delivers what has come, all at once.  When the queue is full the *oldest* record
+goes, because the totals in every step record make the newest worth the most.  The thread delivers
+through a `Carrier`, and when that fails (no daemon, full disk) it waits a little longer each time, at most
+BACKOFF_SECONDS_MAX, and tries the same record again.  What its reader would refuse is left out first (`sendable`).  The
+end of a job waits for a daemon that is being restarted, and not for one that never was there.
+
+A forked child (a DataLoader worker) has the queue but not the thread, and locks may be held for ever there: every
+public call in another process than the first returns at once.
+
+Left out: what is delivered and where.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from pacecar.daemon_peer import UntrustedDaemonError
+from pacecar.records import Answer, JobRecord
+
+from .field_filter import Sendable
+
+__all__ = ["BACKOFF_SECONDS_MAX", "LOOK_SECONDS", "QUEUE_LENGTH_MAX", "Carrier", "Courier", "Refused"]
+
+QUEUE_LENGTH_MAX = 1024
+"""About 1 MiB of records: minutes of a usual job, so that a daemon can be restarted without loss."""
+
+LOOK_SECONDS = 0.5
+"""Between two looks at the queue: fast enough for a person who watches, and two wake-ups a second at any pace."""
+
+BACKOFF_SECONDS_MIN = 0.05
+BACKOFF_SECONDS_MAX = 2.0
+"""A restarted daemon gets records again after at most this."""
+
+_log = logging.getLogger(__name__)
+
+
+class Refused(ValueError):  # noqa: N818  a verdict on one record, not a failure
+    """The carrier will never take this record; the courier drops it."""
+
+
+class Carrier(Protocol):
+    """Brings records somewhere; all calls come from the courier's thread."""
+
+    @property
+    def destination(self) -> str:
+        """Name the place for a log line."""
+        ...
+
+    def deliver(self, record: JobRecord | Answer, timeout_seconds: float) -> None:
+        """Bring `record` there, waiting at most `timeout_seconds`.
+
+        Raises:
+            OSError: not now; the same record will be tried again.
+            Refused: never.
+        """
+        ...
+
+    def listen(self) -> None:
+        """Take what the other side has to say, if it says anything; never waits, never raises."""
+        ...
+
+    def close(self) -> None:
+        """Let go of sockets and files."""
+        ...
+
+
+class Courier:
+    """A `RecordSink` that delivers through `carrier` from a daemon thread, started by the first `put`."""
+
+    def __init__(self, carrier: Carrier, *, queue_length_max: int = QUEUE_LENGTH_MAX) -> None:
+        self._carrier = carrier
+        self._sendable = Sendable(carrier.destination)
+        self._queue: deque[JobRecord | Answer] = deque()
+        self._queue_length_max = queue_length_max
+        self._dropped = 0
+        self._pid = os.getpid()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        self._closing = threading.Event()
+        self._deadline = float("inf")
+        self._is_complaining = False
+        self._has_delivered = False
+        self._is_absent = False
+        self.before_look: Callable[[], None] | None = None
+        """Called by the courier's thread before it looks at its queue: whoever writes late writes now."""
+        self.charge: Callable[[int], None] | None = None
+        """Told after each look what delivering took of the processor; what `before_look` takes is its own affair."""
+
+    @property
+    def dropped(self) -> int:
+        """How many records were dropped so far."""
+        return self._dropped
+
+    def put(self, record: JobRecord | Answer) -> None:
+        """Take `record`; when the queue is full the oldest one is dropped and counted."""
+        if os.getpid() != self._pid:
+            return
+        if self._closing.is_set():
+            self._dropped += 1
+            return
+        if len(self._queue) >= self._queue_length_max:
+            try:
+                self._queue.popleft()
+                self._dropped += 1
+            except IndexError:  # the thread was faster, so there is room
+                pass
+        self._queue.append(record)
+        if self._thread is None:
+            with self._starting:  # a thread of ours may put too
+                self._start()
+
+    def close(self, timeout_seconds: float) -> None:
+        """Deliver what is queued, for at most `timeout_seconds`, then let go; what is left is counted as dropped."""
+        if os.getpid() != self._pid or self._closing.is_set():
+            return
+        self._deadline = time.monotonic() + timeout_seconds
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join(timeout_seconds + 0.5)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="pacecar-courier", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        backoff = BACKOFF_SECONDS_MIN
+        try:
+            while True:
+                self._closing.wait(LOOK_SECONDS)
+                if self.before_look is not None:
+                    self.before_look()
+                begun = time.thread_time_ns()
+                while self._queue and time.monotonic() < self._deadline:
+                    record = self._queue.popleft()
+                    sendable = self._sendable.make(record)
+                    self._dropped += sendable is None
+                    if sendable is None or self._deliver(sendable):
+                        backoff = BACKOFF_SECONDS_MIN
+                        continue
+                    self._put_back(record)
+                    if self._closing.is_set() and self._is_absent and not self._has_delivered:
+                        return
+                    self._closing.wait(backoff) if not self._closing.is_set() else time.sleep(BACKOFF_SECONDS_MIN)
+                    backoff = min(2 * backoff, BACKOFF_SECONDS_MAX)
+                if self._closing.is_set():
+                    return
+                self._carrier.listen()
+                if self.charge is not None:
+                    self.charge(time.thread_time_ns() - begun)
+        except Exception:  # noqa: BLE001  a thread's own outer boundary: the job must not see a traceback it cannot act on
+            _log.warning("pacecar stops writing to %s after an error", self._carrier.destination, exc_info=True)
+        finally:
+            self._closing.set()
+            self._dropped += len(self._queue)
+            self._queue.clear()
+            self._carrier.close()
+
+    def _deliver(self, record: JobRecord | Answer) -> bool:
+        left = self._deadline - time.monotonic()
+        try:
+            self._carrier.deliver(record, min(BACKOFF_SECONDS_MAX, max(left, 0.0)))
+        except Refused as refusal:
+            self._dropped += 1
+            _log.warning("pacecar drops a record for %s: %s", self._carrier.destination, refusal)
+        except OSError as error:
+            self._is_absent = isinstance(error, (FileNotFoundError, ConnectionRefusedError, UntrustedDaemonError))
+            if not self._is_complaining:
+                self._is_complaining = True
+                _log.warning("pacecar cannot write to %s (%s); it keeps trying", self._carrier.destination, error)
+            return False
+        else:
+            self._is_complaining = False
+            self._has_delivered = True
+        return True
+
+    def _put_back(self, record: JobRecord | Answer) -> None:
+        if len(self._queue) >= self._queue_length_max:
+            self._dropped += 1
+        else:
+            self._queue.appendleft(record)

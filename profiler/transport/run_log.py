@@ -1,0 +1,70 @@
+"""Where can one read a run afterwards?  In `<run folder>/rank<r>.jsonl`: one record a line, the hello first.
+
+Written by the courier's thread with one `write` a line.  A full disk leaves no half line behind: what was written of it
+is cut off again, the record waits, and when the queue is full the oldest are dropped and counted.
+
+The file is its user's alone (0600).  A link, a pipe or another user's file in its place is refused: the folder may be
+one that others write in.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from pacecar.records import Answer, JobHello, JobRecord
+from pacecar.safe_files import appending
+
+from .record_queue import QUEUE_LENGTH_MAX, Courier
+
+__all__ = ["RunLog"]
+
+
+class RunLog(Courier):
+    """A `RecordSink` into the run folder `run_dir`, which is made if it is not there."""
+
+    def __init__(
+        self, run_dir: str | os.PathLike[str], hello: JobHello, *, queue_length_max: int = QUEUE_LENGTH_MAX
+    ) -> None:
+        self.path = Path(run_dir) / f"rank{hello.rank}.jsonl"
+        super().__init__(_FileCarrier(self.path, hello), queue_length_max=queue_length_max)
+
+
+class _FileCarrier:
+    def __init__(self, path: Path, hello: JobHello) -> None:
+        self._path = path
+        self._hello = hello
+        self._encoder = msgspec.json.Encoder()
+        self._file: int | None = None
+        self._has_hello = False
+
+    @property
+    def destination(self) -> str:
+        return str(self._path)
+
+    def deliver(self, record: JobRecord | Answer, timeout_seconds: float) -> None:
+        if self._file is None:
+            self._file = appending(self._path)
+        if not self._has_hello:
+            self._write(self._hello)
+            self._has_hello = True
+        self._write(record)
+
+    def listen(self) -> None:
+        """A file says nothing."""
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _write(self, record: JobRecord | Answer) -> None:
+        assert self._file is not None, "opened before writing"
+        line = self._encoder.encode(record) + b"\n"
+        before = os.fstat(self._file).st_size
+        written = os.write(self._file, line)
+        if written < len(line):
+            os.ftruncate(self._file, before)
+            raise OSError(f"only {written} of {len(line)} bytes could be written")

@@ -1,0 +1,128 @@
+"""What could this device do at most?  Peak FLOP/s by the device's name and the arithmetic that the job uses.
+
+The peak is what MFU divides by, so a wrong one is worse than none: an unknown name, or a dtype that the maker gives no
+figure for, has no peak, and then there is no MFU.  All figures are *dense* (data sheets like to print those with 2:4
+sparsity, which are twice as high) and, where a card is faster with 16-bit accumulation, those with accumulation in 32
+bits, which is what torch uses.  They hold at the boost clock of the data sheet; a card with a lower power limit never
+gets there, and that is part of what MFU says.
+
+Names are those of `torch.cuda.get_device_name`; the longest entry that the name begins with wins, so that
+"NVIDIA H100 80GB HBM3" is the SXM board and "NVIDIA H100 PCIe" is not.
+
+Left out: boards without a public data sheet (H800, A800, H20); MIG slices (a slice's name has "MIG" in it, and its peak
+is its share); and fp8, whose operands are hidden in custom operators and tensor subclasses.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .flop_counter import Arithmetic
+
+__all__ = ["PEAKS", "TF32", "has_tf32", "peak_flops_per_second", "runs_in_tf32"]
+
+TERA = 10**12
+TF32 = "tf32"
+
+_Row = dict[str, float]
+
+
+def _row(
+    *, float32: float | None = None, tf32: float | None = None, half: float | None = None, bfloat16: float | None = None
+) -> _Row:
+    """Return one board's figures in TFLOP/s; `half` is fp16."""
+    figures = {"float32": float32, TF32: tf32, "float16": half, "bfloat16": bfloat16}
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def _ampere(float32: float, tf32: float, half: float) -> _Row:
+    """Return the row of a board whose bfloat16 is as fast as its fp16: all since Ampere."""
+    return _row(float32=float32, tf32=tf32, half=half, bfloat16=half)
+
+
+_A100 = _ampere(19.5, 156.0, 312.0)  # "NVIDIA A100 Tensor Core GPU" data sheet: 40 and 80 GB, SXM and PCIe alike
+_H100_SXM = _ampere(67.0, 494.5, 989.5)  # "NVIDIA H100 Tensor Core GPU" data sheet, H100 SXM, less sparsity
+_H100_NVL = _ampere(60.0, 417.5, 835.5)  # the same data sheet, H100 NVL, one of the pair
+_V100_SXM = _row(float32=15.7, half=125.0)  # "NVIDIA V100" data sheet, SXM2
+_V100_PCIE = _row(float32=14.0, half=112.0)  # the same, PCIe
+
+PEAKS: dict[str, _Row] = {
+    "Tesla V100-SXM2": _V100_SXM,
+    "Tesla V100-PCIE": _V100_PCIE,
+    "Tesla V100S-PCIE": _row(float32=16.4, half=130.0),  # the same, V100S
+    "Tesla T4": _row(float32=8.1, half=65.0),  # "NVIDIA T4" data sheet
+    "NVIDIA A10": _ampere(31.2, 62.5, 125.0),  # "NVIDIA A10" data sheet
+    "NVIDIA A30": _ampere(10.3, 82.0, 165.0),  # "NVIDIA A30" data sheet
+    "NVIDIA A40": _ampere(37.4, 74.8, 149.7),  # "NVIDIA A40" data sheet
+    "NVIDIA A100-SXM4": _A100,
+    "NVIDIA A100-SXM-64GB": {},  # a custom chip with more SMs, no NVIDIA data sheet
+    "NVIDIA A100-PCIE": _A100,
+    "NVIDIA A100 80GB PCIe": _A100,
+    "A100-SXM4": _A100,  # drivers before 470 leave the maker's name out
+    "A100-PCIE": _A100,
+    "NVIDIA RTX A6000": _ampere(38.7, 77.4, 154.8),  # "NVIDIA Ampere GA102 GPU Architecture", table of RTX A6000
+    "NVIDIA GeForce RTX 3090": _ampere(35.6, 35.6, 71.0),  # the same, appendix A, with fp32 accumulation
+    "NVIDIA GeForce RTX 3090 Ti": {},  # another clock; not in that table
+    "NVIDIA L4": _ampere(30.3, 60.0, 121.0),  # "NVIDIA L4" data sheet, less sparsity
+    "NVIDIA L40": _ampere(90.5, 90.5, 181.05),  # "NVIDIA L40" data sheet
+    "NVIDIA L40S": _ampere(91.6, 183.0, 362.05),  # "NVIDIA L40S" data sheet
+    "NVIDIA RTX 6000 Ada Generation": _ampere(91.1, 182.1, 364.2),  # "NVIDIA Ada GPU Architecture", RTX 6000
+    "NVIDIA GeForce RTX 4090": _ampere(82.6, 82.6, 165.2),  # the same, RTX 4090, with fp32 accumulation
+    "NVIDIA GeForce RTX 4090 D": {},  # fewer SMs; not in that table
+    "NVIDIA GeForce RTX 4090 Laptop": {},  # another chip
+    "NVIDIA H100 80GB HBM3": _H100_SXM,
+    "NVIDIA H100 SXM": _H100_SXM,
+    "NVIDIA H100 PCIe": _ampere(51.0, 378.0, 756.5),  # "NVIDIA H100 Tensor Core GPU" data sheet, PCIe, less sparsity
+    "NVIDIA H100 NVL": _H100_NVL,
+    "NVIDIA H200": _H100_SXM,  # "NVIDIA H200 Tensor Core GPU" data sheet: the figures of H100 SXM
+    "NVIDIA H200 NVL": _H100_NVL,  # the same data sheet, H200 NVL: the figures of H100 NVL
+    "NVIDIA GH200 480GB": _H100_SXM,  # "NVIDIA GH200 Grace Hopper Superchip" data sheet: the figures of H100 SXM
+    "NVIDIA GH200 144G HBM3e": _H100_SXM,
+    # Sources differ about fp32 (75 or 80) and TF32 of B200 (1.1 or 1.125 P), so these rows have 16 bits only.
+    "NVIDIA B200": _row(half=2250.0, bfloat16=2250.0),  # "NVIDIA Blackwell" data sheet, HGX B200, less sparsity
+    "NVIDIA B300": _row(half=2250.0, bfloat16=2250.0),  # "NVIDIA HGX" platform page, HGX B300: 36 P sparse of eight
+    "NVIDIA GB200": _row(half=2500.0, bfloat16=2500.0),  # "NVIDIA GB200 NVL72" data sheet: 360 P sparse of 72
+    "AMD Instinct MI210": _row(float32=45.3, half=181.0, bfloat16=181.0),  # "AMD Instinct MI210" data sheet, matrix
+    # torch sees each of a board's two chips as a device: half of the data sheet's figure.
+    "AMD Instinct MI250X": _row(float32=47.85, half=191.5, bfloat16=191.5),  # "AMD Instinct MI200 Series" data sheet
+    "AMD Instinct MI250": _row(float32=45.25, half=181.05, bfloat16=181.05),  # the same
+    # "AMD Instinct MI300X" and "MI325X" data sheets, matrix.
+    "AMD Instinct MI300X": _ampere(163.4, 653.7, 1307.4),
+    "AMD Instinct MI325X": _ampere(163.4, 653.7, 1307.4),
+}
+"""Beginning of the device's name -> arithmetic -> dense TFLOP/s; an empty row is a board known to be another."""
+
+
+def peak_flops_per_second(device_name: str, arithmetic: str) -> int | None:
+    """Return the dense peak of `device_name` in `arithmetic`, a torch dtype's name or `TF32`; None when unknown."""
+    peak = _row_of(device_name).get(arithmetic)
+    return None if peak is None else round(peak * TERA)
+
+
+def runs_in_tf32(arithmetic: Arithmetic) -> bool:
+    """Return whether torch lets this fp32 work run in TF32 on a CUDA device that has it."""
+    if arithmetic.dtype is not torch.float32:
+        return False
+    backend = torch.backends.cudnn if arithmetic.is_convolution else torch.backends.cuda.matmul
+    place = getattr(backend, "conv", None) if arithmetic.is_convolution else backend
+    precision = getattr(place, "fp32_precision", None)  # since torch 2.9; reading the old switch may raise there
+    return precision == TF32 if precision is not None else bool(backend.allow_tf32)
+
+
+def has_tf32(device_name: str) -> bool:
+    """Return whether the board has TF32; where it has not, torch's permission changes nothing and fp32 is fp32."""
+    row = _row_of(device_name)
+    return TF32 in row or "float32" not in row
+
+
+def _row_of(device_name: str) -> _Row:
+    if " MIG " in device_name:
+        return {}
+    matching = [name for name in PEAKS if _is_of(device_name, name)]
+    return PEAKS[max(matching, key=len)] if matching else {}
+
+
+def _is_of(device_name: str, entry: str) -> bool:
+    """Return whether the name begins with the entry and the entry is no part of a longer word: L4 is not L40."""
+    rest = device_name[len(entry) :]
+    return device_name.startswith(entry) and not rest[:1].isalnum()

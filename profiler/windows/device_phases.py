@@ -1,0 +1,53 @@
+"""When did the device pass the phases of a profiled step?  The same question as the device timer's, asked of a window.
+
+An estimate splits the lengths that events measure on the device, so a window must say what filled the phases as the
+device ran them and not as the host launched them.  An event recorded at instant b of the host is passed at
+
+    max(b, end of the last kernel of that stream that was launched before b)
+
+which the window's rows tell without any event.  The stream is the one with most kernels: the job's own.
+
+Pure.  Left out: kernels that the window lost (they end with it), and rows that do not say when they were launched; with
+fewer than LINKED_RATIO of them that do, nothing is told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..ledger.intervals import Intervals
+
+__all__ = ["LINKED_RATIO", "Launch", "passed_stretches"]
+
+LINKED_RATIO = 0.9
+"""A kernel whose launch is unknown may be the last of a phase; a few that are not matter little."""
+
+Launch = tuple[int, int, int]
+"""When a kernel was launched, when it ended, and its stream."""
+
+
+def passed_stretches(
+    stretches: Mapping[str, Intervals], window: tuple[int, int], launches: Sequence[Launch], device_rows: int
+) -> tuple[dict[str, Intervals], tuple[int, int]] | None:
+    """Return `stretches` and `window` of the host as the device passed them; None when the rows do not tell.
+
+    What follows each other on the host does so on the device; stretches may become empty.
+    """
+    if not launches or len(launches) < LINKED_RATIO * device_rows:
+        return None
+    stream = Counter(stream for _, _, stream in launches).most_common(1)[0][0]
+    rows = np.array([(launch, end) for launch, end, on in launches if on == stream], dtype=np.int64)
+    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    launched, done = rows[:, 0], np.maximum.accumulate(rows[:, 1])
+
+    def passed(instants: NDArray[np.int64]) -> NDArray[np.int64]:
+        at = np.searchsorted(launched, instants) - 1
+        found: NDArray[np.int64] = np.where(at >= 0, np.maximum(instants, done[np.maximum(at, 0)]), instants)
+        return found
+
+    start, end = passed(np.array(window, dtype=np.int64)).tolist()
+    return {name: passed(marks) for name, marks in stretches.items()}, (start, end)

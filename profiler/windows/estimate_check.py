@@ -1,0 +1,89 @@
+"""How far off is the estimate in this job?  Asked at every exact window, before the window is learned from.
+
+The profiled step has timers like any other, so it is estimated as if nobody had looked, with the calibration that was
+there, and both ledgers go into one record.  What this cannot show is an error that all windows share: the profiler
+slows the operators that it sees.  The phases of the steps around are known undisturbed, so that error has a bound: by
+how much the profiled step's phases are longer than usual (see `EstimateCheck.bias_limit_ratio`).
+
+Left out: what an estimate is (`estimate`), who may see the figures (books, which put the record into the sinks).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+from pacecar.records import EstimateCheck, JobHello, Knobs
+
+from ..ledger.attribution import REST
+from ..ledger.estimate import Calibration, Calibrations, estimate_step
+from ..timing.step_timer import TimedStep
+from .window_reader import Measurement
+
+__all__ = ["RECENT_STEPS", "Checker"]
+
+RECENT_STEPS = 32
+"""Undisturbed steps whose median phases are the usual ones; as many as the budget's usual step has."""
+
+USUAL_STEPS_MIN = 4
+"""With fewer, "usual" is luck."""
+
+
+class Checker:
+    """Learns from exact windows, and says before how far off the estimate was."""
+
+    def __init__(self, hello: JobHello, calibrations: Calibrations) -> None:
+        self._hello = hello
+        self._calibrations = calibrations
+        self._recent: deque[TimedStep] = deque(maxlen=RECENT_STEPS)
+        self._epoch = 0
+
+    def undisturbed(self, timed: TimedStep, knobs: Knobs) -> None:
+        """Take a step that pacecar did not disturb."""
+        if knobs.epoch != self._epoch:
+            self._epoch = knobs.epoch
+            self._recent.clear()
+        self._recent.append(timed)
+
+    def learn(
+        self, step: int, knobs: Knobs, timed: TimedStep, measurement: Measurement, wall_ns: int
+    ) -> EstimateCheck | None:
+        """Learn from the window of `step`, which ended at `wall_ns`; return the check, None before any calibration."""
+        before = self._calibrations.find(knobs)
+        check: EstimateCheck | None = None
+        on_device = measurement.on_device
+        # The events of this very step are not read yet; the window says the same.
+        device = None if on_device is None else {name: ledger.wall_ns for name, ledger in on_device.items()}
+        if before is not None:
+            check = EstimateCheck(
+                job=self._hello.job,
+                rank=self._hello.rank,
+                step=step,
+                ended_wall_ns=wall_ns,
+                exact=measurement.ledger,
+                estimate=estimate_step(timed.wall_ns, timed.phases, device, before),
+                calibration_age_steps=step - before.step,
+                is_own_setting=self._calibrations.knows(knobs),
+                windows=before.windows,
+                slowdown_ns=self._slowdown_ns(timed, knobs),
+            )
+        window = Calibration(
+            step, measurement.phases, on_device=None if on_device is None else Calibration(step, on_device)
+        )
+        self._calibrations.add(knobs, window, None if check is None else check.error_ratio)
+        return check
+
+    def _slowdown_ns(self, timed: TimedStep, knobs: Knobs) -> int | None:
+        """Return by how much the phases of a profiled step exceed the usual ones, pacecar's own left out."""
+        alike = [_phases(step) for step in self._recent if step.micro_batches == timed.micro_batches]
+        if knobs.epoch != self._epoch or len(alike) < USUAL_STEPS_MIN:
+            return None
+        mine = _phases(timed)
+        usual = {name: median(phases.get(name, 0) for phases in alike) for name in mine}
+        return sum(max(0, round(duration - usual[name])) for name, duration in mine.items())
+
+
+def _phases(step: TimedStep) -> dict[str, int]:
+    phases = {name: duration for name, duration in step.phases.items() if name != "overhead"}
+    phases[REST] = max(0, step.wall_ns - sum(step.phases.values()))
+    return phases

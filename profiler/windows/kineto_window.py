@@ -1,0 +1,305 @@
+"""How does one look exactly at one step without spoiling the job?
+
+torch.profiler's front door parses every event into a python object (50 us each) and synchronizes the device when it
+stops; neither may happen in somebody's training loop.  So this uses the three calls beneath it, `trace_only`, and
+reads kineto's own rows (about 1 us each).
+
+The user's profiler comes first.  A second session silently empties the first, and kineto does not refuse it.  A window
+therefore never starts while a profiler is on, and while a `WindowProfiler` is installed, preparing any other
+`torch.autograd.profiler.profile` (which torch.profiler does too) first throws away the window under way and
+bars new ones until that profiler ends.
+
+A `record_function` that began in one session and ends in a later one writes into the first session's freed memory and
+ends the process (seen on torch 2.13: SIGSEGV in the second session's stop).  `Optimizer.step` is always open at a
+boundary, so two sessions have a whole step between them; and when a closed window, or a profiler of the job's own,
+shows any other record still open (a user's `record_function("epoch")`), no further window is opened in this process.
+
+Kineto writes two lines ("USDT ... profiler_start") on stderr for each session since torch 2.13, and reads
+KINETO_LOG_LEVEL only once, when the first session of the process is prepared.  Level 6 is above the level of those
+lines.  So that one moment has the variable set, unless the user set it, and the environment is as it was right
+after; the price is that kineto's own error lines are silent in that process too.
+
+Left out: what the rows mean (reading) and when a window is worth its price (budget).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch.autograd.profiler as torch_profiler
+from torch.profiler import ProfilerActivity
+
+from pacecar.torch_internals import find, lacking, need
+
+from ..timing.fork_safety import keep_exit_short
+from . import recording_switch
+from .trace_spans import Activity
+
+__all__ = ["WindowProfiler", "WindowUnavailable"]
+
+_log = logging.getLogger(__name__)
+
+_MAY_BE_OPEN = ("Optimizer.step#", "gloo:", "ucc:", "mpi:", "nccl:")
+"""A collective's record ends on the group's own thread, which carries (and so keeps alive) the state of its session."""
+
+KINETO_LOG_VARIABLE = "KINETO_LOG_LEVEL"
+KINETO_LOG_QUIET = "6"
+"""One above USDT (5): kineto prints severities >= the level."""
+
+
+class WindowUnavailable(RuntimeError):  # noqa: N818  it is a state of this torch, not a failure of the call
+    """This torch has not what a window needs; the message names it."""
+
+
+class WindowProfiler:
+    """A profiler session that can be opened, closed and thrown away, always on the thread that opened it."""
+
+    def __init__(self, *, on_device: bool) -> None:
+        self._activities = {ProfilerActivity.CPU}
+        if on_device:
+            self._activities.add(ProfilerActivity.CUDA)
+        self._open = False
+        self._is_paused = False
+        self._thread: int | None = None
+        self._is_foreign = False
+        self._rest_steps = 0
+        self._is_barred = False
+        self.outlived_by: str | None = None
+        """The record that was open when a window was closed; no further one is opened since."""
+        self._patched: list[tuple[str, Any, Any]] = []
+        self._is_trace_only = False
+
+    @property
+    def is_open(self) -> bool:
+        """A session of ours is running."""
+        return self._open
+
+    @property
+    def is_settled(self) -> bool:
+        """No session of ours is running, and none has ended at this very boundary."""
+        return not (self._open or self._rest_steps)
+
+    def install(self) -> None:
+        """Watch for other profilers.
+
+        Raises:
+            WindowUnavailable: this torch's profiler has other inner parts, so a window could harm the user's.
+        """
+        reason = lacking("windows")
+        if reason is not None:
+            raise WindowUnavailable(reason)
+        experimental: Any = need("torch._C._profiler._ExperimentalConfig")
+        self._is_trace_only = "trace_only" in (experimental.__init__.__doc__ or "")
+        # Looked up once: these run at step boundaries.
+        self._prepare: Callable[..., None] = need("torch._C._autograd._prepare_profiler")
+        self._enable: Callable[..., None] = need("torch._C._autograd._enable_profiler")
+        self._disable: Callable[[], Any] = need("torch._C._autograd._disable_profiler")
+        self._is_enabled: Callable[[], bool] = need("torch._C._autograd._profiler_enabled")
+        keep_exit_short()
+        self._patch("_prepare_trace", before=self._yield_to_foreign)
+        self._patch("_start_trace", before=self._yield_to_foreign)
+        self._patch("__exit__", after=self._foreign_ended)
+
+    def uninstall(self) -> None:
+        """Throw away an open window and stop watching."""
+        self.discard()
+        for name, ours, original in reversed(self._patched):
+            # Somebody who patched after us holds our function; taking theirs away would break them.
+            if getattr(torch_profiler.profile, name) is ours:
+                setattr(torch_profiler.profile, name, original)
+        self._patched.clear()
+
+    def may_open(self) -> bool:
+        """Return whether no profiler runs or is being prepared, and no open record could outlive two sessions."""
+        is_ours_to_take = not (self._open or self._is_foreign or self._is_barred or self._rest_steps)
+        return is_ours_to_take and not self._is_enabled()
+
+    def step_passed(self) -> None:
+        """Note the end of a boundary."""
+        self._rest_steps = max(0, self._rest_steps - 1)
+
+    @property
+    def can_be_plain(self) -> bool:
+        """Whether `open(is_plain=True)` is possible with this torch."""
+        return find("torch._C._profiler.RecordScope") is not None
+
+    def open(self, *, is_plain: bool = False) -> None:
+        """Start a session on this thread; `may_open()` holds.
+
+        `is_plain`: of operators alone, not of annotations, as a session must be that may end at any moment (`pause`).
+        """
+        assert self.may_open(), "a second session would empty the first"
+        config = self._config()
+        restore = KINETO_LOG_VARIABLE not in os.environ
+        if restore:
+            os.environ[KINETO_LOG_VARIABLE] = KINETO_LOG_QUIET
+        try:
+            self._prepare(config, self._activities)
+        finally:
+            if restore:
+                os.environ.pop(KINETO_LOG_VARIABLE, None)
+        if is_plain:
+            scope: Any = need("torch._C._profiler.RecordScope")
+            self._enable(config, self._activities, {scope.FUNCTION, scope.BACKWARD_FUNCTION})
+        else:
+            self._enable(config, self._activities)
+        self._open = True
+        self._thread = threading.get_ident()
+
+    def pause(self) -> bool:
+        """Record nothing more of this thread, while the session goes on; False: it is another thread's.
+
+        Gloo annotates a collective, and its thread begins and ends that when it works on it: in freed memory, if the
+        session has ended by then (torch 2.13 crashes within a second of sessions that end with a collective out).
+        """
+        if not (self._open and self._thread == threading.get_ident()):
+            return False
+        recording_switch.pause()
+        self._is_paused = True
+        return True
+
+    def close(self) -> tuple[Sequence[Activity], bool]:
+        """End the session without waiting for the device.
+
+        Return its rows, by the cheapest way this torch has, and whether their threads are the system's numbers.
+
+        Raises:
+            WindowUnavailable: the training loop went on in another thread, where a session cannot be ended.
+        """
+        assert self._open, "no window is open"
+        self._open = False
+        self._rest_steps = 1
+        if self._thread != threading.get_ident():
+            self._is_barred = True
+            raise WindowUnavailable("the window was opened on another thread: the training loop changed threads")
+        self._resume()
+        results: Any = self._disable()
+        return _rows_of(results), hasattr(results, "trace_activities")
+
+    def discard(self) -> None:
+        """End an open session, if any, and drop what it saw."""
+        self._resume()  # also where the session is gone: the loop had changed threads
+        if self._open and self._thread == threading.get_ident():
+            self.bar_if_outlived(self.close()[0])
+
+    def _resume(self) -> None:
+        if self._is_paused and self._thread == threading.get_ident():
+            self._is_paused = False
+            recording_switch.resume()
+
+    def bar_if_outlived(self, rows: Iterable[Activity]) -> None:
+        """Open no further window when one of `rows`, what `close` returned, was still open then; always ask that."""
+        # An unfinished row ends with the trace, as `Optimizer.step` always does here: no need to look at operators.
+        annotations = [row for row in rows if row.type() == "user_annotation"]
+        last = max((row.timestamp() + row.duration() for row in annotations), default=0)
+        for row in annotations:
+            if row.timestamp() + row.duration() < last:
+                continue
+            if row.name().startswith(_MAY_BE_OPEN):
+                continue
+            if '"finished": false' in row.metadata_json():
+                self._is_barred, self.outlived_by = True, row.name()
+                _log.info("pacecar takes no more windows: the record %r outlives them", self.outlived_by)
+                return
+
+    def _config(self) -> Any:  # noqa: ANN401  torch's ProfilerConfig, which it keeps to itself
+        options = {"trace_only": True} if self._is_trace_only else {}
+        experimental = need("torch._C._profiler._ExperimentalConfig")(**options)
+        profile = torch_profiler.profile(use_cpu=True, use_kineto=True, experimental_config=experimental)
+        return profile.config()  # type: ignore[no-untyped-call]
+
+    def _patch(
+        self, name: str, *, before: Callable[[], None] | None = None, after: Callable[[object], None] | None = None
+    ) -> None:
+        original = getattr(torch_profiler.profile, name)
+
+        def watched(profile: object, *args: object, **kwargs: object) -> object:
+            if before is not None:
+                before()
+            try:
+                result: object = original(profile, *args, **kwargs)
+                return result
+            finally:
+                if after is not None:
+                    after(profile)
+
+        setattr(torch_profiler.profile, name, watched)
+        self._patched.append((name, watched, original))
+
+    def _yield_to_foreign(self) -> None:
+        self._is_foreign = True
+        self.discard()
+
+    def _foreign_ended(self, profile: object) -> None:
+        self._is_foreign = False
+        self.session_ended(profile)
+
+    def session_ended(self, profile: object) -> None:
+        """Note that a `torch.autograd.profiler.profile` that is not ours has ended; never raises.
+
+        A record of the job that is open now would end in our next session, as in that of anybody else.
+        """
+        self._rest_steps = 1
+        results = getattr(profile, "kineto_results", None)
+        if self._is_barred or results is None:
+            return
+        try:
+            self.bar_if_outlived(_rows_of(results))
+        except Exception:  # noqa: BLE001  this runs where the job ends its own profiler
+            self._is_barred = True
+            _log.debug("what a profiler saw cannot be read: no further windows", exc_info=True)
+
+
+class _KinetoEventRow:
+    """A row of torch < 2.13, which has no `trace_activities()`: the same words from `_KinetoEvent`.
+
+    Its thread is torch's own count and not the system's, and a link has no name, so reading must take every thread
+    and names alone decide what is communication.
+    """
+
+    __slots__ = ("_event",)
+
+    def __init__(self, event: Any) -> None:  # noqa: ANN401  a C++ object without stubs
+        self._event = event
+
+    def name(self) -> str:
+        return str(self._event.name())
+
+    def type(self) -> str:
+        name = self.name()
+        if self._event.device_type() != need("torch._C._autograd.DeviceType").CPU:
+            if getattr(self._event, "is_user_annotation", bool)():
+                return "gpu_user_annotation"
+            return (
+                "gpu_memcpy" if name.startswith("Memcpy") else "gpu_memset" if name.startswith("Memset") else "kernel"
+            )
+        if getattr(self._event, "is_user_annotation", bool)() or "#" in name or name.startswith("gloo:"):
+            return "user_annotation"
+        return "cuda_runtime" if name.startswith(("cuda", "cu")) and "::" not in name else "cpu_op"
+
+    def timestamp(self) -> int:
+        return int(self._event.start_ns())
+
+    def duration(self) -> int:
+        return int(self._event.duration_ns())
+
+    def resource_id(self) -> int:
+        return int(self._event.start_thread_id())
+
+    def linked_activity(self) -> None:
+        return None
+
+    def metadata_json(self) -> str:
+        # These rows do not say whether they are finished; the one that is last of all probably is not.
+        return '"finished": false'
+
+
+def _rows_of(results: Any) -> Sequence[Activity]:  # noqa: ANN401  as above
+    if hasattr(results, "trace_activities"):
+        rows: Sequence[Activity] = results.trace_activities()
+        return rows
+    return [_KinetoEventRow(event) for event in results.events()]

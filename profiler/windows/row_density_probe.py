@@ -1,0 +1,138 @@
+"""Opens the profiler for a few milliseconds of a step and counts the rows: the density that a window's price rests on.
+
+A session ends only on the thread that began it, outside of backward (autograd's engine puts back the thread's state
+when it is done, an ended session with it).  Between two hooks of ours a dense forward may be seconds long, so the
+session is ended by a profile function of python (`sys.setprofile`), which the interpreter calls at every call of that
+thread: the first one after SLICE_NS of processor time, or the one that enters the engine.  It is set for these
+milliseconds only, and never while somebody else has set one.
+
+    boundary ... | forward  sss...........|  backward  | optimizer ........... |      s the slice of the forward
+    boundary ... | forward  ..............|  backward  | optimizer sss........ |      s the slice of the optimizer
+
+What begins inside a phase ends inside it, so no record that a slice sees outlives the step.  The step is marked as
+disturbed, and all of this is charged.  Left out: what is made of the count (`windowprice`).
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pacecar.torch_internals import find
+
+from ..timing.torch_compile import keep_out
+from .window_price import SLICE_NS, Part, Slice
+from .window_reader import WindowMeter
+
+__all__ = ["Probe"]
+
+_log = logging.getLogger(__name__)
+
+_ENGINE_CALLS = frozenset({"run_backward"})
+"""The way into autograd's engine."""
+
+
+class Probe:
+    """One slice at a time, armed at a boundary; every call comes from the training thread and none raises."""
+
+    def __init__(self, meter: WindowMeter, charge: Callable[[int], None]) -> None:
+        self._meter = meter
+        self._charge = charge
+        self._graph_task: Callable[[], int] | None = find("torch._C._current_graph_task_id")
+        self._part: Part | None = None
+        self._thread = 0
+        self._begun_ns = 0
+        self._cost_ns = 0
+        self._is_running = False
+        self._found: Slice | None = None
+        keep_out(Probe.entered, Probe._called)
+
+    @property
+    def is_possible(self) -> bool:
+        """This torch tells whether backward runs and can leave annotations out; nobody has set a profile function."""
+        return self._graph_task is not None and sys.getprofile() is None and self._meter.can_be_sliced
+
+    @property
+    def is_in_backward(self) -> bool:
+        """Whether autograd's engine runs in this thread, where a session must not end; True: nobody can tell."""
+        return self._graph_task is None or self._graph_task() != -1
+
+    @property
+    def is_armed(self) -> bool:
+        """A slice is to be taken, or was, of the step under way."""
+        return self._part is not None
+
+    def arm(self, part: Part) -> None:
+        """Take a slice of `part` in the step that begins."""
+        self._part, self._found, self._cost_ns = part, None, 0
+        self._thread = threading.get_ident()
+
+    def entered(self, phase: str) -> None:
+        """Note that the training thread enters `phase`."""
+        if self._is_running:
+            self._end()
+        elif phase == self._part and self._found is None:
+            self._begin()
+
+    def take(self) -> tuple[Part, Slice, int] | None:
+        """End what is armed, at the boundary; return the part, what was seen, and what it cost, None: nothing was."""
+        part, self._part = self._part, None
+        if self._is_running:
+            self._end()
+        found, self._found = self._found, None
+        return None if part is None or found is None else (part, found, self._cost_ns)
+
+    def abandon(self) -> None:
+        """Leave torch and python as they were."""
+        self._part = None
+        if self._is_running:
+            self._end()
+
+    def _begin(self) -> None:
+        begun = time.monotonic_ns()
+        try:
+            if not (
+                threading.get_ident() == self._thread
+                and not self.is_in_backward
+                and sys.getprofile() is None
+                and self._meter.may_open()
+            ):
+                return
+            self._meter.open_slice()
+            self._is_running = True
+            self._begun_ns = time.thread_time_ns()
+            sys.setprofile(self._called)
+        except Exception:  # noqa: BLE001  inside the job's forward
+            _log.debug("a slice could not be begun", exc_info=True)
+        finally:
+            self._pay(time.monotonic_ns() - begun)
+
+    def _called(self, frame: object, event: str, argument: Any) -> None:  # noqa: ANN401  python's profile function
+        is_at_engine = event == "c_call" and getattr(argument, "__name__", "") in _ENGINE_CALLS
+        if is_at_engine or time.thread_time_ns() - self._begun_ns >= SLICE_NS:
+            self._end()
+
+    def _end(self) -> None:
+        try:
+            if threading.get_ident() != self._thread or self.is_in_backward:
+                return  # a later call ends it
+            spent_ns = time.thread_time_ns() - self._begun_ns
+            begun, ended_ns = time.monotonic_ns(), time.thread_time_ns()
+            self._is_running = False
+            if sys.getprofile() == self._called:
+                sys.setprofile(None)
+            rows = self._meter.close_slice()
+            if rows is not None:
+                self._found = Slice(rows, spent_ns, time.thread_time_ns() - ended_ns)
+                self._pay(self._found.slowed_ns)
+            self._pay(time.monotonic_ns() - begun)
+        except Exception:  # noqa: BLE001  as above
+            _log.debug("a slice could not be ended", exc_info=True)
+
+    def _pay(self, cost_ns: int) -> None:
+        self._cost_ns += cost_ns
+        self._charge(cost_ns)

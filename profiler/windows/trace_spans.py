@@ -1,0 +1,157 @@
+"""Which spans are in a trace?  Rows of a profiled window in, spans by kind out.
+
+The same reading serves a CUDA job and a CPU job with gloo; they differ in what is "the device":
+
+- on a device job the rows of kernels and copies are the work, and nothing on the host is;
+- on a CPU job the training threads are the device: compute is the union of the operators on the thread that runs the
+  loop and on autograd's threads (known by their `autograd::engine` rows), without the calls that only launch a
+  collective and without operators inside data loading.  Copies (`aten::copy_`) are operators like others.
+
+Communication of host process groups (gloo) is a row on the group's own threads, so on both it is found by name.  A
+collective's row lasts until the last rank has come: waiting for a late rank is inside it.
+
+Left out: what a row means (classification), what the spans mean (attribution), how rows are got (window).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..ledger.attribution import Work
+from ..ledger.classification import HostRow, classify_device, classify_host, is_closed
+from ..ledger.intervals import EMPTY, Intervals, intervals, subtract, union
+from .collective_stats import SeenCollective
+from .device_phases import Launch
+
+__all__ = ["Activity", "Reading", "compute_on_host", "read_rows"]
+
+
+def compute_on_host(operators: Intervals, launches: Intervals, waits: Intervals) -> Intervals:
+    """Return when a CPU job computes: its operators, less the calls that start a collective, less waiting for data.
+
+    `operators` are those of the training threads.  Shared by profiled windows and by traces from files.
+    """
+    return subtract(subtract(union(operators), union(launches)), union(waits))
+
+
+class Activity(Protocol):
+    """One row as kineto gives it; times are nanoseconds since the epoch."""
+
+    def name(self) -> str: ...  # noqa: D102
+    def type(self) -> str: ...  # noqa: D102
+    def timestamp(self) -> int: ...  # noqa: D102
+    def duration(self) -> int: ...  # noqa: D102
+    def resource_id(self) -> int: ...  # noqa: D102
+    def linked_activity(self) -> Activity | None: ...  # noqa: D102
+    def metadata_json(self) -> str: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the rows said: work by kind, the time in data loading, and how many rows there were on a device.
+
+    `annotations` are the rows of records that somebody opened and had to close; `launches` are those of kernels whose
+    launch is known.  `first_device_ns` is when the first row on a device began, `skew_ns` by how much any began before
+    the operator that launched it, which cannot be: the device's clock is off by at least that.
+    """
+
+    work: dict[Work, Intervals]
+    data_wait: Intervals
+    device_rows: int
+    annotations: list[Activity]
+    launches: list[Launch] = field(default_factory=list)
+    first_device_ns: int | None = None
+    skew_ns: int = 0
+    collectives: list[SeenCollective] = field(default_factory=list)
+    operators: Intervals = field(default_factory=lambda: EMPTY)
+    """The operators on the training threads of a CPU job."""
+
+
+def read_rows(
+    rows: Iterable[Activity],
+    *,
+    training_thread: int | None,
+    on_device: bool,
+    data_wait: Intervals = EMPTY,
+    backward_end_ns: int | None = None,
+) -> Reading:
+    """Return the spans in `rows`.
+
+    `training_thread` is the thread that runs the loop as rows name it; None takes every thread that ran an operator.
+    `data_wait` is what the hook itself timed; on a CPU job operators inside it are not compute.  A collective's row may
+    still be open when the trace ends although the job has long gone on: the group's thread wakes the training thread
+    first and closes the row afterwards.  Such a row ends at `backward_end_ns`, when DDP has waited for all of them.
+    """
+    device: dict[Work, list[tuple[int, int]]] = {kind: [] for kind in Work}
+    operators: dict[int, list[tuple[int, int]]] = {}
+    host: dict[HostRow, list[tuple[int, int]]] = {kind: [] for kind in HostRow}
+    autograd: set[int] = set()
+    device_rows, skew_ns = 0, 0
+    first_device_ns: int | None = None
+    annotations: list[Activity] = []
+    launches: list[Launch] = []
+    collectives: list[SeenCollective] = []
+    closed_until, closed_thread = 0, -1
+    for row in rows:
+        start = row.timestamp()
+        if start < closed_until and row.resource_id() == closed_thread:
+            continue  # inside an operator that is charged whole: seven rows in ten, and every call here costs 0.2 us
+        row_type, name = row.type(), row.name()
+        span = (start, start + row.duration())
+        if row_type == "user_annotation":
+            annotations.append(row)
+        host_row = classify_host(row_type, name)
+        if host_row is HostRow.OPERATOR:
+            thread = row.resource_id()
+            operators.setdefault(thread, []).append(span)
+            if is_closed(name):
+                closed_until, closed_thread = span[1], thread
+            elif name.startswith("autograd::engine::"):
+                autograd.add(thread)
+        elif host_row is HostRow.WORK and backward_end_ns is not None and start < backward_end_ns < span[1]:
+            is_open = '"finished": false' in row.metadata_json()
+            span = (start, backward_end_ns) if is_open else span
+            host[host_row].append(span)
+            collectives.append(SeenCollective(name, *span))
+        elif host_row is not None:
+            host[host_row].append(span)
+            if host_row is HostRow.WORK:
+                collectives.append(SeenCollective(name, *span))
+        else:
+            linked = row.linked_activity() if row_type in _MAY_BE_LINKED else None
+            kind = classify_device(row_type, name, linked.name() if linked is not None else None)
+            if kind is not None:
+                device[kind].append(span)
+                device_rows += 1
+                if kind is Work.COMMUNICATION:
+                    says = linked is not None and linked.name() == "record_param_comms"
+                    collectives.append(SeenCollective(name, *span, linked.metadata_json() if linked and says else None))
+                first_device_ns = start if first_device_ns is None else min(first_device_ns, start)
+                if linked is not None:
+                    launched = linked.timestamp()
+                    skew_ns = max(skew_ns, launched - start)
+                    launches.append((launched, span[1], row.resource_id()))
+    waits = union(intervals([*map(tuple, data_wait.tolist()), *host[HostRow.LOADER]]))
+    work = {kind: intervals(spans) for kind, spans in device.items()}
+    ran = EMPTY
+    if not on_device:
+        threads = operators.keys() if training_thread is None else {training_thread} | autograd
+        ran = intervals(span for thread in threads for span in operators.get(thread, ()))
+        work[Work.COMPUTE] = compute_on_host(ran, intervals(host[HostRow.LAUNCH]), waits)
+    work[Work.COMMUNICATION] = intervals([*device[Work.COMMUNICATION], *host[HostRow.WORK]])
+    return Reading(
+        work={k: v for k, v in work.items() if len(v)},
+        data_wait=waits,
+        device_rows=device_rows,
+        annotations=annotations,
+        launches=launches,
+        first_device_ns=first_device_ns,
+        skew_ns=skew_ns,
+        collectives=collectives,
+        operators=ran,
+    )
+
+
+_MAY_BE_LINKED = frozenset({"kernel", "concurrent_kernel", "gpu_memcpy", "gpu_memset", "xpu_kernel", "mtia_kernel"})

@@ -1,0 +1,305 @@
+"""How does a profiled step become a ledger?  Open a window, close it, read it, charge it.
+
+The one place where host time (monotonic) and trace time (kineto's nanoseconds since the epoch) meet.  The offset
+between them is taken when the window opens and again when it closes; when they differ by more than CLOCK_STEP_NS_MAX
+somebody set the wall clock in between, and the window is thrown away rather than attributed to the wrong instants.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pacecar.clock import Clock
+from pacecar.records import BackwardWindow, CollectiveSum, Ledger
+
+from ..ledger.attribution import Cause, attribute_phases
+from ..ledger.intervals import EMPTY, Intervals, intervals, subtract, union
+from ..timing.step_timer import PHASES, Stretch, TimedStep
+from .collective_stats import backward_window, sum_collectives
+from .device_phases import passed_stretches
+from .kineto_window import WindowProfiler, WindowUnavailable
+from .trace_spans import Activity, Reading, read_rows
+
+__all__ = ["Measurement", "WindowMeter"]
+
+CLOCK_STEP_NS_MAX = 1_000_000
+"""Slewing moves the clock by 0.5 ms a second at most; a step moves it at once."""
+
+READING_NS_MAX = 20_000
+"""A reading of both clocks takes less, unless another program has the processor meanwhile: an error of a millisecond
+would leave nothing of a step as short."""
+
+READINGS_MAX = 5
+"""Whoever has the processor taken from him so often in a row has no better clock."""
+
+SKEW_NS_MAX = 100_000
+"""A kernel cannot begin before its launch; clocks are converted with an error of microseconds."""
+
+BLIND_WINDOWS_MAX = 3
+"""So many windows in a row that told nothing are enough: they cost as much as others."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """The exact ledger of one step and of each of its phases, `overhead` left out of the latter."""
+
+    ledger: Ledger
+    phases: Mapping[str, Ledger]
+    row_count: int
+    collectives: tuple[CollectiveSum, ...] = ()
+    on_device: Mapping[str, Ledger] | None = None
+    """The ledger of each phase as the device ran it; None for a CPU job and where the rows do not tell."""
+    backward: BackwardWindow | None = None
+    """The last backward and its all-reduces, on the device where there is one; None where the rows do not tell."""
+
+
+class WindowMeter:
+    """Takes exact windows; every call comes from the training thread."""
+
+    def __init__(self, clock: Clock, *, on_device: bool, profiler: WindowProfiler | None = None) -> None:
+        self._clock = clock
+        self._on_device = on_device
+        self._profiler = profiler or WindowProfiler(on_device=on_device)
+        self._is_installed = False
+        self._blind_windows = 0
+        self._offset_ns = 0
+        self._warm_steps_left = 0
+        self._observed_from_ns: int | None = None
+        self.row_count: int | None = None
+        """Rows of the window that was closed last; None where it was cut off."""
+        self.is_held: Callable[[], bool] = lambda: False
+        """Whether somebody is about to profile the job himself, so that no window may open."""
+
+    @property
+    def is_open(self) -> bool:
+        """A window is under way."""
+        return self._profiler.is_open
+
+    @property
+    def is_settled(self) -> bool:
+        """No window is open, and none was closed at this very boundary."""
+        return self._profiler.is_settled
+
+    def let_pass(self) -> None:
+        """Note that a boundary goes by while somebody waits for `is_settled`."""
+        self._profiler.step_passed()
+
+    def session_ended(self, profile: object) -> None:
+        """Note that a `torch.autograd.profiler.profile` has ended; windows that are installed notice by themselves."""
+        if not self._is_installed:
+            self._profiler.session_ended(profile)
+
+    @property
+    def is_installed(self) -> bool:
+        """Windows are possible with this torch."""
+        return self._is_installed
+
+    @property
+    def can_be_sliced(self) -> bool:
+        """Slices are possible with this torch."""
+        return self._profiler.can_be_plain
+
+    @property
+    def outlived_by(self) -> str | None:
+        """The record that was open when a window was closed, if there was one."""
+        return self._profiler.outlived_by
+
+    def install(self) -> None:
+        """Make windows possible, and take a first empty one, because the first costs much more than the others."""
+        try:
+            self._profiler.install()
+        except WindowUnavailable as reason:
+            _log.warning("pacecar estimates only: %s", reason)
+            return
+        self._is_installed = True
+        if self._profiler.may_open():
+            self._profiler.open()
+            self._profiler.discard()
+
+    def uninstall(self) -> None:
+        """Throw away an open window and leave torch as it was."""
+        self._is_installed = False
+        self._profiler.uninstall()
+
+    def may_open(self) -> bool:
+        """Return whether a window can open: this torch has them, and no other profiler is on."""
+        return self._is_installed and not self.is_held() and self._profiler.may_open()
+
+    def open(self) -> None:
+        """Open a window over the step that begins."""
+        self._warm_steps_left = 1 if self._on_device else 0
+        self._observed_from_ns = None
+        self._offset_ns = self._clock_offset_ns()
+        self._profiler.open()
+
+    def open_slice(self) -> None:
+        """Open a session amid a step, of which only the number of rows is wanted; `may_open()` holds."""
+        self._observed_from_ns = None
+        self._profiler.open(is_plain=True)
+
+    def close_slice(self) -> int | None:
+        """Return how many rows the session saw; None: somebody else's profiler has ended it."""
+        if not self._profiler.is_open:
+            return None
+        return len(self._profiler.close()[0])
+
+    def cut(self) -> None:
+        """End an open window amid its step and drop what it saw."""
+        self.row_count = None
+        self._profiler.discard()
+
+    def observed_from(self, now_ns: int) -> None:
+        """Note the end of a boundary: from here on an open window sees everything."""
+        self._profiler.step_passed()
+        if self._profiler.is_open and self._observed_from_ns is None:
+            self._observed_from_ns = now_ns
+
+    def pause(self) -> bool:
+        """Let the window see no more, so that it can be closed a step later; False: close it now."""
+        return not self._on_device and self._profiler.pause()
+
+    def close(self, step: TimedStep, stops: Sequence[Stretch] = ()) -> Measurement | None:
+        """Close the window at the end of `step`, or of one after it, and return what it saw of `step`.
+
+        In `stops` the process did not run.
+
+        None: the step only warmed the window, which stays open; or the clock was set; or the window was blind (see
+        `why_blind` and `why_blind_on_host`) and not the device or the process idle.
+        """
+        if self._warm_steps_left:
+            self._warm_steps_left -= 1
+            return None
+        found, names_threads = self._profiler.close()
+        self.row_count = len(found)
+        try:
+            return self._read(step, found, stops, names_threads=names_threads)
+        except BaseException:
+            self._profiler.bar_if_outlived(found)
+            raise
+
+    def _read(
+        self, step: TimedStep, found: Sequence[Activity], stops: Sequence[Stretch], *, names_threads: bool
+    ) -> Measurement | None:
+        offset = self._offset_ns
+        if abs(self._clock_offset_ns() - offset) > CLOCK_STEP_NS_MAX:
+            _log.info("a window is thrown away: the wall clock was set while it was open")
+            self._profiler.bar_if_outlived(found)
+            return None
+        stretches = {name: intervals(step.marks.get(name, ())) + offset for name in PHASES}
+        thread = threading.get_native_id() if names_threads else None
+        tails = stretches["backward_tail"]
+        reading = read_rows(
+            found,
+            training_thread=thread,
+            on_device=self._on_device,
+            data_wait=union(stretches["data_wait"]),
+            backward_end_ns=int(tails[:, 1].max()) if len(tails) else None,
+        )
+        self._profiler.bar_if_outlived(reading.annotations)
+        start, end = step.start_ns + offset, step.end_ns + offset
+        why = (
+            why_blind(reading, start)
+            if self._on_device
+            else why_blind_on_host(reading, stretches["backward"], len(found))
+        )
+        if self._is_blind(why):
+            return None
+        observed = (step.start_ns if self._observed_from_ns is None else self._observed_from_ns) + offset
+        stopped = union(intervals(stops) + offset)
+        # An operator that was under way has a row over all of the stop; what a device does meanwhile is work.
+        work = reading.work if self._on_device else {k: subtract(union(v), stopped) for k, v in reading.work.items()}
+        causes: dict[Cause, Intervals] = {
+            Cause.STOPPED: stopped,
+            Cause.DATA_WAIT: np.concatenate((stretches["data_wait"], reading.data_wait)),
+            Cause.CHECKPOINT: stretches["checkpoint"],
+            Cause.OPTIMIZER: stretches["optimizer"],
+            Cause.HOOK: EMPTY if self._on_device else stretches["overhead"],
+        }
+        phases = attribute_phases(
+            work, (start, end), stretches, causes=causes, observed=(min(max(observed, start), end), end)
+        )
+        total = Ledger(wall_ns=0)
+        for ledger in phases.values():
+            total = total + ledger
+        phases.pop("overhead")
+        on_device: dict[str, Ledger] | None = None
+        passed = passed_stretches(stretches, (start, end), reading.launches, reading.device_rows)
+        if passed is not None:
+            on_device = attribute_phases(reading.work, passed[1], passed[0], causes=causes)
+            on_device.pop("overhead")
+        ran = stretches if not self._on_device else {} if passed is None else passed[0]
+        backwards = ran.get("backward", EMPTY)
+        backward = None
+        if len(backwards) and not len(stopped):  # else its collectives tell nothing of a link
+            first, last = (int(instant) for instant in backwards[backwards[:, 0].argmax()])
+            rows, until = reading.collectives, end if self._on_device else max(last, int(tails.max(initial=last)))
+            backward = backward_window(rows, (first, last), until, on_device=self._on_device)
+        return Measurement(
+            ledger=total,
+            phases=phases,
+            row_count=len(found),
+            collectives=() if len(stopped) else sum_collectives(reading.collectives, (start, end)),
+            on_device=on_device,
+            backward=backward,
+        )
+
+    def _is_blind(self, why: str | None) -> bool:
+        self._blind_windows = 0 if why is None else self._blind_windows + 1
+        if why is not None:
+            _log.info("a window is thrown away: %s", why)
+        if self._blind_windows == BLIND_WINDOWS_MAX:
+            self._is_installed = False
+            _log.warning("pacecar takes no more windows, the last %d told nothing: %s", BLIND_WINDOWS_MAX, why)
+        return why is not None
+
+    def _clock_offset_ns(self) -> int:
+        """Return wall minus monotonic time, by the closest of some readings: the processor may be taken amid one."""
+        closest: tuple[int, int] | None = None
+        for _ in range(READINGS_MAX):
+            before = self._clock.monotonic_ns()
+            wall = self._clock.wall_ns()
+            gap = self._clock.monotonic_ns() - before
+            if closest is None or gap < closest[0]:
+                closest = gap, wall - before - gap // 2
+            if gap <= READING_NS_MAX:
+                break
+        assert closest is not None, "READINGS_MAX is more than none"
+        return closest[1]
+
+
+def why_blind(reading: Reading, start_ns: int) -> str | None:
+    """Return why `reading` of a device job tells nothing of the step that began at `start_ns`; None: it does.
+
+    Kineto drops rows at the head of a session, the more the longer the process lives, as it compares the device's
+    clock with the host's (pytorch issue 192021).  Silent as that is, it shows: a device that was busy through the step
+    before has rows before this one began, and nothing begins before its launch.
+    """
+    if reading.first_device_ns is None:
+        return "the profiler saw nothing on the device"
+    if reading.skew_ns > SKEW_NS_MAX:
+        return f"kernels begin {reading.skew_ns / 1e6:.1f} ms before they are launched: the device's clock is off"
+    if reading.first_device_ns > start_ns:
+        return "the kernels of its head are lost"
+    return None
+
+
+def why_blind_on_host(reading: Reading, backwards: Intervals, row_count: int) -> str | None:
+    """Return why `reading`, of `row_count` rows, tells nothing of a step of a CPU job; None: it does.
+
+    Such a window would call the step idle.  A step may run no operator in truth, as that of a stand-in for a model.
+    But then there is the record of its `Optimizer.step`, and the hooks saw no backward: in each of `backwards` (on the
+    trace's clock) autograd has a row for each node.
+    """
+    if not row_count:
+        return "the profiler recorded nothing at all"
+    begun, ended = reading.operators.T
+    if len(backwards) and not any(((begun < end) & (ended > start)).any() for start, end in backwards):
+        return "the profiler recorded no operator of its backward"
+    return None

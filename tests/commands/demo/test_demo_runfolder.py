@@ -1,0 +1,110 @@
+"""The run folder: readers follow files that are still being written, and what is written appears whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pacecar.clock import FakeClock
+from pacecar.commands.demo.result import Losses
+from pacecar.commands.demo.runfolder import (
+    LINE_BYTES_MAX,
+    RecordTail,
+    make_run_folder,
+    point_latest,
+    read_losses,
+    write_json,
+)
+from pacecar.records import Goodbye
+
+
+def line(rank: int) -> bytes:
+    return msgspec.json.encode(Goodbye(job="j", rank=rank, reason="ü", wall_ns=0)) + b"\n"
+
+
+def test_a_line_that_is_not_finished_is_read_when_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.jsonl"
+    tail = RecordTail(path)
+    assert tail.read() == []
+    whole = line(0) + line(1)
+    seen = []
+    with path.open("ab", buffering=0) as stream:
+        for i in range(len(whole)):
+            stream.write(whole[i : i + 1])
+            seen += tail.read()
+    assert [record.rank for record in seen if isinstance(record, Goodbye)] == [0, 1]
+    assert tail.refused == 0
+
+
+def test_a_truncated_last_line_loses_only_itself(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.jsonl"
+    path.write_bytes(line(0) + line(1)[:-5])
+    tail = RecordTail(path)
+    assert len(tail.read()) == 1
+    assert tail.refused == 0
+
+
+def test_lines_that_are_no_records_are_counted_and_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.jsonl"
+    wrong_ledger = b'{"type":"step","ledger":{"wall_ns":5}}\n'
+    path.write_bytes(b"nonsense\n" + line(0) + b'{"type":"teapot"}\n\n' + wrong_ledger + b"\xff\xff\n" + line(1))
+    tail = RecordTail(path)
+    assert len(tail.read()) == 2
+    assert tail.refused == 4
+
+
+def test_a_line_without_end_is_not_kept_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.jsonl"
+    path.write_bytes(b"x" * (LINE_BYTES_MAX + 10))
+    tail = RecordTail(path)
+    assert tail.read() == []
+    assert tail.refused == 1
+    with path.open("ab") as stream:
+        stream.write(b"y\n" + line(3))
+    assert len(tail.read()) == 1
+
+
+def test_run_folders_sort_by_time_and_do_not_collide(tmp_path: Path) -> None:
+    clock = FakeClock(wall_ns=1_700_000_000 * 10**9)
+    first, second = make_run_folder(tmp_path / "new" / "runs", clock), make_run_folder(tmp_path / "new" / "runs", clock)
+    assert first != second
+    assert first.name.startswith("20231114T221320Z-")
+    assert first.is_dir()
+
+
+def test_latest_follows_and_is_relative(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        point_latest(tmp_path / name)
+        assert os.readlink(tmp_path / "latest") == name
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "latest"]
+
+
+def test_a_latest_that_is_not_ours_stays(tmp_path: Path) -> None:
+    (tmp_path / "latest").mkdir()
+    (tmp_path / "a").mkdir()
+    point_latest(tmp_path / "a")
+    assert not (tmp_path / "latest").is_symlink()
+
+
+def test_a_document_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    write_json(path, {"steps": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"steps": object()})
+    assert json.loads(path.read_text()) == {"steps": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_first_and_last_losses_are_found_also_when_the_job_was_killed(tmp_path: Path) -> None:
+    path = tmp_path / "losses.jsonl"
+    assert read_losses(path) == Losses()
+    path.write_text(
+        '{"step": 0, "validation_bits_per_byte": 8.0}\n{"step": 1, "loss": 5.5}\n'
+        '{"step": 20, "loss": 0.0}\n{"step": 40, "lo'
+    )
+    assert read_losses(path) == Losses(first=5.5, last=0.0, validation_first=8.0, validation_last=8.0)

@@ -1,0 +1,394 @@
+"""What people see: within 80 x 24 while it runs, and at the end no gain that was not proved."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+from msgspec import structs
+from rich.console import Console, RenderableType
+
+from pacecar.commands.demo.closing_tables import closing
+from pacecar.commands.demo.progress import (
+    EVENTS_MAX,
+    PLAIN_CELLS_MAX,
+    RECENT_STEPS,
+    Progress,
+    Surroundings,
+    event_line,
+    plain_line,
+    screen,
+)
+from pacecar.commands.demo.rest_detector import REST_SECONDS, Rest
+from pacecar.commands.demo.result import DecisionOutcome, LedgerSum, Losses, Overhead, RankCount, Result, Throughput
+from pacecar.formatting.ledger_bar import ledger_bar
+from pacecar.formatting.ledger_headings import percent
+from pacecar.formatting.units import knob_text
+from pacecar.records import (
+    Bound,
+    Decision,
+    Goodbye,
+    JobHello,
+    Knobs,
+    Ledger,
+    Rung,
+    StepRecord,
+    TunerStatus,
+    Verdict,
+    WhatIf,
+)
+
+AROUND = Surroundings(
+    "20261121T000000Z-abcd",
+    "http://127.0.0.1:9850/metrics",
+    "runs/20261121T000000Z-abcd",
+    "200 s",
+    overhead_budget=0.01,
+)
+LEDGER = Ledger(
+    wall_ns=100_000_000, compute_ns=60_000_000, exposed_communication_ns=20_000_000, exposed_copy_ns=1_000_000,
+    data_wait_ns=5_000_000, host_bound_ns=6_000_000, optimizer_host_ns=4_000_000, checkpoint_ns=2_000_000,
+    unknown_ns=2_000_000, communication_ns=30_000_000, overlapped_communication_ns=10_000_000,
+)  # fmt: skip
+
+
+def console(*, colour: bool = False) -> Console:
+    return Console(file=io.StringIO(), width=80, height=24, color_system="truecolor" if colour else None)
+
+
+def shown(renderable: RenderableType, on: Console) -> str:
+    with on.capture() as capture:
+        on.print(renderable)
+    return capture.get()
+
+
+def a_step(rank: int, number: int, *, samples: int | None = 16, exact: bool = False) -> StepRecord:
+    return StepRecord(
+        job="j", rank=rank, step=number, ended_wall_ns=0, wall_ns=(1 + rank) * 10**10 if exact else LEDGER.wall_ns,
+        data_wait_ns=None, forward_ns=None, backward_ns=None, optimizer_ns=None, micro_batches=None, samples=samples,
+        tokens=None, ledger=Ledger(wall_ns=0) if exact else LEDGER, source="exact" if exact else "estimate",
+        calibration_age_steps=None, totals=LEDGER, total_steps=number, total_samples=None, total_tokens=None,
+        overhead_ns=0, total_overhead_ns=0, total_windows=0, dropped_records=0,
+        knobs=Knobs(epoch=7, values={"bucket_bytes": 25 * 2**20, "micro_batch": 4}),
+    )  # fmt: skip
+
+
+def busy() -> Progress:
+    progress = Progress()
+    for rank in (0, 1):
+        progress.take(
+            [
+                JobHello(
+                    job="j", rank=rank, local_rank=rank, world_size=2, pid=1, host="h", device="cpu", backend="gloo",
+                    framework="torch", pacecar_version="0", started_wall_ns=0,
+                ),
+                *(a_step(rank, n, exact=n == 30) for n in range(1, 200)),
+            ]
+        )  # fmt: skip
+    for number in range(1, 10):
+        progress.take(
+            [
+                Decision(
+                    job="j", decision=number, kind="trial", knob="bucket_bytes", from_value=2**20 * number,
+                    to_value=2**21 * number, step=1, wall_ns=0, reason="", expected_gain_ratio=None,
+                ),
+                TunerStatus(
+                    job="j", rank=0, state="trial", detail="bucket_bytes 1 MiB -> 2 MiB: " + "pair 2 of 8, " * 5,
+                    step=1, wall_ns=0, exploration_ns=0, trials=number,
+                ),
+                Verdict(
+                    job="j", decision=number, knob="bucket_bytes", outcome="kept", step=2, wall_ns=0,
+                    measured_gain_ratio=0.05, gain_low=None, gain_high=None, evidence=None, trial_steps=0,
+                    exploration_ns=0, reason="",
+                ),
+            ]
+        )  # fmt: skip
+    return progress
+
+
+@pytest.mark.parametrize("colour", [False, True])
+def test_the_busiest_screen_fits_80_by_24(colour: bool) -> None:
+    on = console(colour=colour)
+    text = shown(screen(busy(), AROUND, 83.0, on), on)
+    plain = shown(screen(busy(), AROUND, 83.0, console()), console())
+    assert len(text.splitlines()) <= 24
+    assert all(len(line) <= 80 for line in plain.splitlines())
+    for part in ("199", "320.0 samples/s", "100.0 ms/step", "exposed communication 20.0 %", "micro_batch 4", "trial  "):
+        assert part in plain
+    assert "http://127.0.0.1:9850/metrics" in plain
+
+
+def test_before_the_first_step_the_screen_says_what_is_waited_for() -> None:
+    on = console()
+    assert "starting" in shown(screen(Progress(), AROUND, 1.0, on), on)
+    assert "starting" in plain_line(Progress(), 1.0)
+
+
+def test_a_display_keeps_no_more_than_the_recent_steps() -> None:
+    progress = Progress()
+    progress.take(a_step(0, n) for n in range(1, 10_000))
+    ledger = progress.ledger()
+    assert ledger is not None
+    assert ledger.wall_ns == RECENT_STEPS * LEDGER.wall_ns
+
+
+def test_samples_that_are_not_counted_are_not_shown_as_zero() -> None:
+    progress = Progress()
+    progress.take([a_step(0, 1, samples=None)])
+    assert progress.samples_per_second() is None
+    assert "samples" not in plain_line(progress, 1.0)
+
+
+def test_records_that_a_display_does_not_need_do_not_disturb_it() -> None:
+    progress = Progress()
+    progress.take([Goodbye(job="j", rank=0, reason="x", wall_ns=0)])
+    assert progress.last is None
+
+
+@pytest.mark.parametrize("width", [1, 7, 20, 68, 200])
+def test_a_bar_is_always_full(width: int) -> None:
+    assert len(ledger_bar(LEDGER, width, console()).plain) == width
+
+
+def test_a_bar_of_no_time_is_empty() -> None:
+    assert ledger_bar(Ledger(wall_ns=0), 40, console()).plain == ""
+
+
+def test_bytes_are_written_as_people_write_them_and_missing_is_a_dash() -> None:
+    assert knob_text("bucket_bytes", 25 * 2**20) == "25 MiB"
+    assert knob_text("bucket_bytes", 512 * 2**10) == "512 KiB"
+    assert knob_text("micro_batch", 8) == "8"
+    assert percent(None) == "-"
+    assert percent(0.0) == "0.0 %"
+
+
+def outcome(verdict: str | None, kind: str = "trial") -> DecisionOutcome:
+    return DecisionOutcome(
+        decision=1, kind=kind, knob="micro_batch", from_value=2, to_value=4, step_applied={0: 60, 1: 60},
+        expected_gain_ratio=None, measured_gain_ratio=None if verdict is None else 0.18, gain_low=0.08, gain_high=0.27,
+        verdict=verdict, reason="a reason for people",
+    )  # fmt: skip
+
+
+def a_result(*decisions: DecisionOutcome, early: bool = False) -> Result:
+    rate = None if early else Throughput(120.0, 110.0, 130.0, steps=40, windows=5)
+    ledger = None if early else LedgerSum(rank=0, steps=40, estimate=40, exact=0, ledger=LEDGER)
+    return Result(
+        world_size=2, steps=600, ledger_before=ledger, ledger_after=ledger, exact_before=None, exact_after=None,
+        knobs_before={"micro_batch": 2}, knobs_after={"micro_batch": 4}, throughput_before=rate, throughput_after=rate,
+        decisions=decisions, switches=3, overhead=Overhead(0.0042, 120.0), exploration_ns=0, tuner=None,
+        losses=Losses(first=5.5, last=2.0), ranks=(RankCount(0, 600, 610, 0, None),),
+    )  # fmt: skip
+
+
+def closed(result: Result) -> str:
+    on = console()
+    return shown(closing(result, {"result": "runs/x/result.json"}, on), on)
+
+
+def test_the_closing_fits_80_columns_and_has_every_number() -> None:
+    text = closed(a_result(outcome("kept")))
+    assert all(len(line.rstrip()) <= 80 for line in text.splitlines())
+    for part in (
+        "Kept: micro_batch 2 -> 4", "compute", "60.0 %", "unknown", "120.0", "110.0 .. 130.0", "18.0 %",
+        "8.0 .. 27.0",
+        "a reason for people", "0.42 %", "5.500 -> 2.000", "runs/x/result.json",
+    ):  # fmt: skip
+        assert part in text
+
+
+def test_what_is_said_to_be_proven_is_the_lower_bound_of_the_trials_together() -> None:
+    second = dataclasses.replace(outcome("kept"), decision=2, measured_gain_ratio=0.1, gain_low=0.02)
+    text = closed(a_result(outcome("kept"), second, outcome("rolled_back")))
+    assert "at least 9.8 % of step time saved; the trials measured 26.2 %" in text  # 1 - 0.92 * 0.98, 1 - 0.82 * 0.9
+    unbounded = closed(a_result(dataclasses.replace(outcome("kept"), gain_low=None)))
+    assert "18.0 % of step time saved, as measured by trials too few to bound it" in unbounded
+    assert "at least" not in unbounded
+
+
+def test_the_widest_decision_is_not_cut() -> None:
+    wide = dataclasses.replace(
+        outcome("rolled_back"), knob="bucket_bytes", from_value=25 * 2**20, to_value=16 * 2**20, gain_low=-0.302,
+        expected_gain_ratio=-0.123, step_applied={0: 1200, 1: 1200},
+    )  # fmt: skip
+    (row,) = [line for line in closed(a_result(wide)).splitlines() if "25 MiB -> 16 MiB" in line]
+    for part in ("bucket_bytes", "1200", "-12.3 %", "18.0 %", "-30.2 .. 27.0", "rolled back"):
+        assert part in row
+
+
+def test_where_a_knobs_name_has_no_room_it_is_folded_and_its_verdict_stays_whole() -> None:
+    wide = dataclasses.replace(
+        outcome("rolled_back"), knob="first_bucket_bytes", from_value=25 * 2**20, to_value=16 * 2**20, gain_low=-0.302,
+        expected_gain_ratio=-0.123, step_applied={0: 1200, 1: 1200},
+    )  # fmt: skip
+    (row,) = [line for line in closed(a_result(wide)).splitlines() if "25 MiB -> 16 MiB" in line and "1200" in line]
+    for part in ("first_bu", "-12.3 %", "18.0 %", "-30.2 .. 27.0", "rolled back"):
+        assert part in row
+    assert "\N{HORIZONTAL ELLIPSIS}" not in row
+
+
+def test_no_gain_is_said_plainly() -> None:
+    assert "Nothing proved better" in closed(a_result(outcome("rolled_back")))
+    assert "No knob was turned" in closed(a_result())
+    assert "No knob was turned" in closed(a_result(outcome(None, kind="advise")))
+    assert "too early to compare" in closed(a_result(early=True))
+
+
+def test_a_trial_without_a_verdict_is_open_and_its_gain_a_dash() -> None:
+    text = closed(a_result(outcome(None)))
+    assert "still open" in text
+    assert "Kept" not in text
+
+
+@pytest.mark.parametrize(
+    ("overhead", "said"),
+    [
+        (Overhead(0.0099, 90.0), "0.99 % of the run's wall time was pacecar's own, on all ranks"),
+        (Overhead(0.0099, 90.0), "within its budget of 1.0 %"),
+        (Overhead(0.013, 100.0, 0.007), "over its budget of 1.0 %"),
+        (Overhead(0.013, 100.0, 0.007), "start and trials are paid back after 100 s more of training"),
+        (Overhead(0.01003, 99.0, 0.009), "start and trials are paid back after 3.0 s more of training"),
+        (Overhead(0.013, 100.0, 0.012), "it goes on like that, with 1.20 % of late"),
+        (Overhead(0.013, 100.0), "too early to say"),
+    ],
+)
+def test_what_pacecar_cost_stands_beside_its_budget_and_with_the_time_by_which_it_is_paid(
+    overhead: Overhead, said: str
+) -> None:
+    text = closed(replace(a_result(outcome("kept")), overhead=overhead, overhead_budget=0.01))
+    assert said in text
+    assert ("over its budget" in text) is (overhead.ratio > 0.01)
+    assert all(len(line.rstrip()) <= 80 for line in text.splitlines())
+    assert "budget" not in closed(replace(a_result(), overhead=overhead))
+
+
+def a_trial(number: int) -> Decision:
+    return Decision(
+        job="j", decision=number, kind="trial", knob="micro_batch", from_value=1, to_value=2, step=1, wall_ns=0,
+        reason="", expected_gain_ratio=None,
+    )  # fmt: skip
+
+
+def a_verdict(number: int, outcome: Literal["kept", "rolled_back"] = "kept") -> Verdict:
+    return Verdict(
+        job="j", decision=number, knob="micro_batch", outcome=outcome, step=2, wall_ns=0, measured_gain_ratio=0.3,
+        gain_low=0.1, gain_high=0.5, evidence=None, trial_steps=0, exploration_ns=0, reason="",
+    )  # fmt: skip
+
+
+def a_status(state: Literal["watching", "trial", "screening"], detail: str = "so") -> TunerStatus:
+    return TunerStatus(job="j", rank=0, state=state, detail=detail, step=250, wall_ns=0, exploration_ns=0, trials=1)
+
+
+def test_the_trial_under_way_is_on_the_screen_with_its_bounds_and_then_its_verdict() -> None:
+    progress, on = Progress(), console()
+    progress.take(a_step(0, number) for number in range(1, 40))
+    detail = "micro_batch 1 -> 2: trial, pair 3 of at most 48, saves 30.0 % so far (10.0 .. 50.0 %)"
+    progress.take([a_trial(1), a_status("trial", detail)])
+    text = shown(screen(progress, AROUND, 5.0, on), on)
+    assert "trial     micro_batch 1 -> 2: trial, pair 3 of at most 48, saves 30.0 %" in text
+    assert "(10.0 .. 50.0 %)" in text
+    assert plain_line(progress, 5.0) == f"0:05  step 250  {detail}"
+    progress.take([a_verdict(1), a_status("watching")])
+    assert progress.trial is None
+    text = shown(screen(progress, AROUND, 5.0, on), on)
+    assert "kept: micro_batch 1 -> 2, step time saved +30.0 % (10.0 .. 50.0 %)" in text
+    assert "1.00 x the start" in text
+    assert "overhead  0.00 % of the time so far, 1.0 % allowed" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_screen_may_be_wide_and_what_the_tuner_says_too_long(width: int) -> None:
+    progress = busy()
+    progress.take([a_status("watching", "nothing near it is better; " * 40)])
+    wide = Console(file=io.StringIO(), width=width, height=24, color_system=None)
+    lines = shown(screen(progress, AROUND, 5.0, wide), wide).splitlines()
+    assert len(lines) <= 24
+    assert max(len(line) for line in lines) <= width
+
+
+def test_lines_of_a_log_are_short_and_events_are_bounded() -> None:
+    progress = busy()
+    progress.take([a_status("trial", "x" * 300), a_trial(99)])
+    assert len(plain_line(progress, 3599.0)) <= PLAIN_CELLS_MAX
+    progress.take([a_verdict(99)])
+    assert len(plain_line(progress, 3599.0)) <= PLAIN_CELLS_MAX
+    assert list(progress.events)[-2:] == [
+        "trial: micro_batch 1 -> 2",
+        "kept: micro_batch 1 -> 2, step time saved +30.0 % (10.0 .. 50.0 %)",
+    ]
+    assert event_line(progress.events[-1], 61.0).startswith("1:01  kept: micro_batch 1 -> 2")
+    progress.take(a_trial(number) for number in range(1000))
+    assert len(progress.events) == EVENTS_MAX
+
+
+def resting(*, cost_ns: int = 0) -> Progress:
+    progress = Progress()
+    progress.take([structs.replace(a_step(rank, 1), total_overhead_ns=cost_ns) for rank in (0, 1)])
+    progress.take([a_trial(1), a_verdict(1), a_status("watching")])
+    return progress
+
+
+def test_the_demo_ends_when_something_was_kept_and_nothing_is_tried_for_a_while() -> None:
+    rest, progress = Rest(0.01), resting()
+    assert not rest.is_over(progress, 100.0)
+    assert not rest.is_over(progress, 99.0 + REST_SECONDS)
+    assert rest.is_over(progress, 100.0 + REST_SECONDS)
+
+
+def test_another_trial_and_another_look_begin_the_rest_anew() -> None:
+    rest, progress = Rest(0.01), resting()
+    assert not rest.is_over(progress, 0.0)
+    progress.take([a_trial(2), a_status("trial")])
+    assert not rest.is_over(progress, REST_SECONDS)
+    progress.take([a_verdict(2, "rolled_back"), a_status("screening")])
+    assert not rest.is_over(progress, 2 * REST_SECONDS)
+    progress.take([a_status("watching")])
+    assert not rest.is_over(progress, 3 * REST_SECONDS)
+    assert rest.is_over(progress, 4 * REST_SECONDS)
+
+
+def test_who_found_nothing_does_not_rest_and_who_owes_neither() -> None:
+    nothing = Progress()
+    nothing.take([a_step(0, 1), a_trial(1), a_verdict(1, "rolled_back"), a_status("watching")])
+    owing = resting(cost_ns=LEDGER.wall_ns // 50)
+    for progress in (nothing, owing):
+        rest = Rest(0.01)
+        assert not rest.is_over(progress, 0.0)
+        assert not rest.is_over(progress, 100 * REST_SECONDS)
+    assert rest.is_over(resting(cost_ns=LEDGER.wall_ns // 200), 101 * REST_SECONDS), "paid meanwhile"
+
+
+MS = 1_000_000
+
+
+def ladder(*rungs: Rung, of_rank: int | None = None) -> WhatIf:
+    return WhatIf(
+        job="j", of_rank=of_rank, step=9, wall_ns=1, steps=120, pace_ns=80 * MS, source="estimate",
+        calibration_age_steps=4, rungs=rungs,
+    )  # fmt: skip
+
+
+def test_the_closing_says_what_would_help_most_the_best_first_and_that_it_is_no_promise() -> None:
+    rungs = (
+        Rung("communication_hidden", 64 * MS, 0.2, Bound.REST),
+        Rung("data_free", 80 * MS, 0.0, Bound.REST),
+        Rung("all", 40 * MS, 0.5, Bound.COMPUTE),
+    )
+    text = closed(replace(a_result(), what_if=ladder(*rungs)))
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert "bounds, not promises" in text
+    lines = [line.split() for line in text.splitlines()]
+    at = next(n for n, words in enumerate(lines) if words[:3] == ["as", "it", "is"])
+    assert lines[at + 1][-6:] == ["40.00", "ms", "50.0", "%", "2.00", "x"]
+    assert lines[at + 2][-6:] == ["64.00", "ms", "20.0", "%", "1.25", "x"]
+    assert "data for free" not in text
+
+
+def test_a_ladder_of_nothing_is_one_line_and_no_ladder_none() -> None:
+    flat = ladder(Rung("data_free", 80 * MS, 0.0, Bound.REST), of_rank=3)
+    assert "nothing on the ladder saves 0.5 %" in closed(replace(a_result(), what_if=flat))
+    assert "What would help" not in closed(a_result())

@@ -1,0 +1,452 @@
+"""The document: runs with known numbers come out with these numbers, whatever order, restarts and gaps they have."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pacecar.commands.demo.summary import summarize
+from pacecar.commands.report.build import BuildOptions, Built, build_report
+from pacecar.commands.report.comparison import compare
+from pacecar.commands.report.costs import Prices
+from pacecar.commands.report.document import Report
+from pacecar.commands.report.figures import Interval
+from pacecar.commands.report.inputs import find_inputs
+from pacecar.commands.report.notices import ReportError
+from pacecar.commands.report.significance import judge
+from pacecar.commands.report.step_sums import BINS_MAX
+from pacecar.commands.report.tables import headline
+from pacecar.commands.report.utilization_tables import trust_table
+from pacecar.comparing import WARMUP_STEPS
+from pacecar.records import EstimateCheck, Goodbye, HangSuspicion, JobRecord, Ledger, Straggler, TunerOrder, TunerStatus
+from tests.commands.report.runs import MS, START_NS, hello, lines, steady, step, switch, tuned, untuned, verdict
+
+
+def built(folder: Path, **options: object) -> Built:
+    return build_report(find_inputs(folder), BuildOptions(**options))  # type: ignore[arg-type]
+
+
+def report_of(folder: Path, **options: object) -> Report:
+    return built(folder, **options).report
+
+
+def append(folder: Path, rank: int, *records: JobRecord) -> None:
+    with (folder / f"rank{rank}.jsonl").open("ab") as stream:
+        stream.write(lines(records))
+
+
+def test_a_steady_run_has_the_numbers_that_it_was_made_of(tmp_path: Path) -> None:
+    report = report_of(untuned(tmp_path / "run"))
+    assert (report.job, report.world_size, report.ranks_seen, report.lives) == ("j", 2, 2, 1)
+    assert (report.steps, report.samples, report.tokens) == (200, 2 * 16 * 200, 2 * 512 * 200)
+    assert report.duration_ns == 200 * 100 * MS
+    assert not report.is_tuned
+    assert report.after is None
+    side = report.before
+    assert side is not None
+    assert side.steps == 200 - WARMUP_STEPS
+    assert side.rate is not None
+    assert side.rate.median == pytest.approx(2 * 16 / 0.1)
+    assert side.rate.cv == pytest.approx(0.0)
+    assert side.tokens_per_second == pytest.approx(2 * 512 / 0.1)
+    assert side.step_mean_ns == 100 * MS
+    assert side.step_p99_ns == pytest.approx(100 * MS, rel=0.003)
+    assert side.ledger_ns["compute"] == 80 * MS
+    assert side.ledger_ns["exposed_communication"] == 15 * MS
+    assert side.ledger_ns["host_bound"] == 5 * MS
+    assert sum(side.ledger_ns.values()) == side.step_mean_ns
+    assert side.overlap_ratio == pytest.approx(0.5)
+    assert report.overhead.ratio == pytest.approx(0.005)
+    assert report.overhead.worst_rank is not None
+    assert [rank.dropped_records for rank in report.ranks] == [0, 1]
+    assert report.notices == ()
+
+
+def test_before_after_and_what_a_change_brought(tmp_path: Path) -> None:
+    report = report_of(tuned(tmp_path / "run"))
+    assert report.is_tuned
+    assert report.before is not None
+    assert report.after is not None
+    assert (report.before.first, report.before.last) == ((0, WARMUP_STEPS), (0, 59))
+    # The switch at 99 settles for two steps.
+    assert (report.after.first, report.after.last) == ((0, 102), (0, 199))
+    assert report.after.step_mean_ns == 80 * MS
+    assert report.change is not None
+    assert report.change.change_ratio == pytest.approx(0.25)
+    assert report.proven_gain_ratio == pytest.approx(0.2)
+    (change,) = report.changes
+    assert (change.knob, change.from_value, change.to_value, change.outcome) == ("micro_batch", 2, 4, "kept")
+    assert (change.expected_gain_ratio, change.measured_gain_ratio) == (0.1, 0.2)
+    assert (change.gain_low, change.gain_high, change.applied_step, change.verdict_step) == (0.1, 0.3, 59, 99)
+    assert report.after.knobs == {"micro_batch": 4}
+    assert report.before.knobs == {"micro_batch": 2}
+
+
+def test_what_is_said_to_be_proven_is_the_lower_bound_of_the_trials(tmp_path: Path) -> None:
+    report = report_of(tuned(tmp_path / "run"))
+    assert (report.proven_gain_low, report.proven_gain_high) == (pytest.approx(0.1), pytest.approx(0.3))
+    assert "prove at least 10.0 % of step time saved (measured 20.0 %, 1.25 times the throughput)" in headline(report)
+
+
+def test_a_change_that_is_proven_again_after_a_restart_counts_once(tmp_path: Path) -> None:
+    folder = tuned(tmp_path / "run")
+    for rank in (0, 1):
+        path = folder / f"rank{rank}.jsonl"
+        path.write_bytes(path.read_bytes() * 2)
+    report = report_of(folder)
+    assert report.lives == 2
+    assert [change.is_in_force for change in report.changes] == [False, True]
+    assert report.proven_gain_ratio == pytest.approx(0.2)
+    assert headline(report).startswith("Kept: micro_batch 2 → 4. ")
+
+
+def test_a_kept_change_that_somebody_turned_away_later_has_saved_nothing(tmp_path: Path) -> None:
+    folder = tuned(tmp_path / "run")
+    for rank in (0, 1):
+        more = [step(rank, number, micro_batch=2, epoch=4) for number in range(200, 260)]
+        append(folder, rank, switch(2, 199, 2, 4, rank=rank), *more)
+    report = report_of(folder)
+    assert report.proven_gain_ratio is None
+    assert headline(report).startswith("Kept at first, and no longer set at the end: micro_batch 2 → 4. Throughput")
+
+
+def test_before_and_after_of_a_machine_that_wandered_claim_nothing(tmp_path: Path) -> None:
+    """The settings bring nothing; another job takes half the machine in the middle of `after`."""
+    folder = tuned(tmp_path / "run", steps=100)
+    generator = random.Random(4)
+    walls = [round((70 if number < 400 else 140) * MS * generator.uniform(0.99, 1.01)) for number in range(700)]
+    for rank in (0, 1):
+        append(folder, rank, *(step(rank, 100 + n, wall, micro_batch=4, epoch=3) for n, wall in enumerate(walls)))
+    report = report_of(folder)
+    assert report.change is not None
+    assert report.change.change_ratio > 0.2
+    assert report.change_verdict not in ("faster", "slower")
+    assert "the second half of 'after' differs from its first by" in headline(report)
+
+
+def test_what_was_rolled_back_is_not_after(tmp_path: Path) -> None:
+    report = report_of(tuned(tmp_path / "run", kept=False))
+    assert report.after is not None
+    assert report.after.step_mean_ns == 100 * MS
+    assert report.after.knobs == {"micro_batch": 2}
+    assert report.proven_gain_ratio is None
+
+
+def test_the_same_stretches_as_the_demos_own_summary(tmp_path: Path) -> None:
+    """Two programs draw the line between before and after; they draw the same one."""
+    folder = tuned(tmp_path / "run", gain=0.1)
+    decoder = msgspec.json.Decoder(JobRecord)
+    records = [
+        decoder.decode(line) for rank in (0, 1) for line in (folder / f"rank{rank}.jsonl").read_bytes().splitlines()
+    ]
+    result, report = summarize(records), report_of(folder)
+    assert report.before is not None
+    assert report.after is not None
+    assert report.before.rate is not None
+    assert report.after.rate is not None
+    assert result.throughput_before is not None
+    assert result.throughput_after is not None
+    assert result.steps_before == (report.before.first[1], report.before.last[1])
+    assert result.steps_after == (report.after.first[1], report.after.last[1])
+    assert report.before.rate.median == pytest.approx(result.throughput_before.samples_per_second)
+    assert report.after.rate.median == pytest.approx(result.throughput_after.samples_per_second)
+    assert result.knobs_after == report.after.knobs
+    assert result.proven.ratio == pytest.approx(report.proven_gain_ratio)
+    assert result.proven.low == pytest.approx(report.proven_gain_low)
+
+
+def test_profiled_and_disturbed_steps_say_nothing_about_the_pace(tmp_path: Path) -> None:
+    folder = untuned(tmp_path / "run", steps=60)
+    for rank in (0, 1):
+        append(folder, rank, step(rank, 60, 900 * MS, exact=True), step(rank, 61, 900 * MS, disturbed=rank == 0))
+    side = report_of(folder).before
+    assert side is not None
+    assert side.step_max_ns == 100 * MS
+
+
+def test_zero_samples_are_a_measurement_and_none_is_missing(tmp_path: Path) -> None:
+    for name, samples in (("zero", 0), ("none", None)):
+        folder = tmp_path / name
+        folder.mkdir()
+        for rank in (0, 1):
+            records = [hello(rank), *(step(rank, n, samples=samples, tokens=None) for n in range(60))]
+            (folder / f"rank{rank}.jsonl").write_bytes(lines(records))
+    zero, none = report_of(tmp_path / "zero"), report_of(tmp_path / "none")
+    assert (zero.rate_unit, zero.samples) == ("samples", 0)
+    assert (none.rate_unit, none.samples, none.tokens) == ("steps", None, None)
+    assert none.before is not None
+    assert none.before.rate is not None
+    assert none.before.rate.median == pytest.approx(10.0)
+    assert none.before.samples_per_second is None
+
+
+def test_a_run_that_ends_in_its_warm_up_says_so_and_has_what_there_is(tmp_path: Path) -> None:
+    report = report_of(untuned(tmp_path / "run", steps=5))
+    assert report.before is None
+    assert report.steps == 5
+    assert len(report.line) > 0
+    assert any("warm-up" in notice.text for notice in report.notices)
+    assert not any(notice.is_damage for notice in report.notices)
+
+
+def test_a_job_that_was_started_again_has_two_lives_and_all_its_steps(tmp_path: Path) -> None:
+    folder = untuned(tmp_path / "run", steps=60)
+    for rank in (0, 1):
+        again = [step(rank, n, total_wall_ns=(n + 1) * 100 * MS, ended_ns=START_NS + 10**11 + n) for n in range(40)]
+        append(folder, rank, hello(rank), *again)
+    report = report_of(folder)
+    assert (report.lives, report.steps, report.samples) == (2, 100, 2 * 16 * 100)
+    assert report.compared_steps == 100
+    assert report.before is not None
+    # Both lives warm up.
+    assert report.before.steps == 100 - 2 * WARMUP_STEPS
+    assert report.before.last == (1, 39)
+    assert any("attached 2 times" in notice.text for notice in report.notices)
+
+
+@pytest.mark.parametrize("jump_ns", [365 * 86400 * 10**9, -3600 * 10**9])
+def test_a_clock_that_was_set_meanwhile_makes_no_run_of_a_year(tmp_path: Path, jump_ns: int) -> None:
+    folder = untuned(tmp_path / "run", steps=100)
+    for rank in (0, 1):
+        late = [step(rank, n, ended_ns=START_NS + (n + 1) * 100 * MS + jump_ns) for n in range(100, 200)]
+        append(folder, rank, *late)
+    report = report_of(folder, prices=Prices(per_gpu_hour=3.6))
+    assert report.duration_ns == 200 * 100 * MS
+    assert report.cost is not None
+    assert report.cost.run == pytest.approx(2 * 20 * 3.6 / 3600)
+    assert any("the clock was set by" in notice.text for notice in report.notices)
+
+
+def test_a_job_that_went_on_with_fewer_ranks_is_measured_to_its_end(tmp_path: Path) -> None:
+    """As torchrun restarts an elastic job: four ranks, then two at half the pace."""
+    folder = untuned(tmp_path / "run", ranks=4, steps=60)
+    for rank in (0, 1):
+        append(folder, rank, hello(rank, 2), *(step(rank, number, 200 * MS) for number in range(200)))
+    report = report_of(folder)
+    assert (report.compared_steps, report.incomplete_steps) == (260, 0)
+    assert report.before is not None
+    assert report.before.last == (1, 199)
+    assert any("2 and 4 ranks in turn" in notice.text for notice in report.notices)
+
+
+def test_steps_that_only_some_ranks_measured_are_counted_and_not_compared(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for rank, every in ((0, 1), (1, 2)):
+        records = [hello(rank), *(step(rank, n) for n in range(0, 80, every))]
+        (folder / f"rank{rank}.jsonl").write_bytes(lines(records))
+    report = report_of(folder)
+    assert (report.compared_steps, report.incomplete_steps) == (40, 40)
+
+
+def test_the_time_line_is_bounded_and_loses_no_step(tmp_path: Path) -> None:
+    report = report_of(untuned(tmp_path / "run", steps=2000, pace=steady(1000 * MS)))
+    assert 10 < len(report.line) <= BINS_MAX
+    assert sum(piece.rank_steps for piece in report.line) == 4000
+    assert all(piece.ledger_ns["compute"] == 800 * MS for piece in report.line)
+
+
+def test_cost_is_price_times_gpus_times_hours(tmp_path: Path) -> None:
+    prices = Prices(per_gpu_hour=3.6, tokens_per_epoch=10_240_000, epochs=100)
+    cost = report_of(untuned(tmp_path / "run"), prices=prices).cost
+    assert cost is not None
+    # 2 GPUs for 20 s at 3.6 an hour, which is 0.001 a second.
+    assert cost.run == pytest.approx(2 * 20 * 0.001)
+    assert cost.before is not None
+    assert cost.before.per_hour == pytest.approx(7.2)
+    # 10 240 tokens a second: an epoch takes 1000 s.
+    assert cost.before.epoch_seconds == pytest.approx(1000.0)
+    assert cost.before.per_epoch == pytest.approx(2.0)
+    assert cost.before.per_epochs == pytest.approx(200.0)
+    assert cost.before.per_million_tokens == pytest.approx(0.002 / 10_240 * 1e6)
+    assert cost.before.per_million_samples == pytest.approx(0.002 / 320 * 1e6)
+    free = report_of(untuned(tmp_path / "free"), prices=Prices(per_gpu_hour=0.0)).cost
+    assert free is not None
+    assert free.run == 0.0
+
+
+def test_stragglers_and_hangs_are_told_once_each(tmp_path: Path) -> None:
+    folder = untuned(tmp_path / "run", steps=60)
+
+    def late(at: int, excess: int, *, ended: bool = False) -> Straggler:
+        return Straggler(job="j", late_rank=1, cause="data_wait", phase="data_wait", since_step=20, step=at,
+                         wall_ns=START_NS, excess_ns=excess * MS, evidence="waits for data", ended=ended)  # fmt: skip
+
+    def hang(silent: int, *, ended: bool = False) -> HangSuspicion:
+        return HangSuspicion(job="j", rank=0, step=59, phase="backward", wall_ns=START_NS, silent_ns=silent * 10**9,
+                             last_collective="all_reduce", collectives=7, stack=None, ended=ended)  # fmt: skip
+
+    append(folder, 0, late(30, 10), late(40, 30), late(45, 5, ended=True), hang(60), hang(120), hang(130, ended=True))
+    report = report_of(folder)
+    (slowdown,) = report.slowdowns
+    assert (slowdown.since_step, slowdown.last_step, slowdown.excess_ns, slowdown.is_over) == (20, 45, 30 * MS, True)
+    assert slowdown.lost_ns == 30 * MS * 26
+    (suspicion,) = report.hangs
+    assert (suspicion.rank, suspicion.silent_ns, suspicion.phase, suspicion.is_over) == (
+        0,
+        130 * 10**9,
+        "backward",
+        True,
+    )
+
+
+def test_errors_of_the_estimate_the_tuners_last_word_and_peoples_orders(tmp_path: Path) -> None:
+    folder = untuned(tmp_path / "run", steps=60)
+    exact = Ledger(wall_ns=100, compute_ns=80, unknown_ns=20)
+    for rank, moved in ((0, 10), (1, 30)):
+        estimate = Ledger(wall_ns=100, compute_ns=80 - moved, unknown_ns=20 + moved)
+        append(folder, rank, EstimateCheck(job="j", rank=rank, step=50, ended_wall_ns=1, exact=exact, estimate=estimate,
+                                           calibration_age_steps=9, is_own_setting=rank == 0, windows=1))  # fmt: skip
+    order = TunerOrder(job="j", action="set", outcome="done", uid=1000, values={"bucket_bytes": 2**20}, step=55,
+                       wall_ns=5, detail="by hand")  # fmt: skip
+    first = TunerStatus(job="j", rank=0, state="frozen", detail="why", step=58, wall_ns=9, exploration_ns=4, trials=1)
+    other = TunerStatus(job="j", rank=1, state="warming", detail="", step=0, wall_ns=1, exploration_ns=0, trials=0)
+    append(folder, 0, order, first, Goodbye(job="j", rank=0, reason="finished", wall_ns=1))
+    append(folder, 1, other)
+    report = report_of(folder)
+    error = report.estimate_error
+    assert error is not None
+    assert (error.windows, error.median_ratio, error.worst_ratio) == (2, pytest.approx(0.2), pytest.approx(0.3))
+    assert (error.own_setting, error.own_setting_median_ratio) == (1, pytest.approx(0.1))
+    assert report.tuner == "frozen: why"
+    assert report.overhead.exploration_ns == 4
+    assert report.orders == ("step 55: uid 1000 ordered set bucket_bytes 1 MiB: done: by hand",)
+    assert [rank.last_words for rank in report.ranks] == ["finished", None]
+
+
+def test_steps_after_the_last_record_count_where_the_goodbye_has_them(tmp_path: Path) -> None:
+    folder = untuned(tmp_path / "run", steps=60)
+    before = report_of(folder)
+    totals = Ledger(wall_ns=75 * 100 * MS, compute_ns=75 * 100 * MS)
+    append(folder, 0, Goodbye(job="j", rank=0, reason="finished", wall_ns=1))  # as older hooks say it
+    append(folder, 1, Goodbye(job="j", rank=1, reason="finished", wall_ns=1, totals=totals, total_steps=75,
+                              total_samples=75 * 16, total_tokens=75 * 512, total_overhead_ns=5 * MS))  # fmt: skip
+    report = report_of(folder)
+    assert (before.steps, report.steps) == (60, 75)
+    assert [rank.steps for rank in report.ranks] == [60, 75]
+    assert report.ranks[1].step_mean_ns == 100 * MS
+    assert report.ranks[1].overhead_ratio == pytest.approx(5 / 7500)
+    assert report.samples == (60 + 75) * 16
+    assert report.tokens == (60 + 75) * 512
+    assert before.duration_ns is not None
+    assert report.duration_ns == before.duration_ns + 15 * 100 * MS
+    assert report.before == before.before, "what is judged was measured"
+
+
+def test_a_goodbye_ends_its_own_start_of_the_job_and_no_other(tmp_path: Path) -> None:
+    folder = untuned(tmp_path / "run", ranks=1, steps=60)
+    totals = Ledger(wall_ns=45 * 100 * MS, compute_ns=45 * 100 * MS)
+    bye = Goodbye(job="j", rank=0, reason="finished", wall_ns=1, totals=totals, total_steps=45)
+    append(folder, 0, hello(0, 1), *(step(0, number) for number in range(40)), bye)
+    assert [rank.steps for rank in report_of(folder).ranks] == [60 + 45]
+
+
+def test_two_jobs_in_a_folder_are_named_and_one_can_be_chosen(tmp_path: Path) -> None:
+    folder = untuned(tmp_path / "run", steps=60)
+    for rank in (0, 1):
+        other = [step(rank, n, 50 * MS, job="other", total_wall_ns=(n + 1) * 50 * MS) for n in range(60)]
+        append(folder, rank, hello(rank, job="other"), *other)
+    with pytest.raises(ReportError, match=r"holds 2 jobs: j .*, other .*--job"):
+        report_of(folder)
+    mine, other_report = report_of(folder, job="j"), report_of(folder, job="other")
+    assert mine.notices == other_report.notices == ()
+    assert mine.before is not None
+    assert other_report.before is not None
+    assert (mine.before.step_mean_ns, other_report.before.step_mean_ns) == (100 * MS, 50 * MS)
+    with pytest.raises(ReportError, match="no record of job 'third'; there are j, other"):
+        report_of(folder, job="third")
+
+
+def test_a_run_that_ended_inside_a_trial_is_judged_at_the_settings_before_it(tmp_path: Path) -> None:
+    folder = tuned(tmp_path / "run")
+    for rank in (0, 1):
+        total = 200 * 100 * MS
+        append(folder, rank, switch(2, 199, 8, 4, rank=rank))
+        append(folder, rank, *(step(rank, n, 70 * MS, micro_batch=8, epoch=4, total_wall_ns=total + n * MS)
+                               for n in range(200, 240)))  # fmt: skip
+    # Decision 2 began at 4; no verdict came.
+    from tests.commands.report.runs import decision
+
+    append(folder, 0, decision(2, 195, 4, 8))
+    report = report_of(folder)
+    assert report.after is not None
+    assert report.after.knobs == {"micro_batch": 4}
+    assert report.after.step_mean_ns == 80 * MS
+
+
+def test_the_document_is_json_with_a_version_and_round_trips(tmp_path: Path) -> None:
+    report = report_of(tuned(tmp_path / "run"), prices=Prices(per_gpu_hour=2.0))
+    text = msgspec.json.encode(report)
+    assert json.loads(text)["schema_version"] == 1
+    assert msgspec.json.decode(text, type=Report) == report
+
+
+@pytest.mark.parametrize("gain", [0.1, -0.1])
+def test_a_run_that_is_ten_percent_off_is_faster_or_slower(tmp_path: Path, gain: float) -> None:
+    runs = [
+        untuned(tmp_path / "a", steps=400, pace=steady(100 * MS, 0.02, seed=1)),
+        untuned(tmp_path / "b", steps=400, pace=steady(round(100 * MS * (1 - gain)), 0.02, seed=2)),
+    ]
+    rows = [row for row in compare([built(run) for run in runs]).rows if row.run == "b"]
+    assert [row.verdict for row in rows] == ["faster" if gain > 0 else "slower"] * 2
+    assert all(row.change is not None and abs(row.change.change_ratio) > 0.05 for row in rows)
+
+
+def test_no_difference_is_claimed_inside_the_noise(tmp_path: Path) -> None:
+    runs = [untuned(tmp_path / name, steps=400, pace=steady(100 * MS, 0.05, seed=n)) for n, name in enumerate("abc")]
+    rows = compare([built(run) for run in runs]).rows
+    assert {row.verdict for row in rows if row.run != "a"} == {"no difference shown"}
+
+
+def test_a_run_that_drifts_proves_no_difference_as_large_as_its_drift(tmp_path: Path) -> None:
+    """Each half is so steady that the interval is narrow; the halves differ by more than the runs do."""
+
+    def drifting(_: int, number: int) -> int:
+        return (90 if number < 210 else 99) * MS
+
+    runs = [untuned(tmp_path / "a", steps=410), untuned(tmp_path / "b", steps=410, pace=drifting)]
+    row = next(row for row in compare([built(run) for run in runs]).rows if row.run == "b")
+    assert row.verdict == "not decided", "its windows are two blocks of neighbours"
+    assert row.noise_ratio is not None
+    assert row.noise_ratio > 0.08
+    assert judge(Interval(0.05, 0.03, 0.07), 0.08)[0] == "no difference shown"
+    assert judge(Interval(0.05, 0.03, 0.07), 0.04)[0] == "faster"
+    assert judge(Interval(-0.05, -0.07, -0.03), 0.04)[0] == "slower"
+    assert judge(Interval(0.05, -0.01, 0.07), 0.0)[0] == "no difference shown"
+    assert judge(Interval(0.05, None, None), 0.0)[0] == "not decided"
+    assert judge(None, 0.0)[0] == "not comparable"
+
+
+def test_what_makes_runs_hard_to_compare_is_said(tmp_path: Path) -> None:
+    runs = [built(untuned(tmp_path / "a")), built(untuned(tmp_path / "b", ranks=1))]
+    comparison = compare(runs)
+    assert any("world size differs: 2; 1" in text for text in comparison.warnings)
+    assert any("same job" in text for text in comparison.warnings)
+
+
+def test_twice_the_ranks_are_no_faster_rank(tmp_path: Path) -> None:
+    pair = [built(untuned(tmp_path / str(ranks), ranks=ranks)) for ranks in (2, 4)]
+    comparison = compare(pair)
+    assert "world size differs: 2; 4" in comparison.warnings
+    assert any("share of the mean pace is 160 samples/s; 160 samples/s" in text for text in comparison.warnings)
+
+
+def test_a_verdict_of_a_forgotten_decision_does_no_harm(tmp_path: Path) -> None:
+    folder = untuned(tmp_path / "run", steps=60)
+    append(folder, 0, verdict(9, 50))
+    assert report_of(folder).changes == ()
+
+
+def test_a_run_whose_ledger_was_never_calibrated_says_so_and_why(tmp_path: Path) -> None:
+    folder = untuned(tmp_path / "run", steps=60)
+    assert [rank.uncalibrated for rank in report_of(folder).ranks] == [None, None]
+    last = step(0, 60, 50 * MS)
+    append(folder, 0, msgspec.structs.replace(last, uncalibrated="price", calibration_age_steps=None))
+    report = report_of(folder)
+    assert [rank.uncalibrated for rank in report.ranks] == ["price", None]
+    (said,) = [row for row in trust_table(report).rows if row[0] == "what the ledger rests on"]
+    assert said[1].startswith("not calibrated on 1 of 2 ranks")

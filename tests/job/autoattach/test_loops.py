@@ -1,0 +1,192 @@
+"""Loops of other kinds in one process: what is taken for the model, what is left alone, and what torch.compile sees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pacecar.commands.run import STARTUP
+from tests.job.autoattach.scripts import EACH_STEP, FRESH, Done, run, run_both
+from tests.kit.forking_python import forking_python
+
+pytestmark = pytest.mark.slow
+
+MODULES = ("torch",)
+"""What is loaded before pacecar listens: as in a fresh python, torch and not torch._dynamo, which each loop loads."""
+
+HEAD = """
+import sys, torch
+from torch import nn
+torch.manual_seed(0)
+torch.set_num_threads(1)
+def mlp(): return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+x = torch.randn(4, 8)
+"""
+
+TAIL = """
+print(total.hex())
+if "torch._dynamo" in sys.modules:
+    print(dict(torch._dynamo.utils.counters["stats"]))
+"""
+
+PLAIN = """
+model = mlp()
+optimizer = torch.optim.Adam(model.parameters())
+total = 0.0
+for _ in range(12):
+    loss = model(x).square().mean()
+    loss.backward(); optimizer.step(); optimizer.zero_grad(); total += float(loss.detach())
+"""
+
+GAN = """
+generator, critic = mlp(), nn.Linear(1, 1)
+one = torch.optim.Adam(critic.parameters())
+other = torch.optim.Adam(generator.parameters())
+total = 0.0
+for _ in range(12):
+    for _ in range(2):
+        loss = critic(generator(x).detach()).mean() - critic(torch.ones(4, 1)).mean()
+        loss.backward(); one.step(); one.zero_grad()
+    loss = -critic(generator(x)).mean()
+    loss.backward(); other.step(); other.zero_grad(); total += float(loss.detach())
+"""
+
+HOLDER = """
+class Task(nn.Module):
+    def __init__(self): super().__init__(); self.model = mlp()
+task = Task()
+optimizer = torch.optim.SGD(task.parameters(), lr=0.1)
+total = 0.0
+for _ in range(12):
+    loss = task.model(x).square().mean()
+    loss.backward(); optimizer.step(); optimizer.zero_grad(); total += float(loss.detach())
+"""
+
+COMPILED = PLAIN.replace("model = mlp()", "model = torch.compile(mlp(), backend='eager')")
+IN_PLACE = PLAIN.replace("model = mlp()", "model = mlp(); model.compile(backend='eager')")
+BLOCKS = PLAIN.replace("model = mlp()", "model = mlp(); model[0] = torch.compile(model[0], backend='eager')")
+FUNCTION = """
+model = mlp()
+optimizer = torch.optim.Adam(model.parameters())
+@torch.compile(backend="eager")
+def work(x): return model(x).square().mean()
+total = 0.0
+for _ in range(12):
+    loss = work(x)
+    loss.backward(); optimizer.step(); optimizer.zero_grad(); total += float(loss.detach())
+"""
+OPTIMIZER = PLAIN.replace("total = 0.0", "optimizer.step = torch.compile(optimizer.step, backend='eager')\ntotal = 0.0")
+
+MEASURES = "pacecar: measures job j, {} on 1 ranks; tunes nothing"
+
+
+def python() -> str:
+    return forking_python(FRESH, MODULES)
+
+
+def both(tmp_path: Path, text: str) -> tuple[Done, Done]:
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + text + TAIL)
+    bare, seen = run_both(script, ranks=1, python=python(), watched=("--job", "j", "--run-dir", str(tmp_path)))
+    assert bare.code == 0, bare.errors
+    return bare, seen
+
+
+EACH = """
+import torch
+for text in {texts!r}:
+    if "torch._dynamo" in __import__("sys").modules:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+    exec(text, {{"__name__": "__main__"}})
+    print("---")
+"""
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each of the loops prints without pacecar: all in one process, as each starts torch anew."""
+    texts = [PLAIN, GAN, HOLDER, COMPILED, BLOCKS, IN_PLACE, FUNCTION, OPTIMIZER]
+    script = tmp_path_factory.mktemp("bare") / "script.py"
+    script.write_text(EACH.format(texts=[HEAD + text + TAIL for text in texts]))
+    done = run(script, ranks=1, python=python())
+    assert (done.code, done.errors) == (0, [])
+    return dict(zip(texts, done.out.split("---\n")[:-1], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "steps"),
+    [
+        (PLAIN, MEASURES.format("Sequential and Adam"), 10),
+        (GAN, MEASURES.format("Linear and Adam"), 22),
+        (HOLDER, MEASURES.format("Sequential and SGD"), 9),
+        (COMPILED, MEASURES.format("OptimizedModule and Adam"), 10),
+        (BLOCKS, MEASURES.format("Sequential and Adam"), 10),
+        (IN_PLACE, "pacecar: does not attach: no module that the loop calls holds the optimizer's parameters", 0),
+        (
+            FUNCTION,
+            "pacecar: does not attach: torch.compile is used on functions; call pacecar.attach in the script",
+            0,
+        ),
+        (OPTIMIZER, None, 0),
+    ],
+    ids=["plain", "gan", "holder", "compiled", "blocks", "in place", "function", "optimizer"],
+)
+def test_a_loop_is_measured_or_left_alone_and_prints_and_compiles_the_same(
+    tmp_path: Path, bare: dict[str, str], text: str, line: str | None, steps: int
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + text + TAIL)
+    seen = run(script, ranks=1, python=python(), watched=("--job", "j", "--run-dir", str(tmp_path)), **EACH_STEP)
+    assert seen.ended == (0, bare[text], [])
+    assert seen.pacecar == ([] if line is None else [line])
+    assert len(seen.of(0, "step")) == steps
+
+
+def test_a_script_that_attaches_by_itself_is_left_to_it(tmp_path: Path) -> None:
+    text = PLAIN.replace(
+        "total = 0.0", "import pacecar; pacer = pacecar.attach(model, optimizer, tune='off')\ntotal = 0.0"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + text + "print(pacer.is_active)\n")
+    seen = run(script, ranks=1, python=python(), watched=("--run-dir", str(tmp_path)), **EACH_STEP)
+    assert seen.pacecar == []
+    assert "True" in seen.out
+    assert len(seen.of(0, "step")) == 12
+
+
+def test_a_wrong_setting_costs_one_line(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + PLAIN + TAIL)
+    environ = {"PYTHONPATH": str(STARTUP), "PACECAR_RUN": "1", "PACECAR_HOOK_SOKET": "x"}
+    seen = run(script, ranks=1, python=python(), **environ)
+    assert seen.code == 0
+    (line,) = seen.pacecar
+    assert line.startswith("pacecar: does not attach: ConfigError: environment: PACECAR_HOOK_SOKET")
+
+
+def test_when_the_script_goes_on_to_another_model_the_first_is_let_go(tmp_path: Path) -> None:
+    again = PLAIN.replace("range(12)", "range(300)").replace(
+        "model = mlp()", "first = weakref.ref(model); model = mlp()"
+    )
+    text = "import weakref, gc\n" + PLAIN + again + "del loss; gc.collect(); print(first() is None)\n"
+    bare, seen = both(tmp_path, text)
+    assert seen.ended == bare.ended
+    assert "True" in seen.out
+    assert seen.pacecar[1:] == ["pacecar: detaches: the script trains something else now"]
+
+
+def test_loading_in_evaluation_does_not_grow_without_bound_and_is_in_the_ledger(tmp_path: Path) -> None:
+    text = PLAIN.replace(
+        "    loss.backward()",
+        "    if _ in (5, 6): [None for _ in torch.utils.data.DataLoader(range(6000))]\n    loss.backward()",
+    )
+    bare, seen = both(tmp_path, text)
+    assert seen.ended == bare.ended
+    steps = seen.of(0, "step")
+    assert [at for at, step in enumerate(steps) if step["data_wait_ns"]] == [3, 4], "in the others nothing is loaded"
+    *others, less, more = sorted(step["ledger"]["data_wait_ns"] for step in steps)
+    assert less > 10_000_000
+    assert max(others) < less / 5, "an estimate has the last known share of a step's time, and these are short"
+    assert {steps[3]["ledger"]["data_wait_ns"], steps[4]["ledger"]["data_wait_ns"]} == {less, more}

@@ -1,0 +1,171 @@
+"""An import of ours that fails, of whatever module and at whatever moment, costs the measuring and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from itertools import cycle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.job.job_unimportable import MOMENTS, modules
+from tests.job_unimportable_ranks import MOMENTS as RANKS_MOMENTS
+from tests.kit.forking_python import TORCH, forking_python
+
+pytestmark = pytest.mark.slow
+
+JOB = Path(__file__).with_name("job_unimportable.py")
+RANKS_JOB = Path(__file__).with_name("job_unimportable_ranks.py")
+ROOT = JOB.parents[2]
+WITHOUT_PACECAR = tuple(name for name in TORCH if not name.startswith("pacecar"))
+
+WAYS = ("attach", "run")
+ALL = ("*", "=*")
+"""All of pacecar and msgspec are gone; all are there, and another version."""
+
+ENVIRON = {name: value for name, value in os.environ.items() if not name.startswith("PACECAR_")} | {
+    "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PACECAR_TUNE_REMEMBER": "false"
+}  # fmt: skip
+
+
+class Ended(NamedTuple):
+    code: int
+    losses: str
+    errors: str
+
+
+Case = tuple[str, str, str]
+"""How pacecar comes to the job, the module, and the moment from which on it is missing."""
+
+
+def answers(job: Path, cases: list[Case]) -> Any:
+    """Return what `job` says of a job without pacecar, and of `cases`."""
+    done = subprocess.run(
+        [forking_python(modules=WITHOUT_PACECAR), str(job), json.dumps([("plain", "-", "never"), *cases])],
+        capture_output=True, text=True, timeout=1500, check=False, env=ENVIRON,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def run(cases: list[Case]) -> list[Ended]:
+    return [Ended(*answer) for answer in answers(JOB, cases)]
+
+
+def check(cases: list[Case]) -> list[Ended]:
+    """Run `cases` and see that each ended and trained as without pacecar, and said one line at the most."""
+    plain, *ended = run(cases)
+    assert plain.code == 0, plain.errors
+    assert len(plain.losses.split()) == 20
+    for case, one in zip(cases, ended, strict=True):
+        assert (one.code, one.losses) == (0, plain.losses), (case, one)
+        assert len(one.errors.splitlines()) <= 1, (case, one)
+    return ended
+
+
+def is_named(way: str, module: str, moment: str) -> bool:
+    """Whether the script itself imports it after it went: then there is nobody of ours to bear it."""
+    return way == "attach" and moment == "begun" and module in ALL
+
+
+def test_with_all_of_it_gone_or_upgraded_at_any_moment_the_job_trains_on() -> None:
+    cases = [
+        (way, module, moment)
+        for way in WAYS
+        for module in ALL
+        for moment in (MOMENTS if module == "*" else ("begun", "imported", "stepped"))
+        if not is_named(way, module, moment)
+    ]
+    cases += [(way, module, moment) for way, moment in (("held", "imported"), ("off", "attached")) for module in ALL]
+    said = dict(zip(cases, check(cases), strict=True))
+    assert "ModuleNotFoundError" in said["run", "*", "imported"].errors
+    assert "does not measure" in said["attach", "*", "imported"].errors
+    for moment in MOMENTS[2:]:
+        assert said["attach", "*", moment].errors == "", "what was attached needs no import any more"
+
+
+def test_each_module_may_be_missing_from_some_moment_on() -> None:
+    """An eighth of the modules; ways and moments take turns.  All of them with each other: below."""
+    names = [
+        *modules(),
+        "msgspec",
+        "numpy",
+        "pacecar.job.handle",
+        "pacecar.job.attach",
+        "pacecar.job.autoattach.stderr_line",
+    ]
+    turns = cycle((way, moment) for moment in ("begun", "imported") for way in WAYS)
+    cases = [(way, name, moment) for name, (way, moment) in zip(names, turns, strict=False)]
+    check([case for case in cases if not is_named(*case)][::8])
+
+
+ASKED = [("attach", "?", "attached"), ("off", "?", "attached"), ("run", "?", "window")]
+
+
+def test_what_was_attached_asks_for_no_module_any_more() -> None:
+    """So whichever of them is missing later, in a window or at the end, costs nothing; that all may is shown above."""
+    for case, one in zip(ASKED, run(ASKED)[1:], strict=True):
+        assert (one.code, len(one.losses.split())) == (0, 20), (case, one)
+        assert one.errors.splitlines()[-1] == "asked for []", (case, one)
+
+
+def check_ranks(cases: list[Case]) -> list[list[Ended]]:
+    """Run `cases` on two ranks; see that each trained as without pacecar as far as it went, and said a line at most."""
+    plain, *ended = [[Ended(*rank) for rank in ranks] for ranks in answers(RANKS_JOB, cases)]
+    for case, ranks in zip(cases, ended, strict=True):
+        lines = [line for rank in ranks for line in rank.errors.splitlines() if not line.startswith("asked for")]
+        assert len(lines) <= 1, (case, lines)
+        for one, bare in zip(ranks, plain, strict=True):
+            losses = one.losses.split()
+            assert (one.code, bare.code) == (0, 0), (case, one, bare)
+            assert len(losses) > 12, case
+            assert losses == bare.losses.split()[: len(losses)], case
+    return ended
+
+
+@pytest.mark.full
+@pytest.mark.distributed
+def test_ranks_train_on_where_all_of_it_goes_in_a_trial_and_they_ask_for_no_module() -> None:
+    _, asked = check_ranks([("attach", "*", "trial"), ("attach", "?", "vote")])
+    assert [one.errors for one in asked] == ["asked for []\n"] * 2
+
+
+@pytest.mark.full
+@pytest.mark.distributed
+@pytest.mark.parametrize("moment", RANKS_MOMENTS)
+def test_ranks_train_on_with_all_of_it_gone_or_upgraded_from_any_moment_on(moment: str) -> None:
+    """What the tuner, the crew and windows do among ranks; on both ranks at once, or nearly."""
+    cases = [(way, "*", moment) for way in WAYS] + [("attach", "=*", moment)]
+    check_ranks(cases)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("way", WAYS)
+def test_a_process_ends_as_ever_with_all_of_it_gone_before_its_end(way: str) -> None:
+    """To python's own end, with the threads that are left then; the jobs above leave it out."""
+    case = json.dumps([(way, "*", "exiting")])
+    done = subprocess.run(
+        [sys.executable, str(JOB), case, "here"], capture_output=True, text=True, timeout=300, check=False, env=ENVIRON
+    )
+    assert (done.returncode, len(done.stdout.split())) == (0, 20), done
+    assert len(done.stderr.splitlines()) <= 1, done.stderr
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("moment", [moment for moment in MOMENTS if moment != "window"])
+def test_each_module_may_be_missing_from_each_moment_on(moment: str) -> None:
+    cases = [(way, name, moment) for way in WAYS for name in [*modules(), "msgspec", "numpy"]]
+    check([case for case in cases if not is_named(*case)])
+
+
+def test_without_handle_the_pacer_has_what_any_pacer_has() -> None:
+    import pacecar
+    from pacecar.job.handle import Pacer
+
+    theirs = {name for name in dir(Pacer) if not name.startswith("_")} - {"batcher"}
+    said = {"inert_because"}
+    assert {name for name in dir(pacecar.UnloadedPacer) if not name.startswith("_")} | said >= theirs
