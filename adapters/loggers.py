@@ -6,7 +6,7 @@
 
 They write on rank 0 and are silent on the others, so that a script may give them on every rank; `every_rank=True` is
 for those who keep a log a rank.  What the caller opened stays his: nothing here closes a writer or a run.  Libraries
-write to disks and servers, so it is done on a thread with a bounded queue (`Courier`), whose processor time is charged
+write to disks and servers, so it is done on a thread with a bounded queue (`RecordQueue`), whose processor time is charged
 to the overhead budget.  One that hangs holds up that thread; one that raises loses the entry, and after some failures
 in a row its logging ends.
 
@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 _unloaded: Exception | None = None
 try:
-    from pacecar.profiler.transport.record_queue import Courier
+    from pacecar.profiler.transport.record_queue import RecordQueue
     from pacecar.records import Answer, JobRecord, StepRecord
 
-    from .metric_log import PERIOD_SECONDS, Entry, Journal
+    from .metric_log import PERIOD_SECONDS, MetricEntry, MetricLog
 except Exception as error:  # noqa: BLE001  a broken install: nothing is logged, and `attach` says why
     _unloaded = error
 
@@ -47,7 +47,7 @@ _log = logging.getLogger("pacecar")
 if not TYPE_CHECKING and _unloaded is not None:
     PERIOD_SECONDS = 0.0
 
-    class Courier:
+    class RecordQueue:
         """Takes records and drops them, in place of the one that could not be imported."""
 
         dropped = 0
@@ -64,7 +64,7 @@ if not TYPE_CHECKING and _unloaded is not None:
         def close(self, timeout_seconds: float) -> None:
             """Do nothing."""
 
-    Journal = Courier
+    MetricLog = RecordQueue
 
 
 class _Writer(Protocol):
@@ -73,13 +73,13 @@ class _Writer(Protocol):
     @property
     def place(self) -> str: ...
 
-    def write(self, entry: Entry) -> None: ...
+    def write(self, entry: MetricEntry) -> None: ...
 
 
 class _Carrier:
     def __init__(self, writer: _Writer, period_seconds: float, *, every_rank: bool) -> None:
         self._writer = writer
-        self._journal = Journal(period_seconds)
+        self._journal = MetricLog(period_seconds)
         self._every_rank = every_rank
         self._is_silent = False
         self._failures = 0
@@ -97,7 +97,7 @@ class _Carrier:
         if entry is not None:
             self._write(entry)
 
-    def _write(self, entry: Entry) -> None:
+    def _write(self, entry: MetricEntry) -> None:
         try:
             self._writer.write(entry)
         except Exception as error:  # noqa: BLE001  the library's: an experiment's log is not worth a training
@@ -117,7 +117,7 @@ class _Carrier:
         """The writer is the caller's."""
 
 
-class TensorBoard(Courier):
+class TensorBoard(RecordQueue):
     """Logs into a `torch.utils.tensorboard.SummaryWriter`, or what has its `add_scalar` and `add_text`."""
 
     def __init__(
@@ -138,14 +138,14 @@ class _TensorBoard:
     def __init__(self, writer: Any) -> None:  # noqa: ANN401  no types
         self._writer = writer
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: MetricEntry) -> None:
         for name, value in entry.scalars.items():
             self._writer.add_scalar(name, value, entry.step, walltime=entry.wall_seconds)
         if entry.event is not None:
             self._writer.add_text("pacecar/events", entry.event, entry.step, walltime=entry.wall_seconds)
 
 
-class Wandb(Courier):
+class Wandb(RecordQueue):
     """Logs into a `wandb` run, the one that `wandb.init` returned, with the script's own rows.
 
     `own_rows` writes rows of ours instead: for scripts that write none, or only with `step=None` and do not mind.
@@ -173,7 +173,7 @@ class _Wandb:
         self._row: object = None
         self._events: list[str] = []
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: MetricEntry) -> None:
         row: dict[str, Any] = {**entry.scalars, "pacecar/step": entry.step}
         if entry.event is not None:
             at = self._at()
@@ -192,7 +192,7 @@ class _Wandb:
             return None
 
 
-class Mlflow(Courier):
+class Mlflow(RecordQueue):
     """Logs into the MLflow run `run_id`, on the server or folder that MLflow is set to, or on `client`'s."""
 
     def __init__(
@@ -221,7 +221,7 @@ class _Mlflow:
         self._metric = metric
         self._events = 0
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: MetricEntry) -> None:
         at_ms = int(entry.wall_seconds * 1000)
         if entry.scalars:  # one request for all of them
             metrics = [self._metric(name, value, at_ms, entry.step) for name, value in entry.scalars.items()]

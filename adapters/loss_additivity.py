@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pacecar.controller.knobs.batch_slicing import Cut, cut, samples_in
+from pacecar.controller.knobs.batch_slicing import BatchSlices, cut, samples_in
 from pacecar.controller.knobs.global_batch import put_together
 from pacecar.controller.knobs.micro_batch_eligibility import inexact
 
@@ -95,7 +95,7 @@ def _pieces(batches: list[Any]) -> tuple[Any, list[Any]] | None:
     samples = samples_in(first)
     if samples > 1:
         half = samples // 2
-        return first, [cut(first, Cut(0, half, 0.0)), cut(first, Cut(half, samples, 0.0))]
+        return first, [cut(first, BatchSlices(0, half, 0.0)), cut(first, BatchSlices(half, samples, 0.0))]
     alike = next((b for b in batches[1:] if kind_of(b) is not None and kind_of(b) == kind_of(first)), None)
     return None if alike is None else (put_together([first, alike]), [first, alike])
 

@@ -21,14 +21,14 @@ from pacecar.knobs import setting
 from pacecar.records import Decision, HangSuspicion, JobRecord, KnobValue, StepRecord, Straggler, TunerOrder, Verdict
 from pacecar.records.ledger import LEDGER_HEADINGS
 
-__all__ = ["Entry", "Journal", "event_of"]
+__all__ = ["MetricEntry", "MetricLog", "event_of"]
 
 PERIOD_SECONDS = 5.0
 """Between two entries: 720 an hour, which every logger's page still draws."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class MetricEntry:
     """Numbers at a step, or one event with its text."""
 
     step: int
@@ -37,14 +37,14 @@ class Entry:
     event: str | None = None
 
 
-class Journal:
+class MetricLog:
     """Makes entries of the records of one rank, in the order in which they come."""
 
     def __init__(self, period_seconds: float = PERIOD_SECONDS) -> None:
         self._period_ns = int(period_seconds * 1e9)
         self._last: StepRecord | None = None
 
-    def take(self, record: JobRecord) -> Entry | None:
+    def take(self, record: JobRecord) -> MetricEntry | None:
         """Return what `record` adds to the log, if anything."""
         if not isinstance(record, StepRecord):
             return event_of(record)
@@ -56,7 +56,7 @@ class Journal:
         if record.ended_wall_ns - last.ended_wall_ns < self._period_ns or steps <= 0:
             return None
         self._last = record
-        return Entry(record.step, record.ended_wall_ns / 1e9, _scalars(last, record, steps))
+        return MetricEntry(record.step, record.ended_wall_ns / 1e9, _scalars(last, record, steps))
 
 
 def _scalars(last: StepRecord, record: StepRecord, steps: int) -> dict[str, float]:
@@ -74,7 +74,7 @@ def _scalars(last: StepRecord, record: StepRecord, steps: int) -> dict[str, floa
     return scalars
 
 
-def event_of(record: JobRecord) -> Entry | None:
+def event_of(record: JobRecord) -> MetricEntry | None:
     """Return the line that people read of `record`; None for what is no event."""
     text: str | None = None
     if isinstance(record, Decision):
@@ -97,7 +97,7 @@ def event_of(record: JobRecord) -> Entry | None:
     if text is None:
         return None
     step, wall_ns = record.step, record.wall_ns  # type: ignore[union-attr]  # every record with a text has both
-    return Entry(step, wall_ns / 1e9, {}, text)
+    return MetricEntry(step, wall_ns / 1e9, {}, text)
 
 
 def _shown(knob: str, value: KnobValue) -> str:

@@ -141,7 +141,7 @@ def live() -> dict[str, Any]:
 
     from pacecar.clock import SystemClock
     from pacecar.profiler.timing.step_timer import TimedStep
-    from pacecar.profiler.windows.window_reader import WindowMeter
+    from pacecar.profiler.windows.window_reader import WindowReader
 
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
@@ -151,7 +151,7 @@ def live() -> dict[str, Any]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batch = torch.ones(8, width)
     clock = SystemClock()
-    meter = WindowMeter(clock, on_device=False)
+    meter = WindowReader(clock, on_device=False)
     meter.install()
 
     def step() -> None:

@@ -17,9 +17,9 @@ from statistics import median, quantiles
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # run as a script, it finds its own folder only
 from pacecar.clock import SystemClock
 from pacecar.config import TuneConfig
-from pacecar.controller.consensus.step_observations import Hearing
-from pacecar.controller.observation import Facts
-from pacecar.controller.policy.tuning_policy import PacecarPolicy
+from pacecar.controller.consensus.step_observations import ObservationListener
+from pacecar.controller.observation import JobFacts
+from pacecar.controller.policy.tuning_policy import TuningPolicy
 from pacecar.controller.tuner import Tuner
 from pacecar.job.tuner_wiring import HEARING_NS
 from pacecar.profiler.hook.step_boundary import CountedStep
@@ -65,14 +65,14 @@ def boundaries(step_ns: int) -> list[float]:
             pacecar_version="0", started_wall_ns=0,
         ),
         config=TuneConfig(mode="exact"),
-        policy=PacecarPolicy(TuneConfig(mode="exact")),
+        policy=TuningPolicy(TuneConfig(mode="exact")),
         actuators=[Dial()],
-        facts=lambda: Facts("bench", 1, batch_samples=32),
+        facts=lambda: JobFacts("bench", 1, batch_samples=32),
         emit=lambda record: None,
         set_knobs=lambda knobs: in_force.__setitem__(0, knobs),
         request_window=lambda: None,
         clock=SystemClock(),
-        hearing=Hearing(),
+        hearing=ObservationListener(),
     )  # fmt: skip
     tuner.start()
     draw, junk, taken, now = random.Random(1), bytearray(EVICTED_BYTES), [], 0

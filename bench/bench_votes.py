@@ -29,7 +29,7 @@ def rank() -> None:
     import torch
     import torch.distributed as dist
 
-    from pacecar.controller.consensus.channels import MainRoad, Subject, meet
+    from pacecar.controller.consensus.channels import JobChannel, VoteSubject, meet
     from pacecar.profiler.transport.side_group import job_store
 
     torch.set_num_threads(1)
@@ -40,7 +40,7 @@ def rank() -> None:
     dist.barrier()
     before = held()
     begun = time.perf_counter()
-    road = MainRoad(me, world)
+    road = JobChannel(me, world)
     road.open(store, "bench")
     made_ms = (time.perf_counter() - begun) * 1e3
     after = held()
@@ -50,7 +50,7 @@ def rank() -> None:
     dist.barrier()
 
     def own() -> Any:
-        return road.post(Subject.VOTE, [1, 2, 3, 4, 5, 6])
+        return road.post(VoteSubject.VOTE, [1, 2, 3, 4, 5, 6])
 
     def jobs() -> Any:
         return group.allreduce([torch.tensor([1, 2, 3, 4, 5], dtype=torch.int64)], least)

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from pacecar.config import DaemonConfig  # noqa: E402
-from pacecar.metrics.catalog import Kind, by_name  # noqa: E402
+from pacecar.metrics.catalog import MetricKind, by_name  # noqa: E402
 from pacecar.monitor.daemon import Daemon  # noqa: E402
 from pacecar.monitor.export.prometheus import Exporter  # noqa: E402
 from pacecar.monitor.http.server import WebServer  # noqa: E402
@@ -123,7 +123,7 @@ class Node:
     def _move(self, metric: str, value: float) -> float:
         """Return how much the value moves between two scrapes; 0 for what stays."""
         entry = by_name(metric)
-        if entry.kind is Kind.COUNTER:
+        if entry.kind is MetricKind.COUNTER:
             # Errors mostly stay where they are; a rate is a share of what has been counted, and at least one.
             return 0.0 if value == 0 or "error" in metric else max(1.0, abs(value) * 0.01)
         return 0.0 if metric.endswith(STILL) or (isinstance(value, int) and abs(value) <= 1) else abs(value) * 0.05
@@ -135,7 +135,7 @@ class Node:
         for at, (metric, labels, value) in enumerate(self._rows):
             move = self._moves[at]
             if move:
-                is_counter = by_name(metric).kind is Kind.COUNTER
+                is_counter = by_name(metric).kind is MetricKind.COUNTER
                 new = self._values[at] + move * draw() if is_counter else value + move * (2 * draw() - 1)
                 self._values[at] = round(new) if isinstance(value, int) else new
             samples.append(Sample(metric, labels, self._values[at]))

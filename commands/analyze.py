@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 import msgspec
 
 from pacecar.profiler.analysis.parallel_reading import Analysis, EngineError, Options, Progress, Window, analyze
-from pacecar.profiler.analysis.report import Document
+from pacecar.profiler.analysis.report import TraceDocument
 from pacecar.profiler.analysis.trace_files import find_traces, printable
 from pacecar.profiler.trace.columns import TraceWarning
 
@@ -68,7 +68,7 @@ def run_analyze(options: AnalyzeOptions) -> int:
     return 0
 
 
-def _analyze(options: AnalyzeOptions) -> Document | None:
+def _analyze(options: AnalyzeOptions) -> TraceDocument | None:
     """Analyse the paths and write what else was asked for; None when there is nothing to show."""
     window = options.window or ("steps" if options.steps is not None else "trace")
     analysis = _read(options, options.paths, window)
@@ -95,7 +95,7 @@ def _analyze(options: AnalyzeOptions) -> Document | None:
     return analysis.document
 
 
-def _compare(options: AnalyzeOptions, paths: tuple[Path, Path]) -> Document | None:
+def _compare(options: AnalyzeOptions, paths: tuple[Path, Path]) -> TraceDocument | None:
     from pacecar.profiler.analysis.compare import compare
 
     sides = []
@@ -106,7 +106,7 @@ def _compare(options: AnalyzeOptions, paths: tuple[Path, Path]) -> Document | No
         sides.append((printable(path), analysis.document))
     (before_name, before), (after_name, after) = sides
     comparison, warnings = compare((before_name, before.traces), (after_name, after.traces))
-    return Document(
+    return TraceDocument(
         traces=[*before.traces, *after.traces],
         comparison=comparison,
         warnings=[*before.warnings, *after.warnings, *warnings],
@@ -141,7 +141,7 @@ def _complain_of(warnings: Sequence[TraceWarning]) -> None:
         _complain(warning.message)
 
 
-def _print(document: Document) -> None:
+def _print(document: TraceDocument) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, emoji=False, markup=False)
@@ -149,7 +149,7 @@ def _print(document: Document) -> None:
         console.print(part)
 
 
-def _parts(document: Document, console: Console) -> Iterator[Any]:
+def _parts(document: TraceDocument, console: Console) -> Iterator[Any]:
     from pacecar.profiler.analysis.text import document_text
 
     if document.comparison is None:

@@ -18,7 +18,7 @@ from pacecar.knobs import setting
 from .shared_options import config_option, fail, load
 
 if TYPE_CHECKING:
-    from pacecar.controller.memory.knob_store import Entry, KnobsFile
+    from pacecar.controller.memory.knob_store import KnobStore, StoredKnobs
 
 __all__ = ["knobs"]
 
@@ -122,21 +122,21 @@ def forget(
     click.echo(f"Forgot {len(wanted)} {'entry' if len(wanted) == 1 else 'entries'} of {file.path}.")
 
 
-def _file(config_file: Path | None, path: Path | None) -> KnobsFile:
-    from pacecar.controller.memory.knob_store import KnobsFile, default_place
+def _file(config_file: Path | None, path: Path | None) -> KnobStore:
+    from pacecar.controller.memory.knob_store import KnobStore, default_place
 
     if path is not None:
-        return KnobsFile(path, is_ours=False)
+        return KnobStore(path, is_ours=False)
     configured = load(config_file, {}).tune.knobs_file
     if configured is not None:
-        return KnobsFile(Path(configured).expanduser().absolute(), is_ours=False)
+        return KnobStore(Path(configured).expanduser().absolute(), is_ours=False)
     place = default_place()
     if place is None:
         fail("this user has no home, so nothing is remembered unless [tune] knobs_file says where", code=2)
-    return KnobsFile(place, is_ours=True)
+    return KnobStore(place, is_ours=True)
 
 
-def _read(file: KnobsFile) -> tuple[Entry, ...]:
+def _read(file: KnobStore) -> tuple[StoredKnobs, ...]:
     from pacecar.controller.memory.knob_store import KnobsFileError
 
     try:
@@ -145,7 +145,7 @@ def _read(file: KnobsFile) -> tuple[Entry, ...]:
         fail(str(error))
 
 
-def _one(file: KnobsFile, key: str) -> Entry:
+def _one(file: KnobStore, key: str) -> StoredKnobs:
     if len(key) < KEY_DIGITS_MIN:
         raise click.UsageError(f"{key!r} is too short: give at least {KEY_DIGITS_MIN} digits of the key")
     found = [entry for entry in _read(file) if entry.key.startswith(key)]
@@ -154,7 +154,7 @@ def _one(file: KnobsFile, key: str) -> Entry:
     return found[0]
 
 
-def _document(entry: Entry) -> dict[str, Any]:
+def _document(entry: StoredKnobs) -> dict[str, Any]:
     import msgspec
 
     document: dict[str, Any] = msgspec.to_builtins(entry)

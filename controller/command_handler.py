@@ -19,7 +19,7 @@ from torch import nn
 from pacecar.clock import Clock, SystemClock
 from pacecar.config import TuneConfig
 from pacecar.knobs import allows, by_name, read_setting
-from pacecar.profiler.hook.daemon_messages import Refusal
+from pacecar.profiler.hook.daemon_messages import MessageRefusal
 from pacecar.records import (
     Answer,
     Command,
@@ -38,11 +38,11 @@ from pacecar.records.commands import ORDERS, REPORTED_CHANGES_MAX, REPORTED_ORDE
 
 from .baselines.policies import make_policy
 from .memory.job_fingerprint import fingerprint
-from .memory.store_thread import JobMemory, Keeper, keeper_of
-from .policy.ordered_policy import Action, Order, OrderError, Overseer
+from .memory.store_thread import JobMemory, StoreThread, keeper_of
+from .policy.ordered_policy import Action, Order, OrderedPolicy, OrderError
 from .restart_advice import advise
 
-__all__ = ["Desk", "open_desk", "tune_is_off"]
+__all__ = ["CommandHandler", "open_desk", "tune_is_off"]
 
 DETAIL_CHARACTERS_MAX = 600
 """Of a reason in a report: the frame has room for 16 of them, and a terminal for few."""
@@ -52,7 +52,7 @@ Reply = Callable[[Literal["accepted", "done", "refused"], str], None]
 _log = logging.getLogger(__name__)
 
 
-class Desk:
+class CommandHandler:
     """Takes the commands called "tune" of one job, on its rank 0.
 
     `reply` sends an answer without waiting, `emit` a record.  `knobs`, `node` and `refused` are asked when somebody
@@ -63,12 +63,12 @@ class Desk:
         self,
         hello: JobHello,
         config: TuneConfig,
-        overseer: Overseer,
+        overseer: OrderedPolicy,
         *,
         reply: Callable[[Answer], None],
         emit: Callable[[JobRecord], None],
         clock: Clock,
-        keeper: Keeper | None = None,
+        keeper: StoreThread | None = None,
     ) -> None:
         self.overseer = overseer
         self._hello = hello
@@ -121,7 +121,7 @@ class Desk:
         elif what in ORDERS:
             self._order(what, command, reply)  # type: ignore[arg-type]  # one of ORDERS
         else:
-            raise Refusal(f"a tuner takes status, {', '.join(ORDERS)}, not {str(what)[:40]!r}")
+            raise MessageRefusal(f"a tuner takes status, {', '.join(ORDERS)}, not {str(what)[:40]!r}")
 
     def report(self) -> TunerReport:
         """Return the tuner as it is now."""
@@ -262,7 +262,7 @@ def open_desk(
     *,
     reply: Callable[[Answer], None],
     emit: Callable[[JobRecord], None],
-) -> Desk:
+) -> CommandHandler:
     """Return the desk of a job's rank 0, with the policy that the user chose under it (`overseer`).
 
     Only what pacecar's own policy keeps is proven, so only that is remembered.
@@ -274,13 +274,13 @@ def open_desk(
     if keeper is not None:
         keeper.start()
         memory = JobMemory(keeper, fingerprint(model, hello), hello, clock)
-    overseer = Overseer(config, lambda: make_policy(config), memory=memory)
-    return Desk(hello, config, overseer, reply=reply, emit=emit, clock=clock, keeper=keeper)
+    overseer = OrderedPolicy(config, lambda: make_policy(config), memory=memory)
+    return CommandHandler(hello, config, overseer, reply=reply, emit=emit, clock=clock, keeper=keeper)
 
 
 def tune_is_off(command: Command, reply: Reply) -> None:
     """Answer for a job that has no desk."""
-    raise Refusal('this job is not tuned: tune="off"')
+    raise MessageRefusal('this job is not tuned: tune="off"')
 
 
 def _whole(values: Mapping[str, KnobValue]) -> dict[str, int]:

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 from pacecar.config import TuneConfig
 from pacecar.records import BackwardWindow, Decision, Ledger, TunerStatus, Verdict
 
-__all__ = ["Facts", "KnobSpace", "NodeView", "Observation", "Policy", "Turn", "absurdity", "bounded"]
+__all__ = ["JobFacts", "KnobSpace", "NodeView", "Observation", "Policy", "TuningTurn", "absurdity", "bounded"]
 
 PACE_NS_MAX = 24 * 3600 * 1_000_000_000
 """A step longer than a day is a broken timer."""
@@ -48,7 +48,7 @@ def bounded(space: KnobSpace, config: TuneConfig) -> KnobSpace | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class JobFacts:
     """What does not change while the job runs.
 
     `gradient_bytes` holds the size of each synchronized gradient in the order in which they become ready in
@@ -115,7 +115,7 @@ def absurdity(step: Observation, last: Observation | None) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TuningTurn:
     """Bring the knobs to `values` (every knob named) on all ranks, for `decision`, as soon as they agree.
 
     `is_trial`: not proven.  Should tuning freeze before a turn that is not a trial was carried out, all ranks go back
@@ -130,7 +130,7 @@ class Turn:
 class Policy(Protocol):
     """Something that decides.  Calls come in step order, from one thread."""
 
-    def begin(self, facts: Facts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
+    def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
         """Learn what can be turned; called once, before the first observation.
 
         `mode` "exact" stands for every mode in which knobs are turned: `spaces` hold what the user's mode allows.
@@ -147,7 +147,7 @@ class Policy(Protocol):
 
     def advance(
         self, observations: Sequence[Observation]
-    ) -> tuple[Turn | None, list[Decision | Verdict | TunerStatus]]:
+    ) -> tuple[TuningTurn | None, list[Decision | Verdict | TunerStatus]]:
         """Take the steps since the last call; return a wish, if any, and what people should know.
 
         A Turn is carried out some steps later, or never if the ranks do not agree: observations say which values

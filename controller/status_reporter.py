@@ -12,14 +12,14 @@ from typing import Literal
 from pacecar.clock import Clock
 from pacecar.records import JobHello, JobRecord, Knobs, KnobSwitch, TunerStatus
 
-__all__ = ["State", "Voice"]
+__all__ = ["State", "StatusReporter"]
 
 logger = logging.getLogger(__name__)
 
 State = Literal["off", "advising", "warming", "screening", "trial", "watching", "frozen"]
 
 
-class Voice:
+class StatusReporter:
     """One rank's; `emit` takes records without waiting."""
 
     def __init__(self, hello: JobHello, emit: Callable[[JobRecord], None], clock: Clock) -> None:

@@ -22,18 +22,18 @@ from pacecar.config import TuneConfig
 from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.records import JobHello, JobRecord, Knobs, TunerStatus
 
-from .consensus.agreement import Agreement, LocalAgreement, MeetingError
-from .consensus.channels import Subject
-from .consensus.knob_switch import Switchboard
-from .consensus.protocol import CALM_PERIOD, PERIOD, Kind, Proposal
+from .consensus.agreement import Agreement, LocalAgreement, RendezvousError
+from .consensus.channels import VoteSubject
+from .consensus.knob_switch import KnobSwitcher
+from .consensus.protocol import CALM_PERIOD, PERIOD, Proposal, ProposalKind
 from .consensus.rank_agreement import RankAgreement
-from .consensus.rehearsal import REHEARSAL_BOUNDARIES_MAX, Rehearsal
-from .consensus.step_observations import Backlog, Hearing, Measured
-from .guards.node_monitor import Node
+from .consensus.rehearsal import REHEARSAL_BOUNDARIES_MAX, SwitchRehearsal
+from .consensus.step_observations import MeasuredSteps, ObservationBacklog, ObservationListener
+from .guards.node_monitor import NodeMonitor
 from .knobs.actuator import Actuator
 from .knobs.ddp.gradient_check import GradientCheck, concerns_gradients
-from .observation import Facts, Policy, Turn
-from .status_reporter import State, Voice
+from .observation import JobFacts, Policy, TuningTurn
+from .status_reporter import State, StatusReporter
 
 __all__ = ["OFFER_BOUNDARY", "Tuner"]
 
@@ -57,7 +57,7 @@ class Tuner:
         config: TuneConfig,
         policy: Policy | None,
         actuators: Sequence[Actuator],
-        facts: Callable[[], Facts],
+        facts: Callable[[], JobFacts],
         emit: Callable[[JobRecord], None],
         set_knobs: Callable[[Knobs], None],
         request_window: Callable[[], None],
@@ -65,12 +65,12 @@ class Tuner:
         agreement: Agreement | None = None,
         gradients: GradientCheck | None = None,
         parting: Callable[[], str | None] | None = None,
-        node: Node | None = None,
-        was_paused: Callable[[Measured | CountedStep], bool] = lambda step: False,
-        hearing: Hearing | None = None,
+        node: NodeMonitor | None = None,
+        was_paused: Callable[[MeasuredSteps | CountedStep], bool] = lambda step: False,
+        hearing: ObservationListener | None = None,
         begin_business: Callable[[], None] = lambda: None,
     ) -> None:
-        self._hearing = hearing or Hearing()
+        self._hearing = hearing or ObservationListener()
         self._begin_business = begin_business  # told at boundaries that take longer than most
         self._node = node
         self._was_paused = was_paused  # it holds a checkpoint or an evaluation
@@ -84,10 +84,10 @@ class Tuner:
         self._set_knobs = set_knobs
         self._request_window = request_window
         self._clock = clock
-        self._voice = Voice(hello, emit, clock)
+        self._voice = StatusReporter(hello, emit, clock)
         self._agreement: Agreement = agreement if agreement is not None else LocalAgreement()
         self._chooses_agreement = agreement is None
-        self._board = Switchboard(self._actuators, self._agreement, clock)
+        self._board = KnobSwitcher(self._actuators, self._agreement, clock)
         self._mode: Literal["advise", "exact"] = "advise" if config.mode == "advise" else "exact"
         self._is_active = False
         self._has_failed = False
@@ -96,9 +96,9 @@ class Tuner:
         self._step = 0
         self._step_ns = 0
         self._knobs = Knobs()
-        self._backlog = Backlog()
+        self._backlog = ObservationBacklog()
         self._is_begun = False
-        self._rehearsal = Rehearsal(self._agreement)
+        self._rehearsal = SwitchRehearsal(self._agreement)
         self._proven: tuple[int, ...] | None = None  # the values to come back to while a trial's are in force
         self._decision = 0
         self._before: tuple[int, ...] | None = None  # the values before the last switch
@@ -139,18 +139,18 @@ class Tuner:
         if self._chooses_agreement and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             votes, seconds = self._mode == "exact", self._config.meet_seconds
             self._agreement = RankAgreement(dist.get_rank(), dist.get_world_size(), votes=votes, meet_seconds=seconds)
-            self._board = Switchboard(self._actuators, self._agreement, self._clock)
-            self._rehearsal = Rehearsal(self._agreement)
+            self._board = KnobSwitcher(self._actuators, self._agreement, self._clock)
+            self._rehearsal = SwitchRehearsal(self._agreement)
         try:
             self._agreement.open(f"mode {self._mode}")
-        except MeetingError as error:
+        except RendezvousError as error:
             self._say("off", f"not tuning: {error}", level=logging.WARNING)
             return
         self._is_active = True
         self._guarded(self._publish_knobs, 0)
         self._say("advising" if self._mode == "advise" else "warming", "waiting for the first steps")
 
-    def on_boundary(self, step: Measured | CountedStep | None) -> None:
+    def on_boundary(self, step: MeasuredSteps | CountedStep | None) -> None:
         """Take part in one step boundary; `step` is the one that just ended, None if nothing is known of it.
 
         Must be called at every boundary on every rank, also when nothing can be measured: votes go by boundaries.
@@ -227,7 +227,7 @@ class Tuner:
             logger.log(level, "pacecar: the tuner freezes; training goes on", exc_info=True)
             self._agreement.freeze(f"{type(error).__name__}: {error}")
 
-    def _note(self, step: Measured | CountedStep | None) -> None:
+    def _note(self, step: MeasuredSteps | CountedStep | None) -> None:
         pace_ns = None if step is None else self._hearing.pace_ns(step, are_all_calm=self._agreement.are_all_calm)
         if step is None or pace_ns is None:
             self._agreement.note(self._step, None, profiled=False)
@@ -327,14 +327,16 @@ class Tuner:
         if turn is not None and self._mode == "exact":
             self._wish(turn)
 
-    def _wish(self, turn: Turn) -> None:
+    def _wish(self, turn: TuningTurn) -> None:
         present, values = self._board.agreed(), self._board.wished(turn.values)
         if values == present and (turn.is_trial or self._proven is None):
             self._agreement.withdraw()
             self._is_keeping = False
         elif not (turn.is_trial and self._is_keeping):  # what is proven first: a freeze in the trial would take it back
             self._is_keeping = not turn.is_trial
-            self._agreement.propose(turn.decision, values, kind=Kind.TRIAL if turn.is_trial else Kind.KEEP)
+            self._agreement.propose(
+                turn.decision, values, kind=ProposalKind.TRIAL if turn.is_trial else ProposalKind.KEEP
+            )
 
     def _finish_policy(self) -> None:
         policy, self._policy = self._policy, None
@@ -353,23 +355,23 @@ class Tuner:
     def _can_apply(self, proposal: Proposal) -> bool:
         """Return this rank's vote; where its node is disturbed no trial goes on, on any rank."""
         is_disturbed = self._node is not None and self._node.disturbance is not None
-        return self._board.can_apply(proposal) and not (is_disturbed and proposal.kind is Kind.TRIAL)
+        return self._board.can_apply(proposal) and not (is_disturbed and proposal.kind is ProposalKind.TRIAL)
 
     def _switch(self, proposal: Proposal, *, closes: bool = False) -> bool:
         """Carry out what all ranks voted for, and remember what to come back to while it is not proven.
 
         Return whether it was done.  `closes`: nobody voted, but all ranks may be closing after this step.
         """
-        if proposal.kind is Kind.KEEP:
+        if proposal.kind is ProposalKind.KEEP:
             self._is_keeping = False
         if not self._agreement.gather_for(proposal, closes=closes):  # not all ranks are here, so none of them begins
-            if proposal.kind is Kind.REHEARSAL:
+            if proposal.kind is ProposalKind.REHEARSAL:
                 self._rehearse()
             return False
-        if self._gradients is not None and proposal.kind is Kind.REHEARSAL:
+        if self._gradients is not None and proposal.kind is ProposalKind.REHEARSAL:
             self._gradients.prepare(self._compare)
         switch = self._board.carry_out(proposal)
-        if proposal.kind is Kind.REHEARSAL:
+        if proposal.kind is ProposalKind.REHEARSAL:
             self._rehearsed(proposal, is_done=switch.is_done)
             return switch.is_done
         if not switch.is_done:
@@ -377,7 +379,7 @@ class Tuner:
         self._decision, self._serial = proposal.decision, proposal.serial
         pairs = zip(self._agreement.spaces, proposal.values, strict=True)
         before = tuple(switch.turned.get(space.knob, (new, new))[0] for space, new in pairs)
-        if proposal.kind is Kind.KEEP:
+        if proposal.kind is ProposalKind.KEEP:
             self._proven = None
         elif self._proven is None:
             self._proven = before
@@ -389,7 +391,7 @@ class Tuner:
             elif self._gradients is not None and proposal.serial == 0:
                 self._gradients.arm(is_on=False)
             self._switched(proposal, switch.duration_ns)
-        elif proposal.kind is Kind.KEEP:
+        elif proposal.kind is ProposalKind.KEEP:
             self._request_window()  # it was in force already; what comes next is chosen by what windows of it say
         return True
 
@@ -425,7 +427,7 @@ class Tuner:
             self._switch(Proposal(serial=0, decision=self._decision, values=self._before))
 
     def _compare(self, numbers: Sequence[float]) -> list[list[float]] | None:
-        return self._agreement.ask(Subject.GRADIENTS, numbers)
+        return self._agreement.ask(VoteSubject.GRADIENTS, numbers)
 
     def _rehearsed(self, proposal: Proposal, *, is_done: bool) -> None:
         if self._policy is None:
@@ -439,8 +441,8 @@ class Tuner:
         self._publish_knobs(self._knobs.epoch + 1)
         self._voice.switched(proposal.decision, self._step, self._knobs, duration_ns)
         # Once in a trial: a profiled step cannot be judged, and to what is switched back is known.
-        if proposal.kind is not Kind.TRIAL or proposal.decision != self._windowed:
-            self._windowed = proposal.decision if proposal.kind is Kind.TRIAL else -1
+        if proposal.kind is not ProposalKind.TRIAL or proposal.decision != self._windowed:
+            self._windowed = proposal.decision if proposal.kind is ProposalKind.TRIAL else -1
             self._request_window()
 
     # --- what people hear -----------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from pacecar.metrics.catalog import Kind, Metric, by_name
+from pacecar.metrics.catalog import Metric, MetricKind, by_name
 
 __all__ = [
     "CLUSTER",
@@ -109,7 +109,7 @@ class Scope:
         return f"quantile_over_time(0.1, {self.select(name)}[$__range] @ end())"
 
     def _counter(self, name: str, where: Mapping[str, str] | None, all_ranks: bool) -> str:
-        if by_name(name).kind is not Kind.COUNTER:
+        if by_name(name).kind is not MetricKind.COUNTER:
             raise QueryError(f"{name} is a gauge: it has no rate")
         return self.select(name, where, all_ranks=all_ranks)
 

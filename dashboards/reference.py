@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from pacecar.metrics.catalog import CATALOG, Kind, Metric, Subject
+from pacecar.metrics.catalog import CATALOG, Metric, MetricKind, MetricSubject
 
 __all__ = ["reference"]
 
@@ -29,14 +29,14 @@ The daemon serves these at `http://127.0.0.1:9850/metrics`, as Prometheus text o
 
 def _row(metric: Metric) -> str:
     labels = ", ".join(f"`{label}`" for label in metric.labels) or "none"
-    unit = metric.unit.outside or ("events" if metric.kind is Kind.COUNTER else "number")
+    unit = metric.unit.outside or ("events" if metric.kind is MetricKind.COUNTER else "number")
     return f"| `{metric.name}` | {metric.kind} | {unit.replace('_', ' ')} | {labels} | {metric.help} |"
 
 
 def reference() -> str:
     """Return the page as Markdown: one table a subject, in the order of the catalog."""
     parts = [HEAD]
-    for subject in Subject:
+    for subject in MetricSubject:
         rows = [_row(metric) for metric in CATALOG if metric.subject is subject]
         parts.append(f"\n## {subject}\n\n| Metric | Kind | Unit | Labels | Meaning |\n|---|---|---|---|---|\n")
         parts.append("\n".join(rows) + "\n")

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from pacecar.config import Config, ConfigError, load_config
 from pacecar.controller.knobs.ddp.ddp_knobs import find_ddp
 from pacecar.controller.knobs.micro_batch import MicroBatcher
-from pacecar.controller.knobs.oom_safe_trial import Rescue
+from pacecar.controller.knobs.oom_safe_trial import OomSafeTrial
 from pacecar.profiler.hook.hook import AlreadyAttachedError
 from pacecar.profiler.transport.sink import RecordSink
 
@@ -78,10 +78,10 @@ def attach(
         ConfigError: an option or `tune` has a value that is not allowed.
     """
     check_arguments(model, optimizer, {"micro_batch": micro_batch, "micro_tokens": micro_tokens}, options)
-    rescue: Rescue | None = None
+    rescue: OomSafeTrial | None = None
     try:
         batcher = MicroBatcher(find_ddp(model), micro_batch, micro_tokens=micro_tokens, scaler=scaler)
-        rescue = Rescue(model, batcher)
+        rescue = OomSafeTrial(model, batcher)
         base = config if config is not None else load_config()
     except ConfigError as error:
         return inert(f"configuration: {error}", rescue, scaler=scaler)

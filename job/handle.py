@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from pacecar.controller.knobs.batch_slicing import Given
     from pacecar.controller.knobs.micro_batch import MicroBatcher
-    from pacecar.controller.knobs.oom_safe_trial import Rescue
+    from pacecar.controller.knobs.oom_safe_trial import OomSafeTrial
     from pacecar.records import Knobs
 
-    from .wiring import Parts
+    from .wiring import JobParts
 
 __all__ = ["Pacer", "inert", "inert_attach"]
 
@@ -44,8 +44,8 @@ class Pacer:
 
     def __init__(
         self,
-        rescue: Rescue | None,
-        parts: Parts | None = None,
+        rescue: OomSafeTrial | None,
+        parts: JobParts | None = None,
         *,
         inert_because: str | None = None,
         scaler: Any = None,  # noqa: ANN401
@@ -277,7 +277,9 @@ def _no_knobs() -> Knobs:
         return cast("Knobs", SimpleNamespace(epoch=0, values={}))
 
 
-def inert(reason: str, rescue: Rescue | None = None, *, level: int = logging.WARNING, scaler: Any = None) -> Pacer:  # noqa: ANN401
+def inert(
+    reason: str, rescue: OomSafeTrial | None = None, *, level: int = logging.WARNING, scaler: Any = None
+) -> Pacer:  # noqa: ANN401
     """Return a pacer that does nothing, for `reason`, which is logged once."""
     logger.log(level, "pacecar does not measure this job: %s", reason)
     return Pacer(rescue, inert_because=reason, scaler=scaler)

@@ -11,15 +11,15 @@ from torch import nn
 
 from pacecar.clock import SystemClock
 from pacecar.config import TuneConfig
-from pacecar.controller.command_handler import Desk
+from pacecar.controller.command_handler import CommandHandler
 from pacecar.controller.consensus.agreement import Agreement
-from pacecar.controller.consensus.channels import Subject
-from pacecar.controller.consensus.parting import Parting
-from pacecar.controller.consensus.step_observations import Hearing, Measured
-from pacecar.controller.guards.compression_rollback import Safeguard
-from pacecar.controller.guards.loss_monitor import Vigil
-from pacecar.controller.guards.node_monitor import Node
-from pacecar.controller.guards.tuning_pause import HeldPolicy, Holds
+from pacecar.controller.consensus.channels import VoteSubject
+from pacecar.controller.consensus.parting import RankDeparture
+from pacecar.controller.consensus.step_observations import MeasuredSteps, ObservationListener
+from pacecar.controller.guards.compression_rollback import CompressionRollback
+from pacecar.controller.guards.loss_monitor import LossMonitor
+from pacecar.controller.guards.node_monitor import NodeMonitor
+from pacecar.controller.guards.tuning_pause import PausedPolicy, TuningPause
 from pacecar.controller.knobs.dataloader.knobs import LoaderKnobs
 from pacecar.controller.knobs.ddp.ddp_knobs import DdpKnobs, find_ddp
 from pacecar.controller.knobs.deepspeed_zero import zero_knobs
@@ -27,9 +27,9 @@ from pacecar.controller.knobs.fsdp2 import fsdp_knobs
 from pacecar.controller.knobs.global_batch import GlobalBatchActuator
 from pacecar.controller.knobs.memory_forecast import unused_bytes
 from pacecar.controller.knobs.micro_batch_knobs import MicroBatchActuator, MicroTokensActuator
-from pacecar.controller.knobs.oom_safe_trial import Rescue
-from pacecar.controller.knobs.statistical_pace import ProgressPace
-from pacecar.controller.observation import Facts, Policy
+from pacecar.controller.knobs.oom_safe_trial import OomSafeTrial
+from pacecar.controller.knobs.statistical_pace import StatisticalPace
+from pacecar.controller.observation import JobFacts, Policy
 from pacecar.controller.tuner import Tuner
 from pacecar.knobs import allows
 from pacecar.profiler.hook.hook import Hook
@@ -44,12 +44,12 @@ HEARING_NS = 150_000
 """What the tuner takes to hear of a step and to think of it, rounded up; a budget of 1 % has it in a step of 15 ms."""
 
 
-def make_node(model: nn.Module, hello: JobHello) -> Node:
+def make_node(model: nn.Module, hello: JobHello) -> NodeMonitor:
     """Return what hears of this rank's node."""
     ddp, device = find_ddp(model), model_device(model)
     sizes = [p.numel() * p.element_size() for p in ddp.parameters() if p.requires_grad] if ddp is not None else []
     is_cuda = device.type == "cuda"
-    return Node(
+    return NodeMonitor(
         hello,
         SystemClock(),
         gradient_bytes=sum(sizes) or None,
@@ -57,24 +57,24 @@ def make_node(model: nn.Module, hello: JobHello) -> Node:
     )
 
 
-def make_vigil(model: nn.Module, hello: JobHello, config: TuneConfig) -> Vigil | None:
+def make_vigil(model: nn.Module, hello: JobHello, config: TuneConfig) -> LossMonitor | None:
     """Return what sees loss and gradients, on the rank that decides, where something lossy may be turned."""
     is_wanted = config.mode in ("lossy", "adaptive") and "compression" in config.knobs and hello.rank == 0
-    return Vigil(model) if is_wanted and find_ddp(model) is not None else None
+    return LossMonitor(model) if is_wanted and find_ddp(model) is not None else None
 
 
 def make_tuner(
     model: nn.Module,
     hook: Hook,
-    rescue: Rescue,
+    rescue: OomSafeTrial,
     loaders: LoaderKnobs,
     global_batch: GlobalBatchActuator | None,
     hello: JobHello,
     config: TuneConfig,
     emit: Callable[[JobRecord], None],
-    vigil: Vigil | None,
-    desk: Desk | None,
-    holds: Holds,
+    vigil: LossMonitor | None,
+    desk: CommandHandler | None,
+    holds: TuningPause,
 ) -> Tuner:
     """Return the tuner of this rank with every knob that the mode allows; `desk` is on rank 0 only."""
     batcher = rescue.batcher
@@ -86,8 +86,8 @@ def make_tuner(
     beside = [*loaders.actuators, *fsdp_knobs(model, config), *zero_knobs(model, config)]
     beside += [] if global_batch is None else [global_batch]
 
-    def facts() -> Facts:
-        return Facts(
+    def facts() -> JobFacts:
+        return JobFacts(
             job=hello.job,
             world_size=hello.world_size,
             gradient_bytes=ddp.reducer.gradient_bytes(),
@@ -96,7 +96,7 @@ def make_tuner(
             first_bucket_bytes=None if ddp.reducer.ddp is None else ddp.reducer.first_bytes,
         )
 
-    def was_paused(step: Measured | CountedStep) -> bool:
+    def was_paused(step: MeasuredSteps | CountedStep) -> bool:
         if isinstance(step, CountedStep):
             return hook.was_paused(step.start_ns)
         return isinstance(step, FinishedStep) and hook.was_paused(step.raw.start_ns)
@@ -104,11 +104,11 @@ def make_tuner(
     def set_knobs(knobs: Knobs) -> None:
         hook.knobs = knobs
 
-    policy: Policy | None = None if desk is None else HeldPolicy(desk.overseer, holds)
+    policy: Policy | None = None if desk is None else PausedPolicy(desk.overseer, holds)
     if policy is not None and global_batch is not None:
-        policy = ProgressPace(policy, global_batch.noise_scale)
+        policy = StatisticalPace(policy, global_batch.noise_scale)
     if policy is not None and vigil is not None:
-        policy = Safeguard(policy, vigil.take)
+        policy = CompressionRollback(policy, vigil.take)
     tuner = Tuner(
         hello=hello,
         config=config,
@@ -122,10 +122,10 @@ def make_tuner(
         request_window=hook.request_window,
         clock=SystemClock(),
         gradients=ddp.gradient_check(),
-        parting=Parting(model).reason,
+        parting=RankDeparture(model).reason,
         node=holds.node,
         was_paused=was_paused,
-        hearing=Hearing(round(HEARING_NS / hook.overhead_budget) if hook.overhead_budget > 0 else 0),
+        hearing=ObservationListener(round(HEARING_NS / hook.overhead_budget) if hook.overhead_budget > 0 else 0),
         # At a forward it is not the hook's boundary that is charged with it.
         begin_business=_nothing if config.at_forward else hook.preemption.begin,
     )
@@ -134,7 +134,7 @@ def make_tuner(
     rescue.reverted = tuner.reverted
     rescue.any_rank = lambda is_so: _any_rank(tuner.agreement, is_so)
     if global_batch is not None:
-        global_batch.tell = lambda numbers: tuner.agreement.tell(Subject.NOISE, numbers)
+        global_batch.tell = lambda numbers: tuner.agreement.tell(VoteSubject.NOISE, numbers)
     if desk is not None:
         desk.knobs, desk.refused = lambda: tuner.knobs, lambda: tuner.refused
         desk.node = tuple if holds.node is None else holds.node.describe
@@ -143,7 +143,7 @@ def make_tuner(
 
 def _any_rank(agreement: Agreement, is_so: bool) -> bool:
     """Return whether `is_so` on any rank, as all ranks ask at the same point; else whether it is on this one."""
-    answers = agreement.ask(Subject.MEMORY, [float(is_so)])
+    answers = agreement.ask(VoteSubject.MEMORY, [float(is_so)])
     return is_so if answers is None else any(answer[0] for answer in answers)
 
 

@@ -18,27 +18,27 @@ from torch.optim import Optimizer
 
 from pacecar.clock import SystemClock
 from pacecar.config import Config, HookConfig, TuneConfig
-from pacecar.controller.command_handler import Desk, open_desk, tune_is_off
+from pacecar.controller.command_handler import CommandHandler, open_desk, tune_is_off
 from pacecar.controller.consensus.step_boundaries import ForwardBoundaries
-from pacecar.controller.guards.loss_monitor import Vigil
-from pacecar.controller.guards.node_monitor import Node
-from pacecar.controller.guards.tuning_pause import Holds
+from pacecar.controller.guards.loss_monitor import LossMonitor
+from pacecar.controller.guards.node_monitor import NodeMonitor
+from pacecar.controller.guards.tuning_pause import TuningPause
 from pacecar.controller.knobs.dataloader.knobs import LoaderKnobs
 from pacecar.controller.knobs.ddp.ddp_knobs import find_ddp
 from pacecar.controller.knobs.global_batch import GlobalBatchActuator, open_global_batch
-from pacecar.controller.knobs.oom_safe_trial import Rescue
+from pacecar.controller.knobs.oom_safe_trial import OomSafeTrial
 from pacecar.controller.tuner import Tuner
-from pacecar.profiler.hook.daemon_messages import Orders
+from pacecar.profiler.hook.daemon_messages import DaemonMessages
 from pacecar.profiler.hook.hook import Hook
 from pacecar.profiler.hook.job_identity import make_hello, model_device
 from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.profiler.hook.step_records import FinishedStep
 from pacecar.profiler.hook.throttling import ThrottleNews
-from pacecar.profiler.hook.trace_request import Tracing
-from pacecar.profiler.ranks.rank_monitor import Crew, sees_waits_in_forward
+from pacecar.profiler.hook.trace_request import TraceRequests
+from pacecar.profiler.ranks.rank_monitor import RankMonitor, sees_waits_in_forward
 from pacecar.profiler.ranks.what_if import RankLadder
-from pacecar.profiler.transport.daemon_socket import News, Outbox
-from pacecar.profiler.transport.record_queue import Courier
+from pacecar.profiler.transport.daemon_socket import DaemonSocket, News
+from pacecar.profiler.transport.record_queue import RecordQueue
 from pacecar.profiler.transport.run_log import RunLog
 from pacecar.profiler.transport.sink import RecordSink
 from pacecar.records import Command, JobHello, JobRecord, Throttling
@@ -47,37 +47,37 @@ from pacecar.records.host_signals import HostSignals
 
 from .tuner_wiring import make_node, make_tuner, make_vigil
 
-__all__ = ["Parts", "assemble"]
+__all__ = ["JobParts", "assemble"]
 
 
 @dataclass
-class Parts:
+class JobParts:
     """What a pacer holds; an inert one holds none of it."""
 
     hook: Hook | None = None
     sinks: tuple[RecordSink, ...] = ()
     tuner: Tuner | None = None
-    desk: Desk | None = None
+    desk: CommandHandler | None = None
     boundaries: ForwardBoundaries | None = None
     loaders: LoaderKnobs | None = None
     global_batch: GlobalBatchActuator | None = None
-    vigil: Vigil | None = None
-    crew: Crew | None = None
-    orders: Orders | None = None
-    tracing: Tracing | None = None
+    vigil: LossMonitor | None = None
+    crew: RankMonitor | None = None
+    orders: DaemonMessages | None = None
+    tracing: TraceRequests | None = None
 
 
 def assemble(
-    model: nn.Module, optimizer: Optimizer, rescue: Rescue, settings: Config, loggers: Sequence[RecordSink]
-) -> Parts:
+    model: nn.Module, optimizer: Optimizer, rescue: OomSafeTrial, settings: Config, loggers: Sequence[RecordSink]
+) -> JobParts:
     """Start the hook, and unless the mode is "off" the tuner; what cannot start is an error, and the hook is closed."""
     hello = make_hello(model, job=settings.hook.job)
     hello = structs.replace(hello, hears_signals=settings.tune.mode != "off")
     throttling, node = ThrottleNews(hello), make_node(model, hello)
     listener = _Listener(hello, throttling, node, make_vigil(model, hello, settings.tune))
-    outbox = Outbox(settings.hook.socket, hello, obey=listener.obey, heed=listener.heed)
+    outbox = DaemonSocket(settings.hook.socket, hello, obey=listener.obey, heed=listener.heed)
     listener.reply = outbox.put
-    couriers: list[Courier] = [outbox]
+    couriers: list[RecordQueue] = [outbox]
     if settings.hook.run_dir is not None:
         couriers.append(RunLog(settings.hook.run_dir, hello))
     sinks: list[RecordSink] = [*couriers, *loggers, RankLadder(_emitter(couriers), is_job=hello.world_size == 1)]
@@ -93,11 +93,11 @@ def assemble(
     listener.hear(hook, model, directory=settings.hook.run_dir)
     for courier in couriers:
         courier.before_look = hook.look
-    for courier in [*couriers, *(logger for logger in loggers if isinstance(logger, Courier))]:
+    for courier in [*couriers, *(logger for logger in loggers if isinstance(logger, RecordQueue))]:
         courier.charge = hook.charge_records
-    parts = Parts(hook, tuple(sinks), vigil=listener.vigil, orders=listener.orders, tracing=listener.tracing)
+    parts = JobParts(hook, tuple(sinks), vigil=listener.vigil, orders=listener.orders, tracing=listener.tracing)
     hook.start()
-    holds = Holds(node)
+    holds = TuningPause(node)
     try:
         if settings.tune.mode != "off":
             _start_tuner(parts, hook, model, optimizer, rescue, hello, settings.tune, outbox, listener, holds)
@@ -115,22 +115,22 @@ def assemble(
 class _Listener:
     """Hears the ends of steps, and what people and the daemon say to this rank; passes it on to who is there."""
 
-    def __init__(self, hello: JobHello, throttling: ThrottleNews, node: Node, vigil: Vigil | None) -> None:
+    def __init__(self, hello: JobHello, throttling: ThrottleNews, node: NodeMonitor, vigil: LossMonitor | None) -> None:
         self._hello = hello
         self._throttling = throttling
         self._node = node
         self.vigil = vigil
         self.reply: Callable[[Answer], None] = _drop
-        self.orders = Orders(hello.job, hello.rank, reply=lambda answer: self.reply(answer))
+        self.orders = DaemonMessages(hello.job, hello.rank, reply=lambda answer: self.reply(answer))
         self.tuner: Tuner | None = None
         self.boundaries: ForwardBoundaries | None = None
         self.hook: Hook
-        self.tracing: Tracing
+        self.tracing: TraceRequests
 
     def hear(self, hook: Hook, model: nn.Module, *, directory: str | None) -> None:
         """Be told of `hook`'s steps, where anybody wants to know of them."""
         self.hook = hook
-        self.tracing = Tracing(
+        self.tracing = TraceRequests(
             self._hello.job,
             self._hello.rank,
             on_device=model_device(model).type == "cuda",
@@ -181,16 +181,16 @@ class _Listener:
 
 
 def _start_tuner(
-    parts: Parts,
+    parts: JobParts,
     hook: Hook,
     model: nn.Module,
     optimizer: Optimizer,
-    rescue: Rescue,
+    rescue: OomSafeTrial,
     hello: JobHello,
     config: TuneConfig,
-    outbox: Outbox,
+    outbox: DaemonSocket,
     listener: _Listener,
-    holds: Holds,
+    holds: TuningPause,
 ) -> None:
     emit = _emitter(parts.sinks)
     if hello.rank == 0:
@@ -210,9 +210,9 @@ def _start_tuner(
 
 
 def _start_crew(
-    hook: Hook, hello: JobHello, config: HookConfig, sinks: list[RecordSink], throttling: ThrottleNews, parts: Parts
-) -> Crew:
-    crew = Crew(
+    hook: Hook, hello: JobHello, config: HookConfig, sinks: list[RecordSink], throttling: ThrottleNews, parts: JobParts
+) -> RankMonitor:
+    crew = RankMonitor(
         hello,
         config,
         hook,

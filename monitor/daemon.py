@@ -23,34 +23,34 @@ from typing import TypeVar
 from pacecar.clock import NS_PER_SECOND, Clock, SystemClock
 from pacecar.config import DaemonConfig, OtlpConfig
 from pacecar.records import Sample, Snapshot, Throttling
-from pacecar.records.status_document import Document
+from pacecar.records.status_document import StatusDocument
 
-from .collectors.cgroup import Member
+from .collectors.cgroup import CgroupMember
 from .collectors.identity import IdentityCollector, gpu_processes
 from .collectors.source_reader import Collector, Files
-from .export.otlp import Otlp, OtlpError, Reading
+from .export.otlp import Otlp, OtlpError, OtlpReading
 from .export.prometheus import Exporter
 from .export.samples import DaemonFigures, daemon_samples, job_samples
-from .fault_containment import Faults, Part
-from .heap_trimming import Heap
-from .http.routes import Screens
+from .fault_containment import ContainedPart, FaultContainment
+from .heap_trimming import HeapTrimming
+from .http.routes import Routes
 from .http.server import WebError, WebServer
-from .http.status_document import Builder, Own
+from .http.status_document import DaemonOwn, StatusDocumentBuilder
 from .http.web import pages
 from .http.web_config import Security, WebConfigError, read_security
-from .ingest.socket_server import Inbox
-from .ingest.unix_socket import Meeting, MeetingError
-from .jobs.job_energy import Energies
-from .jobs.node_signals import Signals
-from .jobs.state import Board
+from .ingest.socket_server import SocketServer
+from .ingest.unix_socket import UnixSocket, UnixSocketError
+from .jobs.job_energy import JobEnergies
+from .jobs.node_signals import NodeSignalsSource
+from .jobs.state import DaemonState
 from .jobs.throttles import Throttles
-from .recorder.recorder import Around, Limits, Recorder
+from .recorder.recorder import Around, FlightRecorder, RecorderLimits
 from .reload import ReloadFigures, in_force
 from .sampling.collector_registry import DaemonError, default_collectors
-from .sampling.cpu_budget import Budget, Change
-from .sampling.sampler import Pace, Sampler
+from .sampling.cpu_budget import CpuBudget, RateChange
+from .sampling.sampler import GlanceRate, Sampler
 from .sampling.ticker import Beat, beats
-from .watched_threads import CLOSE_SECONDS, LIMIT_SECONDS, Watch, WatchedThread
+from .watched_threads import CLOSE_SECONDS, LIMIT_SECONDS, ThreadWatch, WatchedThread
 
 __all__ = ["Daemon", "DaemonError"]
 
@@ -87,10 +87,10 @@ class Daemon:
         self._clock = clock or SystemClock()
         self._version = _version()
         self._budget = _budget(config)
-        self._pace = Pace(self._budget.rate)
-        self._heap = Heap()
-        self._faults = Faults()
-        self._watch = Watch()
+        self._pace = GlanceRate(self._budget.rate)
+        self._heap = HeapTrimming()
+        self._faults = FaultContainment()
+        self._watch = ThreadWatch()
         self._identity = IdentityCollector(
             Files(config.proc_root, config.sys_root),
             self._clock,
@@ -101,7 +101,7 @@ class Daemon:
         )
         self._recorder = self._make_recorder(config) if config.recorder else None
         self._on_gpus: set[int] = set()
-        self._energies = Energies(self._faults)
+        self._energies = JobEnergies(self._faults)
         self._sampler = Sampler(
             default_collectors(config, self._clock, self._members, self._identity)
             if collectors is None
@@ -112,15 +112,15 @@ class Daemon:
             window_seconds=config.window_seconds,
             overhear=None if self._recorder is None else self._recorder.overhear_glance,
         )
-        self._board = Board(
+        self._board = DaemonState(
             self._clock,
             jobs_max=config.jobs_max,
             ranks_max=config.ranks_max,
             job_forget_seconds=config.job_forget_seconds,
             faults=self._faults,
         )
-        self._inbox = Inbox(
-            Meeting(config.socket, mode=config.socket_mode, group=config.socket_group, inherited=listener),
+        self._inbox = SocketServer(
+            UnixSocket(config.socket, mode=config.socket_mode, group=config.socket_group, inherited=listener),
             self._board,
             self._clock,
             overhear=None if self._recorder is None else self._recorder.overhear_record,
@@ -128,10 +128,10 @@ class Daemon:
             faults=self._faults,
         )
         self._throttles = Throttles()
-        self._signals = Signals(int(config.period_seconds * NS_PER_SECOND))
+        self._signals = NodeSignalsSource(int(config.period_seconds * NS_PER_SECOND))
         self._throttled: Mapping[str, Throttling] = {}
-        self._builder = Builder(self._identity.residence, self._faults)
-        self._screens = Screens(self._clock, config.period_seconds, self._document)
+        self._builder = StatusDocumentBuilder(self._identity.residence, self._faults)
+        self._screens = Routes(self._clock, config.period_seconds, self._document)
         self._exporter = Exporter(self._live_samples, self._faults)
         self._web = WebServer(config.host, config.port, faults=self._faults)
         self._otlp_config = otlp if otlp is not None and otlp.endpoint is not None else None
@@ -142,7 +142,7 @@ class Daemon:
         self._beat: Beat | None = None
         self._started_wall_ns: int | None = None
         self._started_ns: int | None = None
-        self._spending: Change | None = None
+        self._spending: RateChange | None = None
         self._glance_changes = {"down": 0, "up": 0}
         self._security = Security()
         self.reloads: Callable[[], ReloadFigures] | None = None
@@ -177,7 +177,7 @@ class Daemon:
             self._web.bind()
             self._inbox.start()
             self._start_otlp()
-        except (WebError, WebConfigError, MeetingError, OtlpError) as error:
+        except (WebError, WebConfigError, UnixSocketError, OtlpError) as error:
             self.close()
             raise DaemonError(str(error)) from error
         if self._recorder is not None:
@@ -232,12 +232,12 @@ class Daemon:
             otlp.start()
             self._otlp = otlp
 
-    def _readings(self) -> list[Reading]:
+    def _readings(self) -> list[OtlpReading]:
         """Return what a scrape would find now."""
         snapshot = self._board.snapshot()
         is_old = snapshot is None or self._staleness() is not None
-        ticked = [] if snapshot is None or is_old else [Reading(snapshot.wall_ns, snapshot.samples())]
-        return [*ticked, Reading(self._clock.wall_ns(), self._live_samples())]
+        ticked = [] if snapshot is None or is_old else [OtlpReading(snapshot.wall_ns, snapshot.samples())]
+        return [*ticked, OtlpReading(self._clock.wall_ns(), self._live_samples())]
 
     def _live_samples(self) -> list[Sample]:
         """Return what is of the moment of a scrape and not of a tick: jobs, and the daemon's own figures."""
@@ -274,12 +274,12 @@ class Daemon:
             faults=self._faults.counts(),
             threads=self._watch.figures(),
         )
-        own = self._faults.each(Part.DAEMON, "the daemon's own figures", lambda: daemon_samples(figures))
+        own = self._faults.each(ContainedPart.DAEMON, "the daemon's own figures", lambda: daemon_samples(figures))
         return [*job_samples(jobs, self._identity.residence, self._faults), *own]
 
-    def _document(self, viewers: int) -> Document:
+    def _document(self, viewers: int) -> StatusDocument:
         """Return what people see now."""
-        own = Own(
+        own = DaemonOwn(
             node=platform.node(),
             version=self._version,
             started_wall_ns=self._started_wall_ns or self._clock.wall_ns(),
@@ -355,7 +355,7 @@ class Daemon:
         for beat in self._beats:  # which outlive a failure of this loop: their numbers go on
             ticker.progress()
             self._beat = beat
-            self._faults.contain(Part.TICK, "a tick", partial(self._take_tick, beat), None)
+            self._faults.contain(ContainedPart.TICK, "a tick", partial(self._take_tick, beat), None)
 
     def _take_tick(self, beat: Beat) -> None:
         snapshot = self._sampler.sample(beat)
@@ -373,17 +373,17 @@ class Daemon:
         self._step("the heap", lambda: self._heap.tick(self._clock.monotonic_ns()), None)
 
     def _step(self, name: str, act: Callable[[], T], otherwise: T) -> T:
-        return self._faults.contain(Part.TICK, name, act, otherwise)
+        return self._faults.contain(ContainedPart.TICK, name, act, otherwise)
 
-    def _make_recorder(self, config: DaemonConfig) -> Recorder:
-        limits = Limits(
+    def _make_recorder(self, config: DaemonConfig) -> FlightRecorder:
+        limits = RecorderLimits(
             window_ns=int(config.recorder_seconds * NS_PER_SECOND),
             memory_bytes=config.recorder_bytes,
             folder=config.recordings,
             folder_bytes=config.recordings_bytes,
             stall_ns=int(config.stall_seconds * NS_PER_SECOND),
         )
-        return Recorder(
+        return FlightRecorder(
             self._clock,
             limits,
             host=platform.node(),
@@ -413,15 +413,16 @@ class Daemon:
                 100 * change.cpu_ratio, 100 * self._config.cpu_budget, change.rate, change.before,
             )  # fmt: skip
 
-    def _members(self) -> list[Member]:
+    def _members(self) -> list[CgroupMember]:
         return [
-            Member(str(pid), "rank", hello.job, str(hello.rank), hello.launch) for pid, hello in self._inbox.members()
+            CgroupMember(str(pid), "rank", hello.job, str(hello.rank), hello.launch)
+            for pid, hello in self._inbox.members()
         ]
 
 
-def _budget(config: DaemonConfig) -> Budget:
+def _budget(config: DaemonConfig) -> CpuBudget:
     interval_ns = int(config.window_seconds * NS_PER_SECOND)
-    return Budget(config.cpu_budget, config.glances_per_second, interval_ns=interval_ns)
+    return CpuBudget(config.cpu_budget, config.glances_per_second, interval_ns=interval_ns)
 
 
 def _version() -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from typing import TypeVar
 
-__all__ = ["Faults", "Part"]
+__all__ = ["ContainedPart", "FaultContainment"]
 
 PLACES_MAX = 256
 """Places in the code that are remembered as logged; beyond that faults are counted and not logged."""
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Part(StrEnum):
+class ContainedPart(StrEnum):
     """Where a fault was contained: the label values of the counter."""
 
     JOB = "job"
@@ -36,19 +36,19 @@ class Part(StrEnum):
     DAEMON = "daemon"
 
 
-class Faults:
+class FaultContainment:
     """Counts exceptions that were caught, by part.  All methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: Counter[Part] = Counter()
+        self._counts: Counter[ContainedPart] = Counter()
         self._logged: set[tuple[object, ...]] = set()
 
     def counts(self) -> dict[str, int]:
         """Return how many faults were caught, by part; every part is there."""
-        return {part.value: self._counts[part] for part in Part}
+        return {part.value: self._counts[part] for part in ContainedPart}
 
-    def caught(self, part: Part, subject: str, error: BaseException) -> None:
+    def caught(self, part: ContainedPart, subject: str, error: BaseException) -> None:
         """Note `error`, which cost `subject` its part; called while it is handled."""
         place = (part, type(error), *_innermost(error))
         with self._lock:
@@ -62,7 +62,7 @@ class Faults:
                 subject, type(error).__name__, error, exc_info=error,
             )  # fmt: skip
 
-    def contain(self, part: Part, subject: str, act: Callable[[], T], otherwise: T) -> T:
+    def contain(self, part: ContainedPart, subject: str, act: Callable[[], T], otherwise: T) -> T:
         """Return what `act` returns; `otherwise` where it raises."""
         try:
             return act()
@@ -70,7 +70,7 @@ class Faults:
             self.caught(part, subject, error)
             return otherwise
 
-    def each(self, part: Part, subject: str, samples: Callable[[], Iterable[T]]) -> Iterator[T]:
+    def each(self, part: ContainedPart, subject: str, samples: Callable[[], Iterable[T]]) -> Iterator[T]:
         """Yield all of `samples()`, or nothing where it raises before its end."""
         nothing: list[T] = []
         yield from self.contain(part, subject, lambda: list(samples()), nothing)

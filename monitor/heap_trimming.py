@@ -16,7 +16,7 @@ import gc
 
 from pacecar.clock import NS_PER_SECOND
 
-__all__ = ["Heap"]
+__all__ = ["HeapTrimming"]
 
 TIDY_SECONDS = 30
 """Between two collections: sessions end rarely, and each takes a few milliseconds of every thread."""
@@ -25,7 +25,7 @@ M_ARENA_MAX = -8  # malloc.h of glibc
 ARENAS_MAX = 1
 
 
-class Heap:
+class HeapTrimming:
     """The daemon's own care for its memory.  Belongs to the thread that ticks."""
 
     def __init__(self) -> None:

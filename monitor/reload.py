@@ -25,7 +25,7 @@ import msgspec
 
 from pacecar.config import DaemonConfig
 
-__all__ = ["LIVE", "ReloadFigures", "Watch", "changes", "in_force"]
+__all__ = ["LIVE", "ReloadFigures", "ReloadWatch", "changes", "in_force"]
 
 LIVE = frozenset(
     {
@@ -77,7 +77,7 @@ def in_force(running: DaemonConfig, wanted: DaemonConfig) -> DaemonConfig:
     return msgspec.structs.replace(running, **{name: getattr(wanted, name) for name in LIVE})
 
 
-class Watch:
+class ReloadWatch:
     """Files that are read together, and what reading them does.
 
     `read` reads and applies them, and raises one of `errors` when they cannot be used; it then has changed nothing.

@@ -29,9 +29,9 @@ from pacecar.formatting.plain_text import PlainFormatter
 
 from .activation import inherited_socket
 from .daemon import Daemon
-from .heap_trimming import Heap
+from .heap_trimming import HeapTrimming
 from .http.web_config import WebConfigError
-from .reload import ReloadFigures, Watch, changes
+from .reload import ReloadFigures, ReloadWatch, changes
 from .systemd import Notifier
 from .watched_threads import Verdicts
 
@@ -68,8 +68,8 @@ class _Settings:
         self._wanted = daemon.config
         files = () if load is None or file is None else (file,)
         self._watches = {
-            "configuration": Watch(self._read, lambda: files, (ConfigError, WebConfigError)),
-            "web configuration": Watch(self._secure, lambda: daemon.security.files, (WebConfigError,)),
+            "configuration": ReloadWatch(self._read, lambda: files, (ConfigError, WebConfigError)),
+            "web configuration": ReloadWatch(self._secure, lambda: daemon.security.files, (WebConfigError,)),
         }
         self._good_wall_ns = clock.wall_ns()
         self._reloads = {"success": 0, "failure": 0}
@@ -141,7 +141,7 @@ def run(
     def on_signal(number: int, frame: FrameType | None) -> None:
         """The byte is enough."""
 
-    Heap().settle()  # of the whole process, so not for a Daemon that is part of another program
+    HeapTrimming().settle()  # of the whole process, so not for a Daemon that is part of another program
     daemon, notifier = Daemon(config, otlp=otlp, listener=inherited_socket()), Notifier()
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = {number: signal.signal(number, on_signal) for number in numbers}

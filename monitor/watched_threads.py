@@ -5,7 +5,7 @@ numbers for ever.  So each thread is run by a `WatchedThread`: an exception that
 and the loop is entered again after a pause.  What fails RESTARTS_MAX times within RESTART_WINDOW_SECONDS has ended.
 And a loop says at each turn that it makes progress, so one that hangs is told from one that has nothing to do.
 
-`Watch` asks all of them.  It is asked by the main thread, which ends the process for its supervisor when a vital one
+`ThreadWatch` asks all of them.  It is asked by the main thread, which ends the process for its supervisor when a vital one
 ends or hangs, and by each page, which then says 503 instead of old numbers.  A process that was stopped as a whole
 (SIGSTOP, a frozen control group, a laptop's lid) is not one that hangs: `Verdicts` wants the same answer several times,
 a while apart.
@@ -22,7 +22,14 @@ from typing import NamedTuple
 from pacecar.clock import NS_PER_SECOND, Clock
 
 __all__ = [
-    "CLOSE_SECONDS", "LIMIT_SECONDS", "LOOKS", "TURN_SECONDS", "ThreadFigures", "Verdicts", "Watch", "WatchedThread",
+    "CLOSE_SECONDS",
+    "LIMIT_SECONDS",
+    "LOOKS",
+    "TURN_SECONDS",
+    "ThreadFigures",
+    "ThreadWatch",
+    "Verdicts",
+    "WatchedThread",
 ]  # fmt: skip
 
 TURN_SECONDS = 1.0
@@ -128,7 +135,7 @@ class WatchedThread:
 _Get = Callable[[], WatchedThread | None]
 
 
-class Watch:
+class ThreadWatch:
     """The threads of a daemon: vital ones, without which what it serves is old or wrong, and others."""
 
     def __init__(self) -> None:

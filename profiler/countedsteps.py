@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from pacecar.records import Goodbye, JobHello, Knobs
 
-from .hook.step_boundary import Passed, Pulse
+from .hook.step_boundary import Passed, StepBoundary
 from .ledger.estimate import Calibrations, estimate
-from .timing.overhead_budget import Budget
+from .timing.overhead_budget import OverheadBudget
 from .timing.process_stops import LATE_NS_MIN, Stop, StopDetector
 from .timing.sample_counts import Totals
 from .timing.step_timer import STOPPED
@@ -35,7 +35,7 @@ class Like(NamedTuple):
 class CountedSteps:
     """Adds counted steps to `totals` and what they cost to `budget`; whoever calls holds the books' lock."""
 
-    def __init__(self, totals: Totals, budget: Budget, calibrations: Calibrations, stops: StopDetector) -> None:
+    def __init__(self, totals: Totals, budget: OverheadBudget, calibrations: Calibrations, stops: StopDetector) -> None:
         self._totals = totals
         self._budget = budget
         self._calibrations = calibrations
@@ -66,7 +66,7 @@ class CountedSteps:
         self._totals.add(ledger, samples, tokens, steps=passed.steps)
         return stops
 
-    def add_rest(self, pulse: Pulse, price_ns: int) -> None:
+    def add_rest(self, pulse: StepBoundary, price_ns: int) -> None:
         """Add the steps that no measured one follows: the job ends."""
         passed, pulse.passed = pulse.passed, None
         _, end_ns = pulse.begun()

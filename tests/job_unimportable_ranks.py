@@ -135,9 +135,9 @@ class RankJob:
         if not self.is_followed:
             self.is_followed = True
             if self.rank == 0:
-                from pacecar.controller.observation import Turn
+                from pacecar.controller.observation import TuningTurn
 
-                tuner._policy = Trying(Turn)
+                tuner._policy = Trying(TuningTurn)
             post = crew._road.post
             crew._road.post = lambda words: (post(words), self.at("gathering"))
         if tuner.agreement._vote is not None:

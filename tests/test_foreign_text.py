@@ -19,14 +19,14 @@ from pacecar.commands.main import cli
 from pacecar.commands.shared_options import fail
 from pacecar.commands.tune_text import lines as tune_lines
 from pacecar.monitor.collectors.source_reader import sample
-from pacecar.monitor.ingest.socket_server import Inbox
-from pacecar.monitor.ingest.unix_socket import Meeting
-from pacecar.monitor.jobs.state import Board
-from pacecar.monitor.recorder.ring_buffer import Tape
-from pacecar.profiler.transport.daemon_socket import Outbox
+from pacecar.monitor.ingest.socket_server import SocketServer
+from pacecar.monitor.ingest.unix_socket import UnixSocket
+from pacecar.monitor.jobs.state import DaemonState
+from pacecar.monitor.recorder.ring_buffer import RingBuffer
+from pacecar.profiler.transport.daemon_socket import DaemonSocket
 from pacecar.records import Answer, Goodbye, HangSuspicion, Ok, Request, Snapshot, Straggler, TunerOrder, TunerStatus
 from pacecar.records.commands import TunerChange, TunerReport
-from pacecar.records.recording import Event, Header, Trigger, parts
+from pacecar.records.recording import RecordingEvent, RecordingHeader, Trigger, parts
 from pacecar.wire import FRAME_BYTES_MAX, decode_frame, encode_frame, payload_of
 from tests.commands.report import runs
 from tests.kit.records import job_hello, step_record
@@ -103,7 +103,7 @@ def test_tune_shows_what_a_job_says_as_text(tmp_path: Path, arguments: tuple[str
 
 
 def recording(folder: Path) -> Path:
-    tape = Tape(window_ns=10**12, bytes_max=10**7)
+    tape = RingBuffer(window_ns=10**12, bytes_max=10**7)
     tape.tick(Snapshot(1, 1, 1, 0, {"x": Ok((sample("pacecar_host_cpus_online", 1),))}, {"x": 1}), 1)
     for record in (
         step_record(job=EVIL),
@@ -112,8 +112,8 @@ def recording(folder: Path) -> Path:
                       collectives=None, stack=EVIL),
     ):  # fmt: skip
         tape.record(payload_of(encode_frame(record)), 2)
-    tape.event(Event(3, EVIL, EVIL))
-    header = Header(
+    tape.event(RecordingEvent(3, EVIL, EVIL))
+    header = RecordingHeader(
         host=EVIL, pacecar_version=EVIL, written_wall_ns=1, window_ns=1,
         triggers=(Trigger(kind="hang", subject=EVIL, detail=EVIL, wall_ns=1),),
         hellos=(job_hello(job=EVIL, host=EVIL, device=EVIL),), dropped={EVIL: 1},
@@ -179,10 +179,12 @@ def test_the_inbox_logs_what_hooks_say_as_text_and_a_refused_hook_has_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = SystemClock()
-    inbox = Inbox(Meeting(tmp_path / "s"), Board(clock, jobs_max=1, ranks_max=1, job_forget_seconds=900), clock)
+    inbox = SocketServer(
+        UnixSocket(tmp_path / "s"), DaemonState(clock, jobs_max=1, ranks_max=1, job_forget_seconds=900), clock
+    )
     inbox.start()
     outboxes = [
-        Outbox(str(tmp_path / "s"), job_hello(job=job, host=EVIL, device=EVIL, pid=os.getpid()))
+        DaemonSocket(str(tmp_path / "s"), job_hello(job=job, host=EVIL, device=EVIL, pid=os.getpid()))
         for job in (EVIL, "late")
     ]
     try:

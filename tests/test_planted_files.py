@@ -13,9 +13,9 @@ import pytest
 from pacecar import dashboards, deploy
 from pacecar.commands.report.build import BuildOptions
 from pacecar.commands.report.run import ReportOptions, run_report
-from pacecar.controller.memory.knob_store import KnobsFile, KnobsFileError, remembered
-from pacecar.monitor.ingest.unix_socket import Meeting, MeetingError
-from pacecar.monitor.recorder.shelf import Shelf
+from pacecar.controller.memory.knob_store import KnobsFileError, KnobStore, remembered
+from pacecar.monitor.ingest.unix_socket import UnixSocket, UnixSocketError
+from pacecar.monitor.recorder.shelf import RecordingFolder
 from pacecar.profiler.analysis.parallel_reading import Options, analyze
 from pacecar.profiler.analysis.perfetto import write_perfetto
 from pacecar.profiler.analysis.svg_timeline import write_picture
@@ -54,7 +54,7 @@ def write_drawing(folder):
 
 
 def write_knobs(folder):
-    KnobsFile(Path(folder, "knobs.json"), is_ours=True).change(lambda others: remembered(others, entry()))
+    KnobStore(Path(folder, "knobs.json"), is_ours=True).change(lambda others: remembered(others, entry()))
 
 
 def write_dashboards(folder):
@@ -268,9 +268,9 @@ def test_recordings_go_into_no_folder_that_somebody_else_could_exchange(public, 
     (precious.parent / "pacecar-left.tmp").write_text("root's, and not half a recording")
     for folder in (public / "rec", public / "his/rec", public / "his/new"):
         with pytest.raises(OSError, match=f"uid {STRANGER}"):
-            Shelf(folder, bytes_max=1000).put([b"x"], 1, "xid", 0)
+            RecordingFolder(folder, bytes_max=1000).put([b"x"], 1, "xid", 0)
     assert set(os.listdir(precious.parent)) == {"precious", "pacecar-left.tmp"}
-    assert Shelf(public / "ours", bytes_max=1000).put([b"x"], 1, "xid", 0).read_bytes() == b"x"
+    assert RecordingFolder(public / "ours", bytes_max=1000).put([b"x"], 1, "xid", 0).read_bytes() == b"x"
 
 
 def test_knobs_in_a_users_folder_give_that_user_nothing_of_roots(public, precious):
@@ -312,9 +312,9 @@ def test_no_daemon_meets_in_a_folder_that_a_stranger_put_there(public):
 
     as_user(STRANGER, plant)
     for name in ("his/s", "link/s", "his/deeper/s"):
-        with pytest.raises(MeetingError, match=f"uid {STRANGER}"):
-            Meeting(public / name).open()
+        with pytest.raises(UnixSocketError, match=f"uid {STRANGER}"):
+            UnixSocket(public / name).open()
     assert not list((public / "his").rglob("s*")), "nothing listens there"
-    meeting = Meeting(public / "ours/s")
+    meeting = UnixSocket(public / "ours/s")
     meeting.open().close()
     assert stat.S_IMODE((public / "ours").stat().st_mode) == 0o700

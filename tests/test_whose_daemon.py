@@ -15,8 +15,8 @@ import pytest
 from pacecar import config
 from pacecar.commands.daemon_client import AskError, converse
 from pacecar.config import default_socket
-from pacecar.monitor.ingest.unix_socket import Meeting, MeetingError
-from pacecar.profiler.transport.daemon_socket import Outbox
+from pacecar.monitor.ingest.unix_socket import UnixSocket, UnixSocketError
+from pacecar.profiler.transport.daemon_socket import DaemonSocket
 from pacecar.records import Command, DumpRequest, Goodbye
 from pacecar.wire import decode_frame, encode_frame
 from tests.kit.records import job_hello
@@ -87,7 +87,7 @@ def hook(path):
     handler.emit = lambda record: said.append(record.getMessage())
     logger = logging.getLogger("pacecar.profiler")
     logger.addHandler(handler)
-    outbox = Outbox(str(path), job_hello(), obey=obeyed.append)
+    outbox = DaemonSocket(str(path), job_hello(), obey=obeyed.append)
     try:
         outbox.put(Goodbye(job="j", rank=0, reason="secret", wall_ns=1))
         until(lambda: said or obeyed, "neither connected nor complained", seconds=30)
@@ -209,8 +209,8 @@ def test_without_a_system_daemon_and_runtime_folder_a_planted_default_place_is_r
 
         def serve():
             try:
-                Meeting(path).open()
-            except MeetingError as error:
+                UnixSocket(path).open()
+            except UnixSocketError as error:
                 return str(error)
             return "served"
 

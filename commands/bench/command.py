@@ -106,7 +106,7 @@ def net(**options: Any) -> None:  # noqa: ANN401  click's values
 
 def _run(sizes: list[int], options: dict[str, Any]) -> None:
     from .document import OPERATIONS
-    from .measure import Plan
+    from .measure import MeasurementPlan
     from .net import JoinError, NetOptions, run_net
 
     gigabits = options["rated_gigabits"]
@@ -116,7 +116,7 @@ def _run(sizes: list[int], options: dict[str, Any]) -> None:
                 operations=tuple(dict.fromkeys(options["operations"])) or OPERATIONS,
                 sizes=tuple(sizes),
                 backend=options["backend"],
-                plan=Plan(options["warmup"], options["iterations"], options["seconds_per_size"]),
+                plan=MeasurementPlan(options["warmup"], options["iterations"], options["seconds_per_size"]),
                 timeout_seconds=options["timeout_seconds"],
                 rated_bytes_per_second=None if gigabits is None else round(gigabits * 1e9 / 8),
                 as_json=options["as_json"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["OPERATIONS", "LineFit", "NetBench", "Operation", "Place", "Rated", "Row"]
+__all__ = ["OPERATIONS", "BenchPlace", "LineFit", "NetBench", "Operation", "Rated", "Row"]
 
 FORMAT = "pacecar-bench-net-1"
 
@@ -59,7 +59,7 @@ class Rated(msgspec.Struct, frozen=True, kw_only=True):
     basis: str
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class BenchPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Where one rank runs."""
 
     rank: int
@@ -74,7 +74,7 @@ class NetBench(msgspec.Struct, frozen=True, kw_only=True):
 
     backend: str
     ranks: int
-    places: tuple[Place, ...]
+    places: tuple[BenchPlace, ...]
     rated: Rated
     operations: tuple[Operation, ...]
     warmup: int

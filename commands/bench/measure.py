@@ -22,9 +22,9 @@ import torch.distributed as dist
 from pacecar.profiler.ledger.bus_bandwidth import bus_bandwidth_factor
 
 from .document import Row
-from .operations import Collective
+from .operations import BenchOperation
 
-__all__ = ["ITERATIONS_MIN", "Plan", "measure", "why_missing"]
+__all__ = ["ITERATIONS_MIN", "MeasurementPlan", "measure", "why_missing"]
 
 ITERATIONS_MIN = 3
 """A median needs a middle."""
@@ -34,7 +34,7 @@ WARMUP_SHARE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class MeasurementPlan:
     """At most so many iterations, and of a slow size no more than fit into `seconds` (but ITERATIONS_MIN)."""
 
     warmup: int
@@ -42,7 +42,7 @@ class Plan:
     seconds: float
 
 
-def measure(collective: Collective, size: int, plan: Plan, device: torch.device) -> Row:
+def measure(collective: BenchOperation, size: int, plan: MeasurementPlan, device: torch.device) -> Row:
     """Measure one size; all ranks call it and all return the same row.  Raises RuntimeError when a rank is lost."""
     collective.resize(size)
     wrong = collective.check()
@@ -70,7 +70,7 @@ def measure(collective: Collective, size: int, plan: Plan, device: torch.device)
     )
 
 
-def why_missing(collective: Collective) -> str | None:
+def why_missing(collective: BenchOperation) -> str | None:
     """Return why the backend does not offer this operation; None when it does.  All ranks find the same.
 
     Raises:
@@ -87,7 +87,7 @@ def why_missing(collective: Collective) -> str | None:
     return None
 
 
-def _timed(collective: Collective, count: int, device: torch.device) -> list[int]:
+def _timed(collective: BenchOperation, count: int, device: torch.device) -> list[int]:
     """Run `count` times and return the nanoseconds of each: of the host where it blocks, else of the device."""
     if device.type != "cuda":
         durations = []

@@ -36,10 +36,10 @@ import pacecar
 from pacecar.profiler.ledger.bus_bandwidth import bus_bandwidth_factor
 
 from .alpha_beta_fit import METHOD, fit_line
-from .document import LineFit, NetBench, Operation, Place, Rated, Row
-from .measure import Plan, measure, why_missing
-from .operations import Collective
-from .rated_bandwidth import Site, look, rate
+from .document import BenchPlace, LineFit, NetBench, Operation, Rated, Row
+from .measure import MeasurementPlan, measure, why_missing
+from .operations import BenchOperation
+from .rated_bandwidth import RatedLinks, look, rate
 from .text import closing_lines, heading_lines, operation_lines, row_line, summary_lines
 
 __all__ = ["JoinError", "NetOptions", "run_net"]
@@ -64,7 +64,7 @@ class NetOptions:
     operations: tuple[str, ...]
     sizes: tuple[int, ...]
     backend: str | None
-    plan: Plan
+    plan: MeasurementPlan
     timeout_seconds: float
     rated_bytes_per_second: int | None
     as_json: bool
@@ -188,7 +188,7 @@ def _join(options: NetOptions, environ: Mapping[str, str]) -> tuple[Store, torch
 def _prepare(options: NetOptions, backend: str, device: torch.device, environ: Mapping[str, str]) -> NetBench:
     """Find out where everybody is."""
     own = look(backend, environ.get("MASTER_ADDR", "127.0.0.1"))
-    told: list[tuple[Site, int, str] | None] = [None] * dist.get_world_size()
+    told: list[tuple[RatedLinks, int, str] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(told, (own, os.getpid(), _device_name(device)))
     said = [one for one in told if one is not None]
     sites = [site for site, _, _ in said]
@@ -200,7 +200,9 @@ def _prepare(options: NetOptions, backend: str, device: torch.device, environ: M
     if options.rated_bytes_per_second is not None:
         rated = Rated(bytes_per_second=options.rated_bytes_per_second, basis="as given by --rated-gigabits")
     places = tuple(
-        Place(rank=rank, host=site.host, pid=pid, device=name, interface=None if elsewhere is None else site.interface)
+        BenchPlace(
+            rank=rank, host=site.host, pid=pid, device=name, interface=None if elsewhere is None else site.interface
+        )
         for rank, (site, (_, pid, name)) in enumerate(zip(sites, said, strict=True))
     )
     return NetBench(
@@ -213,7 +215,7 @@ def _measured(
     operation: Operation, options: NetOptions, device: torch.device, say: Callable[[str], None]
 ) -> Iterator[Operation]:
     """Yield the operation anew after each row, and with its fit at the end."""
-    collective = Collective(operation.operation, max(options.sizes), device)
+    collective = BenchOperation(operation.operation, max(options.sizes), device)
     for line in operation_lines(operation.operation):
         say(line)
     missing = why_missing(collective)

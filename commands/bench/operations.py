@@ -18,7 +18,7 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ELEMENT_BYTES", "Collective"]
+__all__ = ["ELEMENT_BYTES", "BenchOperation"]
 
 ELEMENT_BYTES = 4
 """float32, what DDP reduces unless it is compressed."""
@@ -27,7 +27,7 @@ PERIOD = 251
 """The pattern repeats after so many elements: a prime, so that no power of two of them hides a shift."""
 
 
-class Collective:
+class BenchOperation:
     """One operation on arrays of up to `size_max` bytes; `resize` chooses how much of them is used."""
 
     def __init__(self, operation: str, size_max: int, device: torch.device) -> None:

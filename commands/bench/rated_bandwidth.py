@@ -26,13 +26,13 @@ from typing import NamedTuple
 
 from .document import Rated
 
-__all__ = ["Site", "interface_speed", "look", "nvlink_speed", "rate"]
+__all__ = ["RatedLinks", "interface_speed", "look", "nvlink_speed", "rate"]
 
 DISCARD_PORT = 9
 """No packet is sent to it."""
 
 
-class Site(NamedTuple):
+class RatedLinks(NamedTuple):
     """What one rank found out about its end.  `network` is the same for ranks that reach each other over loopback."""
 
     network: str
@@ -44,13 +44,15 @@ class Site(NamedTuple):
     nvlink_speed: int | None
 
 
-def look(backend: str, towards: str, *, sys_root: Path = Path("/sys"), environ: Mapping[str, str] = os.environ) -> Site:
+def look(
+    backend: str, towards: str, *, sys_root: Path = Path("/sys"), environ: Mapping[str, str] = os.environ
+) -> RatedLinks:
     """Return this rank's end of the link; `towards` is a host where another rank is."""
     address = _source_address(towards)
     interface = _named_interface(backend, environ) or (None if address is None else _interface_of(address))
     is_nccl = backend == "nccl"
     uses_rdma = is_nccl and environ.get("NCCL_IB_DISABLE", "0") != "1"
-    return Site(
+    return RatedLinks(
         network=_network(),
         host=socket.gethostname(),
         address=address,
@@ -61,7 +63,7 @@ def look(backend: str, towards: str, *, sys_root: Path = Path("/sys"), environ: 
     )
 
 
-def rate(backend: str, sites: Sequence[Site]) -> Rated:
+def rate(backend: str, sites: Sequence[RatedLinks]) -> Rated:
     """Return what the slowest end is rated at."""
     if len({site.network for site in sites}) == 1:
         if backend != "nccl":

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from pacecar.formatting.ledger_headings import percent
 
-from .document import LineFit, NetBench, Operation, Place, Rated, Row
+from .document import BenchPlace, LineFit, NetBench, Operation, Rated, Row
 from .sizes import size_text
 
 __all__ = ["closing_lines", "heading_lines", "operation_lines", "row_line", "summary_lines"]
@@ -27,7 +27,9 @@ PLACES_SHOWN = 16
 """Of a thousand ranks the first few are enough to see how they are laid out."""
 
 
-def heading_lines(places: Sequence[Place], rated: Rated, backend: str, warmup: int, iterations: int) -> Iterator[str]:
+def heading_lines(
+    places: Sequence[BenchPlace], rated: Rated, backend: str, warmup: int, iterations: int
+) -> Iterator[str]:
     """Yield what is known before the first row."""
     counts = f"{warmup} warm-up, up to {iterations} iterations"
     yield f"# pacecar bench net: {len(places)} ranks, {backend}, float32; {counts}"

@@ -20,7 +20,7 @@ from pacecar.formatting.ledger_headings import HEADING_WORDS, percent
 from pacecar.formatting.units import knob_text, knobs_text
 from pacecar.records import Decision, JobHello, JobRecord, Ledger, StepRecord, TunerStatus, Verdict
 
-__all__ = ["PLAIN_CELLS_MAX", "Progress", "Surroundings", "event_line", "plain_line", "screen"]
+__all__ = ["PLAIN_CELLS_MAX", "DemoSetup", "Progress", "event_line", "plain_line", "screen"]
 
 RECENT_STEPS = 32
 """Steps in the pace and the bar: a second or two of the default job, so a change shows soon and noise little."""
@@ -39,7 +39,7 @@ TUNER_LINES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class DemoSetup:
     """What the records do not say; `overhead_budget` is what the hook may take of the wall time (0..1)."""
 
     run: str
@@ -150,7 +150,7 @@ class Progress:
         return total
 
 
-def screen(progress: Progress, around: Surroundings, elapsed_seconds: float, console: Console) -> Group:
+def screen(progress: Progress, around: DemoSetup, elapsed_seconds: float, console: Console) -> Group:
     """Return what the terminal shows, at most 22 lines of at most its width; the elapsed time is that of training."""
     last = progress.last
     width = max(20, console.width - 12)

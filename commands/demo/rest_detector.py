@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from .progress import Progress
 
-__all__ = ["REST_SECONDS", "Rest"]
+__all__ = ["REST_SECONDS", "RestDetector"]
 
 REST_SECONDS = 20.0
 """Time for a last look at what was found: some hundred steps, which the closing table compares with those before."""
 
 
-class Rest:
+class RestDetector:
     """Asked again and again; `overhead_budget` is the ratio that the job's hook may take."""
 
     def __init__(self, overhead_budget: float) -> None:

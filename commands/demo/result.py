@@ -20,9 +20,9 @@ from pacecar.run_statistics import Proven, proven
 __all__ = [
     "METHOD",
     "DecisionOutcome",
+    "DemoLosses",
+    "DemoOverhead",
     "LedgerSum",
-    "Losses",
-    "Overhead",
     "RankCount",
     "Result",
     "Throughput",
@@ -89,7 +89,7 @@ class RankCount:
 
 
 @dataclass(frozen=True, slots=True)
-class Overhead:
+class DemoOverhead:
     """What pacecar cost, over the wall time, on all ranks together.
 
     `late_ratio` is that of the last stretch in which nothing was turned, None where it was too short to tell.
@@ -113,7 +113,7 @@ class Overhead:
 
 
 @dataclass(frozen=True, slots=True)
-class Losses:
+class DemoLosses:
     """First and last of what the training script reported; None where it did not get that far."""
 
     first: float | None = None
@@ -138,10 +138,10 @@ class Result:
     throughput_after: Throughput | None
     decisions: tuple[DecisionOutcome, ...]
     switches: int
-    overhead: Overhead | None
+    overhead: DemoOverhead | None
     exploration_ns: int | None
     tuner: str | None
-    losses: Losses
+    losses: DemoLosses
     ranks: tuple[RankCount, ...]
     steps_before: tuple[int, int] | None = None
     steps_after: tuple[int, int] | None = None
@@ -230,7 +230,7 @@ def as_document(result: Result) -> dict[str, Any]:
         "estimate_error": None if result.estimate_error is None else msgspec.to_builtins(result.estimate_error),
         "what_if": None if result.what_if is None else msgspec.to_builtins(result.what_if),
         "tuner": result.tuner,
-        "losses": {name: _finite(getattr(result.losses, name)) for name in Losses.__slots__},
+        "losses": {name: _finite(getattr(result.losses, name)) for name in DemoLosses.__slots__},
         "ranks": [{name: getattr(count, name) for name in RankCount.__slots__} for count in result.ranks],
         "job": result.hellos[0].job if result.hellos else None,
         "device": result.hellos[0].device if result.hellos else None,

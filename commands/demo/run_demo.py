@@ -29,8 +29,8 @@ from pacecar.safe_files import replacing
 
 from .closing_tables import closing
 from .processes import Children, DemoOptions, LaunchError
-from .progress import Progress, Surroundings, event_line, plain_line, screen
-from .rest_detector import Rest
+from .progress import DemoSetup, Progress, event_line, plain_line, screen
+from .rest_detector import RestDetector
 from .result import as_document
 from .runfolder import RecordTail, make_run_folder, point_latest, read_losses, write_json
 from .summary import summarize
@@ -61,7 +61,7 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> int:
         return _complain(str(error))
     rest = None
     if options.steps is None and options.seconds is None:
-        options, rest = replace(options, seconds=SECONDS_MAX), Rest(budget)
+        options, rest = replace(options, seconds=SECONDS_MAX), RestDetector(budget)
     started = time.monotonic()
     try:
         folder = make_run_folder(options.run_dir, SystemClock())
@@ -95,7 +95,13 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> int:
 
 
 def _follow(
-    children: Children, console: Console, started: float, caught: Sequence[int], *, budget: float, rest: Rest | None
+    children: Children,
+    console: Console,
+    started: float,
+    caught: Sequence[int],
+    *,
+    budget: float,
+    rest: RestDetector | None,
 ) -> tuple[Ending, str | None]:
     """Show the job until it ends; return how, and what to tell the user if it failed.  `rest` says when it may end.
 
@@ -105,7 +111,7 @@ def _follow(
     options = children.options
     limit = f"{options.steps} steps" if options.steps is not None else f"{options.seconds:.0f} s of training"
     limit = limit if rest is None else f"at most {limit}: it ends when the tuner rests"
-    around = Surroundings(children.job, children.metrics_url, str(children.folder), limit, budget)
+    around = DemoSetup(children.job, children.metrics_url, str(children.folder), limit, budget)
     console.print(
         f"pacecar demo {children.job}: {children.world_size} ranks, tune {options.tune},\n{limit}", highlight=False
     )
@@ -145,7 +151,7 @@ def _follow(
     raise AssertionError("the display ends with the job")
 
 
-def _display(progress: Progress, around: Surroundings, console: Console, started: float) -> Iterator[float]:
+def _display(progress: Progress, around: DemoSetup, console: Console, started: float) -> Iterator[float]:
     """Yield the elapsed seconds, again and again, and show `progress` and the time of training in between."""
     began = started
     next_line = started + PLAIN_LINE_SECONDS

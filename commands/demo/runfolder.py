@@ -25,7 +25,7 @@ from pacecar.clock import Clock
 from pacecar.records import JobRecord
 from pacecar.safe_files import FOLDER_MODE, open_folder, replacing
 
-from .result import Losses
+from .result import DemoLosses
 
 __all__ = ["RecordTail", "make_run_folder", "point_latest", "read_losses", "write_json"]
 
@@ -100,14 +100,14 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
         stream.write(json.dumps(document, indent=2).encode() + b"\n")
 
 
-def read_losses(path: Path) -> Losses:
+def read_losses(path: Path) -> DemoLosses:
     """Return the first and last losses in the training script's metrics file; all None when there are none."""
     losses: list[float] = []
     validations: list[float] = []
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        return Losses()
+        return DemoLosses()
     for line in text.splitlines():
         try:
             values = json.loads(line)
@@ -117,7 +117,7 @@ def read_losses(path: Path) -> Losses:
             losses.append(values["loss"])
         if "validation_bits_per_byte" in values:
             validations.append(values["validation_bits_per_byte"])
-    return Losses(
+    return DemoLosses(
         first=losses[0] if losses else None,
         last=losses[-1] if losses else None,
         validation_first=validations[0] if validations else None,

@@ -34,7 +34,7 @@ from pacecar.records import (
     WhatIf,
 )
 
-from .result import DecisionOutcome, LedgerSum, Losses, Overhead, RankCount, Result, Throughput
+from .result import DecisionOutcome, DemoLosses, DemoOverhead, LedgerSum, RankCount, Result, Throughput
 
 __all__ = ["summarize"]
 
@@ -60,7 +60,7 @@ LATE_NS_MIN = 3_000_000_000
 
 
 def summarize(
-    records: Iterable[JobRecord], losses: Losses | None = None, *, overhead_budget: float | None = None
+    records: Iterable[JobRecord], losses: DemoLosses | None = None, *, overhead_budget: float | None = None
 ) -> Result:
     """Return what `records` of all ranks, in any order, show.  No record is needed: what is missing is None."""
     run = _sort_out(records)
@@ -91,7 +91,7 @@ def summarize(
         overhead_budget=overhead_budget,
         exploration_ns=status.exploration_ns if status is not None else None,
         tuner=f"{status.state}: {status.detail}" if status is not None else None,
-        losses=losses or Losses(),
+        losses=losses or DemoLosses(),
         ranks=_ranks(run),
         steps_before=(before[0], before[-1]) if before else None,
         steps_after=(after[0], after[-1]) if after else None,
@@ -224,7 +224,7 @@ def _windows(steps: Sequence[int]) -> list[Sequence[int]]:
     return whole or ([steps] if steps else [])
 
 
-def _overhead(run: _Run, switch_steps: Sequence[int], last: Sequence[StepRecord]) -> Overhead | None:
+def _overhead(run: _Run, switch_steps: Sequence[int], last: Sequence[StepRecord]) -> DemoOverhead | None:
     """Return what pacecar cost, and of late: in the last stretch of LATE_NS_MIN between two switches."""
     wall_ns = sum(record.totals.wall_ns for record in last)
     if wall_ns <= 0:
@@ -237,7 +237,7 @@ def _overhead(run: _Run, switch_steps: Sequence[int], last: Sequence[StepRecord]
         if stretch_wall_ns >= LATE_NS_MIN * len(stretches):
             late = sum(cost for _, cost in stretches) / stretch_wall_ns
             break
-    return Overhead(
+    return DemoOverhead(
         ratio=sum(record.total_overhead_ns for record in last) / wall_ns,
         wall_seconds=max(record.totals.wall_ns for record in last) / 1e9,
         late_ratio=late,

@@ -36,7 +36,7 @@ import pacecar
 from pacecar.safe_files import appending
 
 from .model import GPT, GPTConfig
-from .training_text import Windows, load_corpus
+from .training_text import TextWindows, load_corpus
 
 __all__ = ["batch_loss", "main"]
 
@@ -54,7 +54,7 @@ VALIDATION_WINDOWS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class TrainSettings:
     """What depends on the device: enough work for it, and the micro-batch that nobody has looked at since."""
 
     model: GPTConfig
@@ -64,8 +64,8 @@ class Settings:
 
 
 SETTINGS = {
-    "cpu": Settings(GPTConfig(), learning_rate=2e-3, batch=8, micro_batch=1),
-    "cuda": Settings(
+    "cpu": TrainSettings(GPTConfig(), learning_rate=2e-3, batch=8, micro_batch=1),
+    "cuda": TrainSettings(
         GPTConfig(context=512, width=768, layers=12, heads=12), learning_rate=3e-4, batch=64, micro_batch=4
     ),
 }
@@ -81,10 +81,10 @@ def main() -> None:
     torch.manual_seed(args.seed)
 
     corpus = load_corpus()
-    windows = Windows(corpus.train, settings.model.context)
+    windows = TextWindows(corpus.train, settings.model.context)
     sampler: DistributedSampler[Tensor] = DistributedSampler(windows, shuffle=True, seed=args.seed, drop_last=True)
     loader = DataLoader(windows, batch_size=batch, sampler=sampler, drop_last=True)
-    held_out = Windows(corpus.validation, settings.model.context)
+    held_out = TextWindows(corpus.validation, settings.model.context)
 
     model = GPT(settings.model).to(device)
     ddp = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
@@ -174,7 +174,7 @@ def _warmup_then_cosine(step: int) -> float:
 
 
 @torch.no_grad()
-def _bits_per_byte(model: nn.Module, held_out: Windows, device: torch.device) -> float:
+def _bits_per_byte(model: nn.Module, held_out: TextWindows, device: torch.device) -> float:
     """Return the mean over all ranks, each on its own held-out windows; every rank must call this."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     mine = [index % len(held_out) for index in range(rank, VALIDATION_WINDOWS * world_size, world_size)]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-__all__ = ["Corpus", "Windows", "load_corpus", "source_files"]
+__all__ = ["TextWindows", "TrainingText", "load_corpus", "source_files"]
 
 CORPUS_BYTES_MAX = 16 * 1024 * 1024
 """Far more than a demo can read in its few minutes; bounds its memory."""
@@ -30,7 +30,7 @@ _LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "__pyc
 
 
 @dataclass(frozen=True, slots=True)
-class Corpus:
+class TrainingText:
     """Two flat uint8 tensors; `files` says how many sources they came from."""
 
     train: Tensor
@@ -48,7 +48,7 @@ def source_files(root: Path) -> list[Path]:
     return sorted(found, key=lambda path: (_hash(path, root), str(path.relative_to(root))))
 
 
-def load_corpus(root: Path | None = None, *, bytes_max: int = CORPUS_BYTES_MAX) -> Corpus:
+def load_corpus(root: Path | None = None, *, bytes_max: int = CORPUS_BYTES_MAX) -> TrainingText:
     """Read the sources below `root` (None: this Python's standard library), at most `bytes_max` bytes.
 
     Raises:
@@ -69,10 +69,10 @@ def load_corpus(root: Path | None = None, *, bytes_max: int = CORPUS_BYTES_MAX) 
         files += 1
     if not train or not validation:
         raise ValueError(f"{root} holds {files} readable Python sources: too few to train on and to validate with")
-    return Corpus(_as_tensor(train), _as_tensor(validation), files)
+    return TrainingText(_as_tensor(train), _as_tensor(validation), files)
 
 
-class Windows(Dataset[Tensor]):
+class TextWindows(Dataset[Tensor]):
     """Disjoint windows of `context` + 1 bytes: the inputs, and shifted by one the targets."""
 
     def __init__(self, text: Tensor, context: int) -> None:

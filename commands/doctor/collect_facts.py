@@ -1,4 +1,4 @@
-"""How does one look at a machine?  All readers, one after the other, into one `Facts`.
+"""How does one look at a machine?  All readers, one after the other, into one `NodeFacts`.
 
 Nothing is started, set or written.  A reader that meets what it cannot understand notes it and gives the rest.
 """
@@ -12,29 +12,29 @@ from .facts.gpu import read_gpus
 from .facts.host import cpus, limits, process
 from .facts.job import Log, Run, Script
 from .facts.log import LogError, read_log
-from .facts.model import Facts
+from .facts.model import NodeFacts
 from .facts.network import read_network
 from .facts.pci import pci_devices
 from .facts.run import RunError, read_run
 from .facts.script import ScriptError, read_script
 from .facts.setting import read_settings
-from .host_access import Looker, Places
+from .host_access import HostAccess, Looker
 
 __all__ = ["examine"]
 
 
 def examine(
-    places: Places,
+    places: HostAccess,
     *,
     host: str,
     round_trip_ns: int | None = None,
     run: Path | None = None,
     script: Path | None = None,
     log: Path | None = None,
-) -> Facts:
+) -> NodeFacts:
     """Read everything there is to read.  What was named and cannot be read is among the `unreadable`."""
     looker = Looker(places)
-    return Facts(
+    return NodeFacts(
         host=host,
         cpus=cpus(looker),
         pci=pci_devices(looker),

@@ -83,11 +83,11 @@ def doctor(
     from .collect_facts import examine
     from .document import as_document
     from .findings import Severity
-    from .host_access import Places
+    from .host_access import HostAccess
     from .rules.registry import judge
 
     facts = examine(
-        Places(home=_home(), nvml=PyNvml(), pid=pid),
+        HostAccess(home=_home(), nvml=PyNvml(), pid=pid),
         host=socket.gethostname(),
         round_trip_ns=None if round_trip_ms is None else round(round_trip_ms * _MS),
         run=run_dir,

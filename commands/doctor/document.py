@@ -9,7 +9,7 @@ from typing import Any
 
 from pacecar import __version__
 
-from .facts.model import Facts, Gpu
+from .facts.model import GpuFacts, NodeFacts
 from .findings import Finding, Severity
 from .rules.registry import Judgement
 from .topology import offers
@@ -25,7 +25,7 @@ def counts(judgement: Judgement) -> dict[str, int]:
     return {str(severity): sum(f.severity is severity for f in judgement.findings) for severity in worst_first}
 
 
-def as_document(facts: Facts, judgement: Judgement) -> dict[str, Any]:
+def as_document(facts: NodeFacts, judgement: Judgement) -> dict[str, Any]:
     """Return what `pacecar doctor --json` prints."""
     return {
         "schema_version": SCHEMA_VERSION,
@@ -55,7 +55,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
     }
 
 
-def inventory(facts: Facts) -> dict[str, Any]:
+def inventory(facts: NodeFacts) -> dict[str, Any]:
     """Return what this machine is."""
     cpus, gpus, network = facts.cpus, facts.gpus, facts.network
     return {
@@ -90,7 +90,7 @@ def inventory(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _gpu(facts: Facts, gpu: Gpu) -> dict[str, Any]:
+def _gpu(facts: NodeFacts, gpu: GpuFacts) -> dict[str, Any]:
     device = facts.device_at(gpu.address)
     return {
         "index": gpu.index,

@@ -11,9 +11,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from .facts.model import Facts
+    from .facts.model import NodeFacts
 
-__all__ = ["Evidence", "Finding", "Gain", "Hit", "Needs", "Rule", "Severity", "Source"]
+__all__ = ["Finding", "FindingEvidence", "FindingSource", "Gain", "Hit", "Needs", "Rule", "Severity"]
 
 
 class Severity(StrEnum):
@@ -38,7 +38,7 @@ Needs = Literal["machine", "--pid", "--run", "--script", "--nccl-log"]
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class FindingEvidence:
     """One value that was read: what it is, what it says, and where it is."""
 
     what: str
@@ -58,13 +58,13 @@ class Gain:
 class Hit:
     """What a rule found.  `remedy` is what to type or to write, with this machine's own names in it."""
 
-    evidence: Sequence[Evidence]
+    evidence: Sequence[FindingEvidence]
     remedy: str
     gain: Gain | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class FindingSource:
     """Who says so: a document by name, and the place in it."""
 
     document: str
@@ -83,8 +83,8 @@ class Rule:
     title: str
     why: str
     needs: Needs
-    source: Source
-    check: Callable[[Facts], Hit | None]
+    source: FindingSource
+    check: Callable[[NodeFacts], Hit | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Finding:
     severity: Severity
     title: str
     why: str
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[FindingEvidence, ...]
     remedy: str
     gain: Gain | None
-    source: Source
+    source: FindingSource

@@ -19,7 +19,7 @@ from pacecar.monitor.gpu.driver import Nvml
 
 from .facts.model import Seen
 
-__all__ = ["UNREADABLE_MAX", "Looker", "Places", "integer"]
+__all__ = ["UNREADABLE_MAX", "HostAccess", "Looker", "integer"]
 
 UNREADABLE_MAX = 64
 """Notes that are kept; the rest are counted."""
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class HostAccess:
     """The world as far as the doctor looks at it.  `nvml` None: do not ask a driver; `files` None: read them."""
 
     proc: Path = Path("/proc")
@@ -59,7 +59,7 @@ def integer(text: str) -> int:
 class Looker:
     """Reads files of the kernel, and keeps what went wrong."""
 
-    def __init__(self, places: Places) -> None:
+    def __init__(self, places: HostAccess) -> None:
         self.places = places
         self.files = places.files or Files(places.proc, places.sys)
         self._notes: list[str] = []

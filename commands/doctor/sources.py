@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .findings import Source
+from .findings import FindingSource
 
 __all__ = [
     "CONTAINERS", "CPUFREQ", "CUDA_GUIDE", "DRIVER_README", "GPUDIRECT", "IP_SYSCTL", "KERNEL_SYSCTL", "MEMORY_ERRORS",
@@ -16,27 +16,27 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class SourceDocument:
     """A document, of which rules name sections."""
 
     name: str
 
-    def at(self, section: str) -> Source:
+    def at(self, section: str) -> FindingSource:
         """Return a place in it."""
-        return Source(self.name, section)
+        return FindingSource(self.name, section)
 
 
-NVML = Document("NVIDIA, NVML API Reference Guide")
-DRIVER_README = Document("NVIDIA, Linux driver README")
-MEMORY_ERRORS = Document("NVIDIA, GPU Memory Error Management")
-PERSISTENCE = Document("NVIDIA, Driver Persistence")
-CONTAINERS = Document("NVIDIA, Containers For Deep Learning Frameworks User Guide")
-MIG = Document("NVIDIA, Multi-Instance GPU User Guide")
-GPUDIRECT = Document("NVIDIA, GPUDirect RDMA")
-CUDA_GUIDE = Document("NVIDIA, CUDA C++ Programming Guide")
-NCCL_ENV = Document("NVIDIA, NCCL User Guide, Environment Variables")
-NCCL_TROUBLE = Document("NVIDIA, NCCL User Guide, Troubleshooting")
-TORCH = Document("PyTorch documentation")
-CPUFREQ = Document("Linux kernel, admin-guide/pm")
-KERNEL_SYSCTL = Document("Linux kernel, admin-guide/sysctl/kernel.rst")
-IP_SYSCTL = Document("Linux kernel, networking/ip-sysctl.rst")
+NVML = SourceDocument("NVIDIA, NVML API Reference Guide")
+DRIVER_README = SourceDocument("NVIDIA, Linux driver README")
+MEMORY_ERRORS = SourceDocument("NVIDIA, GPU Memory Error Management")
+PERSISTENCE = SourceDocument("NVIDIA, Driver Persistence")
+CONTAINERS = SourceDocument("NVIDIA, Containers For Deep Learning Frameworks User Guide")
+MIG = SourceDocument("NVIDIA, Multi-Instance GPU User Guide")
+GPUDIRECT = SourceDocument("NVIDIA, GPUDirect RDMA")
+CUDA_GUIDE = SourceDocument("NVIDIA, CUDA C++ Programming Guide")
+NCCL_ENV = SourceDocument("NVIDIA, NCCL User Guide, Environment Variables")
+NCCL_TROUBLE = SourceDocument("NVIDIA, NCCL User Guide, Troubleshooting")
+TORCH = SourceDocument("PyTorch documentation")
+CPUFREQ = SourceDocument("Linux kernel, admin-guide/pm")
+KERNEL_SYSCTL = SourceDocument("Linux kernel, admin-guide/sysctl/kernel.rst")
+IP_SYSCTL = SourceDocument("Linux kernel, networking/ip-sysctl.rst")

@@ -22,8 +22,8 @@ from rich.text import Text
 from pacecar.formatting.ledger_headings import plural
 
 from .document import counts, inventory
-from .facts.model import Facts
-from .findings import Evidence, Finding, Severity
+from .facts.model import NodeFacts
+from .findings import Finding, FindingEvidence, Severity
 from .rules.registry import Judgement
 
 __all__ = ["EVIDENCE_MAX", "picture", "render"]
@@ -40,7 +40,7 @@ _STEERING = {number: f"\\x{number:02x}" for number in (*range(0x20), *range(0x7F
 _STYLES = {Severity.CRITICAL: "bold red", Severity.WARNING: "bold yellow", Severity.INFO: "bold cyan"}
 
 
-def picture(facts: Facts, judgement: Judgement) -> Group:
+def picture(facts: NodeFacts, judgement: Judgement) -> Group:
     """Return everything that is printed."""
     parts: list[RenderableType] = [_machine(facts), Text()]
     for finding in judgement.findings:
@@ -50,7 +50,7 @@ def picture(facts: Facts, judgement: Judgement) -> Group:
     return Group(*parts)
 
 
-def _machine(facts: Facts) -> Table:
+def _machine(facts: NodeFacts) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -59,7 +59,7 @@ def _machine(facts: Facts) -> Table:
     return table
 
 
-def _lines(facts: Facts) -> Iterator[tuple[str, str]]:
+def _lines(facts: NodeFacts) -> Iterator[tuple[str, str]]:
     machine = inventory(facts)
     cpu = machine["cpu"]
     parts = [cpu["model"] or "processor not named", _count(cpu["cpus"], "CPU")]
@@ -183,8 +183,8 @@ def _plain(text: str) -> str:
     return text.translate(_STEERING)
 
 
-def _shown(evidence: tuple[Evidence, ...]) -> Iterator[Text]:
-    alike: dict[str, list[Evidence]] = {}
+def _shown(evidence: tuple[FindingEvidence, ...]) -> Iterator[Text]:
+    alike: dict[str, list[FindingEvidence]] = {}
     for item in evidence:
         alike.setdefault(item.value, []).append(item)
     rows = [row for same in alike.values() for row in ([same] if len(same) > ALIKE_MAX else [[item] for item in same])]
@@ -197,7 +197,7 @@ def _shown(evidence: tuple[Evidence, ...]) -> Iterator[Text]:
         yield Text(f"and {len(rows) - EVIDENCE_MAX} more (--json has all)", style="dim")
 
 
-def _notes(facts: Facts, judgement: Judgement) -> list[RenderableType]:
+def _notes(facts: NodeFacts, judgement: Judgement) -> list[RenderableType]:
     unreadable = (*facts.unreadable, *judgement.failed)
     parts: list[RenderableType] = []
     for name, notes, style in (
@@ -221,7 +221,7 @@ def _words(judgement: Judgement) -> str:
     return ", ".join(parts) if parts else "Nothing found."
 
 
-def render(facts: Facts, judgement: Judgement, console: Console) -> None:
+def render(facts: NodeFacts, judgement: Judgement, console: Console) -> None:
     """Print it; piped, it is plain text without the blanks that fill a table's cells."""
     if console.is_terminal:
         console.print(picture(facts, judgement), highlight=False)

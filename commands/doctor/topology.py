@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from .facts.model import Facts, Gpu, PciDevice
+from .facts.model import GpuFacts, NodeFacts, PciDevice
 from .transport_paths import DMABUF_KERNEL, training_ports, uses_rdma
 
 __all__ = ["distance", "gpudirect", "nearest", "offers"]
@@ -38,7 +38,7 @@ def distance(one: PciDevice, other: PciDevice) -> str | None:
     return "NODE" if one.node is not None and one.node == other.node else "SYS"
 
 
-def nearest(facts: Facts, gpu: Gpu) -> tuple[str, tuple[str, ...]] | None:
+def nearest(facts: NodeFacts, gpu: GpuFacts) -> tuple[str, tuple[str, ...]] | None:
     """Return the distance of the GPU's nearest active RDMA ports and their names; None where nothing is known."""
     device = facts.device_at(gpu.address)
     found: dict[str, list[str]] = {}
@@ -55,7 +55,7 @@ def nearest(facts: Facts, gpu: Gpu) -> tuple[str, tuple[str, ...]] | None:
     return best, tuple(found[best])
 
 
-def gpudirect(facts: Facts) -> str | None:
+def gpudirect(facts: NodeFacts) -> str | None:
     """Return by what GPUDirect RDMA would go: "nvidia-peermem", "dma-buf"; None where neither is there, or not told."""
     if facts.gpus.peermem is not None:
         return "nvidia-peermem"
@@ -66,7 +66,7 @@ def gpudirect(facts: Facts) -> str | None:
     return "dma-buf" if (int(found[1]), int(found[2])) >= DMABUF_KERNEL else None
 
 
-def offers(facts: Facts) -> dict[str, Any]:
+def offers(facts: NodeFacts) -> dict[str, Any]:
     """Return what GPUs can use to talk here, and what NCCL's log says that they do use (None: no log was given)."""
     gpus = facts.gpus.working
     pairs = {pair: status for pair, status in facts.gpus.peers.items() if pair[0] < pair[1]}

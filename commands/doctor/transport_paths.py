@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .facts.model import Facts, Interface, PciDevice, RdmaPort
+from .facts.model import Interface, NodeFacts, PciDevice, RdmaPort
 from .findings import Gain
 
 __all__ = [
@@ -50,7 +50,7 @@ def shares_switch(one: PciDevice, other: PciDevice) -> bool:
     return common >= _BELOW_ROOT
 
 
-def near_ports(facts: Facts, address: str) -> tuple[RdmaPort, ...]:
+def near_ports(facts: NodeFacts, address: str) -> tuple[RdmaPort, ...]:
     """Return the RDMA ports below the same switch as the GPU at `address`."""
     gpu = facts.device_at(address)
     if gpu is None:
@@ -59,7 +59,7 @@ def near_ports(facts: Facts, address: str) -> tuple[RdmaPort, ...]:
     return tuple(port for port, card in cards.items() if card is not None and shares_switch(gpu, card))
 
 
-def training_ports(facts: Facts) -> tuple[RdmaPort, ...]:
+def training_ports(facts: NodeFacts) -> tuple[RdmaPort, ...]:
     """Return the ports that are there for GPUs: those beside one, or all where none is (or nothing is known).
 
     A node has more ports than that, for storage and for management, and theirs may well be down or slow.
@@ -68,7 +68,7 @@ def training_ports(facts: Facts) -> tuple[RdmaPort, ...]:
     return tuple(port for port in facts.network.ports if not near or port in near)
 
 
-def loader_workers(facts: Facts) -> int:
+def loader_workers(facts: NodeFacts) -> int:
     """Return how many loader workers a rank of this machine has processors for: its share, less one for itself."""
     ranks = 0 if facts.run is None else sum(hello.host == facts.host for hello in facts.run.hellos)
     ranks = ranks or len(facts.gpus.working) or 1
@@ -76,7 +76,7 @@ def loader_workers(facts: Facts) -> int:
     return min(max(min(known, default=1) // ranks - 1, 1), LOADER_WORKERS_MAX)
 
 
-def uses_rdma(facts: Facts) -> bool:
+def uses_rdma(facts: NodeFacts) -> bool:
     """Return whether NCCL would go over RDMA here."""
     settings = facts.settings
     network = settings.get("NCCL_NET")
@@ -84,23 +84,23 @@ def uses_rdma(facts: Facts) -> bool:
     return bool(facts.network.active_ports) and not is_forbidden
 
 
-def is_local_run(facts: Facts) -> bool:
+def is_local_run(facts: NodeFacts) -> bool:
     """Return whether the run that was given ran on this machine, so that both can be laid side by side."""
     return facts.run is not None and any(hello.host == facts.host for hello in facts.run.hellos)
 
 
-def is_one_node_run(facts: Facts) -> bool:
+def is_one_node_run(facts: NodeFacts) -> bool:
     """Return whether the run that was given is known to have stayed within one node: nothing goes over a network."""
     hellos = () if facts.run is None else facts.run.hellos
     return bool(hellos) and len({hello.host for hello in hellos}) == 1 and len(hellos) == hellos[0].world_size
 
 
-def local_gain(facts: Facts, rung: str) -> Gain | None:
+def local_gain(facts: NodeFacts, rung: str) -> Gain | None:
     """Return the bound of a rung for what was found on this machine: only a run that was here says anything of it."""
     return None if facts.run is None or not is_local_run(facts) else facts.run.gain(rung)
 
 
-def links(facts: Facts) -> list[Interface]:
+def links(facts: NodeFacts) -> list[Interface]:
     """Return cards and bonds that are up and say how fast they are, the fastest last."""
     bonds = {card.name for card in facts.network.interfaces if card.is_bond}
     up = [
@@ -116,7 +116,7 @@ def reached_as(card: Interface) -> str:
     return card.master or card.name
 
 
-def carriers(facts: Facts) -> Sequence[Interface]:
+def carriers(facts: NodeFacts) -> Sequence[Interface]:
     """Return the interfaces whose TCP carries gradients between nodes; none where RDMA does.
 
     The run says it, if there is one of this machine; else it is the fastest card that is up and says how fast it is.

@@ -21,10 +21,10 @@ from pacecar.records import KnobValue, StepRecord
 
 from .run_index import Key, Story
 
-__all__ = ["Plan", "Stretch"]
+__all__ = ["BeforeAfterPlan", "SettingStretch"]
 
 
-class Stretch(IntEnum):
+class SettingStretch(IntEnum):
     """Where a step belongs.  Of the last three, `after` is the first, or as many as it takes."""
 
     WARMUP = 0
@@ -36,7 +36,7 @@ class Stretch(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BeforeAfterPlan:
     """Says of each step in which stretch it is."""
 
     first_switch: Key | None
@@ -46,23 +46,23 @@ class Plan:
     switches: frozenset[Key]
 
     @classmethod
-    def of(cls, story: Story) -> Plan:
+    def of(cls, story: Story) -> BeforeAfterPlan:
         """Return the plan that follows from what was decided."""
         switches = frozenset(key for key, _ in story.switches)
         return cls(story.first_switch, story.last_switch, story.last_kept, story.settled(), switches)
 
-    def stretch(self, key: Key, first_step: int, record: StepRecord) -> Stretch:
+    def stretch(self, key: Key, first_step: int, record: StepRecord) -> SettingStretch:
         """Return where the step at `key` belongs; `first_step` is the first one of its life."""
         life, step = key
         if step < first_step + WARMUP_STEPS:
-            return Stretch.WARMUP
+            return SettingStretch.WARMUP
         if self.first_switch is None or key <= self.first_switch:
-            return Stretch.BEFORE
+            return SettingStretch.BEFORE
         settles = any((life, step - offset) in self.switches for offset in range(1, SETTLE_STEPS + 1))
         if settles or record.knobs.values != self.settled:
-            return Stretch.TRIALS
+            return SettingStretch.TRIALS
         if self.last_switch is None or key > self.last_switch:
-            return Stretch.SINCE_LAST_SWITCH
+            return SettingStretch.SINCE_LAST_SWITCH
         if self.last_kept is not None and key > self.last_kept:
-            return Stretch.SINCE_LAST_KEPT
-        return Stretch.AT_SETTLED
+            return SettingStretch.SINCE_LAST_KEPT
+        return SettingStretch.AT_SETTLED

@@ -16,21 +16,21 @@ from pacecar.formatting.plain_text import clean_values
 from pacecar.records import LEDGER_HEADINGS, StepRecord, WhatIf
 from pacecar.run_statistics import proven
 
-from .before_after import Plan, Stretch
+from .before_after import BeforeAfterPlan, SettingStretch
 from .costs import Prices, cost_of
-from .document import Overhead, Piece, RankRow, Report, Side
+from .document import Piece, RankRow, Report, ReportOverhead, RunSide
 from .events import changes_of, hangs_of, orders_of, slowdowns_of, stops_of
 from .figures import Interval, drift_ratio, ratio_interval, spread_of
 from .formatting import elapsed
 from .inputs import Inputs
 from .loss_log import read_losses
-from .notices import Notices, ReportError
+from .notices import ReportError, ReportNotices
 from .run_index import Story, gather
 from .significance import judge, noise_of
 from .step_join import weave
-from .step_sums import Bin, Part, RankSum, Tally
+from .step_sums import Bin, RankSum, StepSumPart, StepSums
 from .usage import energies_of, utilization_of
-from .windows import Windows, added
+from .windows import WindowSums, added
 
 __all__ = ["BuildOptions", "Built", "build_report"]
 
@@ -49,7 +49,7 @@ class Stretches:
     """The parts of a run that are compared, and the windows' rates of each."""
 
     unit: str
-    parts: dict[str, Part]
+    parts: dict[str, StepSumPart]
     every: dict[tuple[str, str], list[float]]
 
     def rates(self, name: str) -> list[float]:
@@ -71,9 +71,9 @@ def build_report(inputs: Inputs, options: BuildOptions) -> Built:
         ReportError: nothing sound is there, or records of several jobs are and none was chosen.
     """
     story = _choose(gather(inputs.told()), inputs, options.job)
-    plan = Plan.of(story)
+    plan = BeforeAfterPlan.of(story)
     ranks_of = {life: len(ranks) for life, (ranks, _) in story.worlds.items()}
-    tally = Tally(plan, _ranks_with_steps(inputs, story), ranks_of)
+    tally = StepSums(plan, _ranks_with_steps(inputs, story), ranks_of)
     for key, measured in weave(inputs.measured(), story.job, inputs.notices):
         tally.take(key, measured)
     tally.complete(story.goodbyes, story.lives)
@@ -110,12 +110,12 @@ def _choose(stories: dict[str, Story], inputs: Inputs, wanted: str | None) -> St
 def _ranks_with_steps(inputs: Inputs, story: Story) -> int:
     """Return how many ranks' records make a step whole: those that ended any.  Looks no further than the first."""
     found = 0
-    for stream in inputs.measured(Notices()):
+    for stream in inputs.measured(ReportNotices()):
         found += any(isinstance(record, StepRecord) and record.job == story.job for _, _, _, record in stream)
     return max(1, found)
 
 
-def _check_ranks(inputs: Inputs, story: Story, tally: Tally) -> None:
+def _check_ranks(inputs: Inputs, story: Story, tally: StepSums) -> None:
     """Say which ranks are missing or have no step, and what the job restarted."""
     notices, world = inputs.notices, story.world_size
     seen = {rank for rank, total in tally.ranks.items() if total.lives}
@@ -155,13 +155,13 @@ def _is_data_parallel(story: Story) -> bool:
     return all(hello.world_size == 1 or hello.parallel == {"data": hello.world_size} for hello in story.hellos.values())
 
 
-def _stretches(tally: Tally, *, is_tuned: bool) -> Stretches:
+def _stretches(tally: StepSums, *, is_tuned: bool) -> Stretches:
     """Return before, after and the whole run, with their windows' rates in the unit that all of them know."""
     run = tally.run
     unit = "samples" if run.windows.samples is not None else "steps"
-    parts: dict[str, Part] = {}
+    parts: dict[str, StepSumPart] = {}
     every: dict[tuple[str, str], list[float]] = {}
-    chosen = {"whole": [run], "before": [tally.parts[Stretch.BEFORE]] if is_tuned else [run]}
+    chosen = {"whole": [run], "before": [tally.parts[SettingStretch.BEFORE]] if is_tuned else [run]}
     if is_tuned:
         chosen["after"] = tally.after()
     for name, several in chosen.items():
@@ -170,7 +170,7 @@ def _stretches(tally: Tally, *, is_tuned: bool) -> Stretches:
             continue
         joined = several[0]
         if len(several) > 1:
-            joined = Part()
+            joined = StepSumPart()
             for part in several:
                 joined.join(part)
         parts[name] = joined
@@ -180,10 +180,10 @@ def _stretches(tally: Tally, *, is_tuned: bool) -> Stretches:
     return Stretches(unit, parts, every)
 
 
-def _windows(several: Sequence[Part]) -> Windows:
+def _windows(several: Sequence[StepSumPart]) -> WindowSums:
     if len(several) == 1:
         return several[0].windows
-    total = Windows()
+    total = WindowSums()
     total.steps_each = several[0].windows.steps_each
     for part in several:
         windows = part.windows
@@ -195,7 +195,7 @@ def _windows(several: Sequence[Part]) -> Windows:
     return total
 
 
-def _side(part: Part, rates: Sequence[float]) -> Side:
+def _side(part: StepSumPart, rates: Sequence[float]) -> RunSide:
     windows = part.windows
     assert part.first is not None, "a part that has steps"
     assert part.last is not None, "a part that has steps"
@@ -205,7 +205,7 @@ def _side(part: Part, rates: Sequence[float]) -> Side:
     counts = (windows.samples, windows.tokens)
     samples, tokens = (None if count is None or seconds == 0 else count / seconds for count in counts)
     p50, p95, p99 = (round(part.paces.percentile(share) or 0) for share in (0.5, 0.95, 0.99))
-    return Side(
+    return RunSide(
         first=part.first,
         last=part.last,
         began_wall_ns=part.first_wall_ns,
@@ -233,7 +233,7 @@ def _mean_ledger(sums: Sequence[int], steps: int) -> dict[str, int]:
     return {heading: total // max(1, steps) for heading, total in zip(LEDGER_HEADINGS, sums, strict=True)}
 
 
-def _assemble(inputs: Inputs, options: BuildOptions, story: Story, tally: Tally) -> Built:
+def _assemble(inputs: Inputs, options: BuildOptions, story: Story, tally: StepSums) -> Built:
     is_tuned = story.first_switch is not None
     stretches = _stretches(tally, is_tuned=is_tuned)
     sides = {name: _side(part, stretches.rates(name)) for name, part in stretches.parts.items()}
@@ -338,7 +338,7 @@ def _piece(at_ns: int, one: Bin) -> Piece:
     )
 
 
-def _rank_row(total: RankSum, story: Story, tally: Tally) -> RankRow:
+def _rank_row(total: RankSum, story: Story, tally: StepSums) -> RankRow:
     hello, ledger = story.hellos.get(total.rank), total.totals
     steps = sum(last.total_steps for last in total.lives.values())
     overhead_ns = sum(last.total_overhead_ns for last in total.lives.values())
@@ -364,7 +364,7 @@ def _rank_ladder(story: Story) -> WhatIf | None:
     return story.rank_ladders[min(story.rank_ladders)] if story.rank_ladders else None
 
 
-def _overhead(story: Story, tally: Tally, budget_ratio: float) -> Overhead:
+def _overhead(story: Story, tally: StepSums, budget_ratio: float) -> ReportOverhead:
     ratios: dict[int, float] = {}
     overhead_ns = wall_ns = 0
     for rank, total in tally.ranks.items():
@@ -376,7 +376,7 @@ def _overhead(story: Story, tally: Tally, budget_ratio: float) -> Overhead:
     worst = max(ratios, key=lambda rank: ratios[rank], default=None)
     exploration_ns = sum(story.exploration_ns.values()) if story.exploration_ns else None
     run_ns = tally.run_ns
-    return Overhead(
+    return ReportOverhead(
         ratio=overhead_ns / wall_ns if wall_ns else None,
         worst_ratio=None if worst is None else ratios[worst],
         worst_rank=worst,

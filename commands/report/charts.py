@@ -14,7 +14,7 @@ from html import escape
 from pacecar.formatting.ledger_headings import HEADING_WORDS, SCENARIO_WORDS, percent
 from pacecar.records import LEDGER_HEADINGS, WhatIf
 
-from .document import Change, Piece, Report, Side
+from .document import Piece, Report, ReportChange, RunSide
 from .figures import Spread
 from .formatting import knob_words, milliseconds, number, rate_word
 
@@ -165,18 +165,18 @@ def _trials(report: Report, y: float) -> Iterator[str]:
             taken = start + 7.5 * len(label)
 
 
-def _mark(change: Change) -> str:
+def _mark(change: ReportChange) -> str:
     return {"kept": " ✓", "rolled_back": " ✗", "barred": " ✗"}.get(change.outcome or "", "")
 
 
-def outcome_words(change: Change) -> str:
+def outcome_words(change: ReportChange) -> str:
     """Return what became of a change."""
     if change.outcome is None:
         return "advice" if change.kind == "advise" else "still open"
     return change.outcome.replace("_", " ")
 
 
-def _way(change: Change) -> str:
+def _way(change: ReportChange) -> str:
     return f"{knob_words(change.knob, change.from_value)} → {knob_words(change.knob, change.to_value)}"
 
 
@@ -213,7 +213,7 @@ def ledger_line(report: Report) -> str:
     return _svg(bottom + 28, "Step ledger over time", said, body())
 
 
-def ledger_words(side: Side) -> str:
+def ledger_words(side: RunSide) -> str:
     """Return a mean step by heading, in words."""
     total = sum(side.ledger_ns.values())
     if total == 0:
@@ -222,7 +222,7 @@ def ledger_words(side: Side) -> str:
     return ", ".join(parts) + "."
 
 
-def ledger_pair(sides: Sequence[tuple[str, Side]]) -> str:
+def ledger_pair(sides: Sequence[tuple[str, RunSide]]) -> str:
     """Draw a mean step of each side as one bar, on one scale."""
     longest = max((sum(side.ledger_ns.values()) for _, side in sides), default=0)
     if longest == 0:
@@ -246,7 +246,7 @@ def ledger_pair(sides: Sequence[tuple[str, Side]]) -> str:
     return _svg(8 + 34 * len(sides), "A mean step by heading", said, body())
 
 
-def gains(changes: Sequence[Change]) -> str:
+def gains(changes: Sequence[ReportChange]) -> str:
     """Draw what each change was expected to save and what it saved, with the interval that its trial proved."""
     shown = [(place, one) for place, one in enumerate(changes, start=1) if one.measured_gain_ratio is not None]
     shown = shown[-GAINS_DRAWN_MAX:]

@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Sequence
 
 from .build import Built
-from .document import Comparison, ComparisonRow, Report, Side
+from .document import ComparisonRow, Report, RunComparison, RunSide
 from .figures import ratio_interval
 from .formatting import number
 from .hangs import hang_sentences
@@ -24,19 +24,19 @@ from .significance import judge, noise_of
 __all__ = ["compare", "settled_side"]
 
 
-def settled_side(report: Report) -> tuple[str, Side | None]:
+def settled_side(report: Report) -> tuple[str, RunSide | None]:
     """Return the stretch in which a run is at the settings it was left at."""
     return ("after", report.after) if report.is_tuned else ("before", report.before)
 
 
-def compare(runs: Sequence[Built]) -> Comparison:
+def compare(runs: Sequence[Built]) -> RunComparison:
     """Return how each run differs from the first; at least two runs."""
     units = [unit for unit in ("samples", "steps") if all(run.rates.get(("whole", unit)) for run in runs)]
     unit = units[0] if units else "steps"
     base = runs[0]
     stretches = ("settled", "whole")
     rows = [_row(base, run, stretch, unit, is_base=run is base) for run in runs for stretch in stretches]
-    return Comparison(
+    return RunComparison(
         rate_unit=unit,
         runs=tuple(run.report for run in runs),
         rows=tuple(rows),
@@ -44,7 +44,7 @@ def compare(runs: Sequence[Built]) -> Comparison:
     )
 
 
-def _rates(run: Built, stretch: str, unit: str) -> tuple[list[float], Side | None]:
+def _rates(run: Built, stretch: str, unit: str) -> tuple[list[float], RunSide | None]:
     if stretch == "whole":
         return run.rates.get(("whole", unit), []), run.report.whole
     name, side = settled_side(run.report)

@@ -8,14 +8,14 @@ from pacecar.formatting.ledger_headings import HEADING_WORDS, percent
 from pacecar.records import LEDGER_HEADINGS
 
 from .comparison import settled_side
-from .document import Comparison, Report, Side
+from .document import Report, RunComparison, RunSide
 from .formatting import bounds, elapsed, joules, knob_words, milliseconds, money, number
 from .tables import Table
 
 __all__ = ["comparison_tables", "letter"]
 
 
-def comparison_tables(comparison: Comparison) -> list[Table]:
+def comparison_tables(comparison: RunComparison) -> list[Table]:
     """Return which run is which, the verdicts, and what the runs were."""
     letters = [letter(place) for place in range(len(comparison.runs))]
     legend = [(name, report.run, report.job, str(report.world_size or report.ranks_seen), elapsed(report.duration_ns))
@@ -24,7 +24,7 @@ def comparison_tables(comparison: Comparison) -> list[Table]:
     return [Table("The runs", head, legend, texts=3), _verdicts(comparison), _quantities(comparison, letters)]
 
 
-def _verdicts(comparison: Comparison) -> Table:
+def _verdicts(comparison: RunComparison) -> Table:
     rows = []
     for place, row in enumerate(comparison.rows):
         change = row.change
@@ -49,7 +49,7 @@ def letter(place: int) -> str:
     return chr(65 + place % 26) + (str(place // 26) if place >= 26 else "")
 
 
-def _quantities(comparison: Comparison, names: list[str]) -> Table:
+def _quantities(comparison: RunComparison, names: list[str]) -> Table:
     sides = [settled_side(report)[1] for report in comparison.runs]
     rows: list[tuple[str, ...]] = [
         *_knobs(sides),
@@ -68,7 +68,7 @@ def _quantities(comparison: Comparison, names: list[str]) -> Table:
     return Table("The settled stretch of each", ("", *names), rows, note="Differences in brackets are against run A.")
 
 
-def _knobs(sides: Sequence[Side | None]) -> Iterator[tuple[str, ...]]:
+def _knobs(sides: Sequence[RunSide | None]) -> Iterator[tuple[str, ...]]:
     names = sorted({knob for side in sides if side is not None for knob in side.knobs})
     for knob in names:
         values = (None if side is None else side.knobs.get(knob) for side in sides)

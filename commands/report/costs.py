@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .document import Cost, CostSide, Side
+from .document import Cost, CostSide, RunSide
 
 __all__ = ["Prices", "cost_of"]
 
@@ -27,7 +27,7 @@ class Prices:
 
 
 def cost_of(
-    prices: Prices, gpus: int, measured_gpus: int, sides: Mapping[str, Side], run_ns: int | None
+    prices: Prices, gpus: int, measured_gpus: int, sides: Mapping[str, RunSide], run_ns: int | None
 ) -> Cost | None:
     """Return what the stretches and the run cost; None without a price."""
     if prices.per_gpu_hour is None:
@@ -50,7 +50,7 @@ def cost_of(
     )
 
 
-def _side(prices: Prices, gpus: int, side: Side | None) -> CostSide | None:
+def _side(prices: Prices, gpus: int, side: RunSide | None) -> CostSide | None:
     if side is None or prices.per_gpu_hour is None:
         return None
     per_hour = prices.per_gpu_hour * gpus

@@ -16,30 +16,30 @@ from .notices import Notice
 
 __all__ = [
     "SCHEMA_VERSION",
-    "Change",
-    "Comparison",
     "ComparisonRow",
     "Cost",
     "CostSide",
     "Energy",
     "EstimateError",
-    "Hang",
-    "Losses",
-    "Overhead",
     "Piece",
     "RankRow",
     "Report",
-    "Side",
+    "ReportChange",
+    "ReportHang",
+    "ReportLosses",
+    "ReportOverhead",
+    "ReportUtilization",
+    "RunComparison",
+    "RunSide",
     "Slowdown",
     "Stat",
     "Stopped",
-    "Utilization",
 ]  # fmt: skip
 
 SCHEMA_VERSION = 1
 
 
-class Side(msgspec.Struct, frozen=True, kw_only=True):
+class RunSide(msgspec.Struct, frozen=True, kw_only=True):
     """One stretch of the run; steps as (life, step).
 
     `rate` spreads over `windows` of `window_steps` steps, in the report's `rate_unit`; `drift_ratio` is how much its
@@ -69,7 +69,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     knobs: dict[str, KnobValue]
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class ReportChange(msgspec.Struct, frozen=True, kw_only=True):
     """A decision and what became of it.  Gains are shares of step time; None: not known, or no verdict.
 
     `is_in_force`: kept, in the last start of the job that kept any, and the job ended at what it led to.
@@ -107,7 +107,7 @@ class Stat(msgspec.Struct, frozen=True):
     high: float
 
 
-class Utilization(msgspec.Struct, frozen=True, kw_only=True):
+class ReportUtilization(msgspec.Struct, frozen=True, kw_only=True):
     """One quantity before and after tuning (of the whole run in `before`, where nothing was turned).
 
     `unit` is ratio, bytes, bytes_per_second, watts, celsius or flops_per_second; `source` says who measured it.
@@ -169,7 +169,7 @@ class Stopped(msgspec.Struct, frozen=True, kw_only=True):
     cause: str | None
 
 
-class Hang(msgspec.Struct, frozen=True, kw_only=True):
+class ReportHang(msgspec.Struct, frozen=True, kw_only=True):
     """A rank that ended no step for `silent_ns` from `wall_ns` on, in `phase`."""
 
     life: int
@@ -182,7 +182,7 @@ class Hang(msgspec.Struct, frozen=True, kw_only=True):
     is_over: bool
 
 
-class Overhead(msgspec.Struct, frozen=True, kw_only=True):
+class ReportOverhead(msgspec.Struct, frozen=True, kw_only=True):
     """pacecar's own time over the wall time of all steps and ranks, the worst rank's, and what was allowed."""
 
     ratio: float | None
@@ -228,7 +228,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     run: float | None
 
 
-class Losses(msgspec.Struct, frozen=True, kw_only=True):
+class ReportLosses(msgspec.Struct, frozen=True, kw_only=True):
     """First and last of what the training script reported."""
 
     first: float | None = None
@@ -278,9 +278,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     is_sampled: bool
     rate_unit: str
     is_tuned: bool
-    before: Side | None
-    after: Side | None
-    whole: Side | None
+    before: RunSide | None
+    after: RunSide | None
+    whole: RunSide | None
     change: Interval | None
     change_verdict: str | None
     change_why: str | None
@@ -288,21 +288,21 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     proven_gain_ratio: float | None
     proven_gain_low: float | None
     proven_gain_high: float | None
-    changes: tuple[Change, ...]
+    changes: tuple[ReportChange, ...]
     orders: tuple[str, ...]
     tuner: str | None
     ladder: WhatIf | None
-    utilization: tuple[Utilization, ...]
+    utilization: tuple[ReportUtilization, ...]
     ranks: tuple[RankRow, ...]
     slowdowns: tuple[Slowdown, ...]
-    hangs: tuple[Hang, ...]
+    hangs: tuple[ReportHang, ...]
     stops: tuple[Stopped, ...] = ()
     estimate_error: EstimateError | None
-    overhead: Overhead
+    overhead: ReportOverhead
     energy_before: Energy | None
     energy_after: Energy | None
     cost: Cost | None
-    losses: Losses | None
+    losses: ReportLosses | None
     line_start_wall_ns: int | None
     line_width_ns: int
     line: tuple[Piece, ...]
@@ -324,7 +324,7 @@ class ComparisonRow(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class RunComparison(msgspec.Struct, frozen=True, kw_only=True):
     """Several runs; `rows` compares each with the first in `runs`."""
 
     schema_version: int = SCHEMA_VERSION

@@ -9,21 +9,21 @@ from __future__ import annotations
 from pacecar.formatting.plain_text import clean
 from pacecar.knobs import setting
 
-from .document import Change, Hang, Slowdown, Stopped
+from .document import ReportChange, ReportHang, Slowdown, Stopped
 from .notices import TEXT_CHARACTERS_MAX
 from .run_index import Key, Story
 
 __all__ = ["changes_of", "hangs_of", "orders_of", "slowdowns_of", "stops_of"]
 
 
-def changes_of(story: Story) -> tuple[Change, ...]:
+def changes_of(story: Story) -> tuple[ReportChange, ...]:
     """Return every decision, in the order in which they were made."""
     changes = []
     in_force = _in_force(story)
     for key, decision in sorted(story.decisions.items()):
         verdict = story.verdicts.get(key)
         changes.append(
-            Change(
+            ReportChange(
                 life=key[0],
                 decision=decision.decision,
                 kind=decision.kind,
@@ -103,12 +103,12 @@ def slowdowns_of(story: Story) -> tuple[Slowdown, ...]:
     return tuple(found.values())
 
 
-def hangs_of(story: Story) -> tuple[Hang, ...]:
+def hangs_of(story: Story) -> tuple[ReportHang, ...]:
     """Return each suspected hang once, a rank each."""
-    found: dict[tuple[Key, int], Hang] = {}
+    found: dict[tuple[Key, int], ReportHang] = {}
     for key, one in story.hangs:
         before = found.get((key, one.rank))
-        found[key, one.rank] = Hang(
+        found[key, one.rank] = ReportHang(
             life=key[0],
             rank=one.rank,
             step=one.step,

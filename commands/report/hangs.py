@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from .document import Hang, Report, Stopped
+from .document import Report, ReportHang, Stopped
 from .formatting import elapsed
 
 __all__ = ["CAUSE_WORDS", "HUNG_NS_MIN", "hang_sentences", "ranks_word"]
@@ -48,7 +48,7 @@ def hang_sentences(report: Report) -> list[str]:
     """Return what is to be said of the run's standstills; nothing where there was none."""
     stops = [stop for stop in report.stops if stop.stopped_ns >= HUNG_NS_MIN]
     found = [_of_stops(group, report) for group in _together(stops)]
-    steps: dict[tuple[int, int], list[Hang]] = {}
+    steps: dict[tuple[int, int], list[ReportHang]] = {}
     for hang in report.hangs:
         if not any(_explains(stop, hang) for stop in stops):
             steps.setdefault((hang.life, hang.step), []).append(hang)
@@ -73,7 +73,7 @@ def ranks_word(ranks: Iterable[int], of: int | None = None) -> str:
     return f"rank {shown}" if len(numbers) == 1 else f"ranks {shown}"
 
 
-def _explains(stop: Stopped, hang: Hang) -> bool:
+def _explains(stop: Stopped, hang: ReportHang) -> bool:
     """Return whether a rank may have ended no step because another one was stopped, in that step or the one before."""
     began = max(stop.wall_ns, hang.wall_ns)
     ended = min(stop.wall_ns + stop.stopped_ns, hang.wall_ns + hang.silent_ns)
@@ -105,7 +105,7 @@ def _of_stops(group: Sequence[Stopped], report: Report) -> _Standstill:
     return _Standstill(ended - began, text)
 
 
-def _of_hangs(hangs: Sequence[Hang], report: Report) -> _Standstill:
+def _of_hangs(hangs: Sequence[ReportHang], report: Report) -> _Standstill:
     own = [hang for hang in hangs if hang.phase != WAITING] or list(hangs)
     first = min(hangs, key=lambda one: one.wall_ns)
     heard = {hang.rank for hang in hangs}

@@ -18,7 +18,7 @@ from pacecar.records import LEDGER_HEADINGS
 
 from . import charts, tables, utilization_tables
 from .comparison_tables import comparison_tables, letter
-from .document import Comparison, Report
+from .document import Report, RunComparison
 from .figures import Interval, Spread
 from .formatting import bounds, change_words, elapsed, money, number, rate_word
 from .notices import Notice
@@ -46,7 +46,7 @@ def report_page(report: Report) -> str:
     return _page(f"Run {report.run}", top, sections)
 
 
-def comparison_page(comparison: Comparison) -> str:
+def comparison_page(comparison: RunComparison) -> str:
     """Return the page of several runs."""
     found = comparison_tables(comparison)
     sections: list[Section] = [(f"s{place}", table.name, [_table(table)]) for place, table in enumerate(found)]
@@ -64,7 +64,7 @@ def comparison_page(comparison: Comparison) -> str:
     return _page(f"{plural(len(comparison.runs), 'run')} compared", top, sections)
 
 
-def _verdicts(comparison: Comparison) -> Iterator[str]:
+def _verdicts(comparison: RunComparison) -> Iterator[str]:
     for place, row in enumerate(comparison.rows):
         if row.stretch == "settled" and row.change is not None:
             said = f"{letter(place // 2)} against A: {row.verdict}, {change_words(row.change)}"

@@ -19,7 +19,7 @@ from pacecar.records import JobRecord
 from pacecar.records.recording import Recording, RecordingError, Tick, read_recording
 
 from .line_reader import RankFile, kind_of
-from .notices import Notices, ReportError
+from .notices import ReportError, ReportNotices
 
 __all__ = ["Inputs", "Row", "find_inputs"]
 
@@ -56,7 +56,7 @@ class Inputs:
     recordings: tuple[Path, ...] = ()
     metrics: Path | None = None
     losses: Path | None = None
-    notices: Notices = field(default_factory=Notices)
+    notices: ReportNotices = field(default_factory=ReportNotices)
 
     def told(self) -> Iterator[Row]:
         """Yield all records but steps and vitals; what cannot be read becomes a notice."""
@@ -65,7 +65,7 @@ class Inputs:
         for rank, record in self._recorded():
             yield rank, 0, 0, record
 
-    def measured(self, notices: Notices | None = None) -> list[Iterator[Row]]:
+    def measured(self, notices: ReportNotices | None = None) -> list[Iterator[Row]]:
         """Return the steps and vitals of each rank, as iterators that may be advanced side by side.
 
         Who only peeks gives `notices` of his own, or faults would be counted twice.
@@ -122,7 +122,7 @@ def _rank_of(record: JobRecord) -> int:
     return int(rank) if rank is not None else 0
 
 
-def _rows(file: RankFile, notices: Notices, *, late: bool) -> Iterator[Row]:
+def _rows(file: RankFile, notices: ReportNotices, *, late: bool) -> Iterator[Row]:
     """Yield the records of a file; in the `late` reading those of LATE_KINDS, in the first one all others.
 
     Lives are counted in both readings, by the hellos.  Each line is judged in one of the two.
@@ -154,7 +154,7 @@ def _rows(file: RankFile, notices: Notices, *, late: bool) -> Iterator[Row]:
         notices.add(file.place, "empty", "the file is empty" if file.bytes_end == 0 else "not one whole line")
 
 
-def _refuse(file: RankFile, notices: Notices, number: int, kind: bytes | None, error: Exception) -> None:
+def _refuse(file: RankFile, notices: ReportNotices, number: int, kind: bytes | None, error: Exception) -> None:
     if kind is not None and kind not in KNOWN_KINDS:
         name = kind.decode("utf-8", "replace")
         text = f"line {number}: records of type {name!r} are unknown here (a newer pacecar?) and left out"
@@ -192,7 +192,7 @@ def _of_recording(run: Path, more: tuple[Path, ...]) -> Inputs:
 
 
 def _of_folder(run: Path, more: tuple[Path, ...]) -> Inputs:
-    notices = Notices()
+    notices = ReportNotices()
     try:
         names = sorted(path.name for path in run.iterdir())
     except OSError as error:

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from .notices import Notices, ReportError
+from .notices import ReportError, ReportNotices
 
 __all__ = ["LINE_BYTES_MAX", "RankFile", "kind_of"]
 
@@ -54,7 +54,7 @@ class RankFile:
         """Return how the file is named in messages."""
         return self.path.name
 
-    def lines(self, notices: Notices | None = None) -> Iterator[tuple[int, bytes]]:
+    def lines(self, notices: ReportNotices | None = None) -> Iterator[tuple[int, bytes]]:
         """Yield (number, line) of each whole line; faults are told to `notices`, on the first reading."""
         number, rest, at, skipping = 0, b"", 0, False
         while at < self.bytes_end:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from .document import Losses
-from .notices import Notices
+from .document import ReportLosses
+from .notices import ReportNotices
 
 __all__ = ["read_losses"]
 
@@ -22,7 +22,7 @@ class _Line(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Line)
 
 
-def read_losses(path: Path, notices: Notices) -> Losses | None:
+def read_losses(path: Path, notices: ReportNotices) -> ReportLosses | None:
     """Return the first and last loss; None when there is none."""
     first = last = None
     try:
@@ -41,4 +41,4 @@ def read_losses(path: Path, notices: Notices) -> Losses | None:
                     first, last = loss if first is None else first, loss
     except OSError as error:
         notices.add(path.name, "read", f"cannot be read: {error.strerror or error}")
-    return None if first is None else Losses(first=first, last=last)
+    return None if first is None else ReportLosses(first=first, last=last)

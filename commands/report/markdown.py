@@ -9,7 +9,7 @@ from pacecar.formatting.plain_text import clean
 
 from . import tables, utilization_tables
 from .comparison_tables import comparison_tables
-from .document import Comparison, Report
+from .document import Report, RunComparison
 from .formatting import change_words
 from .tables import Table
 
@@ -42,7 +42,7 @@ def report_markdown(report: Report) -> str:
     return "\n".join(lines)
 
 
-def comparison_markdown(comparison: Comparison) -> str:
+def comparison_markdown(comparison: RunComparison) -> str:
     """Return several runs as markdown."""
     lines = ["# Runs compared", ""]
     for row in comparison.rows:

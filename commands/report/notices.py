@@ -11,7 +11,7 @@ import msgspec
 
 from pacecar.formatting.plain_text import clean
 
-__all__ = ["TEXT_CHARACTERS_MAX", "Notice", "Notices", "ReportError"]
+__all__ = ["TEXT_CHARACTERS_MAX", "Notice", "ReportError", "ReportNotices"]
 
 NOTICES_MAX = 100
 """Different ones; more are counted.  A report of which nobody could read the first hundred needs no second."""
@@ -33,7 +33,7 @@ class Notice(msgspec.Struct, frozen=True):
     is_damage: bool
 
 
-class Notices:
+class ReportNotices:
     """Collects notices; in the order in which their kinds were met."""
 
     def __init__(self) -> None:

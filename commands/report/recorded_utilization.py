@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from pacecar.metrics.metric import Unit
+from pacecar.metrics.metric import MetricUnit
 from pacecar.records import JobHello
 from pacecar.records.recording import Series, Tick
 
@@ -32,7 +32,7 @@ GAUGES: dict[str, tuple[str, str, float]] = {
     "pacecar_gpu_tensor_active_ratio": ("tensor cores active", "ratio", 1.0),
     "pacecar_gpu_memory_utilization_ratio": ("GPU memory reads and writes", "ratio", 1.0),
     "pacecar_gpu_dram_bandwidth_ratio": ("GPU memory bandwidth", "ratio", 1.0),
-    "pacecar_gpu_power_watts": ("GPU power", "watts", Unit.MILLIWATTS.scale),
+    "pacecar_gpu_power_watts": ("GPU power", "watts", MetricUnit.MILLIWATTS.scale),
     "pacecar_gpu_temperature_celsius": ("GPU temperature", "celsius", 1.0),
     "pacecar_host_cpu_utilization_ratio": ("host CPU", "ratio", 1.0),
 }

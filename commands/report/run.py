@@ -19,7 +19,7 @@ from pacecar.safe_files import output
 
 from .build import BuildOptions, Built, build_report
 from .comparison import compare
-from .document import Comparison, Report
+from .document import Report, RunComparison
 from .html import comparison_page, report_page
 from .inputs import find_inputs
 from .markdown import comparison_markdown, report_markdown
@@ -71,10 +71,10 @@ def run_report(options: ReportOptions) -> int:
 
 
 def _text(built: list[Built], options: ReportOptions) -> str:
-    document: Report | Comparison = compare(built) if options.is_comparison else built[0].report
+    document: Report | RunComparison = compare(built) if options.is_comparison else built[0].report
     if options.form == "json":
         return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
-    if isinstance(document, Comparison):
+    if isinstance(document, RunComparison):
         return comparison_page(document) if options.form == "html" else comparison_markdown(document)
     return report_page(document) if options.form == "html" else report_markdown(document)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pacecar.records import StepRecord, Vitals
 
 from .inputs import Row
-from .notices import Notices
+from .notices import ReportNotices
 from .run_index import Key
 
 __all__ = ["Measured", "weave"]
@@ -27,7 +27,7 @@ NUMBER_END = 1 << 63
 
 
 def weave(
-    streams: Iterable[Iterator[Row]], job: str, notices: Notices
+    streams: Iterable[Iterator[Row]], job: str, notices: ReportNotices
 ) -> Iterator[tuple[Key, list[tuple[int, Measured]]]]:
     """Yield, ascending, (life, step) and what the ranks of `job` measured there."""
     merged = heapq.merge(*(_ordered(stream, job, notices) for stream in streams), key=lambda item: item[0])
@@ -43,7 +43,9 @@ def weave(
         yield key, together
 
 
-def _ordered(stream: Iterator[Row], job: str, notices: Notices) -> Iterator[tuple[tuple[int, int, int], Measured]]:
+def _ordered(
+    stream: Iterator[Row], job: str, notices: ReportNotices
+) -> Iterator[tuple[tuple[int, int, int], Measured]]:
     """Yield the rows of one rank with keys that never fall."""
     extra, last = 0, (0, -1)
     for rank, life, number, record in stream:

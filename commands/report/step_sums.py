@@ -18,13 +18,13 @@ from pacecar.comparing import AFTER_STEPS_MIN
 from pacecar.lastwords import completed
 from pacecar.records import LEDGER_HEADINGS, Goodbye, KnobValue, Ledger, StepRecord, Vitals
 
-from .before_after import Plan, Stretch
+from .before_after import BeforeAfterPlan, SettingStretch
 from .figures import LogHistogram, Moments
 from .run_index import Key
 from .step_join import Measured
-from .windows import Windows
+from .windows import WindowSums
 
-__all__ = ["Bin", "Part", "RankSum", "Tally", "TimeLine", "Together"]
+__all__ = ["Bin", "RankSum", "StepSumPart", "StepSums", "TimeLine", "Together"]
 
 BINS_MAX = 320
 """Of the time line: two pixels each on the page."""
@@ -85,10 +85,10 @@ class Together(NamedTuple):
 
 
 @dataclass(slots=True)
-class Part:
+class StepSumPart:
     """One stretch of the run: the job's pace, and the ledgers of all its ranks added up."""
 
-    windows: Windows = field(default_factory=Windows)
+    windows: WindowSums = field(default_factory=WindowSums)
     paces: LogHistogram = field(default_factory=LogHistogram)
     first: Key | None = None
     last: Key | None = None
@@ -122,7 +122,7 @@ class Part:
             self.busy.add((compute_ns + exposed_ns + copy_ns) / wall_ns)
             self.exposed.add(exposed_ns / wall_ns)
 
-    def join(self, other: Part) -> None:
+    def join(self, other: StepSumPart) -> None:
         """Take all of `other`, which comes later, but its windows."""
         self.paces.join(other.paces)
         self.first, self.last = self.first or other.first, other.last or self.last
@@ -227,17 +227,17 @@ class RankSum:
         return total
 
 
-class Tally:
+class StepSums:
     """The second reading: takes the steps of the job one after another."""
 
-    def __init__(self, plan: Plan, ranks: int, ranks_of: Mapping[int, int] | None = None) -> None:
+    def __init__(self, plan: BeforeAfterPlan, ranks: int, ranks_of: Mapping[int, int] | None = None) -> None:
         """`ranks` make a step whole; `ranks_of` says life -> how many, where in some there were fewer."""
         self._plan = plan
         self._ranks = ranks
         self._ranks_of = ranks_of or {}
         self._first_step: dict[int, int] = {}
-        self.parts = {stretch: Part() for stretch in Stretch if stretch is not Stretch.WARMUP}
-        self._run_windows = Windows()
+        self.parts = {stretch: StepSumPart() for stretch in SettingStretch if stretch is not SettingStretch.WARMUP}
+        self._run_windows = WindowSums()
         self.line = TimeLine()
         self.ranks: dict[int, RankSum] = {}
         self._vitals: dict[str, tuple[Moments, Moments, Moments]] = {}
@@ -309,14 +309,14 @@ class Tally:
         if any(record.disturbed or record.source == "exact" for record in records):
             return
         stretch = self._plan.stretch(key, first_step, records[0])
-        if stretch is not Stretch.WARMUP:
+        if stretch is not SettingStretch.WARMUP:
             self.parts[stretch].add(key, together)
             self._run_windows.add(together.walls, together.samples, together.tokens)
 
     @property
-    def run(self) -> Part:
+    def run(self) -> StepSumPart:
         """The whole run after warm-up: all parts, and windows that go over their seams."""
-        whole = Part()
+        whole = StepSumPart()
         for part in sorted((p for p in self.parts.values() if p.last is not None), key=lambda p: p.last or (0, 0)):
             first = whole.first
             whole.join(part)
@@ -325,10 +325,10 @@ class Tally:
         whole.windows = self._run_windows
         return whole
 
-    def after(self) -> list[Part]:
+    def after(self) -> list[StepSumPart]:
         """Return the parts that make up `after`: the fewest that are enough."""
-        chosen: list[Part] = []
-        for stretch in (Stretch.SINCE_LAST_SWITCH, Stretch.SINCE_LAST_KEPT, Stretch.AT_SETTLED):
+        chosen: list[StepSumPart] = []
+        for stretch in (SettingStretch.SINCE_LAST_SWITCH, SettingStretch.SINCE_LAST_KEPT, SettingStretch.AT_SETTLED):
             chosen.insert(0, self.parts[stretch])
             if sum(part.windows.steps for part in chosen) >= AFTER_STEPS_MIN:
                 break

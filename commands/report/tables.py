@@ -13,7 +13,7 @@ from pacecar.formatting.ledger_headings import HEADING_WORDS, SCENARIO_WORDS, pe
 from pacecar.records import LEDGER_HEADINGS
 
 from .charts import outcome_words
-from .document import Change, Report, Side
+from .document import Report, ReportChange, RunSide
 from .formatting import (  # fmt: skip
     bounds,
     change_words,
@@ -49,7 +49,7 @@ class Table:
     long: int | None = None
 
 
-def sides_of(report: Report) -> list[tuple[str, Side]]:
+def sides_of(report: Report) -> list[tuple[str, RunSide]]:
     """Return the stretches that are shown beside each other, by name."""
     if not report.is_tuned:
         return [("run", report.before)] if report.before is not None else []
@@ -72,7 +72,7 @@ def _tuning_words(report: Report) -> str:
     return " ".join([*_kept_words(kept), *_proven_words(report), *_change_words(report)])
 
 
-def _kept_words(kept: Sequence[Change]) -> Iterator[str]:
+def _kept_words(kept: Sequence[ReportChange]) -> Iterator[str]:
     """Yield what was kept and still is, and what was turned away later."""
     ways: dict[tuple[bool, str], list[str]] = {}
     last_life = max((one.life for one in kept), default=0)
@@ -206,7 +206,7 @@ def stability_table(report: Report) -> Table | None:
     return Table("Pace and its stability", ("", *(name for name, _ in sides)), rows, note=note)
 
 
-def _mean_rate(report: Report, side: Side) -> float | None:
+def _mean_rate(report: Report, side: RunSide) -> float | None:
     return side.samples_per_second if report.rate_unit == "samples" else 1e9 / max(1, side.step_mean_ns)
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from .document import Energy, Side, Stat, Utilization
+from .document import Energy, ReportUtilization, RunSide, Stat
 from .figures import Moments
 from .inputs import Inputs
 from .recorded_utilization import COUNTERS, GAUGES, QUOTIENTS, Hosts
 from .run_index import Story
-from .step_sums import Part, Tally
+from .step_sums import StepSumPart, StepSums
 
 __all__ = ["energies_of", "utilization_of"]
 
@@ -38,8 +38,8 @@ _VITAL_ROWS = (
 
 
 def utilization_of(
-    inputs: Inputs, story: Story, tally: Tally, parts: Mapping[str, Part], sides: Mapping[str, Side]
-) -> tuple[Hosts, tuple[Utilization, ...]]:
+    inputs: Inputs, story: Story, tally: StepSums, parts: Mapping[str, StepSumPart], sides: Mapping[str, RunSide]
+) -> tuple[Hosts, tuple[ReportUtilization, ...]]:
     """Return what the recordings said, and all rows that there are figures for."""
     names = ("before", "after")
     spans = {name: (sides[name].began_wall_ns, sides[name].ended_wall_ns) for name in names if name in sides}
@@ -62,8 +62,8 @@ def utilization_of(
     return hosts, tuple(row for row in rows if row.before is not None or row.after is not None)
 
 
-def _row(name: str, label: str, unit: str, source: str, before: Stat | None, after: Stat | None) -> Utilization:
-    return Utilization(name=name, label=label, unit=unit, source=source, before=before, after=after)
+def _row(name: str, label: str, unit: str, source: str, before: Stat | None, after: Stat | None) -> ReportUtilization:
+    return ReportUtilization(name=name, label=label, unit=unit, source=source, before=before, after=after)
 
 
 def _stat(moments: Moments) -> Stat | None:
@@ -73,7 +73,7 @@ def _stat(moments: Moments) -> Stat | None:
 
 
 def energies_of(
-    inputs: Inputs, job: str, launches: frozenset[str], hosts: Hosts, before: Side | None, after: Side | None
+    inputs: Inputs, job: str, launches: frozenset[str], hosts: Hosts, before: RunSide | None, after: RunSide | None
 ) -> tuple[Energy | None, Energy | None]:
     """Return the energy before and after, by the GPUs' counters in recordings.
 
@@ -88,7 +88,7 @@ def energies_of(
     return found[0], found[1]
 
 
-def _recorded(hosts: Hosts, name: str, side: Side) -> Energy | None:
+def _recorded(hosts: Hosts, name: str, side: RunSide) -> Energy | None:
     power = hosts.watts(name)
     if power is None:
         return None

@@ -13,12 +13,12 @@ from itertools import zip_longest
 
 from pacecar.comparing import WINDOW_STEPS
 
-__all__ = ["Windows", "added"]
+__all__ = ["WindowSums", "added"]
 
 WINDOWS_MAX = 4096
 
 
-class Windows:
+class WindowSums:
     """Wall time, samples and tokens of consecutive windows; None as soon as one step does not say them."""
 
     def __init__(self) -> None:

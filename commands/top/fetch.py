@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pacecar.records.status_document import VERSION, Document
+from pacecar.records.status_document import VERSION, StatusDocument
 
 __all__ = ["FetchError", "Fetched", "Fetcher", "address", "fetch"]
 
@@ -38,7 +38,7 @@ class FetchError(RuntimeError):
 class Fetched(NamedTuple):
     """The latest document and when it came (monotonic seconds), and why there is no newer one."""
 
-    document: Document | None = None
+    document: StatusDocument | None = None
     at_seconds: float | None = None
     error: str | None = None
 
@@ -57,7 +57,7 @@ def address(text: str) -> str:
     return f"{url.scheme}://{netloc}{url.path.removesuffix('/api/snapshot').rstrip('/')}"
 
 
-def fetch(root: str, *, timeout: float = TIMEOUT_SECONDS) -> Document:
+def fetch(root: str, *, timeout: float = TIMEOUT_SECONDS) -> StatusDocument:
     """Return the document of the daemon at `root`; raises FetchError."""
     url = urllib.parse.urlsplit(root)
     request = urllib.request.Request(f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}/api/snapshot")
@@ -79,12 +79,12 @@ def fetch(root: str, *, timeout: float = TIMEOUT_SECONDS) -> Document:
     return _decoded(shown, body)
 
 
-def _decoded(shown: str, body: bytes) -> Document:
+def _decoded(shown: str, body: bytes) -> StatusDocument:
     try:
         version = msgspec.json.decode(body, type=_Versioned).version
         if version != VERSION:
             raise FetchError(f"{shown}: the daemon speaks version {version} of the document, this pacecar {VERSION}")
-        return msgspec.json.decode(body, type=Document)
+        return msgspec.json.decode(body, type=StatusDocument)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FetchError(f"{shown}: not a daemon's answer: {error}") from error
 

@@ -11,9 +11,19 @@ from pacecar.formatting.ledger_bar import glyph
 from pacecar.formatting.ledger_headings import HEADING_COLOURS, HEADING_WORDS, SCENARIO_WORDS, UNCALIBRATED_WORDS
 from pacecar.formatting.plain_text import clean
 from pacecar.records import LEDGER_HEADINGS
-from pacecar.records.status_document import Document, Gpu, Host, Job, Ladder, Link, Move, Rank, Recorder
+from pacecar.records.status_document import (
+    GpuStatus,
+    Host,
+    JobStatus,
+    Ladder,
+    LinkStatus,
+    Move,
+    Rank,
+    RecorderStatus,
+    StatusDocument,
+)
 
-from .table import Column, cut, gauge, rows
+from .table import TableColumn, cut, gauge, rows
 from .words import amount, binary, duration, percent, setting, spoken
 
 __all__ = [
@@ -45,7 +55,7 @@ def host_lines(host: Host, width: int) -> list[Text]:
     return [cut(line, width)]
 
 
-def _gpu_state(gpu: Gpu) -> Text:
+def _gpu_state(gpu: GpuStatus) -> Text:
     if gpu.up == 0:
         return Text(f"down: {spoken(gpu.down_reason)}", style=BAD)
     said = [f"slowed: {spoken(reason)}" for reason in gpu.throttled_by or ()]
@@ -54,32 +64,32 @@ def _gpu_state(gpu: Gpu) -> Text:
     return Text(", ".join(said), style=BAD) if said else Text("ok", style="green")
 
 
-GPU_COLUMNS: tuple[Column[Gpu], ...] = (
-    Column("GPU", 3, lambda g: g.gpu),
-    Column("Name", 12, lambda g: g.name or "", rank=6, is_text=True),
-    Column("Util", 16, lambda g: gauge(g.utilization_ratio, 16, percent(g.utilization_ratio)), is_text=True),
-    Column("Memory", 20, lambda g: gauge(_ratio(g.memory_used_bytes, g.memory_size_bytes), 20,
+GPU_COLUMNS: tuple[TableColumn[GpuStatus], ...] = (
+    TableColumn("GPU", 3, lambda g: g.gpu),
+    TableColumn("Name", 12, lambda g: g.name or "", rank=6, is_text=True),
+    TableColumn("Util", 16, lambda g: gauge(g.utilization_ratio, 16, percent(g.utilization_ratio)), is_text=True),
+    TableColumn("Memory", 20, lambda g: gauge(_ratio(g.memory_used_bytes, g.memory_size_bytes), 20,
            f"{binary(g.memory_used_bytes)}/{binary(g.memory_size_bytes)}"), rank=1, is_text=True),
-    Column("Power", 9, lambda g: f"{amount(g.power_watts)}/{amount(g.power_limit_watts)}W", rank=2),
-    Column("Temp", 5, lambda g: "-" if g.temperature_celsius is None else f"{g.temperature_celsius:.0f}C", rank=3),
-    Column("Clock", 7, lambda g: amount(g.sm_clock_hertz, "Hz"), rank=7),
-    Column("SM", 4, lambda g: percent(g.sm_active_ratio), rank=4),
-    Column("Tensor", 6, lambda g: percent(g.tensor_active_ratio), rank=8),
-    Column("DRAM", 5, lambda g: percent(g.dram_bandwidth_ratio), rank=9),
-    Column("NVLink in/out", 15, lambda g: f"{amount(g.nvlink_receive_bytes_per_second)}/"
+    TableColumn("Power", 9, lambda g: f"{amount(g.power_watts)}/{amount(g.power_limit_watts)}W", rank=2),
+    TableColumn("Temp", 5, lambda g: "-" if g.temperature_celsius is None else f"{g.temperature_celsius:.0f}C", rank=3),
+    TableColumn("Clock", 7, lambda g: amount(g.sm_clock_hertz, "Hz"), rank=7),
+    TableColumn("SM", 4, lambda g: percent(g.sm_active_ratio), rank=4),
+    TableColumn("Tensor", 6, lambda g: percent(g.tensor_active_ratio), rank=8),
+    TableColumn("DRAM", 5, lambda g: percent(g.dram_bandwidth_ratio), rank=9),
+    TableColumn("NVLink in/out", 15, lambda g: f"{amount(g.nvlink_receive_bytes_per_second)}/"
            f"{amount(g.nvlink_transmit_bytes_per_second)}", rank=10),
-    Column("PCIe in/out", 15, lambda g: f"{amount(g.pcie_receive_bytes_per_second)}/"
+    TableColumn("PCIe in/out", 15, lambda g: f"{amount(g.pcie_receive_bytes_per_second)}/"
            f"{amount(g.pcie_transmit_bytes_per_second)}", rank=11),
-    Column("State", 10, _gpu_state, is_text=True, grows=True),
+    TableColumn("State", 10, _gpu_state, is_text=True, grows=True),
 )  # fmt: skip
 
 
-def gpu_lines(gpus: Sequence[Gpu], width: int) -> list[Text]:
+def gpu_lines(gpus: Sequence[GpuStatus], width: int) -> list[Text]:
     """Return a head and a line a GPU."""
     return rows(GPU_COLUMNS, gpus, width)
 
 
-def _link_state(link: Link) -> Text:
+def _link_state(link: LinkStatus) -> Text:
     return Text("-") if link.up is None else Text("up") if link.up else Text("down", style=BAD)
 
 
@@ -87,24 +97,24 @@ def _in_use(ratio: float | None) -> Text:
     return gauge(ratio, 14, percent(ratio))
 
 
-LINK_COLUMNS: tuple[Column[Link], ...] = (
-    Column("Link", 16, lambda link: link.name, is_text=True),
-    Column("State", 5, _link_state),
-    Column("Speed", 9, lambda link: amount(link.link_bytes_per_second, "B/s"), rank=2),
-    Column("Received", 9, lambda link: amount(link.receive_bytes_per_second, "B/s")),
-    Column("In use", 14, lambda link: _in_use(link.receive_utilization_ratio), rank=3),
-    Column("Sent", 9, lambda link: amount(link.transmit_bytes_per_second, "B/s")),
-    Column("In use", 14, lambda link: _in_use(link.transmit_utilization_ratio), rank=3),
-    Column("Errors", 7, lambda link: amount(link.errors_total), rank=1),
+LINK_COLUMNS: tuple[TableColumn[LinkStatus], ...] = (
+    TableColumn("Link", 16, lambda link: link.name, is_text=True),
+    TableColumn("State", 5, _link_state),
+    TableColumn("Speed", 9, lambda link: amount(link.link_bytes_per_second, "B/s"), rank=2),
+    TableColumn("Received", 9, lambda link: amount(link.receive_bytes_per_second, "B/s")),
+    TableColumn("In use", 14, lambda link: _in_use(link.receive_utilization_ratio), rank=3),
+    TableColumn("Sent", 9, lambda link: amount(link.transmit_bytes_per_second, "B/s")),
+    TableColumn("In use", 14, lambda link: _in_use(link.transmit_utilization_ratio), rank=3),
+    TableColumn("Errors", 7, lambda link: amount(link.errors_total), rank=1),
 )
 
 
-def link_lines(links: Sequence[Link], width: int) -> list[Text]:
+def link_lines(links: Sequence[LinkStatus], width: int) -> list[Text]:
     """Return a head and a line a link."""
     return rows(LINK_COLUMNS, links, width)
 
 
-def _job_state(job: Job) -> Text:
+def _job_state(job: JobStatus) -> Text:
     if job.hangs:
         return Text("hang?", style=BAD)
     if job.finished:
@@ -114,20 +124,20 @@ def _job_state(job: Job) -> Text:
     return Text("-" if job.tuner is None else f"tuner {job.tuner.state}", style="" if job.tuner is None else "green")
 
 
-JOB_COLUMNS: tuple[Column[Job], ...] = (
-    Column("Job", 22, lambda job: job.called, is_text=True),
-    Column("Step", 7, lambda job: amount(job.step) if job.step is None or job.step > 9_999_999 else str(job.step)),
-    Column("Pace", 7, lambda job: duration(job.pace_seconds)),
-    Column("Samples", 8, lambda job: amount(job.samples_per_second, "/s"), rank=3),
-    Column("Tokens", 8, lambda job: amount(job.tokens_per_second, "/s"), rank=2),
-    Column("MFU", 5, lambda job: percent(job.mfu_ratio), rank=1),
-    Column("Ranks", 7, lambda job: f"{len(job.ranks) + job.ranks_left_out}/{amount(job.world_size)}", rank=4),
-    Column("Heard", 7, lambda job: duration(job.last_record_age_seconds), rank=5),
-    Column("State", 14, _job_state, is_text=True, grows=True),
+JOB_COLUMNS: tuple[TableColumn[JobStatus], ...] = (
+    TableColumn("Job", 22, lambda job: job.called, is_text=True),
+    TableColumn("Step", 7, lambda job: amount(job.step) if job.step is None or job.step > 9_999_999 else str(job.step)),
+    TableColumn("Pace", 7, lambda job: duration(job.pace_seconds)),
+    TableColumn("Samples", 8, lambda job: amount(job.samples_per_second, "/s"), rank=3),
+    TableColumn("Tokens", 8, lambda job: amount(job.tokens_per_second, "/s"), rank=2),
+    TableColumn("MFU", 5, lambda job: percent(job.mfu_ratio), rank=1),
+    TableColumn("Ranks", 7, lambda job: f"{len(job.ranks) + job.ranks_left_out}/{amount(job.world_size)}", rank=4),
+    TableColumn("Heard", 7, lambda job: duration(job.last_record_age_seconds), rank=5),
+    TableColumn("State", 14, _job_state, is_text=True, grows=True),
 )
 
 
-def job_line(jobs: Sequence[Job], width: int, chosen: int | None) -> list[Text]:
+def job_line(jobs: Sequence[JobStatus], width: int, chosen: int | None) -> list[Text]:
     """Return a head and a line a job, `chosen` reversed."""
     return rows(JOB_COLUMNS, jobs, width, chosen=chosen)
 
@@ -161,7 +171,7 @@ def legend_lines(ledger: dict[str, float] | None, width: int, console: Console) 
     return [cut(line, width) for line in lines if len(line)]
 
 
-def calibration_lines(job: Job, width: int) -> list[Text]:
+def calibration_lines(job: JobStatus, width: int) -> list[Text]:
     """Return a line for each reason why ledgers of the job rest on no exact window."""
     found: dict[str, int] = {}
     for rank in job.ranks:
@@ -175,7 +185,7 @@ def calibration_lines(job: Job, width: int) -> list[Text]:
     return lines
 
 
-def alarm_lines(jobs: Sequence[Job], width: int) -> list[Text]:
+def alarm_lines(jobs: Sequence[JobStatus], width: int) -> list[Text]:
     """Return a line for each straggler and each hang."""
     lines = []
     for job in jobs:
@@ -195,20 +205,20 @@ def _outcome(move: Move) -> Text:
     return Text(spoken(word), style={"kept": "green", "rolled_back": "yellow", "barred": "red"}.get(word, "cyan"))
 
 
-MOVE_COLUMNS: tuple[Column[tuple[Job, Move]], ...] = (
-    Column("Job", 12, lambda both: both[0].called, rank=3, is_text=True),
-    Column("Step", 6, lambda both: str(both[1].step)),
-    Column("Knob", 14, lambda both: spoken(both[1].knob), is_text=True),
-    Column("Change", 13, lambda both: f"{setting(both[1].knob, both[1].from_value)}>"
+MOVE_COLUMNS: tuple[TableColumn[tuple[JobStatus, Move]], ...] = (
+    TableColumn("Job", 12, lambda both: both[0].called, rank=3, is_text=True),
+    TableColumn("Step", 6, lambda both: str(both[1].step)),
+    TableColumn("Knob", 14, lambda both: spoken(both[1].knob), is_text=True),
+    TableColumn("Change", 13, lambda both: f"{setting(both[1].knob, both[1].from_value)}>"
            f"{setting(both[1].knob, both[1].to_value)}", is_text=True),
-    Column("Exp.", 6, lambda both: percent(both[1].expected_gain_ratio, digits=1, signed=True), rank=2),
-    Column("Meas.", 6, lambda both: percent(both[1].measured_gain_ratio, digits=1, signed=True)),
-    Column("Outcome", 11, lambda both: _outcome(both[1]), is_text=True),
-    Column("Why", 10, lambda both: both[1].outcome_reason or both[1].reason, is_text=True, grows=True),
+    TableColumn("Exp.", 6, lambda both: percent(both[1].expected_gain_ratio, digits=1, signed=True), rank=2),
+    TableColumn("Meas.", 6, lambda both: percent(both[1].measured_gain_ratio, digits=1, signed=True)),
+    TableColumn("Outcome", 11, lambda both: _outcome(both[1]), is_text=True),
+    TableColumn("Why", 10, lambda both: both[1].outcome_reason or both[1].reason, is_text=True, grows=True),
 )  # fmt: skip
 
 
-def move_lines(moves: Sequence[tuple[Job, Move]], width: int) -> list[Text]:
+def move_lines(moves: Sequence[tuple[JobStatus, Move]], width: int) -> list[Text]:
     """Return a head and a line a decision."""
     return rows(MOVE_COLUMNS, moves, width)
 
@@ -223,14 +233,16 @@ def where_words(rank: Rank) -> str:
 def rank_lines(ranks: Sequence[Rank], width: int, console: Console, chosen: int | None) -> list[Text]:
     """Return a head and a line a rank, with the bar of its last step."""
     size = max(10, min(60, width - 52))
-    columns: tuple[Column[Rank], ...] = (
-        Column("Rank", 5, lambda rank: str(rank.rank)),
-        Column("Step", 7, lambda rank: "-" if rank.step is None else str(rank.step), rank=3),
-        Column("Last", 7, lambda rank: duration(rank.step_duration_seconds)),
-        Column("Ledger of the last step", size, lambda rank: bar(rank.ledger_seconds, size, console), is_text=True),
-        Column("MFU", 5, lambda rank: percent(rank.mfu_ratio), rank=1),
-        Column("Mem", 6, lambda rank: binary(rank.memory_allocated_bytes), rank=2),
-        Column("Where", 14, where_words, is_text=True, grows=True),
+    columns: tuple[TableColumn[Rank], ...] = (
+        TableColumn("Rank", 5, lambda rank: str(rank.rank)),
+        TableColumn("Step", 7, lambda rank: "-" if rank.step is None else str(rank.step), rank=3),
+        TableColumn("Last", 7, lambda rank: duration(rank.step_duration_seconds)),
+        TableColumn(
+            "Ledger of the last step", size, lambda rank: bar(rank.ledger_seconds, size, console), is_text=True
+        ),
+        TableColumn("MFU", 5, lambda rank: percent(rank.mfu_ratio), rank=1),
+        TableColumn("Mem", 6, lambda rank: binary(rank.memory_allocated_bytes), rank=2),
+        TableColumn("Where", 14, where_words, is_text=True, grows=True),
     )
     return rows(columns, ranks, width, chosen=chosen)
 
@@ -248,7 +260,7 @@ def ladder_lines(ladder: Ladder | None, width: int) -> list[Text]:
     return [cut(line, width) for line in lines]
 
 
-def job_facts(job: Job, width: int) -> list[Text]:
+def job_facts(job: JobStatus, width: int) -> list[Text]:
     """Return what is known of one job in a line or two."""
     facts = [
         f"step {job.step if job.step is not None else '-'}", f"pace {duration(job.pace_seconds)}",
@@ -268,7 +280,7 @@ def job_facts(job: Job, width: int) -> list[Text]:
     return lines
 
 
-def recorder_lines(recorder: Recorder | None, width: int) -> list[Text]:
+def recorder_lines(recorder: RecorderStatus | None, width: int) -> list[Text]:
     """Return one line: how far back the flight recorder goes, and what it wrote of what; none where it is off."""
     if recorder is None:
         return []
@@ -284,7 +296,7 @@ def recorder_lines(recorder: Recorder | None, width: int) -> list[Text]:
     return [cut(line, width)]
 
 
-def daemon_words(document: Document) -> str:
+def daemon_words(document: StatusDocument) -> str:
     """Return what the title says of the daemon and its recorder."""
     own, recorder = document.daemon, document.daemon.recorder
     words = f"daemon {percent(own.cpu_utilization_ratio, digits=1)} of {percent(own.cpu_budget_ratio)} CPU"

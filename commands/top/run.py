@@ -23,10 +23,10 @@ from rich.text import Text
 
 from .fetch import Fetched, Fetcher, address, fetch
 from .keys import Keys
-from .screen import View, compose, everything, on_key
+from .screen import ScreenView, compose, everything, on_key
 
 if TYPE_CHECKING:
-    from pacecar.records.status_document import Document
+    from pacecar.records.status_document import StatusDocument
 
 __all__ = ["run_live", "run_once"]
 
@@ -100,7 +100,7 @@ def _terminal() -> Iterator[None]:
 
 
 def _loop(fetcher: Fetcher, where: str) -> None:
-    keys, view, shown = Keys(), View(), Fetched()
+    keys, view, shown = Keys(), ScreenView(), Fetched()
     drawn: object = None
     while True:
         latest = fetcher.latest
@@ -122,7 +122,9 @@ def _loop(fetcher: Fetcher, where: str) -> None:
                 return
 
 
-def _draw(document: Document | None, view: View, size: os.terminal_size, latest: Fetched, where: str) -> None:
+def _draw(
+    document: StatusDocument | None, view: ScreenView, size: os.terminal_size, latest: Fetched, where: str
+) -> None:
     console = Console(file=StringIO(), width=size.columns, height=size.lines, force_terminal=True, highlight=False)
     if document is None:
         lines = [Text(f"pacecar top  {where}"), Text(latest.error or "waiting for the daemon"), Text("q quits")]

@@ -15,12 +15,12 @@ from rich.text import Text
 
 from pacecar.formatting.plain_text import clean
 from pacecar.records.job_identity import JobKey
-from pacecar.records.status_document import Document, Gpu, Job
+from pacecar.records.status_document import GpuStatus, JobStatus, StatusDocument
 
 from . import panes
 from .table import cut
 
-__all__ = ["GPU_SORTS", "JOB_SORTS", "View", "compose", "everything", "on_key", "shown_jobs"]
+__all__ = ["GPU_SORTS", "JOB_SORTS", "ScreenView", "compose", "everything", "on_key", "shown_jobs"]
 
 FILTER_MAX = 64
 
@@ -52,7 +52,7 @@ FOOTER = (
 
 
 @dataclass
-class View:
+class ScreenView:
     """What the person chose."""
 
     page: str = "overview"
@@ -73,7 +73,7 @@ class Pane(NamedTuple):
     step: int = 1
 
 
-def shown_jobs(document: Document, view: View) -> list[Job]:
+def shown_jobs(document: StatusDocument, view: ScreenView) -> list[JobStatus]:
     """Return the jobs that pass the filter, in order."""
     jobs = [job for job in document.jobs if view.filter.lower() in str(job.key).lower()]
     if view.job_sort == "pace":
@@ -83,7 +83,7 @@ def shown_jobs(document: Document, view: View) -> list[Job]:
     return jobs
 
 
-def _sorted_gpus(document: Document, by: str) -> list[Gpu]:
+def _sorted_gpus(document: StatusDocument, by: str) -> list[GpuStatus]:
     field = {"utilization": "utilization_ratio", "memory": "memory_used_bytes", "power": "power_watts"}.get(by)
     field = field or ("temperature_celsius" if by == "temperature" else None)
     if field is None:
@@ -91,7 +91,7 @@ def _sorted_gpus(document: Document, by: str) -> list[Gpu]:
     return sorted(document.gpus, key=lambda gpu: (getattr(gpu, field) is None, -(getattr(gpu, field) or 0)))
 
 
-def _jobs(jobs: list[Job], view: View, width: int, console: Console) -> list[Text]:
+def _jobs(jobs: list[JobStatus], view: ScreenView, width: int, console: Console) -> list[Text]:
     chosen = next((number for number, job in enumerate(jobs) if job.key == view.job), None)
     head, *lines = panes.job_line(jobs, width, chosen)
     result = [head]
@@ -100,7 +100,7 @@ def _jobs(jobs: list[Job], view: View, width: int, console: Console) -> list[Tex
     return result
 
 
-def _panes(document: Document, view: View, width: int, console: Console) -> list[Pane]:
+def _panes(document: StatusDocument, view: ScreenView, width: int, console: Console) -> list[Pane]:
     """Return the panes from top to bottom."""
     jobs = shown_jobs(document, view)
     moves = sorted(((job, move) for job in jobs for move in job.moves), key=lambda both: -both[1].time_seconds)
@@ -132,7 +132,7 @@ def _panes(document: Document, view: View, width: int, console: Console) -> list
     ]
 
 
-def _troubled(jobs: list[Job]) -> Job | None:
+def _troubled(jobs: list[JobStatus]) -> JobStatus | None:
     """Return the first job that needs a look, else the first."""
     return next((job for job in jobs if job.hangs or job.stragglers), jobs[0] if jobs else None)
 
@@ -162,7 +162,7 @@ def _heights(parts: list[Pane], height: int) -> list[int]:
 
 
 def compose(
-    document: Document, view: View, width: int, height: int, console: Console, note: str | None = None
+    document: StatusDocument, view: ScreenView, width: int, height: int, console: Console, note: str | None = None
 ) -> list[Text]:
     """Return the screen: exactly `height` lines of at most `width` cells; `note` is what is wrong."""
     inside = height - 2
@@ -189,7 +189,7 @@ def _stacked(windows: list[list[Text]], height: int) -> list[Text]:
     return lines
 
 
-def _window(part: Pane, size: int, view: View, document: Document) -> list[Text]:
+def _window(part: Pane, size: int, view: ScreenView, document: StatusDocument) -> list[Text]:
     """Return `size` lines of a pane, its head and the part that holds what is chosen."""
     if len(part.lines) <= size:
         return part.lines
@@ -201,7 +201,7 @@ def _window(part: Pane, size: int, view: View, document: Document) -> list[Text]
     return [part.lines[0], *part.lines[start : start + size - 1]][:size]
 
 
-def _title(document: Document, view: View, width: int, note: str | None) -> Text:
+def _title(document: StatusDocument, view: ScreenView, width: int, note: str | None) -> Text:
     title = Text(f"pacecar top  {clean(document.node)}  ", style="bold white on dark_blue")
     clock = time.strftime("%H:%M:%S", time.localtime(document.time_seconds))
     right = f"{clock}  {panes.daemon_words(document)}"
@@ -214,7 +214,7 @@ def _title(document: Document, view: View, width: int, note: str | None) -> Text
     return cut(title.append(" " * max(1, width - title.cell_len - len(right))).append(right), width)
 
 
-def _footer(view: View, width: int) -> Text:
+def _footer(view: ScreenView, width: int) -> Text:
     if view.is_typing:
         return cut(Text(f"filter jobs: {view.filter}_   Enter keeps it, Esc clears it", style="reverse"), width)
     line = Text(no_wrap=True)
@@ -226,7 +226,7 @@ def _footer(view: View, width: int) -> Text:
     return cut(line, width)
 
 
-def _job_page(document: Document, view: View, width: int, height: int, console: Console) -> list[Text]:
+def _job_page(document: StatusDocument, view: ScreenView, width: int, height: int, console: Console) -> list[Text]:
     job = next((job for job in document.jobs if job.key == view.job), None)
     if job is None:
         return [cut(Text("this job is gone; Esc goes back", style="dim"), width)]
@@ -244,9 +244,9 @@ def _job_page(document: Document, view: View, width: int, height: int, console: 
     return lines + tail
 
 
-def everything(document: Document, width: int, console: Console) -> list[Text]:
+def everything(document: StatusDocument, width: int, console: Console) -> list[Text]:
     """Return all that there is, however long: for `--once`."""
-    view = View()
+    view = ScreenView()
     own = f"pacecar top  {clean(document.node)}  {panes.daemon_words(document)}"
     lines = [cut(Text(own, style="bold"), width)]
     for part in _panes(document, view, width, console)[:-2]:  # of one job; all follow
@@ -258,7 +258,7 @@ def everything(document: Document, width: int, console: Console) -> list[Text]:
     return lines
 
 
-def on_key(key: str, view: View, document: Document | None) -> bool:
+def on_key(key: str, view: ScreenView, document: StatusDocument | None) -> bool:
     """Change the view as `key` says; return whether to go on."""
     if key in ("interrupt", "f10") or (key == "q" and not view.is_typing):
         return False
@@ -284,7 +284,7 @@ def on_key(key: str, view: View, document: Document | None) -> bool:
     return True
 
 
-def _type(key: str, view: View) -> None:
+def _type(key: str, view: ScreenView) -> None:
     if key == "enter":
         view.is_typing = False
     elif key == "escape":
@@ -303,7 +303,7 @@ _STRIDES = {"up": -1, "k": -1, "down": 1, "j": 1, "tab": 1, "shift_tab": -1, "pa
             "home": -10**6, "g": -10**6, "end": 10**6, "G": 10**6}  # fmt: skip
 
 
-def _move(key: str, view: View, document: Document) -> None:
+def _move(key: str, view: ScreenView, document: StatusDocument) -> None:
     jobs = [job.key for job in shown_jobs(document, view)]
     if not jobs:
         return

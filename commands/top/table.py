@@ -14,14 +14,14 @@ from rich.text import Text
 
 from pacecar.formatting.plain_text import clean
 
-__all__ = ["Column", "cut", "gauge", "rows"]
+__all__ = ["TableColumn", "cut", "gauge", "rows"]
 
 T = TypeVar("T")
 
 ELLIPSIS = "…"
 
 
-class Column(NamedTuple, Generic[T]):
+class TableColumn(NamedTuple, Generic[T]):
     """One column: `rank` 0 stays at every width, higher ones go first; `grows` takes what width is left."""
 
     title: str
@@ -32,7 +32,7 @@ class Column(NamedTuple, Generic[T]):
     grows: bool = False
 
 
-def rows(columns: Sequence[Column[T]], items: Sequence[T], width: int, *, chosen: int | None = None) -> list[Text]:
+def rows(columns: Sequence[TableColumn[T]], items: Sequence[T], width: int, *, chosen: int | None = None) -> list[Text]:
     """Return a head and one line an item, each at most `width` cells; `chosen` is drawn reversed."""
     kept = list(columns)
     while len(kept) > 1 and _total(kept) > width and max(column.rank for column in kept) > 0:
@@ -51,7 +51,7 @@ def rows(columns: Sequence[Column[T]], items: Sequence[T], width: int, *, chosen
     return lines
 
 
-def _total(columns: Sequence[Column[T]]) -> int:
+def _total(columns: Sequence[TableColumn[T]]) -> int:
     return sum(column.width for column in columns) + len(columns) - 1
 
 

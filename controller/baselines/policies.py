@@ -5,7 +5,7 @@ from __future__ import annotations
 from pacecar.config import TuneConfig
 
 from ..observation import Policy
-from ..policy.tuning_policy import PacecarPolicy
+from ..policy.tuning_policy import TuningPolicy
 
 __all__ = ["make_policy"]
 
@@ -17,7 +17,7 @@ def make_policy(config: TuneConfig) -> Policy:
         ConfigError: the policy needs a library that is not installed.
     """
     if config.policy == "pacecar":
-        return PacecarPolicy(config)
+        return TuningPolicy(config)
     from .registry import make_baseline  # most jobs never load these
 
     return make_baseline(config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pacecar.config import TuneConfig
 
-from .search import Sampler, SearchPolicy
+from .search import SearchPolicy, SettingSampler
 
 __all__ = ["make_baseline"]
 
@@ -16,7 +16,7 @@ def make_baseline(config: TuneConfig, *, seed: int = 0) -> SearchPolicy:
         ConfigError: the policy needs a library that is not installed.
         ValueError: there is no baseline of that name.
     """
-    sampler: Sampler
+    sampler: SettingSampler
     if config.policy == "throughput-doubling":
         from .doubling import DoublingSampler
 

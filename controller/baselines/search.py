@@ -18,17 +18,17 @@ from typing import Literal, Protocol
 from pacecar.config import TuneConfig
 from pacecar.records import Decision, TunerStatus, Verdict
 
-from ..observation import Facts, KnobSpace, Observation, Policy, Turn, absurdity, bounded
+from ..observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn, absurdity, bounded
 from ..policy import phrases
 from ..policy.decision_records import Record, State
 
-__all__ = ["Sampler", "SearchPolicy"]
+__all__ = ["SearchPolicy", "SettingSampler"]
 
 WAIT_STEPS_MAX = 128
 """A switch takes 4 to 16 steps to be agreed; one that is not there after so many will not come."""
 
 
-class Sampler(Protocol):
+class SettingSampler(Protocol):
     """Names settings and is told their pace."""
 
     windows: int
@@ -58,7 +58,7 @@ class Sampler(Protocol):
 class SearchPolicy(Policy):
     """A policy around a sampler.  `name` is said in its records."""
 
-    def __init__(self, config: TuneConfig, sampler: Sampler, *, name: str) -> None:
+    def __init__(self, config: TuneConfig, sampler: SettingSampler, *, name: str) -> None:
         self._config = config
         self._sampler = sampler
         self._name = name
@@ -90,7 +90,7 @@ class SearchPolicy(Policy):
 
     # --- the Policy protocol ---
 
-    def begin(self, facts: Facts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
+    def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
         """Learn what can be turned; called once, before the first observation."""
         self._job, self._mode = facts.job, mode
         self._start = {space.knob: space.value for space in spaces}
@@ -103,7 +103,7 @@ class SearchPolicy(Policy):
         self._held, self._is_brief = reason, is_brief
         self._paces = []
 
-    def advance(self, observations: Sequence[Observation]) -> tuple[Turn | None, list[Record]]:
+    def advance(self, observations: Sequence[Observation]) -> tuple[TuningTurn | None, list[Record]]:
         """Take the steps since the last call; return a wish, if any, and what people should know."""
         for step in observations:
             self._take(step)
@@ -204,7 +204,7 @@ class SearchPolicy(Policy):
 
     # --- wishes and words ---
 
-    def _wish(self) -> Turn | None:
+    def _wish(self) -> TuningTurn | None:
         if self._mode == "advise" or not self._in_force:
             return None
         is_away = self._dead is not None or (self._held is not None and not self._is_brief)
@@ -213,7 +213,7 @@ class SearchPolicy(Policy):
         if wanted == self._in_force and (wanted, is_trial) == self._asked:
             return None
         self._asked = (dict(wanted), is_trial)
-        return Turn(decision=self._decisions, values=dict(wanted), is_trial=is_trial)
+        return TuningTurn(decision=self._decisions, values=dict(wanted), is_trial=is_trial)
 
     def _die(self, reason: str, step: Observation) -> None:
         """Nothing can be tuned from here on."""

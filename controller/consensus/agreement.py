@@ -15,18 +15,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from pacecar.profiler.transport.store_rendezvous import MeetingError
+from pacecar.profiler.transport.store_rendezvous import RendezvousError
 
 from ..observation import KnobSpace
 from .capabilities import Offer, live_knobs
-from .channels import Subject
-from .protocol import JobPace, Kind, Proposal
+from .channels import VoteSubject
+from .protocol import JobPace, Proposal, ProposalKind
 
-__all__ = ["Agreement", "Heard", "LocalAgreement", "MeetingError"]
+__all__ = ["Agreement", "AgreementHeard", "LocalAgreement", "RendezvousError"]
 
 
 @dataclass(slots=True)
-class Heard:
+class AgreementHeard:
     """What came in at one boundary: `refused` (knob -> reason) once, when the knobs are settled; then paces."""
 
     refused: dict[str, str] | None = None
@@ -93,11 +93,11 @@ class Agreement(Protocol):
         """One step of this rank is done; its pace is None where it was not measured."""
         ...
 
-    def listen(self) -> Heard:
+    def listen(self) -> AgreementHeard:
         """Return what came in since the last call; never waits, never raises: what breaks freezes."""
         ...
 
-    def propose(self, decision: int, values: Sequence[int], *, kind: Kind = Kind.KEEP) -> None:
+    def propose(self, decision: int, values: Sequence[int], *, kind: ProposalKind = ProposalKind.KEEP) -> None:
         """Rank 0: ask all ranks to apply `values`, in the order of `spaces`."""
         ...
 
@@ -125,14 +125,14 @@ class Agreement(Protocol):
         """Return whether every rank carried `proposal` out; where one did not, all ranks `undo`."""
         ...
 
-    def ask(self, subject: Subject, numbers: Sequence[float]) -> list[list[float]] | None:
+    def ask(self, subject: VoteSubject, numbers: Sequence[float]) -> list[list[float]] | None:
         """Return the `numbers` of every rank, in order of rank; waits for all.  None: they cannot be asked any more.
 
         All ranks ask the same, with as many numbers, at the same point between two of their collectives.
         """
         ...
 
-    def tell(self, subject: Subject, numbers: Sequence[float]) -> Callable[[], list[list[float]] | None]:
+    def tell(self, subject: VoteSubject, numbers: Sequence[float]) -> Callable[[], list[list[float]] | None]:
         """Do the same without waiting: what is returned waits, and gives the answer."""
         ...
 
@@ -158,7 +158,7 @@ class LocalAgreement:
         self.disturbed: dict[int, int] = {}
         self.are_all_calm = False
         self.has_left = False
-        self._heard = Heard()
+        self._heard = AgreementHeard()
         self._wanted: Proposal | None = None
         self._serials = itertools.count(1)
 
@@ -191,12 +191,12 @@ class LocalAgreement:
         if pace_ns is not None:
             self._heard.paces.append(JobPace(step, pace_ns, profiled))
 
-    def listen(self) -> Heard:
+    def listen(self) -> AgreementHeard:
         """Return what was noted."""
-        heard, self._heard = self._heard, Heard()
+        heard, self._heard = self._heard, AgreementHeard()
         return heard
 
-    def propose(self, decision: int, values: Sequence[int], *, kind: Kind = Kind.KEEP) -> None:
+    def propose(self, decision: int, values: Sequence[int], *, kind: ProposalKind = ProposalKind.KEEP) -> None:
         """Apply at the next `decide`."""
         self._wanted = Proposal(next(self._serials), decision, tuple(values), kind)
 
@@ -213,11 +213,11 @@ class LocalAgreement:
         """One rank is here."""
         return True
 
-    def ask(self, subject: Subject, numbers: Sequence[float]) -> list[list[float]] | None:
+    def ask(self, subject: VoteSubject, numbers: Sequence[float]) -> list[list[float]] | None:
         """Return what one rank says."""
         return [list(numbers)]
 
-    def tell(self, subject: Subject, numbers: Sequence[float]) -> Callable[[], list[list[float]] | None]:
+    def tell(self, subject: VoteSubject, numbers: Sequence[float]) -> Callable[[], list[list[float]] | None]:
         """Return what one rank says."""
         return lambda: [list(numbers)]
 

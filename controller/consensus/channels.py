@@ -28,18 +28,18 @@ from typing import Any
 import torch
 
 from pacecar.profiler.transport.side_group import gather, make_group
-from pacecar.profiler.transport.store_rendezvous import MEET_SECONDS, MeetingError, keep_for_ever, life, meet
+from pacecar.profiler.transport.store_rendezvous import MEET_SECONDS, RendezvousError, keep_for_ever, life, meet
 
 __all__ = [
     "BODY_WORDS",
     "MEET_SECONDS",
     "Frame",
+    "JobChannel",
     "LateError",
     "LeftError",
-    "MainRoad",
-    "MeetingError",
-    "SideRoad",
-    "Subject",
+    "RendezvousError",
+    "SideChannel",
+    "VoteSubject",
     "meet",
 ]
 
@@ -56,7 +56,7 @@ KEPT_FRAMES = 16
 """A thread of the group may still hold one of its latest frames: see `keep_for_ever`."""
 
 
-class SideRoad:
+class SideChannel:
     """Gathers on a gloo group of our own.  `open` waits for all ranks; nothing else ever waits."""
 
     def __init__(self, world_size: int) -> None:
@@ -112,7 +112,7 @@ class SideRoad:
             keep_for_ever(group)
 
 
-class Subject(IntEnum):
+class VoteSubject(IntEnum):
     """What a frame is about; two ranks that send different ones at the same place are not at the same point."""
 
     VOTE = 1
@@ -129,16 +129,16 @@ class Subject(IntEnum):
     """No frame of this rank follows, but where all ranks close here: then they go back together to what is proven."""
 
 
-_FAREWELLS = (Subject.LEAVE, Subject.CLOSE)
+_FAREWELLS = (VoteSubject.LEAVE, VoteSubject.CLOSE)
 
 
 _POINTS = {
-    Subject.VOTE: "votes",
-    Subject.SWITCH: "is about to switch",
-    Subject.DONE: "has switched",
-    Subject.GRADIENTS: "compares gradients",
-    Subject.MEMORY: "asks whether a micro-batch fits",
-    Subject.NOISE: "measures the gradients' noise",
+    VoteSubject.VOTE: "votes",
+    VoteSubject.SWITCH: "is about to switch",
+    VoteSubject.DONE: "has switched",
+    VoteSubject.GRADIENTS: "compares gradients",
+    VoteSubject.MEMORY: "asks whether a micro-batch fits",
+    VoteSubject.NOISE: "measures the gradients' noise",
 }
 
 
@@ -155,7 +155,7 @@ class Frame:
 
     __slots__ = ("gathered", "is_checked", "number", "subject", "work")
 
-    def __init__(self, number: int, subject: Subject, gathered: torch.Tensor, work: Any) -> None:  # noqa: ANN401  dist.Work
+    def __init__(self, number: int, subject: VoteSubject, gathered: torch.Tensor, work: Any) -> None:  # noqa: ANN401  dist.Work
         self.number = number
         self.subject = subject
         self.gathered = gathered
@@ -163,7 +163,7 @@ class Frame:
         self.is_checked = False
 
 
-class MainRoad:
+class JobChannel:
     """Frames of one size on a gloo group of our own, in the same order on all ranks."""
 
     def __init__(self, rank: int, world_size: int) -> None:
@@ -180,7 +180,7 @@ class MainRoad:
         self._store = store
         self._name = name
 
-    def post(self, subject: Subject, words: Sequence[int]) -> Frame:
+    def post(self, subject: VoteSubject, words: Sequence[int]) -> Frame:
         """Send a frame of at most BODY_WORDS `words`; does not wait.
 
         Raises:
@@ -226,7 +226,7 @@ class MainRoad:
         frame.work.wait()  # complete: returns or raises at once
         rows: list[list[int]] = frame.gathered.view(self._world_size, -1).tolist()
         gone = [rank for rank, row in enumerate(rows) if row[0] in _FAREWELLS]
-        if gone and any(row[0] != Subject.CLOSE for row in rows):
+        if gone and any(row[0] != VoteSubject.CLOSE for row in rows):
             raise LeftError(f"rank {gone[0]} takes no further part")
         if len({(row[0], row[1]) for row in rows}) > 1:
             points = ", ".join(f"rank {rank} {_point(row[0])}" for rank, row in enumerate(rows[:4]))
@@ -253,10 +253,10 @@ class MainRoad:
     def leave(self) -> None:
         """Tell the others, in the next frame, that none follows; does not wait."""
         if self._group is not None and not any(frame.subject in _FAREWELLS for frame in self._latest):
-            self.post(Subject.LEAVE, [])
+            self.post(VoteSubject.LEAVE, [])
 
     def close(self) -> None:
-        """Give the group back, as `SideRoad.close` does; it is kept while a frame is out that others have to join."""
+        """Give the group back, as `SideChannel.close` does; it is kept while a frame is out that others have to join."""
         group, self._group = self._group, None
         self._store = None
         keep_for_ever(*(frame.work for frame in self._latest))

@@ -26,9 +26,9 @@ from ..observation import KnobSpace
 from ..policy import phrases
 from .agreement import Agreement
 from .capabilities import KnobOffer, Offer
-from .protocol import Kind, Proposal
+from .protocol import Proposal, ProposalKind
 
-__all__ = ["Switch", "Switchboard"]
+__all__ = ["KnobSwitcher", "Switch"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Switch:
     duration_ns: int
 
 
-class Switchboard:
+class KnobSwitcher:
     """The actuators of one rank, in the agreed order.  `barred` knobs failed on some rank and are not turned again."""
 
     def __init__(self, actuators: Mapping[str, Actuator], agreement: Agreement, clock: Clock) -> None:
@@ -127,7 +127,7 @@ class Switchboard:
         spaces, present = self._agreement.spaces, self.values()
         if len(proposal.values) != len(spaces):
             return False
-        if proposal.kind is Kind.REHEARSAL:
+        if proposal.kind is ProposalKind.REHEARSAL:
             return proposal.values == present
         return all(
             new == old if space.knob in self.barred else now == old and (new == old or self._can_take(space, new))
@@ -152,10 +152,12 @@ class Switchboard:
             return plan is not None and self._apply({knob: old for knob, (old, _) in plan.items()})
 
         is_done = self._agreement.settle(proposal, is_done=is_done, undo=undo)
-        if is_done or proposal.kind is Kind.REHEARSAL:  # all ranks voted that the values of a rehearsal are in force
+        if (
+            is_done or proposal.kind is ProposalKind.REHEARSAL
+        ):  # all ranks voted that the values of a rehearsal are in force
             self._agreed = proposal.values
         turned = plan or {}
-        if not is_done and (len(turned) == 1 or proposal.kind is not Kind.REHEARSAL):
+        if not is_done and (len(turned) == 1 or proposal.kind is not ProposalKind.REHEARSAL):
             self.barred.update(turned)
             logger.warning("pacecar: %s could not be turned on all ranks and stays as it is", ", ".join(sorted(turned)))
         return Switch(is_done, turned, duration_ns)
@@ -166,12 +168,12 @@ class Switchboard:
         A rehearsal's `decision` is the set of knobs to rehearse, one bit each in the order of the spaces.
         """
         try:
-            olds = proposal.values if proposal.kind is Kind.REHEARSAL else self.agreed()
+            olds = proposal.values if proposal.kind is ProposalKind.REHEARSAL else self.agreed()
             changes = zip(self._agreement.spaces, olds, proposal.values, strict=True)
             return {
                 space.knob: (old, new)
                 for i, (space, old, new) in enumerate(changes)
-                if (proposal.decision >> i & 1 if proposal.kind is Kind.REHEARSAL else new != old)
+                if (proposal.decision >> i & 1 if proposal.kind is ProposalKind.REHEARSAL else new != old)
             }
         except Exception:
             logger.exception("pacecar: a switch could not be planned")

@@ -26,10 +26,10 @@ from pacecar.torch_internals import lacking
 
 from ..knobs.ddp.torch_internals import find_ddp
 
-__all__ = ["Parting"]
+__all__ = ["RankDeparture"]
 
 
-class Parting:
+class RankDeparture:
     """Looks, at every boundary, whether all ranks still come to the same ones."""
 
     def __init__(self, model: nn.Module) -> None:

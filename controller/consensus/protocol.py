@@ -54,9 +54,9 @@ __all__ = [
     "LONG_STEP_NS",
     "PERIOD",
     "JobPace",
-    "Kind",
-    "Member",
     "Proposal",
+    "ProposalKind",
+    "ProtocolMember",
 ]
 
 PERIOD = 4
@@ -93,7 +93,7 @@ DISTURBANCE_MAX = 255
 """The flags' word has the flags in its lowest byte and this in the next."""
 
 
-class Kind(StrEnum):
+class ProposalKind(StrEnum):
     """What a proposal is for."""
 
     REHEARSAL = "rehearsal"
@@ -111,7 +111,7 @@ class Proposal:
     serial: int
     decision: int
     values: tuple[int, ...]
-    kind: Kind = Kind.KEEP
+    kind: ProposalKind = ProposalKind.KEEP
 
     def digest(self, epoch: int, layout: int, place: int = 0) -> int:
         """Return 62 bits, never 0, that name this proposal under this knob epoch and layout, at this place."""
@@ -119,7 +119,7 @@ class Proposal:
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 2 | 1
 
 
-_KIND_FLAGS = {Kind.REHEARSAL: _FLAG_REHEARSAL, Kind.TRIAL: _FLAG_TRIAL, Kind.KEEP: 0}
+_KIND_FLAGS = {ProposalKind.REHEARSAL: _FLAG_REHEARSAL, ProposalKind.TRIAL: _FLAG_TRIAL, ProposalKind.KEEP: 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class _Range:
     profiled: tuple[bool, ...]
 
 
-class Member:
+class ProtocolMember:
     """One rank's state.  Every method is called on the training thread, in boundary order; none waits."""
 
     def __init__(self, rank: int, world_size: int) -> None:
@@ -191,7 +191,7 @@ class Member:
             self.freeze(f"the side group is {QUEUE_MAX} control periods late")
             self.abandon_side()
 
-    def propose(self, decision: int, values: Sequence[int], *, kind: Kind = Kind.KEEP) -> None:
+    def propose(self, decision: int, values: Sequence[int], *, kind: ProposalKind = ProposalKind.KEEP) -> None:
         """Rank 0: put this to the vote until it is applied, replaced or withdrawn; the same wish again is one wish."""
         assert self.rank == 0, "rank 0 alone proposes"
         wish = tuple(values)
@@ -307,7 +307,7 @@ class Member:
     def applied(self, proposal: Proposal) -> None:
         """All ranks carried `proposal` out."""
         self._finish(proposal)
-        if proposal.kind is not Kind.REHEARSAL:
+        if proposal.kind is not ProposalKind.REHEARSAL:
             self.epoch += 1
 
     def failed(self, proposal: Proposal) -> None:

@@ -30,21 +30,21 @@ from pacecar.profiler.transport.side_group import failure, job_store
 from pacecar.torch_internals import lacking
 
 from ..observation import KnobSpace
-from .agreement import Heard
+from .agreement import AgreementHeard
 from .capabilities import Offer
 from .channels import (
     BODY_WORDS,
     MEET_SECONDS,
     Frame,
+    JobChannel,
     LateError,
     LeftError,
-    MainRoad,
-    MeetingError,
-    SideRoad,
-    Subject,
+    RendezvousError,
+    SideChannel,
+    VoteSubject,
     meet,
 )
-from .protocol import CALM_PERIOD, LEISURE_PERIOD, PERIOD, VERSION, Kind, Member, Proposal
+from .protocol import CALM_PERIOD, LEISURE_PERIOD, PERIOD, VERSION, Proposal, ProposalKind, ProtocolMember
 
 __all__ = ["VOTE_WORDS", "RankAgreement"]
 
@@ -56,7 +56,12 @@ CLOSE_POLL_SECONDS = 0.001
 VOTE_SECONDS = 10.0
 """In step, ranks launch a vote a step before it is read.  Who waits longer waits for a rank that comes elsewhere."""
 
-ASK_SECONDS = {Subject.GRADIENTS: VOTE_SECONDS, Subject.NOISE: 60.0, Subject.MEMORY: 60.0, Subject.DONE: None}
+ASK_SECONDS = {
+    VoteSubject.GRADIENTS: VOTE_SECONDS,
+    VoteSubject.NOISE: 60.0,
+    VoteSubject.MEMORY: 60.0,
+    VoteSubject.DONE: None,
+}
 """Within a step a rank may be later than another.  To carry out a switch takes as long as it takes."""
 
 SWITCH_SECONDS = 2.0
@@ -92,9 +97,9 @@ class RankAgreement:
         collectives: Callable[[], int | None] = sequence,
     ) -> None:
         self._meet_seconds = meet_seconds
-        self._member = Member(rank, world_size)
-        self._side = SideRoad(world_size)
-        self._main = MainRoad(rank, world_size)
+        self._member = ProtocolMember(rank, world_size)
+        self._side = SideChannel(world_size)
+        self._main = JobChannel(rank, world_size)
         self._votes = votes
         self._collectives = collectives
         self._vote: Frame | None = None
@@ -158,15 +163,15 @@ class RankAgreement:
         member, name = self._member, f"agreement/{next(_meetings)}"
         reason = lacking("agreement")
         if reason is not None:
-            raise MeetingError(reason)
+            raise RendezvousError(reason)
         claim = f"protocol {VERSION}, period {LEISURE_PERIOD}, {PERIOD} or {CALM_PERIOD}, {claim}"
         try:
             store = job_store()
             meet(store, member.rank, member.world_size, claim, name=name, seconds=self._meet_seconds)
-        except MeetingError:
+        except RendezvousError:
             raise
         except Exception as error:  # whatever the store raises: the ranks have not met
-            raise MeetingError(f"the job's store failed: {failure(error)}") from error
+            raise RendezvousError(f"the job's store failed: {failure(error)}") from error
         try:
             self._side.open(store, name, member.rank)
             if self._votes:
@@ -191,9 +196,9 @@ class RankAgreement:
             self._range.clear()
             self._member.close_range(last[0][0], [p for _, p, _ in last], [f for _, _, f in last])
 
-    def listen(self) -> Heard:
+    def listen(self) -> AgreementHeard:
         """Take the gather that is out, if it is complete, and post the next."""
-        heard = Heard()
+        heard = AgreementHeard()
         if self.has_left:
             return heard
         try:
@@ -216,7 +221,7 @@ class RankAgreement:
         self._member.freeze(f"side group failed: {failure(error)}")
         self._member.abandon_side()
 
-    def propose(self, decision: int, values: Sequence[int], *, kind: Kind = Kind.KEEP) -> None:
+    def propose(self, decision: int, values: Sequence[int], *, kind: ProposalKind = ProposalKind.KEEP) -> None:
         """Carry the proposal in the next gathers until it is applied."""
         self._member.propose(decision, values, kind=kind)
 
@@ -243,7 +248,7 @@ class RankAgreement:
         place = self._collectives() or 0
         ballot = self._member.ballot(can_apply=self._can_apply(can_apply), place=place)
         try:
-            self._vote = self._main.post(Subject.VOTE, [*ballot, place])
+            self._vote = self._main.post(VoteSubject.VOTE, [*ballot, place])
         except Exception as error:  # noqa: BLE001  whatever gloo raises
             self._gone(failure(error))
 
@@ -311,7 +316,7 @@ class RankAgreement:
         frame: Frame | None = None
         rows: list[list[int]] | None = None
         try:
-            frame = self._main.post(Subject.CLOSE if closes else Subject.SWITCH, mine)
+            frame = self._main.post(VoteSubject.CLOSE if closes else VoteSubject.SWITCH, mine)
             rows = self._main.take(frame, SWITCH_SECONDS)
         except LeftError as error:  # all ranks read it in this frame
             self._gone(None if closes else str(error), is_known=True)
@@ -347,14 +352,14 @@ class RankAgreement:
 
     def _confirm(self, *, is_done: bool) -> bool:
         """Return whether every rank says `is_done`; where one died meanwhile, what this one says."""
-        answers = self.ask(Subject.DONE, [float(is_done)])
+        answers = self.ask(VoteSubject.DONE, [float(is_done)])
         return is_done if answers is None else all(answer[0] == 1.0 for answer in answers)
 
-    def ask(self, subject: Subject, numbers: Sequence[float]) -> list[list[float]] | None:
+    def ask(self, subject: VoteSubject, numbers: Sequence[float]) -> list[list[float]] | None:
         """Send as many frames as it takes, and wait for them."""
         return self.tell(subject, numbers)()
 
-    def tell(self, subject: Subject, numbers: Sequence[float]) -> Callable[[], list[list[float]] | None]:
+    def tell(self, subject: VoteSubject, numbers: Sequence[float]) -> Callable[[], list[list[float]] | None]:
         """Send as many frames as it takes; what is returned waits for them, ASK_SECONDS at most for each.
 
         What all ranks sent before one of them left is read by all, also by those that know it by then: else they would

@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .agreement import Agreement
-from .protocol import PERIOD, Kind, Proposal
+from .protocol import PERIOD, Proposal, ProposalKind
 
-__all__ = ["REHEARSAL_BOUNDARIES_MAX", "Rehearsal"]
+__all__ = ["REHEARSAL_BOUNDARIES_MAX", "SwitchRehearsal"]
 
 REHEARSAL_BOUNDARIES_MAX = 32 * PERIOD
 """Ranks that did not agree on applying the values in force within this many steps will not agree on anything."""
 
 
-class Rehearsal:
+class SwitchRehearsal:
     """The sets of knobs that wait, one bit a knob in the order of the spaces: a rehearsal's `decision`."""
 
     def __init__(self, agreement: Agreement) -> None:
@@ -36,7 +36,7 @@ class Rehearsal:
         if not self._sets:
             return False
         self._since = boundary
-        self._agreement.propose(self._sets[0], values, kind=Kind.REHEARSAL)
+        self._agreement.propose(self._sets[0], values, kind=ProposalKind.REHEARSAL)
         return True
 
     def played(self, proposal: Proposal, *, is_done: bool) -> None:

@@ -30,7 +30,7 @@ from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.profiler.timing.torch_compile import keep_out
 
 from ..knobs.ddp.torch_internals import find_ddp
-from .step_observations import Measured
+from .step_observations import MeasuredSteps
 
 __all__ = ["ForwardBoundaries"]
 
@@ -46,7 +46,7 @@ class ForwardBoundaries:
     def __init__(
         self,
         model: nn.Module,
-        on_boundary: Callable[[Measured | CountedStep | None], None],
+        on_boundary: Callable[[MeasuredSteps | CountedStep | None], None],
         *,
         now_ns: Callable[[], int],
         charge: Callable[[int], None],
@@ -56,7 +56,7 @@ class ForwardBoundaries:
         self._on_boundary = on_boundary
         self._now_ns = now_ns
         self._charge = charge
-        self._step: Measured | CountedStep | None = None
+        self._step: MeasuredSteps | CountedStep | None = None
         self._has_synchronized = False
         self._has_failed = False
         self._pid = os.getpid()
@@ -68,7 +68,7 @@ class ForwardBoundaries:
         keep_out(kind._before_forward, kind._after_forward, kind._on_gradient)
         self._observer = observe_calls(self._model, self._before_forward, self._after_forward, is_first=True)
 
-    def step_ended(self, step: Measured | CountedStep | None) -> None:
+    def step_ended(self, step: MeasuredSteps | CountedStep | None) -> None:
         """Keep `step` for the boundary that follows."""
         self._step = step
 

@@ -20,7 +20,7 @@ from pacecar.records import BackwardWindow, StepRecord
 from ..observation import KnobSpace, Observation
 from .protocol import LONG_STEP_NS, PERIOD, JobPace
 
-__all__ = ["Backlog", "Hearing", "Measured"]
+__all__ = ["MeasuredSteps", "ObservationBacklog", "ObservationListener"]
 
 RECORDS_MAX = 32 * PERIOD
 """Own steps kept until the other ranks' paces of that step come in."""
@@ -35,7 +35,7 @@ COUNTED_RATIO_MAX = 3
 """A counted step so much longer than the one before held something else: an evaluation, which nobody saw."""
 
 
-class Measured(Protocol):
+class MeasuredSteps(Protocol):
     """A finished step as the hook tells it; its record is written when it is asked for."""
 
     @property
@@ -83,7 +83,7 @@ class Measured(Protocol):
         ...
 
 
-class Hearing:
+class ObservationListener:
     """Which steps that were only counted are worth a look?
 
     A look takes the tuner HEARING_NS: nothing of a long step.  Of a shorter one (from `counted_ns_min` on) it is worth
@@ -95,7 +95,7 @@ class Hearing:
         self.counted_ns_min = counted_ns_min
         self._last_ns: int | None = None  # of the last step heard since the switch
 
-    def pace_ns(self, step: Measured | CountedStep, *, are_all_calm: bool) -> int | None:
+    def pace_ns(self, step: MeasuredSteps | CountedStep, *, are_all_calm: bool) -> int | None:
         """Return the pace of `step`, None if it is not heard."""
         if isinstance(step, CountedStep):
             is_long = step.wall_ns >= (LONG_STEP_NS if are_all_calm else min(self.counted_ns_min, LONG_STEP_NS))
@@ -109,19 +109,19 @@ class Hearing:
         self._last_ns = None
 
 
-class Backlog:
+class ObservationBacklog:
     """The steps of rank 0 that its policy has not seen."""
 
     def __init__(self) -> None:
-        self._steps: dict[int, Measured | CountedStep] = {}
-        self._paced: deque[tuple[Measured | CountedStep, JobPace]] = deque()
+        self._steps: dict[int, MeasuredSteps | CountedStep] = {}
+        self._paced: deque[tuple[MeasuredSteps | CountedStep, JobPace]] = deque()
         self._observations: list[Observation] = []
-        self._early: Measured | None = None  # the last exact step before the policy begins: it forecasts from it
-        self._last: Measured | None = None  # before that, too: a window may be read a step late
+        self._early: MeasuredSteps | None = None  # the last exact step before the policy begins: it forecasts from it
+        self._last: MeasuredSteps | None = None  # before that, too: a window may be read a step late
         self._is_begun = False
         self._begun_after = -1  # what came before the early exact step is not observed after it
 
-    def remember(self, step: Measured | CountedStep) -> None:
+    def remember(self, step: MeasuredSteps | CountedStep) -> None:
         """Keep a step until its pace comes."""
         self._steps[step.step] = step
         if not self._is_begun:
@@ -167,7 +167,7 @@ class Backlog:
         return observations
 
 
-def _may_be_told(step: Measured | CountedStep, *, is_pressing: bool) -> bool:
+def _may_be_told(step: MeasuredSteps | CountedStep, *, is_pressing: bool) -> bool:
     """Return whether all is there that will ever be; where it `is_pressing` whether its record may be written now."""
     if isinstance(step, CountedStep) or step.record is not None:
         return True

@@ -27,9 +27,9 @@ from typing import Literal
 
 from ..forecast.dataloader import refill_steps
 from ..observation import Observation
-from .sequential_test import Evidence, gain_ratio, location, promise, weigh
+from .sequential_test import SequentialTest, gain_ratio, location, promise, weigh
 
-__all__ = ["DROP_RATIO", "QUIET_WINDOW_STEPS", "SETTLE_STEPS", "WINDOW_STEPS", "Cause", "Trial", "TrialEnd"]
+__all__ = ["DROP_RATIO", "QUIET_WINDOW_STEPS", "SETTLE_STEPS", "WINDOW_STEPS", "AbTrial", "AbortCause", "TrialEnd"]
 
 WINDOW_STEPS = 8
 """Judged steps of one window: 2-3 are too noisy to judge on, 50 too slow (measured, TUNING)."""
@@ -99,7 +99,7 @@ LATENCY_STEPS_MIN = 4
 Arm = Literal["A", "B"]
 
 
-class Cause(StrEnum):
+class AbortCause(StrEnum):
     """Why a trial ended."""
 
     ACCEPTED = "accepted"
@@ -117,8 +117,8 @@ class Cause(StrEnum):
 class TrialEnd:
     """How a trial ended; `evidence` is None if no pair was completed, `gain` then from the steps that were judged."""
 
-    cause: Cause
-    evidence: Evidence | None
+    cause: AbortCause
+    evidence: SequentialTest | None
     gain_ratio: float | None
     detail: str
 
@@ -127,7 +127,7 @@ class TrialEnd:
         return self.evidence is None or self.evidence.gain_high is None or self.evidence.gain_high > dead_band
 
 
-class Trial:
+class AbTrial:
     """One candidate against the setting in force.
 
     Feed it every step from the request on; `wanted` is what should be in force, and changes as steps are observed.
@@ -168,7 +168,7 @@ class Trial:
         self.pairs_max = min(max(pairs_max, PAIRS_MAX), PAIRS_MOST)
         self._steps_max = TRIAL_STEPS_MAX * self.pairs_max // PAIRS_MAX
         self.steps = 0
-        self.evidence: Evidence | None = None
+        self.evidence: SequentialTest | None = None
         self._wanted: Arm = "B"
         self._asked_step: int | None = None
         self._arm: Arm | None = "A"
@@ -209,9 +209,9 @@ class Trial:
             if end is not None:
                 return end
         if not self._arrived and step.step - self._asked_step > WAIT_STEPS_MAX:
-            return self._end(Cause.NEVER_CAME, f"the ranks did not switch within {WAIT_STEPS_MAX} steps")
+            return self._end(AbortCause.NEVER_CAME, f"the ranks did not switch within {WAIT_STEPS_MAX} steps")
         if self.steps > self._steps_max:
-            return self._end(Cause.ENDLESS, f"not decided within {self._steps_max} steps")
+            return self._end(AbortCause.ENDLESS, f"not decided within {self._steps_max} steps")
         if arm is None or step.profiled:
             return None
         log_pace = math.log(step.pace_ns)
@@ -234,7 +234,7 @@ class Trial:
 
     def give_up(self, reason: str) -> TrialEnd:
         """End it from outside: there is nothing to pay for more with."""
-        return self._end(Cause.UNDECIDED if self.looks_better else Cause.FUTILE, reason)
+        return self._end(AbortCause.UNDECIDED if self.looks_better else AbortCause.FUTILE, reason)
 
     def interrupt(self, step: int) -> None:
         """The steps up to `step` were no measurement: the window under way begins again, and settles first."""
@@ -253,7 +253,7 @@ class Trial:
         """The values in force are others than in the step before."""
         assert self._asked_step is not None
         if self._arrived and arm == "A" and self._wanted == "B":
-            return self._end(Cause.TAKEN_BACK, "the ranks took it back by themselves")
+            return self._end(AbortCause.TAKEN_BACK, "the ranks took it back by themselves")
         end = None
         window, count = self._window_steps, len(self._stretch)
         if self._arm is not None and count >= (1 + PART_RATIO) * window:  # the last steps are next to the other arm's
@@ -277,7 +277,7 @@ class Trial:
         if arm == "B" and count == self._drop_steps and (not self._new_pairs or not self.looks_better):
             slower = math.expm1(min(self._stretch) - self._usual)
             if slower > DROP_RATIO - 1.0:
-                return self._end(Cause.DROPPED, f"its first {count} steps took over {slower:.0%} longer")
+                return self._end(AbortCause.DROPPED, f"its first {count} steps took over {slower:.0%} longer")
         end = self._window(arm, location(self._stretch)) if count == window else None
         if arm == self._wanted and count + (self.latency_steps or LATENCY_STEPS_MIN) > self._stay_steps(arm):
             self._wanted = "B" if arm == "A" else "A"
@@ -316,35 +316,35 @@ class Trial:
         self.evidence = weigh(self._savings, self._nulls, dead_band=0.0, false_accept_rate=self._rate)
         return self._rule(self.evidence)
 
-    def _rule(self, evidence: Evidence) -> TrialEnd | None:
+    def _rule(self, evidence: SequentialTest) -> TrialEnd | None:
         if (
             evidence.pairs >= PAIRS_MIN
             and evidence.e_value >= CAUTION / self._rate
             and evidence.gain_ratio >= self._dead_band
         ):
-            return self._end(Cause.ACCEPTED, f"{evidence.pairs} pairs")
+            return self._end(AbortCause.ACCEPTED, f"{evidence.pairs} pairs")
         noise = math.sqrt(math.fsum(x * x for x in self._nulls) / max(1, len(self._nulls)))
         if (
             evidence.pairs == 1
             and len(self._nulls) > 1
             and self._savings[0] < -max(WORSE_NOISES * noise, -math.log1p(-self._dead_band))
         ):
-            return self._end(Cause.WORSE, "clear from the first pair")
+            return self._end(AbortCause.WORSE, "clear from the first pair")
         if evidence.gain_high is not None and evidence.gain_high < 0:
-            return self._end(Cause.WORSE, f"{evidence.pairs} pairs")
+            return self._end(AbortCause.WORSE, f"{evidence.pairs} pairs")
         band = f"the dead band of {self._dead_band:.1%}"
         if evidence.gain_high is not None and evidence.gain_high < self._dead_band:
-            return self._end(Cause.FUTILE, f"saves less than {band}")
+            return self._end(AbortCause.FUTILE, f"saves less than {band}")
         mean = math.fsum(self._savings) / evidence.pairs
         scatter = math.fsum((x - mean) ** 2 for x in self._savings) + math.fsum(x * x for x in self._nulls)
         error = math.sqrt(scatter / max(1, evidence.pairs - 1 + len(self._nulls)) / evidence.pairs)
         if self._new_pairs >= FUTILE_PAIRS and evidence.gain_ratio + self._errors * error <= self._dead_band:
-            return self._end(Cause.FUTILE, f"no more than {band} after {evidence.pairs} pairs")
+            return self._end(AbortCause.FUTILE, f"no more than {band} after {evidence.pairs} pairs")
         most = self.pairs_max
         if self._new_pairs >= FUTILE_PAIRS and evidence.pairs < most and self._hoped() < CAUTION / self._rate:
-            return self._end(Cause.UNDECIDED, f"{most} pairs would hardly prove it")
+            return self._end(AbortCause.UNDECIDED, f"{most} pairs would hardly prove it")
         if evidence.pairs >= most:
-            return self._end(Cause.UNDECIDED, f"not proven within {most} pairs")
+            return self._end(AbortCause.UNDECIDED, f"not proven within {most} pairs")
         return None
 
     def _hoped(self) -> float:
@@ -356,7 +356,7 @@ class Trial:
             errors=max(1.0, self._errors),
         )
 
-    def _end(self, cause: Cause, detail: str) -> TrialEnd:
+    def _end(self, cause: AbortCause, detail: str) -> TrialEnd:
         measured = None if self.evidence is None else self.evidence.gain_ratio
         if measured is None and self._arm == "B" and self._stretch:
             measured = gain_ratio(self._typical - location(self._stretch))

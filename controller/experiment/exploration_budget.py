@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-__all__ = ["ALLOWANCE_STEPS", "PRIOR_LOSS_RATIO", "SWITCH_STEPS", "Purse"]
+__all__ = ["ALLOWANCE_STEPS", "PRIOR_LOSS_RATIO", "SWITCH_STEPS", "ExplorationBudget"]
 
 ALLOWANCE_STEPS = 5
 """Steps' worth of time that a young run may lose on account of its budget, so that it can begin a trial at all.
@@ -35,7 +35,7 @@ RECENT_STEPS_MAX = 256
 """Steps whose charges are remembered one by one: an alarm comes within ten windows of the change."""
 
 
-class Purse:
+class ExplorationBudget:
     """Keeps the account.
 
     `spent_ns` falls only when the world changed; `balance_ns` is signed and is what people see as a trial's cost.

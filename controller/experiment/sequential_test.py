@@ -36,7 +36,7 @@ from statistics import fmean, median
 __all__ = [
     "EFFECT_VARIANCE",
     "NOISE_FLOOR",
-    "Evidence",
+    "SequentialTest",
     "e_value",
     "gain_ratio",
     "is_broken",
@@ -64,7 +64,7 @@ BREAK_T = 6.0
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class SequentialTest:
     """What the pairs say so far.
 
     `e_value` is against "saves no more than the dead band" that it was weighed with (a trial's is 0); `gain_ratio` is
@@ -101,7 +101,7 @@ def weigh(
     dead_band: float,
     false_accept_rate: float,
     effect_variance: float = EFFECT_VARIANCE,
-) -> Evidence:
+) -> SequentialTest:
     """Weigh the pairs of a trial.
 
     `savings` are differences of log pace, old minus new setting, one a pair; `nulls` the same between windows of the
@@ -113,7 +113,7 @@ def weigh(
     count, total, mean, scatter = _sums(savings, nulls)
     log_e = _log_e(count, total, scatter, mean + math.log1p(-dead_band), effect_variance)
     reach = _reach(count, total, scatter, false_accept_rate, effect_variance)
-    return Evidence(
+    return SequentialTest(
         pairs=count,
         e_value=math.exp(min(log_e, _LOG_E_MAX)),
         gain_ratio=gain_ratio(mean),

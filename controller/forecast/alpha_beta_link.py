@@ -24,7 +24,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-__all__ = ["ALPHA_PRIOR_NS", "Link", "Period", "assumed_link", "combine", "fit_periods", "periods_of", "streams_of"]
+__all__ = [
+    "ALPHA_PRIOR_NS",
+    "AlphaBetaLink",
+    "Period",
+    "assumed_link",
+    "combine",
+    "fit_periods",
+    "periods_of",
+    "streams_of",
+]
 
 ALPHA_PRIOR_NS = 300_000
 """Fixed cost of a bucket before it was measured: between NCCL in a node (30 us) and gloo over TCP (1 ms)."""
@@ -61,7 +70,7 @@ class Period:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class AlphaBetaLink:
     """Cost of a collective: alpha + bytes * beta, `streams` at once.  `basis` says where alpha comes from."""
 
     alpha_ns: float
@@ -126,7 +135,7 @@ def combine(windows: Sequence[Sequence[Period]]) -> list[Period]:
     return combined
 
 
-def fit_periods(periods: Sequence[Period], streams: int) -> Link | None:
+def fit_periods(periods: Sequence[Period], streams: int) -> AlphaBetaLink | None:
     """Fit both by least squares of relative errors; None where periods do not tell alpha from bytes."""
     usable = [period for period in periods if period.duration_ns > 0 and sum(period.sizes) > 0]
     counts = [1.0] * len(usable)
@@ -138,15 +147,15 @@ def fit_periods(periods: Sequence[Period], streams: int) -> Link | None:
         alpha, ns_per_byte, error = solved
         if alpha > 0:
             counts = [_count(period, alpha, ns_per_byte) for period in usable]
-    return Link(alpha, ns_per_byte, alpha + error, streams, "measured")
+    return AlphaBetaLink(alpha, ns_per_byte, alpha + error, streams, "measured")
 
 
-def assumed_link(communication_ns: float, count: float, total_bytes: int, streams: int = 1) -> Link:
+def assumed_link(communication_ns: float, count: float, total_bytes: int, streams: int = 1) -> AlphaBetaLink:
     """Return a link from one ledger: all bytes in that time, and the prior for alpha."""
     bound = communication_ns / max(1.0, count)
     alpha = min(float(ALPHA_PRIOR_NS), bound / 2)
     ns_per_byte = (communication_ns - count * alpha) / total_bytes
-    return Link(alpha, ns_per_byte, min(bound, ALPHA_RANGE * ALPHA_PRIOR_NS), streams, "assumed")
+    return AlphaBetaLink(alpha, ns_per_byte, min(bound, ALPHA_RANGE * ALPHA_PRIOR_NS), streams, "assumed")
 
 
 def _count(period: Period, alpha: float, ns_per_byte: float) -> float:

@@ -20,11 +20,20 @@ from statistics import fmean
 
 from pacecar.knobs import by_name
 
-from ..observation import Facts
-from .alpha_beta_link import Link, Period, assumed_link, combine, fit_periods, periods_of, streams_of
-from .bucket_timeline import Timeline, pack_buckets, play
+from ..observation import JobFacts
+from .alpha_beta_link import AlphaBetaLink, Period, assumed_link, combine, fit_periods, periods_of, streams_of
+from .bucket_timeline import BucketTimeline, pack_buckets, play
 from .forecast import Forecast
-from .setting_history import SETTINGS_MAX, SPREAD_PRIOR, History, Reading, Setting, setting_of, slope, typical
+from .setting_history import (
+    SETTINGS_MAX,
+    SPREAD_PRIOR,
+    Setting,
+    SettingHistory,
+    SettingReading,
+    setting_of,
+    slope,
+    typical,
+)
 
 __all__ = ["BUCKET_KNOBS", "BucketModel", "bytes_share"]
 
@@ -55,12 +64,12 @@ BYTES_SHARE = {"none": 1.0, "bf16": 0.5, "fp16": 0.5}
 class BucketModel:
     """Forecasts for the knobs of DDP's Reducer; `history` is shared with the models of other knobs."""
 
-    def __init__(self, facts: Facts, history: History) -> None:
+    def __init__(self, facts: JobFacts, history: SettingHistory) -> None:
         self._facts = facts
         self._history = history
-        self._links: dict[Setting, Link] = {}
+        self._links: dict[Setting, AlphaBetaLink] = {}
         self._links_of = 0
-        self._lines: dict[tuple[int, float, float, float], Timeline] = {}
+        self._lines: dict[tuple[int, float, float, float], BucketTimeline] = {}
         self._packed: dict[tuple[int, int | None], list[int]] = {}
 
     def expect_buckets(self, knob: str, values: Mapping[str, int], to_value: int) -> Forecast | None:
@@ -113,8 +122,8 @@ class BucketModel:
         return self._packed[size, first]
 
     def _play(
-        self, values: Mapping[str, int], backward_ns: float, link: Link, *, alpha_ns: float | None = None
-    ) -> Timeline:
+        self, values: Mapping[str, int], backward_ns: float, link: AlphaBetaLink, *, alpha_ns: float | None = None
+    ) -> BucketTimeline:
         alpha, buckets = link.alpha_ns if alpha_ns is None else alpha_ns, self._pack(values)
         key = (
             id(buckets),
@@ -128,7 +137,7 @@ class BucketModel:
             self._lines[key] = play(buckets, backward_ns, alpha, link.ns_per_byte, link.streams)
         return self._lines[key]
 
-    def _link(self, values: Mapping[str, int]) -> Link:
+    def _link(self, values: Mapping[str, int]) -> AlphaBetaLink:
         """Return what a bucket costs, from all windows that differ in their buckets only; of one at least."""
         if self._links_of != self._history.windows or len(self._links) >= SETTINGS_MAX:
             self._links.clear()
@@ -139,7 +148,7 @@ class BucketModel:
             self._links[key] = self._fit_link(self._history.readings_beside(values, BUCKET_KNOBS))
         return self._links[key]
 
-    def _fit_link(self, beside: Mapping[Setting, Sequence[Reading]]) -> Link:
+    def _fit_link(self, beside: Mapping[Setting, Sequence[SettingReading]]) -> AlphaBetaLink:
         periods: list[Period] = []
         streams = 1
         for setting, readings in beside.items():
@@ -157,7 +166,7 @@ class BucketModel:
         if per_bucket is None:
             return assumed_link(communication, count, total, streams)
         alpha = min(max(0.0, per_bucket), communication / count)
-        return Link(alpha, (communication - count * alpha) / total, 2 * alpha, streams, "fitted")
+        return AlphaBetaLink(alpha, (communication - count * alpha) / total, 2 * alpha, streams, "fitted")
 
     def expect_compression(self, values: Mapping[str, int], to_value: int) -> Forecast | None:
         """Return what turning `compression` to `to_value` should save; None when nothing can be said.
@@ -183,7 +192,9 @@ class BucketModel:
         basis = f"timeline with {new_share / old_share:.0%} of the bytes on the wire"
         return Forecast(gain, self._history.spread("compression", gain), basis)
 
-    def _rounding_ns(self, values: Mapping[str, int], pace: float, old: Timeline, backward: float, link: Link) -> float:
+    def _rounding_ns(
+        self, values: Mapping[str, int], pace: float, old: BucketTimeline, backward: float, link: AlphaBetaLink
+    ) -> float:
         """Return what the choices that were timed took beyond their timelines; 0 where none was, or nothing is rounded.
 
         bf16 that loses to its arithmetic says the same of fp16.
@@ -197,7 +208,7 @@ class BucketModel:
         return max(beyond)
 
 
-def _fit_efficiency(played: Mapping[Setting, Timeline], paces: Mapping[Setting, float]) -> tuple[float, float]:
+def _fit_efficiency(played: Mapping[Setting, BucketTimeline], paces: Mapping[Setting, float]) -> tuple[float, float]:
     """Return the efficiency and its standard error: the prior and what the paces say, each by its precision.
 
     pace - exposed - overlapped = base - efficiency * overlapped, over the settings that were timed.
@@ -218,7 +229,7 @@ def bytes_share(choice: int) -> float | None:
     return BYTES_SHARE.get(choices[choice]) if 0 <= choice < len(choices) else None
 
 
-def _saving(old: Timeline, new: Timeline, efficiency: float) -> float:
+def _saving(old: BucketTimeline, new: BucketTimeline, efficiency: float) -> float:
     """Return the time saved: all of what is exposed no more, and of what still runs under backward its price."""
     exposed, communication = old.exposed_ns - new.exposed_ns, old.communication_ns - new.communication_ns
     return efficiency * exposed + (1 - efficiency) * communication

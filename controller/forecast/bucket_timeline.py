@@ -22,11 +22,11 @@ from dataclasses import dataclass
 
 from ..observation import KnobSpace
 
-__all__ = ["Timeline", "distinct_buckets", "pack_buckets", "play"]
+__all__ = ["BucketTimeline", "distinct_buckets", "pack_buckets", "play"]
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class BucketTimeline:
     """One backward, played through; `spans` are begin and end of each bucket's all-reduce since backward began."""
 
     communication_ns: float
@@ -69,7 +69,9 @@ def distinct_buckets(
     return KnobSpace(space.knob, space.value, tuple(sorted(made.values())))
 
 
-def play(buckets: Sequence[int], backward_ns: float, alpha_ns: float, ns_per_byte: float, streams: int = 1) -> Timeline:
+def play(
+    buckets: Sequence[int], backward_ns: float, alpha_ns: float, ns_per_byte: float, streams: int = 1
+) -> BucketTimeline:
     """Play one backward: bucket i is ready when its share of all bytes is done, and waits for a stream and the link."""
     total = sum(buckets)
     done, link_free, busy_until, communication = 0, 0.0, 0.0, 0.0
@@ -82,4 +84,4 @@ def play(buckets: Sequence[int], backward_ns: float, alpha_ns: float, ns_per_byt
         busy_until = link_free
         spans.append((start, link_free))
     exposed = min(communication, max(0.0, link_free - backward_ns))
-    return Timeline(communication_ns=communication, exposed_ns=exposed, spans=tuple(spans))
+    return BucketTimeline(communication_ns=communication, exposed_ns=exposed, spans=tuple(spans))

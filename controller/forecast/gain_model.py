@@ -16,27 +16,27 @@ from collections import deque
 from collections.abc import Mapping
 from statistics import median
 
-from ..observation import Facts, Observation
+from ..observation import JobFacts, Observation
 from .bucket_model import BUCKET_KNOBS, BucketModel
 from .dataloader import DATA_WAIT_RATIO_MIN, loader_gain
 from .forecast import Forecast
-from .setting_history import PHASES_MAX, History, Reading, Setting, setting_of, slope, typical
+from .setting_history import PHASES_MAX, Setting, SettingHistory, SettingReading, setting_of, slope, typical
 
-__all__ = ["Model"]
+__all__ = ["GainModel"]
 
 RECENT_STEPS = 8
 """Steps that are of the world as it is now when a change of it has just been seen; a window, as elsewhere."""
 
 
-class Model:
+class GainModel:
     """Learns from steps and verdicts; forecasts the gain of a change of one knob."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: JobFacts) -> None:
         self._facts = facts
-        self._history = History()
+        self._history = SettingHistory()
         self._buckets = BucketModel(facts, self._history)
         self._waits: deque[tuple[Setting, float]] = deque(maxlen=PHASES_MAX)
-        self._last: Reading | None = None
+        self._last: SettingReading | None = None
 
     @property
     def exposed_ratio(self) -> float | None:

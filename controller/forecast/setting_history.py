@@ -18,7 +18,16 @@ from pacecar.records import BackwardWindow
 
 from ..observation import Observation
 
-__all__ = ["SETTINGS_MAX", "SPREAD_PRIOR", "History", "Reading", "Setting", "setting_of", "slope", "typical"]
+__all__ = [
+    "SETTINGS_MAX",
+    "SPREAD_PRIOR",
+    "Setting",
+    "SettingHistory",
+    "SettingReading",
+    "setting_of",
+    "slope",
+    "typical",
+]
 
 BACKWARD_SHARE = 2 / 3
 """Share of compute that is backward when nothing says: it does two matrix products for forward's one."""
@@ -45,7 +54,7 @@ Setting = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class SettingReading:
     """What one window said."""
 
     wall_ns: int
@@ -57,18 +66,18 @@ class Reading:
     backward: BackwardWindow | None
 
 
-class History:
+class SettingHistory:
     """Paces and windows by setting, and forecasts beside what was measured."""
 
     def __init__(self) -> None:
-        self._readings: dict[Setting, deque[Reading]] = {}
+        self._readings: dict[Setting, deque[SettingReading]] = {}
         self._paces: dict[Setting, float] = {}
         self._backward_shares: deque[float] = deque(maxlen=PHASES_MAX)
         self._forecasts: deque[tuple[str, float, float]] = deque(maxlen=FORECASTS_MAX)
         self.windows = 0
         """How many windows there were in all: what was worked out from them may be kept while this stands still."""
 
-    def learn(self, step: Observation) -> Reading | None:
+    def learn(self, step: Observation) -> SettingReading | None:
         """Take what a step's timers and exact ledger say about the setting in force; return what a window said."""
         if step.forward_ns is not None and step.backward_ns is not None and not step.profiled:
             both = step.forward_ns + step.backward_ns
@@ -77,7 +86,7 @@ class History:
         if step.ledger is None or not step.exact:
             return None
         ledger = step.ledger
-        reading = Reading(
+        reading = SettingReading(
             wall_ns=ledger.wall_ns,
             communication_ns=ledger.communication_ns,
             exposed_ns=ledger.exposed_communication_ns,
@@ -110,11 +119,13 @@ class History:
         """Return the pace of the setting, None before it was noted."""
         return self._paces.get(setting_of(values))
 
-    def readings(self, values: Mapping[str, int]) -> Sequence[Reading]:
+    def readings(self, values: Mapping[str, int]) -> Sequence[SettingReading]:
         """Return the windows of the setting."""
         return self._readings.get(setting_of(values), ())
 
-    def readings_beside(self, values: Mapping[str, int], knobs: frozenset[str]) -> dict[Setting, Sequence[Reading]]:
+    def readings_beside(
+        self, values: Mapping[str, int], knobs: frozenset[str]
+    ) -> dict[Setting, Sequence[SettingReading]]:
         """Return the windows of settings that differ from `values` in `knobs` only, its own among them."""
         return {s: readings for s, readings in self._readings.items() if is_beside(s, values, knobs)}
 
@@ -122,7 +133,7 @@ class History:
         """Return the paces of such settings."""
         return {s: pace for s, pace in self._paces.items() if is_beside(s, values, knobs)}
 
-    def backward_ns(self, reading: Reading) -> float:
+    def backward_ns(self, reading: SettingReading) -> float:
         """Return how long the one backward takes that overlaps with communication: the last micro-batch's."""
         if reading.backward is not None:
             return float(reading.backward.work_ns)
@@ -164,7 +175,7 @@ def is_beside(setting: Setting, values: Mapping[str, int], knobs: frozenset[str]
     return there.keys() == values.keys() and all(there[name] == values[name] for name in values if name not in knobs)
 
 
-def typical(readings: Sequence[Reading]) -> Reading:
+def typical(readings: Sequence[SettingReading]) -> SettingReading:
     """Return the reading with the median exposed communication (a real one, so that its parts agree)."""
     return sorted(readings, key=lambda reading: reading.exposed_ns)[len(readings) // 2]
 

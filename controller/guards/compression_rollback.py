@@ -22,23 +22,23 @@ from msgspec.structs import replace as replace_fields
 from pacecar.records import Decision, Verdict
 
 from ..knobs.ddp.compression import NONE, choice_of
-from ..observation import Facts, KnobSpace, Observation, Policy, Turn
+from ..observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn
 from ..policy.decision_records import Record
-from .divergence_detector import Alarm, Divergence, Signals
+from .divergence_detector import DivergenceAlarm, DivergenceDetector, DivergenceSignals
 
-__all__ = ["KNOB", "Safeguard"]
+__all__ = ["KNOB", "CompressionRollback"]
 
 KNOB = "compression"
 
 
-class Safeguard(Policy):
+class CompressionRollback(Policy):
     """Runs `policy` and takes compression back when `signals` leave their band; see the module's docstring."""
 
-    def __init__(self, policy: Policy, signals: Callable[[], Sequence[Signals]]) -> None:
+    def __init__(self, policy: Policy, signals: Callable[[], Sequence[DivergenceSignals]]) -> None:
         self._policy = policy
         self._signals = signals
-        self._divergence = Divergence()
-        self._alarm: Alarm | None = None
+        self._divergence = DivergenceDetector()
+        self._alarm: DivergenceAlarm | None = None
         self._is_in_force = False
         self._is_said = False
         self._is_live = False
@@ -49,11 +49,11 @@ class Safeguard(Policy):
         self._last: Observation | None = None
 
     @property
-    def alarm(self) -> Alarm | None:
+    def alarm(self) -> DivergenceAlarm | None:
         """Why compression was taken back, or None."""
         return self._alarm
 
-    def begin(self, facts: Facts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
+    def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
         """Learn what can be turned."""
         self._job = facts.job
         self._is_live = mode == "exact" and any(space.knob == KNOB for space in spaces)
@@ -82,10 +82,10 @@ class Safeguard(Policy):
             self._watch()
         return self._alarm is not None and self._is_in_force
 
-    def advance(self, observations: Sequence[Observation]) -> tuple[Turn | None, list[Record]]:
+    def advance(self, observations: Sequence[Observation]) -> tuple[TuningTurn | None, list[Record]]:
         """Let the policy judge the steps; of compression it hears no more once that was taken back."""
         must_go = self.is_urgent()
-        turn: Turn | None = None
+        turn: TuningTurn | None = None
         records: list[Record] = []
         if observations:
             self._last = observations[-1]
@@ -99,7 +99,7 @@ class Safeguard(Policy):
         if must_go:
             # Kept, not tried, so that a freeze does not undo it: a trial that the policy wishes for has to wait.
             others = {} if turn is None or turn.is_trial else turn.values
-            turn = Turn(self._turned or self._decision, {**others, KNOB: NONE}, is_trial=False)
+            turn = TuningTurn(self._turned or self._decision, {**others, KNOB: NONE}, is_trial=False)
         elif turn is not None:
             turn = replace(turn, values={**turn.values, KNOB: NONE})
         return turn, records
@@ -120,7 +120,7 @@ class Safeguard(Policy):
             elif isinstance(record, Verdict) and record.knob == KNOB:
                 self._tried_at = None
 
-    def _retold(self, records: Sequence[Record], alarm: Alarm) -> list[Record]:
+    def _retold(self, records: Sequence[Record], alarm: DivergenceAlarm) -> list[Record]:
         """Say once why compression went, in place of what the policy makes of a knob that it sees no more."""
         told = [record for record in records if isinstance(record, Verdict) and record.knob == KNOB]
         others = [record for record in records if record not in told]
@@ -131,7 +131,7 @@ class Safeguard(Policy):
             return [*self._verdict(alarm), *others]
         return [replace_fields(told[-1], outcome="rolled_back", step=alarm.step, reason=_reason(alarm)), *others]
 
-    def _verdict(self, alarm: Alarm) -> list[Record]:
+    def _verdict(self, alarm: DivergenceAlarm) -> list[Record]:
         if self._last is None:
             return []
         verdict = Verdict(
@@ -152,7 +152,7 @@ class Safeguard(Policy):
         return [verdict]
 
 
-def _reason(alarm: Alarm) -> str:
+def _reason(alarm: DivergenceAlarm) -> str:
     return f"taken back: {alarm.reason}"
 
 

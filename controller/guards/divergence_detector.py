@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-__all__ = ["LEVEL_STEPS", "NONFINITE_MAX", "Alarm", "Band", "Divergence", "Signals"]
+__all__ = ["LEVEL_STEPS", "NONFINITE_MAX", "Band", "DivergenceAlarm", "DivergenceDetector", "DivergenceSignals"]
 
 LEVEL_STEPS = 64
 """Steps in a level: its error is then 0.16 scales."""
@@ -61,7 +61,7 @@ DEVIATION = 1.4826
 
 
 @dataclass(frozen=True, slots=True)
-class Signals:
+class DivergenceSignals:
     """What one step said: loss and norm as far as known; either may be infinite or not a number.
 
     `choice` is the compression that the step ran under, "none" for none.
@@ -74,7 +74,7 @@ class Signals:
 
 
 @dataclass(frozen=True, slots=True)
-class Alarm:
+class DivergenceAlarm:
     """A signal left its band at `step`; `reason` says how, for people."""
 
     signal: str
@@ -168,7 +168,7 @@ def _noise(values: Sequence[float], level: float) -> float:
     return apart / math.sqrt(1 - correlation) * math.sqrt((1 + correlation) / (1 - correlation))
 
 
-class Divergence:
+class DivergenceDetector:
     """Watches loss and norm while a compression is in force; learns from them while none is."""
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ class Divergence:
         self._norm = Band("the gradient norm", scale_min=NORM_SCALE_MIN, ratchet=False)
         self._choice = "none"
 
-    def observe(self, signals: Signals) -> Alarm | None:
+    def observe(self, signals: DivergenceSignals) -> DivergenceAlarm | None:
         """Take one step; return an alarm when a signal has left its band."""
         choice = signals.choice
         if choice != self._choice:
@@ -189,7 +189,7 @@ class Divergence:
                 continue
             reason = band.judge(value, nonfinite_max=nonfinite_max)
             if reason is not None:
-                return Alarm(band.name, signals.step, f"{reason} under {choice}")
+                return DivergenceAlarm(band.name, signals.step, f"{reason} under {choice}")
         return None
 
     def _turn(self, choice: str) -> None:

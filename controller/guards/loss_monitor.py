@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from ..knobs.foreach_ops import norms_of
-from .divergence_detector import Signals
+from .divergence_detector import DivergenceSignals
 
-__all__ = ["PENDING_MAX", "Vigil"]
+__all__ = ["PENDING_MAX", "LossMonitor"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +55,8 @@ class _Late:
     def is_here(self) -> bool:
         return self._event is None or bool(self._event.query())
 
-    def signals(self) -> Signals:
-        return Signals(self.step, _number(self._loss), _number(self._norm), self._choice)
+    def signals(self) -> DivergenceSignals:
+        return DivergenceSignals(self.step, _number(self._loss), _number(self._norm), self._choice)
 
 
 def _toward_host(value: Tensor | float | None) -> Tensor | float | None:
@@ -72,7 +72,7 @@ def _number(value: Tensor | float | None) -> float | None:
     return float(value) if value is not None else None
 
 
-class Vigil:
+class LossMonitor:
     """Collects a loss and a norm a step, on the training thread.
 
     `choice` says which compression is in force on this rank; it is asked at the end of a step, before any switch.
@@ -121,7 +121,7 @@ class Vigil:
         """Whether nothing is seen any more."""
         return self._is_broken
 
-    def take(self) -> list[Signals]:
+    def take(self) -> list[DivergenceSignals]:
         """Return what has arrived, in step order; never waits.
 
         Raises:
@@ -129,7 +129,7 @@ class Vigil:
         """
         if self._is_broken:
             raise RuntimeError("loss and gradients cannot be read")
-        arrived: list[Signals] = []
+        arrived: list[DivergenceSignals] = []
         while self._late and self._late[0].is_here:
             arrived.append(self._late.popleft().signals())
         return arrived

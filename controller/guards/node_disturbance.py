@@ -28,7 +28,7 @@ from enum import IntEnum
 from pacecar.clock import NS_PER_SECOND
 from pacecar.records.host_signals import HostSignals
 
-__all__ = ["WORDS", "Disturbance", "Gate", "own_bytes_per_second"]
+__all__ = ["WORDS", "Disturbance", "DisturbanceGate", "own_bytes_per_second"]
 
 AGE_PERIODS = 3
 """Two signals may be lost or late, as on a node that is busy."""
@@ -72,7 +72,7 @@ WORDS: Mapping[Disturbance, str] = {
 """What is said of another rank, of which no more than the kind is known."""
 
 
-class Gate:
+class DisturbanceGate:
     """Remembers the last signal, and how much patience is left with each disturbance; one thread."""
 
     def __init__(self) -> None:

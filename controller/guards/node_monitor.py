@@ -23,9 +23,9 @@ from pacecar.records import JobHello
 from pacecar.records.host_signals import HostSignals
 
 from ..observation import NodeView
-from .node_disturbance import WORDS, Disturbance, Gate, own_bytes_per_second
+from .node_disturbance import WORDS, Disturbance, DisturbanceGate, own_bytes_per_second
 
-__all__ = ["Node", "ranks_on_node"]
+__all__ = ["NodeMonitor", "ranks_on_node"]
 
 SIGNALS_MAX = 8
 """Signals that wait for a boundary: what is older than the last few is too old to be believed."""
@@ -46,7 +46,7 @@ def ranks_on_node(world_size: int, environ: Mapping[str, str] = os.environ) -> i
     return world_size
 
 
-class Node:
+class NodeMonitor:
     """One rank's view.  `heed` from any thread, all else from the training thread.
 
     `gradient_bytes` is what DDP reduces in a step; None: what the job sends is not known.  `spare_bytes` is the device
@@ -69,7 +69,7 @@ class Node:
         self._ranks = ranks_on_node(hello.world_size, environ)
         self._waiting: deque[HostSignals | None] = deque(maxlen=SIGNALS_MAX)
         self._paces: deque[int] = deque(maxlen=PACES_MAX)
-        self._gate = Gate()
+        self._gate = DisturbanceGate()
         self._held: tuple[Disturbance, str] | None = None
         self._view = NodeView()
         self.others: Mapping[int, int] = {}

@@ -22,10 +22,10 @@ from typing import Literal
 
 from pacecar.records import Decision, HangSuspicion, JobRecord, Straggler, TunerStatus, Verdict
 
-from ..observation import Facts, KnobSpace, Observation, Policy, Turn
-from .node_monitor import Node
+from ..observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn
+from .node_monitor import NodeMonitor
 
-__all__ = ["HeldPolicy", "Holds"]
+__all__ = ["PausedPolicy", "TuningPause"]
 
 STRAGGLER_STEPS_MAX = 512
 """As long as a watchful tuner needs to find its way anew; a slower rank that is still slow then will stay so."""
@@ -39,13 +39,13 @@ REASONS_MAX = 64
 """Ranks that may be late at once and are told apart; the first ones are as good a reason as all."""
 
 
-class Holds:
+class TuningPause:
     """The reasons to pause that are in force.  A sink for records; thread-safe.
 
     `node` is asked last for one more reason, on the training thread.
     """
 
-    def __init__(self, node: Node | None = None) -> None:
+    def __init__(self, node: NodeMonitor | None = None) -> None:
         self.node = node
         self._lock = threading.Lock()
         self._late: dict[tuple[int | None, str], Straggler] = {}
@@ -89,15 +89,15 @@ class Holds:
         return None if self.node is None else self.node.reason()
 
 
-class HeldPolicy(Policy):
+class PausedPolicy(Policy):
     """A policy that pauses while `holds` says so, and sees with each step what is known of the node."""
 
-    def __init__(self, policy: Policy, holds: Holds) -> None:
+    def __init__(self, policy: Policy, holds: TuningPause) -> None:
         self._policy = policy
         self._holds = holds
         self._held: str | None = None
 
-    def begin(self, facts: Facts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
+    def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
         """Pass on."""
         self._policy.begin(facts, spaces, mode=mode)
 
@@ -107,7 +107,7 @@ class HeldPolicy(Policy):
 
     def advance(
         self, observations: Sequence[Observation]
-    ) -> tuple[Turn | None, list[Decision | Verdict | TunerStatus]]:
+    ) -> tuple[TuningTurn | None, list[Decision | Verdict | TunerStatus]]:
         """Hold or release the policy as things stand, then pass on."""
         reason = self._holds.reason(observations[-1].step) if observations else self._held
         if reason != self._held:

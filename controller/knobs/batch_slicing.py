@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["Cut", "Given", "Lengths", "cut", "measure", "plan", "samples_in", "terms_of", "width_of"]
+__all__ = ["BatchSlices", "Given", "Lengths", "cut", "measure", "plan", "samples_in", "terms_of", "width_of"]
 
 NEST_DEPTH_MAX = 32
 """No batch nests deeper; a list that contains itself would."""
@@ -47,7 +47,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class BatchSlices:
     """Samples `low` to `high`, their share of the loss, and the width kept of what is padded (None: all)."""
 
     low: int
@@ -113,7 +113,7 @@ def plan(
     lengths: Lengths | None = None,
     terms: Sequence[int] | None = None,
     trim: bool = False,
-) -> list[Cut]:
+) -> list[BatchSlices]:
     """Cut `samples` into as few pieces of neighbours as the bounds allow, filled from the front.
 
     A sample that alone is over `tokens_max` is a piece of its own.  Pieces without loss terms are left out, unless none
@@ -132,11 +132,13 @@ def plan(
         share = high - low if terms is None else sum(terms[low:high])
         if share or not whole:
             weight = 1.0 if share == whole else share / whole
-            cuts.append(Cut(low, high, weight, lengths.longest(low, high) if trim and lengths is not None else None))
+            cuts.append(
+                BatchSlices(low, high, weight, lengths.longest(low, high) if trim and lengths is not None else None)
+            )
     return cuts
 
 
-def cut(batch: Any, piece: Cut, width: int | None = None) -> Any:  # noqa: ANN401  any nest in, the same nest out
+def cut(batch: Any, piece: BatchSlices, width: int | None = None) -> Any:  # noqa: ANN401  any nest in, the same nest out
     """Return the piece of every tensor in `batch`; those that are `width` wide in dim 1 lose what all of it pads.
 
     Tensors without dimensions and everything that is no tensor pass through whole.

@@ -31,7 +31,7 @@ from pacecar.torch_internals import Feature, lacking
 
 from .actuator import Actuator, ActuatorError
 
-__all__ = ["PrefetchActuator", "ReshardActuator", "fsdp_knobs"]
+__all__ = ["FsdpPrefetchActuator", "ReshardActuator", "fsdp_knobs"]
 
 PREFETCH_MAX = 4
 """Blocks gathered ahead, at most: each takes memory, and a gather that four blocks cannot hide is a link too slow."""
@@ -49,7 +49,7 @@ def fsdp_knobs(model: nn.Module, config: TuneConfig) -> list[Actuator]:
         return []
     knobs: list[Actuator] = []
     if "fsdp_prefetch" in config.knobs:
-        knobs.append(PrefetchActuator(shards))
+        knobs.append(FsdpPrefetchActuator(shards))
     if "fsdp_reshard" in config.knobs:
         knobs.append(ReshardActuator(shards))
     return knobs
@@ -123,7 +123,7 @@ def gathered_bytes(module: nn.Module) -> int:
     return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
-class PrefetchActuator:
+class FsdpPrefetchActuator:
     """The knob "fsdp_prefetch": blocks gathered ahead, in forward and backward; 0 is FSDP2's own rule."""
 
     def __init__(self, shards: _Shards) -> None:

@@ -36,7 +36,7 @@ from pacecar.torch_internals import lacking
 
 from .actuator import ActuatorError
 from .batch_slicing import samples_in
-from .gradient_noise_meter import NoiseMeter, Tell
+from .gradient_noise_meter import GradientNoiseMeter, Tell
 from .gradient_noise_scale import learning_rate_factor
 from .micro_batch import MicroBatcher
 
@@ -272,7 +272,7 @@ class GlobalBatchActuator:
         """
         ddp = self._batcher.ddp
         if self._batcher.meter is None and ddp is not None and self._world_size > 1:
-            self._batcher.meter = NoiseMeter(ddp, self.tell)
+            self._batcher.meter = GradientNoiseMeter(ddp, self.tell)
         if value < self.base or value % self.base:
             raise ActuatorError(f"{value} samples are no multiple of the loader's batch over all ranks, {self.base}")
         self.grouper.multiplier = value // self.base

@@ -23,9 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from .foreach_ops import norms_of
-from .gradient_noise_scale import MEASUREMENTS_MIN, NoiseScale
+from .gradient_noise_scale import MEASUREMENTS_MIN, GradientNoiseScale
 
-__all__ = ["EVERY_STEPS", "NoiseMeter", "Tell"]
+__all__ = ["EVERY_STEPS", "GradientNoiseMeter", "Tell"]
 
 EVERY_STEPS = 10
 """Steps between measurements: two passes over the gradients are under 1 % of a step, a tenth of that is nothing."""
@@ -35,7 +35,7 @@ Hear = Callable[[], list[list[float]] | None]
 Tell = Callable[[Sequence[float]], Hear]
 
 
-class NoiseMeter:
+class GradientNoiseMeter:
     """Measures the noise scale of a model under DDP.  Every rank makes one and runs the same backwards.
 
     `tell` sends numbers to all ranks and returns what waits for theirs, which gives None where they cannot be had.
@@ -53,7 +53,7 @@ class NoiseMeter:
         self._samples = 0
         self._pending: Hear | None = None
         self._on_its_way: tuple[Tensor, torch.cuda.Event] | None = None
-        self.scale = NoiseScale()
+        self.scale = GradientNoiseScale()
 
     @property
     def noise_scale(self) -> float | None:

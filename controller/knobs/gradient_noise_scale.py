@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-__all__ = ["NoiseScale", "Rule", "learning_rate_factor", "progress"]
+__all__ = ["GradientNoiseScale", "Rule", "learning_rate_factor", "progress"]
 
 Rule = Literal["none", "linear", "sqrt", "adascale"]
 
@@ -34,7 +34,7 @@ MEASUREMENTS_MIN = 10
 """Measurements before anything is said: one alone is off by its own size."""
 
 
-class NoiseScale:
+class GradientNoiseScale:
     """Averages |G|^2 and tr(Sigma) over measurements."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["Headroom", "predict", "unused_bytes"]
+__all__ = ["MemoryForecast", "predict", "unused_bytes"]
 
 SIZES_MAX = 16
 """Sizes whose peaks are kept: each is larger than the one before, so a few doublings are all there are."""
@@ -47,7 +47,7 @@ def unused_bytes(device: torch.device) -> int:
     return max(0, int(torch.cuda.memory_reserved(device)) - int(torch.cuda.max_memory_allocated(device)))
 
 
-class Headroom:
+class MemoryForecast:
     """What the memory of `device` says about sizes; of one that is neither CUDA nor a CPU, nothing."""
 
     def __init__(self, device: torch.device, *, statm: Path = Path("/proc/self/statm")) -> None:

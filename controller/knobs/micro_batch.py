@@ -23,15 +23,15 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from .actuator import ActuatorError
-from .batch_slicing import Cut, Given, Lengths, cut, measure, plan, samples_in, terms_of, width_of
-from .gradient_noise_meter import NoiseMeter
+from .batch_slicing import BatchSlices, Given, Lengths, cut, measure, plan, samples_in, terms_of, width_of
+from .gradient_noise_meter import GradientNoiseMeter
 
-__all__ = ["Limit", "MicroBatcher"]
+__all__ = ["MicroBatchLimit", "MicroBatcher"]
 
 T = TypeVar("T")
 
 
-class Limit:
+class MicroBatchLimit:
     """A bound on micro-batches as all ranks know it: what is in force, what was seen to fit, and what was not.
 
     Every rank makes the same calls in the same order, so that all of them hold the same sizes for proven.  The size
@@ -112,11 +112,11 @@ class MicroBatcher:
         for name, size in (("micro_batch", micro_batch), ("micro_tokens", micro_tokens)):
             if size is not None and size < 1:
                 raise ValueError(f"{name} is {size}; it must be at least 1")
-        self.samples = Limit(micro_batch)
-        self.tokens = Limit(micro_tokens)
+        self.samples = MicroBatchLimit(micro_batch)
+        self.tokens = MicroBatchLimit(micro_tokens)
         self.samples_cap: int | None = None
         self.whole_samples: int | None = None
-        self.meter: NoiseMeter | None = None
+        self.meter: GradientNoiseMeter | None = None
         self.batch_samples: int | None = None
         self.batch_tokens: int | None = None
         self.sample_tokens: int | None = None
@@ -185,7 +185,7 @@ class MicroBatcher:
         longest = lengths.longest(0, samples) if trim else lengths.width
         self.sample_tokens = max(longest, self.sample_tokens or longest)
 
-    def _slices(self, batch: T, cuts: list[Cut], samples: int, lengths: Lengths | None) -> Iterator[T]:
+    def _slices(self, batch: T, cuts: list[BatchSlices], samples: int, lengths: Lengths | None) -> Iterator[T]:
         self._restore()  # an earlier loop that was left without being closed
         self.weight, self.is_last = 1.0, True
         width = None if lengths is None else lengths.width

@@ -19,9 +19,9 @@ from torch import nn
 from pacecar.config import TuneConfig
 
 from .actuator import ActuatorError
-from .micro_batch import Limit, MicroBatcher
+from .micro_batch import MicroBatcher, MicroBatchLimit
 from .micro_batch_eligibility import inexact
-from .oom_safe_trial import Rescue
+from .oom_safe_trial import OomSafeTrial
 
 __all__ = ["MicroBatchActuator", "MicroTokensActuator"]
 
@@ -36,7 +36,7 @@ class _Size(ABC):
     """What both knobs have in common; `rescue` is told where the loop uses `train_batch`."""
 
     def __init__(
-        self, model: nn.Module, batcher: MicroBatcher, config: TuneConfig, rescue: Rescue | None = None
+        self, model: nn.Module, batcher: MicroBatcher, config: TuneConfig, rescue: OomSafeTrial | None = None
     ) -> None:
         self._model = model
         self._batcher = batcher
@@ -44,7 +44,7 @@ class _Size(ABC):
         self._rescue = rescue
 
     @abstractmethod
-    def _limit(self) -> Limit: ...
+    def _limit(self) -> MicroBatchLimit: ...
 
     @abstractmethod
     def value(self) -> int: ...
@@ -91,7 +91,7 @@ class MicroBatchActuator(_Size):
         """The knob's name."""
         return "micro_batch"
 
-    def _limit(self) -> Limit:
+    def _limit(self) -> MicroBatchLimit:
         return self._batcher.samples
 
     def value(self) -> int:
@@ -138,7 +138,7 @@ class MicroTokensActuator(_Size):
         """The knob's name."""
         return "micro_tokens"
 
-    def _limit(self) -> Limit:
+    def _limit(self) -> MicroBatchLimit:
         return self._batcher.tokens
 
     def value(self) -> int:

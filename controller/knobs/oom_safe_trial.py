@@ -32,11 +32,11 @@ import torch
 from torch import Tensor, nn
 
 from .batch_slicing import Given, samples_in
-from .memory_forecast import Headroom
-from .micro_batch import Limit, MicroBatcher
+from .memory_forecast import MemoryForecast
+from .micro_batch import MicroBatcher, MicroBatchLimit
 from .micro_batch_eligibility import inexact
 
-__all__ = ["Rescue", "is_out_of_memory"]
+__all__ = ["OomSafeTrial", "is_out_of_memory"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in SIGNS)
 
 
-class Rescue:
+class OomSafeTrial:
     """Runs a batch's micro-batches.  `reverted` hears why a size was barred, on all ranks in the same step."""
 
     def __init__(self, model: nn.Module, batcher: MicroBatcher) -> None:
@@ -69,7 +69,7 @@ class Rescue:
         self.batcher = batcher
         parameter = next(model.parameters(), None)
         self._device = parameter.device if parameter is not None else torch.device("cpu")
-        self._headrooms = {name: Headroom(self._device) for name in ("micro_batch", "micro_tokens")}
+        self._headrooms = {name: MemoryForecast(self._device) for name in ("micro_batch", "micro_tokens")}
         self._can_redo: bool | None = None
         self._running = 0
         self._was_last = False
@@ -107,7 +107,9 @@ class Rescue:
         """Return the slice with the most elements; the weights it would have do not matter for its memory."""
         return max(self.batcher.split(batch, **how), key=_numel)
 
-    def _prove(self, name: str, limit: Limit, largest: Callable[[], Any], loss_fn: Callable[[Any], Tensor]) -> None:
+    def _prove(
+        self, name: str, limit: MicroBatchLimit, largest: Callable[[], Any], loss_fn: Callable[[Any], Tensor]
+    ) -> None:
         """Find out whether what is in force fits on all ranks; else go back on all of them."""
         assert limit.value is not None, "the whole batch is no unproven size"
         headroom, size = self._headrooms[name], limit.value

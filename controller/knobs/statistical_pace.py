@@ -16,15 +16,15 @@ from typing import Literal
 
 from pacecar.records import Decision, TunerStatus, Verdict
 
-from ..observation import Facts, KnobSpace, Observation, Policy, Turn
+from ..observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn
 from .gradient_noise_scale import progress
 
-__all__ = ["ProgressPace"]
+__all__ = ["StatisticalPace"]
 
 KNOB = "batch_samples"
 
 
-class ProgressPace(Policy):
+class StatisticalPace(Policy):
     """A policy that judges by time over progress."""
 
     def __init__(self, policy: Policy, noise_scale: Callable[[], float | None]) -> None:
@@ -32,7 +32,7 @@ class ProgressPace(Policy):
         self._noise_scale = noise_scale
         self._base: int | None = None
 
-    def begin(self, facts: Facts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
+    def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
         """Pass on; the batch that the job begins with is what steps are compared with."""
         self._base = next((space.value for space in spaces if space.knob == KNOB), None)
         self._policy.begin(facts, spaces, mode=mode)
@@ -43,7 +43,7 @@ class ProgressPace(Policy):
 
     def advance(
         self, observations: Sequence[Observation]
-    ) -> tuple[Turn | None, list[Decision | Verdict | TunerStatus]]:
+    ) -> tuple[TuningTurn | None, list[Decision | Verdict | TunerStatus]]:
         """Pass on what a step of the first batch would have taken."""
         return self._policy.advance([self._weighed(step) for step in observations])
 

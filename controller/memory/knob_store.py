@@ -34,10 +34,10 @@ __all__ = [
     "ENTRIES_MAX",
     "VERSION",
     "DamagedError",
-    "Entry",
     "Fingerprint",
-    "KnobsFile",
+    "KnobStore",
     "KnobsFileError",
+    "StoredKnobs",
     "default_place",
     "forgotten",
     "remembered",
@@ -86,7 +86,7 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
+class StoredKnobs(msgspec.Struct, frozen=True, kw_only=True):
     """The best knobs of one kind of job.
 
     `gain_ratio` is the share of step time that they saved against `fingerprint.began`, as measured.  `pace_ns` is the
@@ -109,7 +109,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 class _Contents(msgspec.Struct, frozen=True, kw_only=True):
     format: Literal["pacecar knobs"]
     version: int
-    entries: tuple[Entry, ...]
+    entries: tuple[StoredKnobs, ...]
 
 
 class _Header(msgspec.Struct, frozen=True):
@@ -141,7 +141,7 @@ def default_place(environ: Mapping[str, str] = os.environ) -> Path | None:
     return None
 
 
-class KnobsFile:
+class KnobStore:
     """The file at `path`.  Every call opens it anew; calls may come from any thread and process.
 
     `is_ours`: whatever is there is a knobs file or was one (the default place).  Elsewhere a file that does not say so
@@ -152,7 +152,7 @@ class KnobsFile:
         self.path = path
         self._is_ours = is_ours
 
-    def read(self) -> tuple[Entry, ...]:
+    def read(self) -> tuple[StoredKnobs, ...]:
         """Return what is remembered; nothing when there is no file.
 
         Raises:
@@ -165,7 +165,7 @@ class KnobsFile:
         except OSError as error:
             raise KnobsFileError(f"{self.path}: cannot be read: {error.strerror}") from error
 
-    def change(self, edit: Callable[[tuple[Entry, ...]], Sequence[Entry]]) -> str | None:
+    def change(self, edit: Callable[[tuple[StoredKnobs, ...]], Sequence[StoredKnobs]]) -> str | None:
         """Replace the entries by what `edit` makes of those in the file now; return what people should know.
 
         That is None, or the name under which a damaged file, or one of another version, was moved aside first.
@@ -215,7 +215,7 @@ class KnobsFile:
                 return name
         raise KnobsFileError(f"{self.path}: {ASIDE_MAX} files were moved aside already; remove some")
 
-    def _replace(self, entries: tuple[Entry, ...]) -> None:
+    def _replace(self, entries: tuple[StoredKnobs, ...]) -> None:
         """Write a new file beside it and rename it over: a reader, or a crash, sees the old one or the new one."""
         contents = _Contents(format="pacecar knobs", version=VERSION, entries=entries)
         text = msgspec.json.format(msgspec.json.encode(contents), indent=1) + b"\n"
@@ -238,7 +238,7 @@ class KnobsFile:
                 raise
 
 
-def _decode(raw: bytes, path: Path, *, is_ours: bool) -> tuple[Entry, ...]:
+def _decode(raw: bytes, path: Path, *, is_ours: bool) -> tuple[StoredKnobs, ...]:
     if not is_ours and raw and FORMAT.encode() not in raw[:256]:
         raise KnobsFileError(f"{path}: not a knobs file of pacecar; it is left alone")
     if not raw:  # somebody touched it
@@ -306,12 +306,12 @@ def _hand_over(handle: int, walk: Walk) -> None:
 # --- edits: entries in, entries out -------------------------------------------------------------------
 
 
-def remembered(entries: Sequence[Entry], entry: Entry) -> list[Entry]:
+def remembered(entries: Sequence[StoredKnobs], entry: StoredKnobs) -> list[StoredKnobs]:
     """Return `entries` with `entry` in the place of what was known of such a job: the world of today counts."""
     return [*(other for other in entries if other.key != entry.key), entry]
 
 
-def used(entries: Sequence[Entry], tried: Entry, wall_ns: int) -> list[Entry]:
+def used(entries: Sequence[StoredKnobs], tried: StoredKnobs, wall_ns: int) -> list[StoredKnobs]:
     """Return `entries`, noting that `tried` was of use at `wall_ns`."""
     return [
         msgspec.structs.replace(other, used_wall_ns=max(wall_ns, other.used_wall_ns))
@@ -321,7 +321,7 @@ def used(entries: Sequence[Entry], tried: Entry, wall_ns: int) -> list[Entry]:
     ]
 
 
-def stale(entries: Sequence[Entry], tried: Entry, why: str) -> list[Entry]:
+def stale(entries: Sequence[StoredKnobs], tried: StoredKnobs, why: str) -> list[StoredKnobs]:
     """Return `entries` with `tried` marked, unless another job has learnt something newer meanwhile."""
     return [
         msgspec.structs.replace(other, stale=why)
@@ -331,6 +331,6 @@ def stale(entries: Sequence[Entry], tried: Entry, why: str) -> list[Entry]:
     ]
 
 
-def forgotten(entries: Sequence[Entry], keys: Sequence[str]) -> list[Entry]:
+def forgotten(entries: Sequence[StoredKnobs], keys: Sequence[str]) -> list[StoredKnobs]:
     """Return `entries` without those whose key begins with one of `keys`."""
     return [entry for entry in entries if not any(entry.key.startswith(key) for key in keys)]

@@ -21,17 +21,17 @@ from pacecar.records import JobHello
 
 from .knob_store import (
     DamagedError,
-    Entry,
     Fingerprint,
-    KnobsFile,
     KnobsFileError,
+    KnobStore,
+    StoredKnobs,
     default_place,
     remembered,
     stale,
     used,
 )
 
-__all__ = ["CLOSE_SECONDS_MAX", "JobMemory", "Keeper", "keeper_of"]
+__all__ = ["CLOSE_SECONDS_MAX", "JobMemory", "StoreThread", "keeper_of"]
 
 EDITS_MAX = 16
 """Changes that wait to be written; a run has a few."""
@@ -39,18 +39,18 @@ EDITS_MAX = 16
 CLOSE_SECONDS_MAX = 2.0
 """How long the end of a job waits for what is still to be written."""
 
-Edit = Callable[[tuple[Entry, ...]], Sequence[Entry]]
+Edit = Callable[[tuple[StoredKnobs, ...]], Sequence[StoredKnobs]]
 
 _log = logging.getLogger(__name__)
 
 
-class Keeper:
+class StoreThread:
     """The memory of one job.  `recall` and `put` return at once; both are called by the training thread."""
 
-    def __init__(self, file: KnobsFile) -> None:
+    def __init__(self, file: KnobStore) -> None:
         self._file = file
         self._edits: Queue[Edit | None] = Queue(EDITS_MAX)
-        self._entries: dict[str, Entry] | None = None
+        self._entries: dict[str, StoredKnobs] | None = None
         self._has_complained = False
         self._pid = os.getpid()
         self._thread = threading.Thread(target=self._run, name="pacecar-keeper", daemon=True)
@@ -59,7 +59,7 @@ class Keeper:
         """Begin to read."""
         self._thread.start()
 
-    def recall(self, fingerprint: Fingerprint) -> Entry | None:
+    def recall(self, fingerprint: Fingerprint) -> StoredKnobs | None:
         """Return what is known of such a job; None if nothing is, it is stale, or it was not read in time."""
         entry = (self._entries or {}).get(fingerprint.key)
         return entry if entry is not None and entry.stale is None else None
@@ -93,7 +93,7 @@ class Keeper:
             _log.warning("pacecar remembers nothing of this run after an error", exc_info=True)
             self._drain()
 
-    def _read(self) -> tuple[Entry, ...]:
+    def _read(self) -> tuple[StoredKnobs, ...]:
         try:
             return self._file.read()
         except DamagedError:
@@ -124,24 +124,24 @@ class Keeper:
             pass
 
 
-def keeper_of(knobs_file: str | None) -> Keeper | None:
+def keeper_of(knobs_file: str | None) -> StoreThread | None:
     """Return a keeper of `knobs_file`, else of the user's own place; None for a user who has none."""
     if knobs_file is not None:
-        return Keeper(KnobsFile(Path(knobs_file).expanduser().absolute(), is_ours=False))
+        return StoreThread(KnobStore(Path(knobs_file).expanduser().absolute(), is_ours=False))
     place = default_place()
-    return None if place is None else Keeper(KnobsFile(place, is_ours=True))
+    return None if place is None else StoreThread(KnobStore(place, is_ours=True))
 
 
 class JobMemory:
     """What the memory means to one job: the fingerprint is its own, and so is the name on what it writes."""
 
-    def __init__(self, keeper: Keeper, fingerprint: Fingerprint, hello: JobHello, clock: Clock) -> None:
+    def __init__(self, keeper: StoreThread, fingerprint: Fingerprint, hello: JobHello, clock: Clock) -> None:
         self._keeper = keeper
         self._fingerprint = fingerprint
         self._hello = hello
         self._clock = clock
 
-    def recall(self, began: Mapping[str, int]) -> Entry | None:
+    def recall(self, began: Mapping[str, int]) -> StoredKnobs | None:
         """Return what is known of a job like this one that began with these values."""
         self._fingerprint = msgspec.structs.replace(self._fingerprint, began=dict(began))
         return self._keeper.recall(self._fingerprint)
@@ -149,7 +149,7 @@ class JobMemory:
     def keep(self, knobs: Mapping[str, int], gain_ratio: float, pace_ns: int | None, steps: int) -> None:
         """Remember these as the best."""
         now = self._clock.wall_ns()
-        entry = Entry(
+        entry = StoredKnobs(
             key=self._fingerprint.key,
             fingerprint=self._fingerprint,
             knobs=dict(knobs),
@@ -163,11 +163,11 @@ class JobMemory:
         )
         self._keeper.put(lambda entries: remembered(entries, entry))
 
-    def use(self, entry: Entry) -> None:
+    def use(self, entry: StoredKnobs) -> None:
         """Note that `entry` is tried."""
         now = self._clock.wall_ns()
         self._keeper.put(lambda entries: used(entries, entry, now))
 
-    def doubt(self, entry: Entry, why: str) -> None:
+    def doubt(self, entry: StoredKnobs, why: str) -> None:
         """Note that `entry` did not hold."""
         self._keeper.put(lambda entries: stale(entries, entry, why))

@@ -16,17 +16,17 @@ from dataclasses import dataclass
 
 from pacecar.config import TuneConfig
 
-from ..experiment.ab_trial import SETTLE_STEPS, Cause, TrialEnd
-from ..experiment.exploration_budget import PRIOR_LOSS_RATIO, SWITCH_STEPS, Purse
+from ..experiment.ab_trial import SETTLE_STEPS, AbortCause, TrialEnd
+from ..experiment.exploration_budget import PRIOR_LOSS_RATIO, SWITCH_STEPS, ExplorationBudget
 from ..forecast.bucket_timeline import distinct_buckets
 from ..forecast.forecast import Forecast, expected_loss, horizon_steps, is_worth_a_trial, proof_pairs
-from ..forecast.gain_model import Model
-from ..observation import Facts, KnobSpace, NodeView, Observation, bounded
+from ..forecast.gain_model import GainModel
+from ..observation import JobFacts, KnobSpace, NodeView, Observation, bounded
 from . import phrases
 from .decision_records import Outcome
-from .geometric_search import Candidate, Screen, best_advice, is_choice
+from .geometric_search import Candidate, GeometricSearch, best_advice, is_choice
 
-__all__ = ["Choice", "Explorer", "known_gain"]
+__all__ = ["CandidateChoice", "CandidateSelection", "known_gain"]
 
 WINDOWS_WISE = 3
 WAIT_FOR_WINDOWS_STEPS = 200
@@ -38,7 +38,7 @@ WAITING = "waiting for windows to tell more"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class CandidateChoice:
     """The next trial; without a candidate why there is none, and what is missing in the purse if it is that."""
 
     candidate: Candidate | None
@@ -60,12 +60,12 @@ def known_gain(forecast: Forecast | None) -> float | None:
     return None if forecast is None or forecast.is_floor else forecast.gain_ratio
 
 
-class Explorer:
+class CandidateSelection:
     """Chooses trials and learns from their ends; `savings_of` are the pairs of a trial that proved nothing."""
 
-    def __init__(self, config: TuneConfig, facts: Facts, spaces: Sequence[KnobSpace]) -> None:
+    def __init__(self, config: TuneConfig, facts: JobFacts, spaces: Sequence[KnobSpace]) -> None:
         self._config = config
-        self.model = Model(facts)
+        self.model = GainModel(facts)
         self.spaces: list[KnobSpace] = []
         for space in filter(None, (bounded(space, config) for space in spaces)):
             if space.knob == "bucket_bytes":
@@ -74,7 +74,7 @@ class Explorer:
                 space = distinct_buckets(space, facts.gradient_bytes, first)
             if len(space.domain) > 1:
                 self.spaces.append(space)
-        self._screen = Screen(self.spaces)
+        self._screen = GeometricSearch(self.spaces)
         self._unproven: dict[tuple[str, int], tuple[float, ...]] = {}
         self._node: NodeView | None = None
 
@@ -96,14 +96,14 @@ class Explorer:
     def choose(
         self,
         kept: dict[str, int],
-        purse: Purse,
+        purse: ExplorationBudget,
         *,
         typical_ns: float,
         pair_noise: float,
         window_steps: int,
         latency: int,
         steps: int,
-    ) -> Choice:
+    ) -> CandidateChoice:
         """Return the best trial that pays and may be paid for, after `steps` steps of the job."""
         trial_steps = pair_steps(window_steps) + latency
         self.model.note_pace(kept, typical_ns)
@@ -119,11 +119,15 @@ class Explorer:
                 change = phrases.change(candidate.knob, kept[candidate.knob], candidate.value)
                 left_out.append(f"{change}: not expected to pay for a trial")
         if not worth:
-            return Choice(None, "; ".join(left_out) or "nothing near it is better")
+            return CandidateChoice(None, "; ".join(left_out) or "nothing near it is better")
         costs = [typical_ns * self._cost_steps(candidate, trial_steps) for candidate in worth]
         left_ns = purse.left_ns(typical_ns)
         affordable = [candidate for candidate, cost in zip(worth, costs, strict=True) if cost <= left_ns]
-        return Choice(affordable[0]) if affordable else Choice(None, missing_ns=min(costs), untried=len(worth))
+        return (
+            CandidateChoice(affordable[0])
+            if affordable
+            else CandidateChoice(None, missing_ns=min(costs), untried=len(worth))
+        )
 
     def _cost_steps(self, candidate: Candidate, trial_steps: int) -> float:
         forecast = candidate.forecast
@@ -181,9 +185,11 @@ class Explorer:
                 screen.reconsider(knob)
         elif outcome == "barred":
             screen.bar(knob, value)
-        elif end.cause is Cause.UNDECIDED or (end.cause is Cause.FUTILE and end.may_gain(self._config.dead_band)):
+        elif end.cause is AbortCause.UNDECIDED or (
+            end.cause is AbortCause.FUTILE and end.may_gain(self._config.dead_band)
+        ):
             screen.undecided(knob, value)
-        elif end.cause is Cause.FUTILE:
+        elif end.cause is AbortCause.FUTILE:
             screen.level(knob, value)
         else:
             screen.lost(knob, value)
@@ -191,7 +197,7 @@ class Explorer:
     def lose(self, knobs: Sequence[str]) -> None:
         """These knobs cannot be turned any more."""
         self.spaces = [space for space in self.spaces if space.knob not in knobs]
-        self._screen = Screen(self.spaces)
+        self._screen = GeometricSearch(self.spaces)
         self.model.forget()
 
     def look_again(self) -> bool:

@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..observation import Observation
-from .link_watch import CONFIRM_WINDOWS, LinkWatch
-from .pace_tracker import Alarm, Watch
+from .link_watch import CONFIRM_WINDOWS, LinkChangeDetector
+from .pace_tracker import PaceAlarm, PaceTracker
 
-__all__ = ["Change", "Lookout"]
+__all__ = ["ChangeDetector", "DetectedChange"]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class DetectedChange:
     """The world is another one: `what`, and the windows that are of the new one.
 
     `alarm` says how the pace moved; None where only the link did.
@@ -29,27 +29,29 @@ class Change:
 
     what: str
     windows: Sequence[Observation]
-    alarm: Alarm | None = None
+    alarm: PaceAlarm | None = None
 
 
-class Lookout:
+class ChangeDetector:
     """Takes the levels of windows of steps (`watch`) and exact windows, the hook's."""
 
     def __init__(self) -> None:
-        self._watch = Watch()
-        self._link = LinkWatch()
+        self._watch = PaceTracker()
+        self._link = LinkChangeDetector()
         self._recent: deque[Observation] = deque(maxlen=CONFIRM_WINDOWS)
 
     def restart(self) -> None:
         """Another setting is in force: it has a pace of its own."""
-        self._watch = Watch()
+        self._watch = PaceTracker()
 
     def take(self, step: Observation) -> None:
         """Remember an exact window, of whatever setting."""
         if step.exact:
             self._recent.append(step)
 
-    def observe(self, kept: Mapping[str, int], level: float | None, noise: float, step: Observation) -> Change | None:
+    def observe(
+        self, kept: Mapping[str, int], level: float | None, noise: float, step: Observation
+    ) -> DetectedChange | None:
         """Take a step of the kept setting outside trials, with the level of the window that it ended, if it did."""
         factor = self._link.observe(kept, step)
         change = None if level is None else self.pace([level], noise, step)
@@ -57,17 +59,17 @@ class Lookout:
             return change
         suspicion, windows = self._watch.suspicion, tuple(self._recent)
         if suspicion is not None:
-            self._watch = Watch()
-        return Change(f"all-reduces take {factor:.2g} times as long as before", windows, suspicion)
+            self._watch = PaceTracker()
+        return DetectedChange(f"all-reduces take {factor:.2g} times as long as before", windows, suspicion)
 
-    def pace(self, levels: Sequence[float], noise: float, step: Observation) -> Change | None:
+    def pace(self, levels: Sequence[float], noise: float, step: Observation) -> DetectedChange | None:
         """Take levels of windows that ended with `step`; in trials they are the kept setting's, interleaved."""
         for level in levels:
             alarm = self._watch.observe(level, noise, step=step.step)
             if alarm is not None:
-                self._watch, self._link = Watch(), LinkWatch()
+                self._watch, self._link = PaceTracker(), LinkChangeDetector()
                 way = "slower" if alarm.change_ratio > 0 else "faster"
-                return Change(
+                return DetectedChange(
                     f"the pace is {abs(alarm.change_ratio):.0%} {way} than before",
                     [window for window in self._recent if window.step > alarm.suspected_at],
                     alarm,

@@ -11,32 +11,32 @@ from typing import Literal
 
 from pacecar.records import Decision, TunerStatus, Verdict
 
-from ..experiment.ab_trial import Cause, Trial, TrialEnd
+from ..experiment.ab_trial import AbortCause, AbTrial, TrialEnd
 from ..observation import Observation
 from . import phrases
 from .geometric_search import Candidate
 
-__all__ = ["OpenTrial", "Outcome", "Record", "Scribe", "State", "outcome_of"]
+__all__ = ["DecisionRecords", "OpenTrial", "Outcome", "Record", "State", "outcome_of"]
 
 Record = Decision | Verdict | TunerStatus
 State = Literal["off", "advising", "warming", "screening", "trial", "watching", "frozen"]
 Outcome = Literal["kept", "rolled_back", "barred", "abandoned"]
 
 
-def outcome_of(cause: Cause) -> Outcome:
+def outcome_of(cause: AbortCause) -> Outcome:
     """Return what becomes of a candidate whose trial ended that way."""
-    if cause is Cause.ACCEPTED:
+    if cause is AbortCause.ACCEPTED:
         return "kept"
-    if cause is Cause.TAKEN_BACK:
+    if cause is AbortCause.TAKEN_BACK:
         return "barred"
-    return "abandoned" if cause in (Cause.NEVER_CAME, Cause.ENDLESS, Cause.CUT_SHORT) else "rolled_back"
+    return "abandoned" if cause in (AbortCause.NEVER_CAME, AbortCause.ENDLESS, AbortCause.CUT_SHORT) else "rolled_back"
 
 
 @dataclass(frozen=True, slots=True)
 class OpenTrial:
     """A trial under way; `balance_ns` is what the purse stood at when it began."""
 
-    trial: Trial
+    trial: AbTrial
     decision: int
     candidate: Candidate
     old_value: int
@@ -49,7 +49,7 @@ class OpenTrial:
         return phrases.progress(knob, self.old_value, value, trial.pairs, trial.pairs_max, trial.evidence)
 
 
-class Scribe:
+class DecisionRecords:
     """Collects the records of one job until they are taken; the caller takes them after every call."""
 
     def __init__(self, job: str) -> None:

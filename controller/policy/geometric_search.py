@@ -29,7 +29,7 @@ from ..observation import KnobSpace, NodeView
 from . import phrases
 from .sway import OF_COMMUNICATION, no_room, sway
 
-__all__ = ["EXPOSED_RATIO_MIN", "Candidate", "Screen", "best_advice", "neighbour"]
+__all__ = ["EXPOSED_RATIO_MIN", "Candidate", "GeometricSearch", "best_advice", "neighbour"]
 
 EXPOSED_RATIO_MIN = 0.03
 """Below this share of exposed communication a bucket size has nothing to win (TUNING)."""
@@ -119,7 +119,7 @@ def best_advice(
     return None if told else near[0]
 
 
-class Screen:
+class GeometricSearch:
     """Remembers what was tried of each knob and says what is left, best first."""
 
     def __init__(self, spaces: Sequence[KnobSpace]) -> None:

@@ -27,7 +27,7 @@ from statistics import median
 from ..forecast.setting_history import Setting, setting_of
 from ..observation import Observation
 
-__all__ = ["CONFIRM_WINDOWS", "LinkWatch"]
+__all__ = ["CONFIRM_WINDOWS", "LinkChangeDetector"]
 
 CONFIRM_WINDOWS = 3
 """Windows on end that must agree."""
@@ -49,7 +49,7 @@ QUARTILE = 0.6745
 """The median deviation of Gaussian noise, in standard deviations."""
 
 
-class LinkWatch:
+class LinkChangeDetector:
     """Takes the windows of the setting in force, in order."""
 
     def __init__(self) -> None:

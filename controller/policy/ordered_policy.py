@@ -28,13 +28,13 @@ from pacecar.config import TuneConfig
 from pacecar.knobs import setting
 from pacecar.records import Ledger, Verdict
 
-from ..memory.knob_store import Entry
-from ..observation import Facts, KnobSpace, Observation, Policy, Turn, bounded
+from ..memory.knob_store import StoredKnobs
+from ..observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn, bounded
 from .decision_records import Record
-from .policy_sequence import Stages
-from .remembered_setting_trial import Recollection
+from .policy_sequence import PolicySequence
+from .remembered_setting_trial import RememberedSettingTrial
 
-__all__ = ["ORDER_STEPS_MAX", "Memory", "Order", "OrderError", "Overseer"]
+__all__ = ["ORDER_STEPS_MAX", "Order", "OrderError", "OrderMemory", "OrderedPolicy"]
 
 ORDER_STEPS_MAX = 128
 """An order takes 4 to 16 steps to be agreed, and as many until rank 0 sees it; where the ranks were calm, CALM_PERIOD
@@ -58,10 +58,10 @@ class OrderError(ValueError):
     """The order cannot be carried out; the message is for whoever gave it."""
 
 
-class Memory(Protocol):
+class OrderMemory(Protocol):
     """Where the best knobs of such jobs are kept.  No call waits."""
 
-    def recall(self, began: Mapping[str, int]) -> Entry | None:
+    def recall(self, began: Mapping[str, int]) -> StoredKnobs | None:
         """Return what is known of a job like this one that began with these values."""
         ...
 
@@ -69,11 +69,11 @@ class Memory(Protocol):
         """Remember these as the best."""
         ...
 
-    def use(self, entry: Entry) -> None:
+    def use(self, entry: StoredKnobs) -> None:
         """Note that `entry` is tried."""
         ...
 
-    def doubt(self, entry: Entry, why: str) -> None:
+    def doubt(self, entry: StoredKnobs, why: str) -> None:
         """Note that `entry` did not hold."""
         ...
 
@@ -97,23 +97,23 @@ class Order:
         self.number = 0
 
 
-class Overseer(Policy):
+class OrderedPolicy(Policy):
     """Runs what `make` gives, under orders and memory; see the module's docstring."""
 
-    def __init__(self, config: TuneConfig, make: Callable[[], Policy], *, memory: Memory | None = None) -> None:
+    def __init__(self, config: TuneConfig, make: Callable[[], Policy], *, memory: OrderMemory | None = None) -> None:
         self._config = config
         self._make = make
         self._memory = memory
         self._mode: Literal["advise", "exact"] = "exact"
         self._spaces: tuple[KnobSpace, ...] = ()
-        self._stages = Stages(config)
+        self._stages = PolicySequence(config)
         self._order: Order | None = None
         self._held: tuple[str | None, bool] = (None, False)
         self._frozen: str | None = None  # by whose hand
         self._must_ask = False  # for the kept values, though the stage may not
         self._last: Observation | None = None
         self._paces: deque[tuple[dict[str, int], int]] = deque(maxlen=PACES_MAX)
-        self._recalled: Entry | None = None
+        self._recalled: StoredKnobs | None = None
         self._is_tainted = False
         self.began: dict[str, int] = {}
         self.by_hand: set[str] = set()
@@ -124,14 +124,14 @@ class Overseer(Policy):
 
     # --- the Policy protocol ------------------------------------------------------------------------
 
-    def begin(self, facts: Facts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
+    def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
         """Learn what can be turned; called once, before the first observation."""
         self._mode, self._spaces, self.over = mode, tuple(spaces), None
         self._stages.settle(facts, spaces, mode)
         self.began = self.kept
         entry = None if self._memory is None else self._memory.recall(self.began)
         if entry is not None and self._memory is not None:
-            recollection = Recollection(self._config, entry.knobs, entry.gain_ratio, _told(entry))
+            recollection = RememberedSettingTrial(self._config, entry.knobs, entry.gain_ratio, _told(entry))
             self._stages.start(recollection)
             if not recollection.is_over:
                 self._recalled = entry
@@ -145,7 +145,7 @@ class Overseer(Policy):
         self._held = (reason, is_brief)
         self._hold_stage()
 
-    def advance(self, observations: Sequence[Observation]) -> tuple[Turn | None, list[Record]]:
+    def advance(self, observations: Sequence[Observation]) -> tuple[TuningTurn | None, list[Record]]:
         """Take the steps since the last call; return a wish, if any, and what people should know."""
         for step in observations:
             self._see(step)
@@ -159,7 +159,7 @@ class Overseer(Policy):
         if any(isinstance(record, Verdict) and record.outcome == "kept" for record in records):
             self._remember()
         stage = self._stages.policy
-        if isinstance(stage, Recollection) and stage.is_over:
+        if isinstance(stage, RememberedSettingTrial) and stage.is_over:
             self._close_recollection(stage)
         if turn is None and self._must_ask and self._mode == "exact":
             turn = self._turn(self.kept)
@@ -218,7 +218,7 @@ class Overseer(Policy):
         order.answer("accepted", "all ranks turn at one of the next steps")
         if order.action == "freeze":
             self._frozen = f"frozen {order.who}"
-            if isinstance(self._stages.policy, Recollection):
+            if isinstance(self._stages.policy, RememberedSettingTrial):
                 self._restart(self._frozen)
             self._hold_stage()
             self._must_ask = True
@@ -259,7 +259,7 @@ class Overseer(Policy):
         self._hold_stage()
         order.answer("done", "tuning goes on" if was is None else f"it was {was}; tuning goes on")
 
-    def _pursue(self, order: Order) -> Turn:
+    def _pursue(self, order: Order) -> TuningTurn:
         """Ask for the order's values until they are seen in force, or for too long."""
         wanted = {**self.kept, **(order.values if order.action == "set" else self.began)}
         wanted = {knob: value for knob, value in wanted.items() if knob in self._stages.kept}
@@ -275,7 +275,7 @@ class Overseer(Policy):
                     self._memory.doubt(self._recalled, self._frozen)
         if end is not None:
             self._restart("")
-        return Turn(order.number, wanted if end != "refused" else self.kept)
+        return TuningTurn(order.number, wanted if end != "refused" else self.kept)
 
     def _judge(self, order: Order, wanted: Mapping[str, int]) -> Literal["done", "refused"] | None:
         """End `order` if `wanted` is in force, or will not be."""
@@ -311,8 +311,8 @@ class Overseer(Policy):
         if step.exact and step.ledger is not None:
             self.ledger = step.ledger
 
-    def _turn(self, values: Mapping[str, int]) -> Turn:
-        return Turn(self._stages.number(), dict(values))
+    def _turn(self, values: Mapping[str, int]) -> TuningTurn:
+        return TuningTurn(self._stages.number(), dict(values))
 
     def _restart(self, reason: str) -> None:
         self._stages.stop(reason)
@@ -324,7 +324,7 @@ class Overseer(Policy):
             reason, is_brief = self._held if self._frozen is None else (self._frozen, False)
             self._stages.policy.hold(reason, is_brief=is_brief)
 
-    def _close_recollection(self, stage: Recollection) -> None:
+    def _close_recollection(self, stage: RememberedSettingTrial) -> None:
         entry = self._recalled
         if entry is not None and self._memory is not None and stage.outcome in ("rolled_back", "barred"):
             self._memory.doubt(entry, stage.detail)
@@ -341,6 +341,6 @@ class Overseer(Policy):
         self._memory.keep(changed, 1 - remaining, pace_ns, self.steps)
 
 
-def _told(entry: Entry) -> str:
+def _told(entry: StoredKnobs) -> str:
     day = datetime.fromtimestamp(entry.saved_wall_ns / 1e9, UTC).strftime("%Y-%m-%d")
     return f"it saved {entry.gain_ratio * 100:.1f} % in {entry.job} on {day}, after {entry.steps} steps"

@@ -21,7 +21,7 @@ from statistics import median
 from ..experiment.ab_trial import QUIET_WINDOW_STEPS, SETTLE_STEPS, WINDOW_STEPS
 from ..experiment.sequential_test import location
 
-__all__ = ["NULL_PAIRS_MIN", "Alarm", "Pace", "Watch"]
+__all__ = ["NULL_PAIRS_MIN", "PaceAlarm", "PaceTracker", "TrackedPace"]
 
 NULL_PAIRS_MIN = 2
 """Null pairs before the first trial: 36 steps, 20 with short windows.  With two the false accept rate holds; more add
@@ -41,7 +41,7 @@ RECENT_STEPS_MAX = 64
 """Steps that the typical pace is taken from."""
 
 
-class Pace:
+class TrackedPace:
     """The pace under the setting in force, outside trials.  Feed it settled and unsettled steps alike, in order."""
 
     def __init__(self) -> None:
@@ -211,7 +211,7 @@ RUN_MAX = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Alarm:
+class PaceAlarm:
     """The pace moved; `change_ratio` is the new pace over the reference, less one (positive: slower).
 
     It was suspected after `suspected_at`, so what was seen since then is of the new world.
@@ -222,7 +222,7 @@ class Alarm:
     suspected_at: int
 
 
-class Watch:
+class PaceTracker:
     """Raises an alarm when window levels leave their reference for good."""
 
     def __init__(self) -> None:
@@ -235,14 +235,14 @@ class Watch:
         self._suspected_at = 0
 
     @property
-    def suspicion(self) -> Alarm | None:
+    def suspicion(self) -> PaceAlarm | None:
         """What is being confirmed, if anything."""
         if self._confirming is None:
             return None
         windows = len(self._run) + len(self._confirming)
-        return Alarm(math.expm1(self._suspected), windows, self._suspected_at)
+        return PaceAlarm(math.expm1(self._suspected), windows, self._suspected_at)
 
-    def observe(self, level: float, noise: float, *, step: int) -> Alarm | None:
+    def observe(self, level: float, noise: float, *, step: int) -> PaceAlarm | None:
         """Take the level of the window that `step` ended; return an alarm at most once: then make a new Watch."""
         self._seen += 1
         if self._reference is None:
@@ -264,7 +264,7 @@ class Watch:
         self._reference += max(FOLLOW, 1 / self._seen) * score * noise
         return None
 
-    def _confirm(self, level: float, reference: float, noise: float, step: int) -> Alarm | None:
+    def _confirm(self, level: float, reference: float, noise: float, step: int) -> PaceAlarm | None:
         """The pace seemed to have moved: has it still?  If not, the sums begin again."""
         assert self._confirming is not None
         self._confirming.append(level)
@@ -277,5 +277,5 @@ class Watch:
         self._confirming, self._run = None, []
         self._slower = self._faster = 0.0
         if abs(shift) >= max(SHIFT_MIN, SHIFT_NOISES * noise) and shift * self._suspected > 0:
-            return Alarm(math.expm1(shift), windows, self._suspected_at)
+            return PaceAlarm(math.expm1(shift), windows, self._suspected_at)
         return None

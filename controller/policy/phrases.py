@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pacecar.knobs import setting
 
-from ..experiment.ab_trial import Cause, TrialEnd
-from ..experiment.sequential_test import Evidence
+from ..experiment.ab_trial import AbortCause, TrialEnd
+from ..experiment.sequential_test import SequentialTest
 from ..forecast.forecast import Forecast
 
 __all__ = ["change", "expectation", "progress", "saving", "setting", "staying", "trial_reason", "verdict_reason"]
@@ -52,7 +52,7 @@ def trial_reason(knob: str, old: int, new: int, forecast: Forecast | None) -> st
     return f"{change(knob, old, new)}: {idea}; {expectation(forecast)}"
 
 
-def progress(knob: str, old: int, new: int, pairs: int, pairs_max: int, evidence: Evidence | None) -> str:
+def progress(knob: str, old: int, new: int, pairs: int, pairs_max: int, evidence: SequentialTest | None) -> str:
     """Return where a trial stands."""
     so_far = "" if evidence is None else f", {saving(evidence.gain_ratio)} so far{_bounds(evidence)}"
     return f"{change(knob, old, new)}: trial, pair {min(pairs + 1, pairs_max)} of at most {pairs_max}{so_far}"
@@ -60,14 +60,14 @@ def progress(knob: str, old: int, new: int, pairs: int, pairs_max: int, evidence
 
 def verdict_reason(knob: str, old: int, new: int, end: TrialEnd, forecast: Forecast | None) -> str:
     """Return what became of a candidate."""
-    if end.cause in (Cause.NEVER_CAME, Cause.ENDLESS, Cause.CUT_SHORT, Cause.TAKEN_BACK):
+    if end.cause in (AbortCause.NEVER_CAME, AbortCause.ENDLESS, AbortCause.CUT_SHORT, AbortCause.TAKEN_BACK):
         return f"{change(knob, old, new)}: {end.detail}"
     measured = "" if end.gain_ratio is None else f" {saving(end.gain_ratio)}"
     expected = "" if forecast is None else f"; expected {forecast.gain_ratio * 100:.1f} %"
     return f"{change(knob, old, new)}:{measured}{_bounds(end.evidence)}, {end.detail}{expected}"
 
 
-def _bounds(evidence: Evidence | None) -> str:
+def _bounds(evidence: SequentialTest | None) -> str:
     """Return the bounds, where there are any."""
     if evidence is None or evidence.gain_low is None or evidence.gain_high is None:
         return ""

@@ -20,14 +20,14 @@ import msgspec
 from pacecar.config import TuneConfig
 from pacecar.records import Decision, TunerStatus, Verdict
 
-from ..observation import Facts, KnobSpace, Observation, Policy, Turn
+from ..observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn
 from .decision_records import Record
-from .tuning_policy import PacecarPolicy
+from .tuning_policy import TuningPolicy
 
-__all__ = ["Stages"]
+__all__ = ["PolicySequence"]
 
 
-class Stages:
+class PolicySequence:
     """The stage that runs, and the numbers of those before it.
 
     `kept` are the values to come back to, `remaining` the share of step time that is left by all that was kept (None:
@@ -36,7 +36,7 @@ class Stages:
 
     def __init__(self, config: TuneConfig) -> None:
         self._config = config
-        self._facts = Facts(job="", world_size=1)
+        self._facts = JobFacts(job="", world_size=1)
         self._mode: Literal["advise", "exact"] = "exact"
         self._spaces: tuple[KnobSpace, ...] = ()
         self._mine: set[str] = set()
@@ -50,7 +50,7 @@ class Stages:
         self.remaining: float | None = None
         self.said: TunerStatus | None = None
 
-    def settle(self, facts: Facts, spaces: Sequence[KnobSpace], mode: Literal["advise", "exact"]) -> None:
+    def settle(self, facts: JobFacts, spaces: Sequence[KnobSpace], mode: Literal["advise", "exact"]) -> None:
         """Learn what can be turned."""
         self._facts, self._spaces, self._mode = facts, tuple(spaces), mode
         self.kept = {space.knob: space.value for space in spaces}
@@ -60,7 +60,7 @@ class Stages:
         assert self.policy is None, "one stage at a time"
         free = [space for space in self._spaces if space.knob in self.kept and space.knob not in set(leave)]
         if not free:
-            policy = PacecarPolicy(self._config)  # which says so, and watches
+            policy = TuningPolicy(self._config)  # which says so, and watches
         self._mine = {space.knob for space in free}
         self._base = self._decisions
         self.policy = policy
@@ -102,9 +102,9 @@ class Stages:
         if any(knob not in step.values for knob in self.kept):
             self.kept = {knob: value for knob, value in self.kept.items() if knob in step.values}
 
-    def advance(self, observations: Sequence[Observation]) -> tuple[Turn | None, list[Record]]:
+    def advance(self, observations: Sequence[Observation]) -> tuple[TuningTurn | None, list[Record]]:
         """Let the stage take the steps; return its wish with all knobs named, and what people should know."""
-        turn: Turn | None = None
+        turn: TuningTurn | None = None
         if self.policy is not None:
             mine = [
                 replace(step, values={k: v for k, v in step.values.items() if k in self._mine}) for step in observations

@@ -19,14 +19,14 @@ from typing import Literal
 from pacecar.config import TuneConfig
 from pacecar.records import Decision, TunerStatus, Verdict
 
-from ..experiment.ab_trial import DROP_RATIO, PAIRS_MAX, Cause, Trial, TrialEnd
-from ..experiment.exploration_budget import Purse
-from ..observation import Facts, KnobSpace, Observation, Policy, Turn, bounded
+from ..experiment.ab_trial import DROP_RATIO, PAIRS_MAX, AbortCause, AbTrial, TrialEnd
+from ..experiment.exploration_budget import ExplorationBudget
+from ..observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn, bounded
 from . import phrases
 from .decision_records import Outcome, Record, State, outcome_of
-from .pace_tracker import NULL_PAIRS_MIN, Pace
+from .pace_tracker import NULL_PAIRS_MIN, TrackedPace
 
-__all__ = ["Recollection"]
+__all__ = ["RememberedSettingTrial"]
 
 LATENCY_STEPS = 12
 """Steps from a wish to its effect, as yet unmeasured (control periods of 4: gather, propose, vote)."""
@@ -35,7 +35,7 @@ TYPICAL_STEPS_MIN = 4
 """Steps before the typical pace is used."""
 
 
-class Recollection(Policy):
+class RememberedSettingTrial(Policy):
     """Tries `knobs`, which once saved `gain_ratio`; `told` says where that was measured.
 
     When `is_over`: `kept` are the values to go on from, `outcome` is what became of the trial, None if there was none,
@@ -47,14 +47,14 @@ class Recollection(Policy):
         self._knobs = dict(knobs)
         self._gain_ratio = gain_ratio
         self._told = told
-        self._facts = Facts(job="", world_size=1)
+        self._facts = JobFacts(job="", world_size=1)
         self._mode: Literal["advise", "exact"] = "exact"
         self._aim: dict[str, int] = {}
         self._in_force: dict[str, int] = {}
         self._asked: tuple[dict[str, int], bool] = ({}, False)
-        self._pace = Pace()
-        self._purse = Purse(config.exploration_budget)
-        self._trial: Trial | None = None
+        self._pace = TrackedPace()
+        self._purse = ExplorationBudget(config.exploration_budget)
+        self._trial: AbTrial | None = None
         self._last: Observation | None = None
         self._records: list[Record] = []
         self._said: tuple[State, str] | None = None
@@ -72,7 +72,7 @@ class Recollection(Policy):
 
     # --- the Policy protocol ---
 
-    def begin(self, facts: Facts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
+    def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
         """Learn what can be turned; what is remembered and not possible here is left out."""
         self._facts, self._mode = facts, mode
         self.kept = {space.knob: space.value for space in spaces}
@@ -90,7 +90,7 @@ class Recollection(Policy):
             else:
                 self._trial.interrupt(self._last.step)
 
-    def advance(self, observations: Sequence[Observation]) -> tuple[Turn | None, list[Record]]:
+    def advance(self, observations: Sequence[Observation]) -> tuple[TuningTurn | None, list[Record]]:
         """Take the steps since the last call; return a wish, if any, and what people should know."""
         for step in observations:
             if not self.is_over:
@@ -139,7 +139,7 @@ class Recollection(Policy):
         is_settled = self._pace.settled_steps + LATENCY_STEPS >= self._pace.window_steps
         if len(self._pace.nulls) < NULL_PAIRS_MIN or not is_settled or self._pace.recent_steps < TYPICAL_STEPS_MIN:
             return
-        self._trial = Trial(
+        self._trial = AbTrial(
             incumbent=self.kept,
             candidate={**self.kept, **self._aim},
             opening=self._pace.opening,
@@ -154,7 +154,7 @@ class Recollection(Policy):
         self._decide(step, "trial")
         self._say("trial", self._progress(self._trial), step)
 
-    def _follow(self, trial: Trial, step: Observation) -> None:
+    def _follow(self, trial: AbTrial, step: Observation) -> None:
         if self._in_force != self.kept and not step.profiled:
             self._purse.charge(step.pace_ns - self._pace.mean_ns)
         end = trial.observe(step)
@@ -168,7 +168,7 @@ class Recollection(Policy):
         lost = sorted(self.kept.keys() - values.keys())
         is_cause = any(knob in self._aim for knob in lost)
         detail = "the ranks could not apply it" if is_cause else "what was measured cannot be true"
-        self._abandon(detail, Cause.TAKEN_BACK if is_cause else Cause.CUT_SHORT)
+        self._abandon(detail, AbortCause.TAKEN_BACK if is_cause else AbortCause.CUT_SHORT)
         self.kept = {knob: self.kept[knob] for knob in values} if values else self.kept
         self._asked = (dict(self.kept), True)
         self.is_over = True
@@ -192,7 +192,7 @@ class Recollection(Policy):
                 )
             )
 
-    def _conclude(self, trial: Trial, end: TrialEnd, step: Observation) -> None:
+    def _conclude(self, trial: AbTrial, end: TrialEnd, step: Observation) -> None:
         self._trial, self.is_over = None, True
         self.outcome = outcome_of(end.cause)
         evidence = end.evidence
@@ -221,7 +221,7 @@ class Recollection(Policy):
             self.kept = {**self.kept, **self._aim}
         self._say("screening", f"{self.outcome.replace('_', ' ')}: {self.detail}", step)
 
-    def _abandon(self, reason: str, cause: Cause = Cause.CUT_SHORT) -> None:
+    def _abandon(self, reason: str, cause: AbortCause = AbortCause.CUT_SHORT) -> None:
         trial, step = self._trial, self._last
         if trial is not None and step is not None:
             evidence = trial.evidence
@@ -231,10 +231,10 @@ class Recollection(Policy):
     def _change(self) -> str:
         return ", ".join(phrases.change(knob, self.kept[knob], value) for knob, value in sorted(self._aim.items()))
 
-    def _progress(self, trial: Trial) -> str:
+    def _progress(self, trial: AbTrial) -> str:
         return f"{self._change()}: remembered, pair {min(trial.pairs + 1, PAIRS_MAX)} of at most {PAIRS_MAX}"
 
-    def _wish(self) -> Turn | None:
+    def _wish(self) -> TuningTurn | None:
         if self._mode == "advise" or not self._in_force:
             return None
         is_trial = self._trial is not None
@@ -242,7 +242,7 @@ class Recollection(Policy):
         if wanted == self._in_force and (wanted, is_trial) == self._asked:
             return None
         self._asked = (dict(wanted), is_trial)
-        return Turn(decision=len(self._aim), values=dict(wanted), is_trial=is_trial)
+        return TuningTurn(decision=len(self._aim), values=dict(wanted), is_trial=is_trial)
 
     def _say(self, state: State, detail: str, step: Observation) -> None:
         if self._said != (state, detail):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from ..observation import Observation
 
-__all__ = ["CALM_STEPS", "STALL_RATIO", "STALL_STEPS", "Stalls"]
+__all__ = ["CALM_STEPS", "STALL_RATIO", "STALL_STEPS", "StallDetector"]
 
 STALL_RATIO = 20.0
 STALL_STEPS = 8
@@ -21,7 +21,7 @@ CALM_STEPS = 32
 """Steps on end without a stall after which tuning goes on."""
 
 
-class Stalls:
+class StallDetector:
     """Counts; `usual_ns` is the typical pace while nothing is wrong, None before it is known."""
 
     def __init__(self) -> None:

@@ -26,20 +26,20 @@ from typing import Literal
 
 from pacecar.config import TuneConfig
 
-from ..experiment.ab_trial import DROP_RATIO, SETTLE_STEPS, WAIT_STEPS_MAX, Cause, Trial, TrialEnd
-from ..experiment.exploration_budget import Purse
+from ..experiment.ab_trial import DROP_RATIO, SETTLE_STEPS, WAIT_STEPS_MAX, AbortCause, AbTrial, TrialEnd
+from ..experiment.exploration_budget import ExplorationBudget
 from ..experiment.sequential_test import is_broken
-from ..forecast.gain_model import Model
-from ..observation import Facts, KnobSpace, Observation, Policy, Turn, absurdity
+from ..forecast.gain_model import GainModel
+from ..observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn, absurdity
 from . import phrases
-from .candidate_selection import Explorer, known_gain
-from .change_detector import Change, Lookout
-from .decision_records import OpenTrial, Record, Scribe, State, outcome_of
+from .candidate_selection import CandidateSelection, known_gain
+from .change_detector import ChangeDetector, DetectedChange
+from .decision_records import DecisionRecords, OpenTrial, Record, State, outcome_of
 from .geometric_search import Candidate
-from .pace_tracker import NULL_PAIRS_MIN, RECENT_STEPS_MAX, Pace
-from .stall_detector import STALL_STEPS, Stalls
+from .pace_tracker import NULL_PAIRS_MIN, RECENT_STEPS_MAX, TrackedPace
+from .stall_detector import STALL_STEPS, StallDetector
 
-__all__ = ["PacecarPolicy"]
+__all__ = ["TuningPolicy"]
 
 NEVER_CAME_MAX = 2
 """Trials on end whose switch never came: the ranks cannot agree any more."""
@@ -63,25 +63,25 @@ LATENCY_STEPS_PRIOR = 12
 """Steps from a wish to its effect before it was measured (control periods of 4: gather, propose, vote)."""
 
 
-class PacecarPolicy(Policy):
+class TuningPolicy(Policy):
     """The default policy; see the module's docstring."""
 
     def __init__(self, config: TuneConfig) -> None:
         self._config = config
         self._state: State = "warming"
-        self._scribe = Scribe("")
+        self._scribe = DecisionRecords("")
         self._mode: Literal["advise", "exact"] = "exact"
         self._kept: dict[str, int] = {}
         self._asked: tuple[dict[str, int], bool] = ({}, False)
         self._in_force: dict[str, int] = {}
-        self._explorer = Explorer(config, Facts(job="", world_size=1), ())
-        self._pace = Pace()
-        self._lookout = Lookout()
-        self._purse = Purse(config.exploration_budget)
+        self._explorer = CandidateSelection(config, JobFacts(job="", world_size=1), ())
+        self._pace = TrackedPace()
+        self._lookout = ChangeDetector()
+        self._purse = ExplorationBudget(config.exploration_budget)
         self._open: OpenTrial | None = None
         self._last: Observation | None = None
         self._mean_ns: float | None = None
-        self._stalls = Stalls()
+        self._stalls = StallDetector()
         self._latency_steps: int | None = None
         self._steps = 0
         self._since_switch = 0
@@ -95,7 +95,7 @@ class PacecarPolicy(Policy):
         self._thaw: Literal["never", "calm", "release"] = "never"
 
     @property
-    def model(self) -> Model:
+    def model(self) -> GainModel:
         """What was learnt, with every forecast beside its measurement."""
         return self._explorer.model
 
@@ -106,18 +106,18 @@ class PacecarPolicy(Policy):
 
     # --- the Policy protocol ---
 
-    def begin(self, facts: Facts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
+    def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
         """Learn what can be turned; called once, before the first observation."""
-        self._scribe, self._mode = Scribe(facts.job), mode
+        self._scribe, self._mode = DecisionRecords(facts.job), mode
         self._kept = {space.knob: space.value for space in spaces}
         self._asked = (dict(self._kept), False)
-        self._explorer = Explorer(self._config, facts, spaces)
+        self._explorer = CandidateSelection(self._config, facts, spaces)
 
     def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
         """Judge no step from the next one on; None releases."""
         self._held, self._is_brief = reason, is_brief
 
-    def advance(self, observations: Sequence[Observation]) -> tuple[Turn | None, list[Record]]:
+    def advance(self, observations: Sequence[Observation]) -> tuple[TuningTurn | None, list[Record]]:
         """Take the steps since the last call; return a wish, if any, and what people should know."""
         for step in observations:
             if self._held is not None or self._state == "frozen":
@@ -264,7 +264,7 @@ class PacecarPolicy(Policy):
         self._watch_on(f"the exploration budget is spent {until}; {choice.untried} settings untried", step)
 
     def _begin_trial(self, candidate: Candidate, step: Observation) -> None:
-        trial = Trial(
+        trial = AbTrial(
             incumbent=self._kept,
             candidate={**self._kept, candidate.knob: candidate.value},
             opening=self._pace.opening,
@@ -298,19 +298,19 @@ class PacecarPolicy(Policy):
         else:
             self._say("trial", opened.detail, step)
 
-    def _close(self, opened: OpenTrial, end: TrialEnd, step: Observation, change: Change | None) -> None:
+    def _close(self, opened: OpenTrial, end: TrialEnd, step: Observation, change: DetectedChange | None) -> None:
         """Draw the consequences of a trial's end."""
         candidate, knob = opened.candidate, opened.candidate.knob
         outcome = outcome_of(end.cause)
-        if end.cause is not Cause.NEVER_CAME:
+        if end.cause is not AbortCause.NEVER_CAME:
             self._latency_steps = opened.trial.latency_steps
-        self._never_came = self._never_came + 1 if end.cause is Cause.NEVER_CAME else 0
+        self._never_came = self._never_came + 1 if end.cause is AbortCause.NEVER_CAME else 0
         self._pace.add_nulls(opened.trial.nulls_seen)
         self._pace.interrupt()
         has_changed = change is None and is_broken(opened.trial.savings, dead_band=self._config.dead_band)
         if has_changed:
             name = phrases.change(knob, opened.old_value, candidate.value)
-            change = Change(f"{name} is worth something else than before", ())
+            change = DetectedChange(f"{name} is worth something else than before", ())
         self._explorer.learn(
             candidate, self._kept, end, outcome, opened.trial.savings, typical_ns=self._pace.typical_ns
         )
@@ -338,7 +338,7 @@ class PacecarPolicy(Policy):
         if opened is not None:
             is_cause = opened.candidate.knob in knobs
             detail = "the ranks could not apply it" if is_cause else f"{', '.join(knobs)} was lost meanwhile"
-            self._abandon(opened, detail, step, Cause.TAKEN_BACK if is_cause else Cause.CUT_SHORT)
+            self._abandon(opened, detail, step, AbortCause.TAKEN_BACK if is_cause else AbortCause.CUT_SHORT)
         for values in (self._kept, self._asked[0], self._in_force):
             for knob in knobs:
                 values.pop(knob, None)
@@ -362,7 +362,7 @@ class PacecarPolicy(Policy):
         if self._explorer.look_again():
             self._say("screening", "all quiet: a second look at what was left undecided", step)
 
-    def _reopen(self, change: Change, step: Observation) -> None:
+    def _reopen(self, change: DetectedChange, step: Observation) -> None:
         """The world changed: what was learnt about settings is of another one."""
         steps = 0
         if change.alarm is not None:
@@ -404,13 +404,15 @@ class PacecarPolicy(Policy):
             self._abandon(self._open, f"tuning froze: {reason}", step)
         self._say("frozen", reason, step)
 
-    def _abandon(self, opened: OpenTrial, reason: str, step: Observation, cause: Cause = Cause.CUT_SHORT) -> None:
+    def _abandon(
+        self, opened: OpenTrial, reason: str, step: Observation, cause: AbortCause = AbortCause.CUT_SHORT
+    ) -> None:
         self._open = None
         evidence = opened.trial.evidence
         end = TrialEnd(cause, evidence, None if evidence is None else evidence.gain_ratio, reason)
         self._scribe.conclude(opened, end, self._purse.balance_ns, step)
 
-    def _wish(self) -> Turn | None:
+    def _wish(self) -> TuningTurn | None:
         """Return what should be in force, while it is not seen to be or something else was asked for last."""
         if self._mode == "advise" or not self._in_force:
             return None
@@ -419,7 +421,7 @@ class PacecarPolicy(Policy):
         if wanted == self._in_force and (wanted, is_trial) == self._asked:
             return None
         self._asked = (dict(wanted), is_trial)
-        return Turn(decision=self._scribe.decisions, values=dict(wanted), is_trial=is_trial)
+        return TuningTurn(decision=self._scribe.decisions, values=dict(wanted), is_trial=is_trial)
 
     def _name(self, values: dict[str, int]) -> str:
         return ", ".join(f"{knob} {phrases.setting(knob, value)}" for knob, value in values.items())

@@ -36,11 +36,11 @@ from pacecar.torch_internals import lacking
 
 from ..attach import Pacer
 from .dataloader_waits import forget_waits
-from .model_finder import Probes, children_of, compiled_functions, parameters_of, roots_of
+from .model_finder import ModelProbes, children_of, compiled_functions, parameters_of, roots_of
 from .stderr_line import say
-from .tuning_permission import Wish, join, wish
+from .tuning_permission import AttachRequest, join, wish
 
-__all__ = ["Watch", "why_no_rank"]
+__all__ = ["LoopWatcher", "why_no_rank"]
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ More than any alternation of a few optimizers, and soon enough to give the model
 """
 
 
-class Watch:
+class LoopWatcher:
     """Hears every optimizer's steps; `helper_of` names the process whose helper this one is.
 
     `is_fork`: this process was forked by one that had begun to listen.
@@ -75,9 +75,9 @@ class Watch:
         self._strangers = 0
         self._steps = 0
         self._probed: list[nn.Module] = []
-        self._probes: Probes | None = None
+        self._probes: ModelProbes | None = None
         self._level = 0
-        self._wish: Wish | None = None
+        self._wish: AttachRequest | None = None
         self._mine: weakref.ref[Optimizer] | None = None
         self._pacer: Pacer | None = None
         self._others = 0
@@ -121,7 +121,7 @@ class Watch:
         elif any(compiled_functions(module) for module in modules):
             self._end("does not attach: torch.compile is used on functions; call pacecar.attach in the script")
         else:
-            self._probed, self._probes = modules, Probes(modules)
+            self._probed, self._probes = modules, ModelProbes(modules)
             self._probes.install()
 
     def _note(self, optimizer: Optimizer) -> None:
@@ -160,14 +160,14 @@ class Watch:
         if self._wish.gathering is None:
             self._attach(self._wish)
 
-    def _gather(self, optimizer: Optimizer, wished: Wish) -> None:
+    def _gather(self, optimizer: Optimizer, wished: AttachRequest) -> None:
         if self._mine is None or optimizer is not self._mine() or wished.gathering is None:
             return
         come = wished.gathering.step()
         if come is not None:
             self._attach(wished if come else wished.alone("some ranks did not come to attach"))
 
-    def _attach(self, wished: Wish) -> None:
+    def _attach(self, wished: AttachRequest) -> None:
         self._wish = None
         self._pacer, line = join(wished)
         say(line)

@@ -23,7 +23,7 @@ from pacecar.profiler.hook.module_calls import CallObserver, is_compiled_in_plac
 from pacecar.profiler.timing.torch_compile import keep_out
 from pacecar.torch_internals import find
 
-__all__ = ["PROBES_MAX", "Probes", "children_of", "compiled_functions", "parameters_of", "roots_of"]
+__all__ = ["PROBES_MAX", "ModelProbes", "children_of", "compiled_functions", "parameters_of", "roots_of"]
 
 PROBES_MAX = 64
 """Modules that are probed at once; a container with more children than this is not looked into."""
@@ -91,7 +91,7 @@ def _is_compiled(module: nn.Module) -> bool:
     )
 
 
-class Probes:
+class ModelProbes:
     """Notes which of `modules` are called to train, until `remove`; used once."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
@@ -101,7 +101,7 @@ class Probes:
 
     def install(self) -> None:
         """Begin to note; a module that was compiled in place is not probed."""
-        keep_out(Probes._note)
+        keep_out(ModelProbes._note)
         if len(self._modules) > PROBES_MAX:
             return
         for module in self._modules:

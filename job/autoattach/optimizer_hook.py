@@ -39,9 +39,9 @@ def _stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     try:
         if _heard is None:
             _heard = _deaf  # whatever goes wrong now, it is tried once
-            from .loop_watcher import Watch
+            from .loop_watcher import LoopWatcher
 
-            _heard = Watch(_helper_of, is_fork=os.getpid() != _pid).heard
+            _heard = LoopWatcher(_helper_of, is_fork=os.getpid() != _pid).heard
         _heard(optimizer)
     except Exception as error:  # noqa: BLE001  the job comes first
         _heard = _deaf

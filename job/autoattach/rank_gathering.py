@@ -15,7 +15,7 @@ from typing import Any
 
 from pacecar.profiler.transport.store_rendezvous import life
 
-__all__ = ["LEAD_STEPS", "STEPS_MAX", "Gathering"]
+__all__ = ["LEAD_STEPS", "STEPS_MAX", "RankGathering"]
 
 LEAD_STEPS = 4
 """From the step in which rank 0 names it to the step that it names; two would do."""
@@ -26,7 +26,7 @@ STEPS_MAX = 100
 NEVER = "never"
 
 
-class Gathering:
+class RankGathering:
     """One rank's part.  `claim` is what all ranks must want alike; others gather under another name, and miss them."""
 
     def __init__(self, store: Any, rank: int, world_size: int, claim: str) -> None:  # noqa: ANN401  dist.Store

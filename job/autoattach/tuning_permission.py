@@ -26,10 +26,10 @@ from pacecar.torch_internals import lacking, need
 
 from ..attach import Pacer, attach
 from .dataloader_waits import time_waits
-from .rank_gathering import Gathering
+from .rank_gathering import RankGathering
 from .stderr_line import keep_quiet
 
-__all__ = ["Wish", "join", "refusal", "wish"]
+__all__ = ["AttachRequest", "join", "refusal", "wish"]
 
 MODE_VARIABLE = "PACECAR_TUNE_MODE"
 
@@ -39,7 +39,7 @@ another way (it left one out) is the exception, and this is what the others wait
 
 
 @dataclass(frozen=True)
-class Wish:
+class AttachRequest:
     """What is to be attached, and how far it may go; `reason` says why no further."""
 
     model: nn.Module
@@ -47,14 +47,14 @@ class Wish:
     config: Config
     mode: str
     reason: str | None = None
-    gathering: Gathering | None = None
+    gathering: RankGathering | None = None
 
-    def alone(self, reason: str) -> Wish:
+    def alone(self, reason: str) -> AttachRequest:
         """Return the wish of a rank that measures only, for `reason`."""
         return replace(self, mode="off", reason=reason, gathering=None)
 
 
-def wish(model: nn.Module, optimizer: Optimizer, *, several: bool) -> Wish:
+def wish(model: nn.Module, optimizer: Optimizer, *, several: bool) -> AttachRequest:
     """Return what may be done; `several`: the loop trains other models too.
 
     Raises:
@@ -62,14 +62,14 @@ def wish(model: nn.Module, optimizer: Optimizer, *, several: bool) -> Wish:
     """
     config = load_config()
     mode = config.tune.mode if MODE_VARIABLE in os.environ else "off"
-    wished = Wish(model, optimizer, config, mode)
+    wished = AttachRequest(model, optimizer, config, mode)
     if mode == "off":
         return wished
     reason = refusal(model, mode, several=several)
     if reason is not None:
         return wished.alone(reason)
     store: Any = need("torch.distributed.distributed_c10d._get_default_store")()
-    return replace(wished, gathering=Gathering(store, dist.get_rank(), dist.get_world_size(), f"mode-{mode}"))
+    return replace(wished, gathering=RankGathering(store, dist.get_rank(), dist.get_world_size(), f"mode-{mode}"))
 
 
 def refusal(model: nn.Module, mode: str, *, several: bool) -> str | None:
@@ -102,7 +102,7 @@ def _changed(kind: type[DistributedDataParallel]) -> list[str]:
     return sorted(name for name in known & own if name == "__call__" or not name.startswith(("__", "_abc_")))
 
 
-def join(wished: Wish) -> tuple[Pacer, str]:
+def join(wished: AttachRequest) -> tuple[Pacer, str]:
     """Attach; return the pacer, and the line that says what it does."""
     hello = make_hello(wished.model, job=wished.config.hook.job)
     keep_quiet(hello.rank, wished.config.hook.run_dir)

@@ -29,10 +29,10 @@ from typing import NamedTuple
 
 from pacecar.records import Outcome
 
-from .cgroup_mounts import View
-from .source_reader import Files, Reading, whole
+from .cgroup_mounts import CgroupMounts
+from .source_reader import Files, SourceReading, whole
 
-__all__ = ["CgroupCollector", "Member"]
+__all__ = ["CgroupCollector", "CgroupMember"]
 
 GROUPS_MAX = 64
 """Groups that are read; each is some ten files.  A node has as many as it has containers with ranks in them."""
@@ -50,7 +50,7 @@ Levels = Sequence[Path]
 """The folders of a group and of its parents up to what is mounted."""
 
 
-class Member(NamedTuple):
+class CgroupMember(NamedTuple):
     """A process whose group is of interest: the daemon, or a rank of a job."""
 
     pid: str
@@ -68,7 +68,7 @@ class Mounted(NamedTuple):
     mountpoint: str
 
 
-class Limit(NamedTuple):
+class CgroupLimit(NamedTuple):
     """A CPU limit, and what the level that has it counted."""
 
     cpus: float
@@ -82,14 +82,14 @@ class CgroupCollector:
 
     name = "cgroup"
 
-    def __init__(self, files: Files, members: Callable[[], Sequence[Member]]) -> None:
+    def __init__(self, files: Files, members: Callable[[], Sequence[CgroupMember]]) -> None:
         self._files = files
         self._members = members
-        self._view = View(files.proc / "self" / "root")
+        self._view = CgroupMounts(files.proc / "self" / "root")
 
     def collect(self) -> Outcome:
         """Read the groups of the daemon and of all ranks known now, each group once."""
-        reading = Reading(self._files)
+        reading = SourceReading(self._files)
         rows = reading.lines(self._files.proc / "self" / "mountinfo", parse_cgroup_mount)
         found_mounts = [mount for found in rows for mount in found]
         mounts = {mount.hierarchy: mount for mount in found_mounts}
@@ -98,7 +98,7 @@ class CgroupCollector:
         if host is not None and own is not None:
             mounts[V2] = Mounted(V2, "/", str(self._view.folder(host.mountpoint)))
         groups: dict[str, dict[str, str]] = {}
-        for member in (Member("self", "daemon"), *self._members()):
+        for member in (CgroupMember("self", "daemon"), *self._members()):
             paths = self._paths(reading, member)
             if host is not None and own is not None and V2 in paths:
                 path = self._view.outside(
@@ -123,7 +123,7 @@ class CgroupCollector:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _paths(self, reading: Reading, member: Member) -> dict[str, str]:
+    def _paths(self, reading: SourceReading, member: CgroupMember) -> dict[str, str]:
         """Return hierarchy -> path of the group; empty, which is healthy, when the process ended meanwhile."""
         rows = reading.lines(self._files.proc / member.pid / "cgroup", parse_cgroup_line)
         return {hierarchy: path for found in rows for hierarchy, path in found}
@@ -136,7 +136,7 @@ class CgroupCollector:
             return is_v1, ()
         return is_v1, levels_of(self._files.sys / mount.mountpoint.removeprefix("/sys/"), mount.root, path)
 
-    def _cpu(self, reading: Reading, name: str, mounts: dict[str, Mounted], paths: dict[str, str]) -> None:
+    def _cpu(self, reading: SourceReading, name: str, mounts: dict[str, Mounted], paths: dict[str, str]) -> None:
         is_v1, levels = self._levels(mounts, paths, "cpu")
         failures = reading.failures
         limit_of = _limit_v1 if is_v1 else _limit_v2
@@ -155,7 +155,7 @@ class CgroupCollector:
                 used_ns = _microseconds(_table(reading, own / "cpu.stat").get("usage_usec"))
             _add(reading, name, "pacecar_cgroup_cpu_seconds_total", used_ns)
 
-    def _memory(self, reading: Reading, name: str, mounts: dict[str, Mounted], paths: dict[str, str]) -> None:
+    def _memory(self, reading: SourceReading, name: str, mounts: dict[str, Mounted], paths: dict[str, str]) -> None:
         is_v1, levels = self._levels(mounts, paths, "memory")
         failures = reading.failures
         file = "memory.limit_in_bytes" if is_v1 else "memory.max"
@@ -171,12 +171,12 @@ class CgroupCollector:
             _add(reading, name, "pacecar_cgroup_oom_kills_total", events.get("oom_kill"))
 
 
-def _add(reading: Reading, name: str, metric: str, value: float | None) -> None:
+def _add(reading: SourceReading, name: str, metric: str, value: float | None) -> None:
     if value is not None:
         reading.add(metric, value, name)
 
 
-def _table(reading: Reading, path: Path) -> dict[str, int]:
+def _table(reading: SourceReading, path: Path) -> dict[str, int]:
     return dict(reading.lines(path, parse_flat_line))
 
 
@@ -184,21 +184,23 @@ def _microseconds(count: int | None) -> int | None:
     return None if count is None else count * 1000
 
 
-def _limit_v2(reading: Reading, level: Path) -> Limit | None:
+def _limit_v2(reading: SourceReading, level: Path) -> CgroupLimit | None:
     cpus = reading.parsed(level / "cpu.max", parse_cpu_max)
     if cpus is None:
         return None
     stat = _table(reading, level / "cpu.stat")
-    return Limit(cpus, stat.get("nr_periods"), stat.get("nr_throttled"), _microseconds(stat.get("throttled_usec")))
+    return CgroupLimit(
+        cpus, stat.get("nr_periods"), stat.get("nr_throttled"), _microseconds(stat.get("throttled_usec"))
+    )
 
 
-def _limit_v1(reading: Reading, level: Path) -> Limit | None:
+def _limit_v1(reading: SourceReading, level: Path) -> CgroupLimit | None:
     quota = reading.parsed(level / "cpu.cfs_quota_us", parse_quota)
     period = reading.parsed(level / "cpu.cfs_period_us", whole)
     if quota is None or not period:
         return None
     stat = _table(reading, level / "cpu.stat")
-    return Limit(quota / period, stat.get("nr_periods"), stat.get("nr_throttled"), stat.get("throttled_time"))
+    return CgroupLimit(quota / period, stat.get("nr_periods"), stat.get("nr_throttled"), stat.get("throttled_time"))
 
 
 def levels_of(top: Path, root: str, path: str) -> Levels:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["View"]
+__all__ = ["CgroupMounts"]
 
 FOLDERS_MAX = 20_000
 """Folders that are looked at; a node with 500 pods has some 3000 groups."""
@@ -29,7 +29,7 @@ class _Own(NamedTuple):
     names: tuple[str, ...] | None
 
 
-class View:
+class CgroupMounts:
     """The way from our view of the v2 hierarchy to the host's, which is mounted at `top`."""
 
     def __init__(self, process_root: Path) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 
 from pacecar.records import Outcome, Sample
 
-from .source_reader import Files, Reading, Seldom, sample, whole
+from .source_reader import Files, Seldom, SourceReading, sample, whole
 
 __all__ = ["CpuCollector"]
 
@@ -63,7 +63,7 @@ class CpuCollector:
 
     def collect(self) -> Outcome:
         """Read /proc/stat and /proc/loadavg once, and now and then the frequencies."""
-        reading = Reading(self._files)
+        reading = SourceReading(self._files)
         self._stat(reading)
         for loads in reading.lines(self._files.proc / "loadavg", parse_loadavg):
             for window, load in zip(WINDOWS, loads, strict=True):
@@ -87,7 +87,7 @@ class CpuCollector:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _stat(self, reading: Reading) -> None:
+    def _stat(self, reading: SourceReading) -> None:
         failures = reading.failures
         rows = reading.lines(self._stat_path, parse_stat_line)
         by_cpu = {key: row for key, row in rows if isinstance(row, dict)}
@@ -107,7 +107,7 @@ class CpuCollector:
             reading.add("pacecar_host_cpus_online", len(by_cpu))
             self._numa(reading, by_cpu)
 
-    def _numa(self, reading: Reading, by_cpu: dict[str, Modes]) -> None:
+    def _numa(self, reading: SourceReading, by_cpu: dict[str, Modes]) -> None:
         for node, cpus in self._nodes.get(reading, lambda: self._read_nodes(reading)).items():
             modes = added_up(row for cpu, row in by_cpu.items() if cpu in cpus)
             for mode, ticks in modes.items():
@@ -121,7 +121,7 @@ class CpuCollector:
         self._before[key] = now
         return ratio
 
-    def _read_nodes(self, reading: Reading) -> dict[str, frozenset[str]]:
+    def _read_nodes(self, reading: SourceReading) -> dict[str, frozenset[str]]:
         folder = self._files.sys / "devices" / "system" / "node"
         names = [n for n in reading.names(folder) or [] if re.fullmatch(r"node\d+", n)]
         nodes = {}
@@ -131,7 +131,7 @@ class CpuCollector:
                 nodes[name.removeprefix("node")] = frozenset(f"cpu{cpu}" for cpu in cpus)
         return nodes
 
-    def _read_frequencies(self, reading: Reading) -> list[Sample]:
+    def _read_frequencies(self, reading: SourceReading) -> list[Sample]:
         folder = self._files.sys / "devices" / "system" / "cpu" / "cpufreq"
         policies = [n for n in reading.names(folder) or [] if re.fullmatch(r"policy\d+", n)]
         now: list[int] = []

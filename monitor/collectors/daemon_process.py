@@ -17,10 +17,10 @@ from pacecar.records import Failed, Ok, Outcome
 
 from .source_reader import sample
 
-__all__ = ["OwnCollector"]
+__all__ = ["DaemonProcessCollector"]
 
 
-class OwnCollector:
+class DaemonProcessCollector:
     """CPU time, resident memory, threads and open files of this process."""
 
     name = "daemon"

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from pacecar.records import Outcome
 
-from .source_reader import Files, Reading, whole
+from .source_reader import Files, SourceReading, whole
 
 __all__ = ["DiskCollector", "MountCollector"]
 
@@ -72,7 +72,7 @@ class DiskCollector:
 
     def collect(self) -> Outcome:
         """Read diskstats, and ask each local file system for its room."""
-        reading = Reading(self._files)
+        reading = SourceReading(self._files)
         self._disks(reading)
         self._filesystems(reading)
         return reading.outcome()
@@ -80,7 +80,7 @@ class DiskCollector:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _disks(self, reading: Reading) -> None:
+    def _disks(self, reading: SourceReading) -> None:
         stats = reading.lines(self._files.proc / "diskstats", parse_diskstats_line)
         if not stats:
             return
@@ -99,7 +99,7 @@ class DiskCollector:
             reading.add("pacecar_host_disk_queue_seconds_total", stat.queue_ns, stat.device)
             reading.add("pacecar_host_disk_requests_in_flight", stat.in_flight, stat.device)
 
-    def _filesystems(self, reading: Reading) -> None:
+    def _filesystems(self, reading: SourceReading) -> None:
         mounts = local_filesystems(reading.lines(self._files.proc / "self" / "mountinfo", parse_mountinfo_line))
         mounts = [mount for mount in mounts if mount.mountpoint not in self._named]
         for mount in reading.first(mounts, FILESYSTEMS_MAX, "file systems"):
@@ -117,7 +117,7 @@ class MountCollector:
 
     def collect(self) -> Outcome:
         """Ask the file system for its room; hangs as long as its server does."""
-        reading = Reading(self._files)
+        reading = SourceReading(self._files)
         add_room(reading, self._mountpoint, self._statvfs)
         return reading.outcome()
 
@@ -125,7 +125,7 @@ class MountCollector:
         """Nothing is held open."""
 
 
-def add_room(reading: Reading, mountpoint: str, statvfs: Statvfs) -> None:
+def add_room(reading: SourceReading, mountpoint: str, statvfs: Statvfs) -> None:
     """Add what `statvfs` says about the file system at `mountpoint`."""
     try:
         room = statvfs(mountpoint)

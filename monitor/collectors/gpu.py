@@ -29,13 +29,13 @@ from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.records import Absent, Failed, Ok, Outcome, Sample
 
 from ..gpu.call_deadlines import CALL_SECONDS_FIRST
-from ..gpu.device import Reading
+from ..gpu.device import DeviceReading
 from ..gpu.driver import DriverMissingError, Nvml, NvmlError
-from ..gpu.driver_session import Found, Session, Sessions
-from ..gpu.driver_thread import Worker
-from ..gpu.gpu_state import Unit
-from ..gpu.xid_news import News
-from ..gpu.xid_sources import Heard, Witnesses
+from ..gpu.driver_session import DriverSession, DriverSessions, FoundDevice
+from ..gpu.driver_thread import DriverThread
+from ..gpu.gpu_state import GpuState
+from ..gpu.xid_news import XidNews
+from ..gpu.xid_sources import HeardXid, XidSources
 
 __all__ = ["GpuCollector"]
 
@@ -80,15 +80,15 @@ class GpuCollector:
         self._clock = clock
         self._deadline_seconds = deadline_seconds
         self._returned = threading.Condition()
-        self._sessions = Sessions(nvml, clock)
+        self._sessions = DriverSessions(nvml, clock)
         self._stop_first = False
-        self._opener: Worker[Session] = Worker("gpu-open", self._open, clock, self._returned)
-        self._witnesses = Witnesses(nvml, clock, kernel_log)
-        self._listener: Worker[Heard] = Worker("gpu-xid", self._witnesses.listen, clock, self._returned)
+        self._opener: DriverThread[DriverSession] = DriverThread("gpu-open", self._open, clock, self._returned)
+        self._witnesses = XidSources(nvml, clock, kernel_log)
+        self._listener: DriverThread[HeardXid] = DriverThread("gpu-xid", self._witnesses.listen, clock, self._returned)
         self._is_listening = False
-        self._news = News(clock)
-        self._units: dict[str, Unit] = {}
-        self._sought: dict[int, Unit] = {}
+        self._news = XidNews(clock)
+        self._units: dict[str, GpuState] = {}
+        self._sought: dict[int, GpuState] = {}
         self._left_out = 0
         self._is_open = False
         self._closed: Absent | Failed = Absent("the NVIDIA driver is being opened")
@@ -118,7 +118,10 @@ class GpuCollector:
 
     def close(self) -> None:
         """Let go of the driver, unless a call hangs in it: then the process's end has to do that."""
-        workers: list[Worker[Session] | Worker[Heard] | Worker[Reading]] = [self._opener, self._listener]
+        workers: list[DriverThread[DriverSession] | DriverThread[HeardXid] | DriverThread[DeviceReading]] = [
+            self._opener,
+            self._listener,
+        ]
         workers += [unit.worker for unit in self._units.values()]
         ended = [worker.stop(STOP_SECONDS if worker.busy_since_ns is None else 0.0) for worker in workers]
         self._sessions.give_up()
@@ -128,7 +131,7 @@ class GpuCollector:
 
     # --- the session ----------------------------------------------------------------------------
 
-    def _open(self) -> Session:
+    def _open(self) -> DriverSession:
         return self._sessions.open(stop_first=self._stop_first)
 
     def _keep_session(self) -> None:
@@ -147,7 +150,7 @@ class GpuCollector:
                 self._unit_of(found).attach(found)
             self._give_up_looking()
             return
-        if isinstance(result, Session):
+        if isinstance(result, DriverSession):
             self._take_session(result)
         elif isinstance(result, Exception):
             self._take_refusal(result)
@@ -179,7 +182,7 @@ class GpuCollector:
             return True
         return any(unit.worker.busy_since_ns is not None for unit in self._units.values())
 
-    def _take_session(self, session: Session) -> None:
+    def _take_session(self, session: DriverSession) -> None:
         now = self._clock.monotonic_ns()
         self._opened_ns = now
         self._look_again_ns = now + REOPEN_SECONDS * NS_PER_SECOND
@@ -206,7 +209,7 @@ class GpuCollector:
             self._seek(self._new_unit(index), index)
         self._witnesses.attach(gpus, has_events=session.has_events)
 
-    def _miss(self, unit: Unit, problems: dict[int, tuple[Found, str]], hanging: Sequence[int]) -> None:
+    def _miss(self, unit: GpuState, problems: dict[int, tuple[FoundDevice, str]], hanging: Sequence[int]) -> None:
         """Go on looking for a GPU that the session lacks, unless a call hangs in it: then it comes by itself."""
         if unit.worker.busy_since_ns is not None or (unit.facts is None and unit.reason == "hung"):
             unit.detach("hung", "no answer yet")
@@ -214,25 +217,25 @@ class GpuCollector:
         if unit.facts is None or unit.facts.gpu_index in hanging:
             self._seek(unit, int(unit.label) if unit.facts is None else unit.facts.gpu_index)
             return
-        found = Found(None, unit.facts)
+        found = FoundDevice(None, unit.facts)
         if unit.facts.gpu_index in problems:
             unit.seek(found, "lost", problems.pop(unit.facts.gpu_index)[1])
         else:
             unit.seek(found, "vanished", "the driver does not list it any more")
 
-    def _seek(self, unit: Unit, index: int) -> None:
+    def _seek(self, unit: GpuState, index: int) -> None:
         """Note that a GPU is looked for; it may only be slow to answer, so it is not called hung yet."""
         self._sought[index] = unit
         unit.detach("driver", "it has not answered its first questions yet")
 
-    def _unit_of(self, found: Found) -> Unit:
+    def _unit_of(self, found: FoundDevice) -> GpuState:
         """Return the unit of that GPU, by its UUID; a new one for a GPU that was never seen."""
         for unit in self._units.values():
             if unit.device.uuid == found.facts.identity.uuid:
                 return unit
         return self._new_unit(found.facts.gpu_index)
 
-    def _new_unit(self, index: int) -> Unit:
+    def _new_unit(self, index: int) -> GpuState:
         """Return the nameless unit of that index, or a new one: labelled by the index unless another GPU has that."""
         label = str(index)
         unit = self._units.get(label)
@@ -241,7 +244,7 @@ class GpuCollector:
         while label in self._units:
             index += 1
             label = str(index)
-        unit = self._units[label] = Unit(
+        unit = self._units[label] = GpuState(
             label, self._nvml, self._clock, self._returned, self._news,
             deadline_ns=int(self._deadline_seconds * NS_PER_SECOND),
         )  # fmt: skip
@@ -271,7 +274,7 @@ class GpuCollector:
         if self._is_listening:
             self._listener.ask()
         # Who was busy before hangs or is slow, and is not waited for again.
-        asked: list[Worker[Reading] | Worker[Heard]] = [
+        asked: list[DriverThread[DeviceReading] | DriverThread[HeardXid]] = [
             u.worker for u in self._units.values() if u.was_asked and not u.is_slow
         ]
         if self._is_listening:
@@ -302,7 +305,7 @@ class GpuCollector:
                 unit.await_driver()
             samples += unit.health()
         heard = self._listener.take() if self._is_listening else None
-        if isinstance(heard, Heard):
+        if isinstance(heard, HeardXid):
             self._witnesses.note(heard)
             if heard.failure is not None:
                 self._witnesses.detach()  # until the driver is opened anew

@@ -24,9 +24,9 @@ from pathlib import Path
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.records import JobHello, Outcome, Sample
 
-from ..jobs.cgroup_identity import Membership, PodName, Residence, membership_of, parse_pod_folder, reside
+from ..jobs.cgroup_identity import CgroupIdentity, PodName, Residence, membership_of, parse_pod_folder, reside
 from .cgroup import parse_cgroup_line
-from .source_reader import Files, Reading
+from .source_reader import Files, SourceReading
 
 __all__ = ["IdentityCollector", "gpu_processes"]
 
@@ -49,7 +49,7 @@ Key = tuple[str, str, int, int]
 
 @dataclass
 class _Entry:
-    membership: Membership | None
+    membership: CgroupIdentity | None
     residence: Residence
     read_ns: int
     seen_ns: int
@@ -88,7 +88,7 @@ class IdentityCollector:
     def collect(self) -> Outcome:
         """Read who is new, and who was read too long ago."""
         now = self._clock.monotonic_ns()
-        reading = Reading(self._files)
+        reading = SourceReading(self._files)
         ranks = dict(self._members())
         left_out = 0
         reads = READS_PER_TICK
@@ -115,12 +115,12 @@ class IdentityCollector:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _read(self, reading: Reading, pid: int) -> Membership | None:
+    def _read(self, reading: SourceReading, pid: int) -> CgroupIdentity | None:
         """Return what the kernel says; None when the process has ended, or is not ours to see."""
         rows = reading.lines(self._files.proc / str(pid) / "cgroup", parse_cgroup_line)
         return membership_of(path for found in rows for _, path in found) if rows else None
 
-    def _look_up(self, reading: Reading, entry: _Entry, hello: JobHello | None, now: int) -> None:
+    def _look_up(self, reading: SourceReading, entry: _Entry, hello: JobHello | None, now: int) -> None:
         uid = None if entry.membership is None else entry.membership.pod_uid
         is_due = self._pods_ns is None or now - self._pods_ns >= PODS_SECONDS * NS_PER_SECOND
         if uid is not None and uid not in self._pods and is_due:
@@ -147,6 +147,6 @@ def _key(hello: JobHello) -> Key:
     return hello.job, hello.launch, hello.rank, hello.started_wall_ns
 
 
-def _tell(reading: Reading, pid: int, hello: JobHello | None, residence: Residence) -> None:
+def _tell(reading: SourceReading, pid: int, hello: JobHello | None, residence: Residence) -> None:
     job, launch, rank = ("", "", "") if hello is None else (hello.job, hello.launch, str(hello.rank))
     reading.add("pacecar_process_info", 1, str(pid), job, launch, rank, *residence)

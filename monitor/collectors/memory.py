@@ -19,7 +19,7 @@ import re
 
 from pacecar.records import Outcome
 
-from .source_reader import Files, Reading, whole
+from .source_reader import Files, SourceReading, whole
 
 __all__ = ["MemoryCollector"]
 
@@ -54,7 +54,7 @@ class MemoryCollector:
 
     def collect(self) -> Outcome:
         """Read /proc/meminfo, /proc/vmstat, /proc/pressure/* and the pools of huge pages once."""
-        reading = Reading(self._files)
+        reading = SourceReading(self._files)
         meminfo = dict(reading.lines(self._files.proc / "meminfo", parse_meminfo_line))
         for key, metric in MEMINFO.items():
             if key in meminfo:
@@ -78,7 +78,7 @@ class MemoryCollector:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _huge_pages(self, reading: Reading) -> None:
+    def _huge_pages(self, reading: SourceReading) -> None:
         folder = self._files.sys / "kernel" / "mm" / "hugepages"
         pools = [n for n in reading.names(folder) or [] if re.fullmatch(r"hugepages-\d+kB", n)]
         for pool in reading.first(pools, POOLS_MAX, "sizes of huge pages"):

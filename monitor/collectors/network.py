@@ -27,7 +27,7 @@ from pacecar.clock import Clock
 from pacecar.records import Outcome, Sample
 
 from .rates import Rates
-from .source_reader import Files, Reading, Seldom, sample, whole
+from .source_reader import Files, Seldom, SourceReading, sample, whole
 
 __all__ = ["NetworkCollector"]
 
@@ -61,7 +61,7 @@ class Traffic(NamedTuple):
     transmit_drops: int
 
 
-class Link(NamedTuple):
+class NetworkLink(NamedTuple):
     """What hardly changes about one interface, and its rated speed when it is a link."""
 
     samples: list[Sample]
@@ -77,13 +77,13 @@ class NetworkCollector:
         self._files = files
         self._clock = clock
         self._dev = files.proc / "net" / "dev"
-        self._links: dict[str, Seldom[Link]] = {}
+        self._links: dict[str, Seldom[NetworkLink]] = {}
         self._speeds: dict[str, int] = {}
         self._rates = Rates()
 
     def collect(self) -> Outcome:
         """Read /proc/net/dev once, and now and then the link of each interface in it."""
-        reading = Reading(self._files)
+        reading = SourceReading(self._files)
         rows = reading.first(reading.lines(self._dev, parse_net_dev_line, skip=2), INTERFACES_MAX, "interfaces")
         now_ns = self._clock.monotonic_ns()
         names = {traffic.interface for traffic in rows}
@@ -125,14 +125,14 @@ class NetworkCollector:
                 found.append(sample(metric, rate / speed, traffic.interface))
         return found
 
-    def _link(self, reading: Reading, interface: str) -> None:
+    def _link(self, reading: SourceReading, interface: str) -> None:
         link = self._links[interface].get(reading, lambda: self._read_link(reading, interface))
         for read in link.samples:
             reading.add(read.metric, read.value, *read.labels)
         if link.bytes_per_second is not None:
             self._speeds[interface] = link.bytes_per_second
 
-    def _read_link(self, reading: Reading, interface: str) -> Link:
+    def _read_link(self, reading: SourceReading, interface: str) -> NetworkLink:
         folder = self._files.sys / "class" / "net" / interface
         samples: list[Sample] = []
         speed = self._read(reading, folder / "speed", parse_speed)
@@ -147,9 +147,9 @@ class NetworkCollector:
             if value is not None:
                 samples.append(sample(metric, value, interface))
         is_link = not {"device", "bonding"}.isdisjoint(reading.names(folder) or [])
-        return Link(samples, speed if is_link else None)
+        return NetworkLink(samples, speed if is_link else None)
 
-    def _read(self, reading: Reading, path: Path, parse: Parse) -> int | None:
+    def _read(self, reading: SourceReading, path: Path, parse: Parse) -> int | None:
         try:
             text = self._files.read(path).strip()
         except OSError as error:

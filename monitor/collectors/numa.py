@@ -19,7 +19,7 @@ import re
 
 from pacecar.records import Outcome
 
-from .source_reader import Files, Reading, whole
+from .source_reader import Files, SourceReading, whole
 
 __all__ = ["NumaCollector"]
 
@@ -46,7 +46,7 @@ class NumaCollector:
 
     def collect(self) -> Outcome:
         """Read meminfo and numastat of each node once."""
-        reading = Reading(self._files)
+        reading = SourceReading(self._files)
         folder = self._files.sys / "devices" / "system" / "node"
         names = [n for n in reading.names(folder) or [] if re.fullmatch(r"node\d+", n)]
         for name in reading.first(names, NODES_MAX, "NUMA nodes"):

@@ -31,7 +31,7 @@ from pacecar.clock import Clock
 from pacecar.records import Outcome, Sample
 
 from .rates import Rates
-from .source_reader import Files, Reading, sample, whole
+from .source_reader import Files, SourceReading, sample, whole
 
 __all__ = ["RdmaCollector"]
 
@@ -86,7 +86,7 @@ _CONGESTION = """
 ERRORS, CONGESTION = frozenset(_ERRORS.split()), frozenset(_CONGESTION.split())
 
 
-class Counter(NamedTuple):
+class RdmaCounter(NamedTuple):
     """One file, and the series that it is."""
 
     path: Path
@@ -101,7 +101,7 @@ class Port(NamedTuple):
     device: str
     port: str
     folder: Path
-    counters: tuple[Counter, ...]
+    counters: tuple[RdmaCounter, ...]
     info: tuple[str, ...] | None
 
 
@@ -122,7 +122,7 @@ class RdmaCollector:
 
     def collect(self) -> Outcome:
         """Read every counter of every port once."""
-        reading = Reading(self._files)
+        reading = SourceReading(self._files)
         self._find(reading)
         self._rates.keep(set(self._devices))
         self._speeds = {}
@@ -153,14 +153,14 @@ class RdmaCollector:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _utilization(self, counter: Counter, count: int) -> list[Sample]:
+    def _utilization(self, counter: RdmaCounter, count: int) -> list[Sample]:
         metric, speed = _UTILIZATION.get(counter.metric), self._speeds.get(counter.labels)
         if metric is None or not speed:
             return []
         rate = self._rates.per_second((*counter.labels, metric), count * counter.factor, self._clock.monotonic_ns())
         return [] if rate is None else [sample(metric, rate / speed, *counter.labels)]
 
-    def _state(self, reading: Reading, port: Port) -> None:
+    def _state(self, reading: SourceReading, port: Port) -> None:
         labels = (port.device, port.port)
         for name, metric, good in (
             ("state", "pacecar_rdma_port_active", "ACTIVE"),
@@ -174,7 +174,7 @@ class RdmaCollector:
             reading.add("pacecar_rdma_port_link_bytes_per_second", speed, *labels)
             self._speeds[labels] = speed
 
-    def _find(self, reading: Reading) -> None:
+    def _find(self, reading: SourceReading) -> None:
         """Find out which counters there are, when the devices changed and now and then."""
         names = tuple(reading.first(reading.names(self._root) or [], DEVICES_MAX, "RDMA devices"))
         self._find_in -= 1
@@ -185,7 +185,7 @@ class RdmaCollector:
         self._ports = [port for name in names for port in self._find_ports(reading, name)]
         self._find_in = FIND_TICKS if reading.failures == failures else 0
 
-    def _find_ports(self, reading: Reading, device: str) -> list[Port]:
+    def _find_ports(self, reading: SourceReading, device: str) -> list[Port]:
         folder = self._root / device
         names = reading.names(folder / "ports") or []
         at_device = frozenset(reading.names(folder / "hw_counters") or []) if len(names) == 1 else frozenset()
@@ -214,20 +214,20 @@ _UTILIZATION = {
 }
 
 
-def counters_of(there: dict[str, Path], labels: tuple[str, str]) -> list[Counter]:
+def counters_of(there: dict[str, Path], labels: tuple[str, str]) -> list[RdmaCounter]:
     """Return the counters to serve among the files `there` (name below the port -> path)."""
     counters = []
     for name, (metric, factor) in TRAFFIC.items():
         if name in there:
-            counters.append(Counter(there[name], metric, labels, factor))
+            counters.append(RdmaCounter(there[name], metric, labels, factor))
         elif name in INSTEAD and INSTEAD[name][0] in there:
-            counters.append(Counter(there[INSTEAD[name][0]], INSTEAD[name][1], labels, 1))
+            counters.append(RdmaCounter(there[INSTEAD[name][0]], INSTEAD[name][1], labels, 1))
     for name, path in there.items():
         word = path.name
         if word in ERRORS:
-            counters.append(Counter(path, "pacecar_rdma_errors_total", (*labels, word), 1))
+            counters.append(RdmaCounter(path, "pacecar_rdma_errors_total", (*labels, word), 1))
         elif word in CONGESTION and name.startswith("hw_counters/"):
-            counters.append(Counter(path, "pacecar_rdma_congestion_events_total", (*labels, word), 1))
+            counters.append(RdmaCounter(path, "pacecar_rdma_congestion_events_total", (*labels, word), 1))
     return counters
 
 

@@ -18,7 +18,7 @@ from typing import Generic, Protocol, TypeVar
 from pacecar.metrics.catalog import by_name
 from pacecar.records import Absent, Failed, Ok, Outcome, Sample
 
-__all__ = ["Collector", "Files", "Glancer", "Reading", "Seldom", "sample", "whole"]
+__all__ = ["Collector", "Files", "Glancer", "Seldom", "SourceReading", "sample", "whole"]
 
 SOURCE_BYTES_MAX = 4 * 1024 * 1024
 """No file of /proc or /sys that we read comes near; it bounds a source that never ends."""
@@ -113,7 +113,7 @@ class Seldom(Generic[T]):
         self._left = 0
         self._kept: T | None = None
 
-    def get(self, reading: Reading, read: Callable[[], T]) -> T:
+    def get(self, reading: SourceReading, read: Callable[[], T]) -> T:
         """Return what `read` gave lately; `read` notes its failures in `reading`."""
         if self._left > 0 and self._kept is not None:
             self._left -= 1
@@ -124,7 +124,7 @@ class Seldom(Generic[T]):
         return value
 
 
-class Reading:
+class SourceReading:
     """One tick of one collector: adds up samples, gaps and failures, and ends as an outcome."""
 
     def __init__(self, files: Files) -> None:

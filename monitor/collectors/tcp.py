@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pacecar.records import Outcome
 
-from .source_reader import Files, Reading, whole
+from .source_reader import Files, SourceReading, whole
 
 __all__ = ["TcpCollector"]
 
@@ -54,7 +54,7 @@ class TcpCollector:
 
     def collect(self) -> Outcome:
         """Read /proc/net/snmp, netstat and softnet_stat once."""
-        reading = Reading(self._files)
+        reading = SourceReading(self._files)
         for name in ("snmp", "netstat"):
             self._tables(reading, self._net / name)
         failures = reading.failures
@@ -67,7 +67,7 @@ class TcpCollector:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _tables(self, reading: Reading, path: Path) -> None:
+    def _tables(self, reading: SourceReading, path: Path) -> None:
         """Add what is in a file of pairs of lines: the names, then the numbers, each with the protocol in front."""
         names: dict[str, list[str]] = {}
 

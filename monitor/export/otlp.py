@@ -33,13 +33,13 @@ from typing import Any, NamedTuple
 
 from pacecar.clock import Clock
 from pacecar.config import OtlpConfig
-from pacecar.metrics.catalog import Kind, by_name
 from pacecar.metrics.catalog import Metric as Entry
+from pacecar.metrics.catalog import MetricKind, by_name
 from pacecar.records import Sample
 
 from ..watched_threads import WatchedThread
 
-__all__ = ["Otlp", "OtlpError", "OtlpFigures", "Reading", "unit_of"]
+__all__ = ["Otlp", "OtlpError", "OtlpFigures", "OtlpReading", "unit_of"]
 
 POINTS_MAX = 10_000
 """Data points in one request: about 1 MB, where collectors refuse more than 4 to 20 MB."""
@@ -73,7 +73,7 @@ class OtlpError(RuntimeError):
     """Exporting cannot begin; the message says what to do."""
 
 
-class Reading(NamedTuple):
+class OtlpReading(NamedTuple):
     """Samples, and the instant that they are of."""
 
     wall_ns: int
@@ -108,7 +108,7 @@ class Otlp:
     """Exports what `read` gives every period.  Construct, `start`, `close`."""
 
     def __init__(
-        self, config: OtlpConfig, clock: Clock, read: Callable[[], Iterable[Reading]], *, version: str, port: int
+        self, config: OtlpConfig, clock: Clock, read: Callable[[], Iterable[OtlpReading]], *, version: str, port: int
     ) -> None:
         self._config = config
         self._clock = clock
@@ -206,7 +206,7 @@ class Otlp:
         return None
 
 
-def _requests(readings: Iterable[Reading]) -> Iterator[list[Any]]:
+def _requests(readings: Iterable[OtlpReading]) -> Iterator[list[Any]]:
     """Yield the metrics of all readings, at most `POINTS_MAX` points at a time; of a metric in two, the first's."""
     from opentelemetry.sdk.metrics.export import AggregationTemporality, Gauge, Metric, NumberDataPoint, Sum
 
@@ -228,7 +228,9 @@ def _requests(readings: Iterable[Reading]) -> Iterator[list[Any]]:
         entry, unit = by_name(name), unit_of(by_name(name))
         while all_of_it:
             some, all_of_it = all_of_it[:room], all_of_it[room:]
-            data = Sum(some, AggregationTemporality.CUMULATIVE, True) if entry.kind is Kind.COUNTER else Gauge(some)
+            data = (
+                Sum(some, AggregationTemporality.CUMULATIVE, True) if entry.kind is MetricKind.COUNTER else Gauge(some)
+            )
             request.append(Metric(name, entry.help, unit, data))
             room -= len(some)
             if room == 0:

@@ -32,11 +32,11 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector
 
-from pacecar.metrics.catalog import CATALOG, Kind, by_name
+from pacecar.metrics.catalog import CATALOG, MetricKind, by_name
 from pacecar.metrics.catalog import Metric as Entry
 from pacecar.records import Sample
 
-from ..fault_containment import Faults, Part
+from ..fault_containment import ContainedPart, FaultContainment
 from ..http.content_negotiation import GZIP_BITS, GZIP_LEVEL, choose_coding, choose_media
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class _Family(Collector):
     """What prometheus_client needs to write one family."""
 
     def __init__(self, entry: Entry, labels: Labels | None = None) -> None:
-        kind = CounterMetricFamily if entry.kind is Kind.COUNTER else GaugeMetricFamily
+        kind = CounterMetricFamily if entry.kind is MetricKind.COUNTER else GaugeMetricFamily
         self._family = kind(entry.name, entry.help, labels=entry.labels, unit=entry.unit.outside)
         if labels is not None:
             self._family.add_metric(labels, 0.0)
@@ -134,13 +134,13 @@ class _Line:
         return self.text
 
 
-class Pen:
+class MetricWriter:
     """Writes samples, and remembers how their series are written.  One thread at a time."""
 
-    def __init__(self, part: Part = Part.DAEMON, faults: Faults | None = None) -> None:
+    def __init__(self, part: ContainedPart = ContainedPart.DAEMON, faults: FaultContainment | None = None) -> None:
         """A sample that cannot be written is left out, and counted in `faults` as of `part`."""
         self._part = part
-        self._faults = faults or Faults()
+        self._faults = faults or FaultContainment()
         self._lines: dict[tuple[str, Labels], _Line] = {}
         self._bytes = 0
 
@@ -195,10 +195,13 @@ class Exporter:
     `live` is asked at each scrape: jobs, and the daemon's own figures.
     """
 
-    def __init__(self, live: Callable[[], Iterable[Sample]], faults: Faults | None = None) -> None:
+    def __init__(self, live: Callable[[], Iterable[Sample]], faults: FaultContainment | None = None) -> None:
         self._live = live
         self._lock = threading.Lock()
-        self._tick_pen, self._live_pen = Pen(Part.COLLECTOR, faults), Pen(Part.JOB, faults)
+        self._tick_pen, self._live_pen = (
+            MetricWriter(ContainedPart.COLLECTOR, faults),
+            MetricWriter(ContainedPart.JOB, faults),
+        )
         self._part = _Part({})
         self._ticks = 0
         self._asked: dict[Form, int] = {}

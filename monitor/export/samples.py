@@ -31,7 +31,7 @@ from pacecar.records.job_identity import JobKey
 from pacecar.wire import Refusal
 
 from ..collectors.source_reader import sample
-from ..fault_containment import Faults, Part
+from ..fault_containment import ContainedPart, FaultContainment
 from ..http.event_stream import ViewerFigures
 from ..http.request import WebRefusal
 from ..jobs.cgroup_identity import Residence, reside
@@ -90,18 +90,18 @@ def _nowhere(hello: JobHello) -> Residence:
 def job_samples(
     jobs: Sequence[JobView],
     residence: Callable[[JobHello], Residence] = _nowhere,
-    faults: Faults | None = None,
+    faults: FaultContainment | None = None,
 ) -> Iterator[Sample]:
     """Yield the series of all jobs; `residence` says where a rank runs.
 
     A rank, or what is of a whole job, that raises has no series now, and `faults` counts it.
     """
-    faults = faults or Faults()
+    faults = faults or FaultContainment()
     for job in jobs:
         subject = f"job {job.job!r}"
         for rank in job.ranks:
-            yield from faults.each(Part.JOB, subject, partial(_rank_samples, rank, residence))
-        yield from faults.each(Part.JOB, subject, partial(_whole_job_samples, job))
+            yield from faults.each(ContainedPart.JOB, subject, partial(_rank_samples, rank, residence))
+        yield from faults.each(ContainedPart.JOB, subject, partial(_whole_job_samples, job))
 
 
 def _whole_job_samples(job: JobView) -> Iterator[Sample]:

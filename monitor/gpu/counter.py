@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from pacecar.clock import NS_PER_SECOND
 
-__all__ = ["ROUND", "Counter", "LinkCounter"]
+__all__ = ["ROUND", "GpuCounter", "LinkCounter"]
 
 ROUND = 1 << 32
 """What a counter of 32 bits counts before it begins again."""
 
 
-class Counter:
+class GpuCounter:
     """Adds up a driver's counter; `total` never falls."""
 
     def __init__(self) -> None:

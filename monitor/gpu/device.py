@@ -22,7 +22,7 @@ from typing import NamedTuple
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.records import Sample
 
-from .counter import Counter
+from .counter import GpuCounter
 from .derived import CLOCK_REASONS, ClockEvents, MeanPower
 from .driver import (
     DriverMissingError,
@@ -44,15 +44,15 @@ from .queries import (
     SECONDS_5,
     SECONDS_30,
     Processes,
-    Question,
+    Query,
     fan_questions,
     gpu_questions,
     instance_questions,
     link_questions,
 )
-from .query_schedule import Asked, Schedule
+from .query_schedule import QuerySchedule, ScheduledQuery
 
-__all__ = ["CALLS_PER_TICK_MAX", "LINKS_MAX", "Device", "Facts", "Reading"]
+__all__ = ["CALLS_PER_TICK_MAX", "LINKS_MAX", "Device", "DeviceFacts", "DeviceReading"]
 
 CALLS_PER_TICK_MAX = 12
 """Driver calls for one GPU in a tick that does not probe."""
@@ -82,7 +82,7 @@ _ARCHITECTURES = {
 _log = logging.getLogger(__name__)
 
 
-class Facts(NamedTuple):
+class DeviceFacts(NamedTuple):
     """What a driver session says of the GPU and of itself."""
 
     gpu_index: int
@@ -91,7 +91,7 @@ class Facts(NamedTuple):
     cuda: str
 
 
-class Reading(NamedTuple):
+class DeviceReading(NamedTuple):
     """One tick of one GPU: what came, what failed, and how long that took with how many calls."""
 
     samples: list[Sample]
@@ -112,9 +112,9 @@ class Device:
         self._fields = FieldReader(label, nvml, clock)
         self._events = ClockEvents(label)
         self._power = MeanPower(label)
-        self._energy_counter = Counter()
+        self._energy_counter = GpuCounter()
         self._processes = Processes(label)
-        self._schedule = Schedule()
+        self._schedule = QuerySchedule()
         self._gpms: list[Gpm] = []
         self._info: list[Sample] = []
         self._mig: dict[int, int] = {}
@@ -131,7 +131,7 @@ class Device:
         """Driver calls so far."""
         return self._calls + self._fields.calls
 
-    def attach(self, handle: Handle | None, facts: Facts) -> None:
+    def attach(self, handle: Handle | None, facts: DeviceFacts) -> None:
         """Take the handle of a new driver session; without one the next read looks for the GPU at its index.
 
         What was allocated in the old session is gone with it.
@@ -145,7 +145,7 @@ class Device:
         self._gpms = []
         self._is_probed, self._is_lost = False, handle is None
 
-    def read(self) -> Reading:
+    def read(self) -> DeviceReading:
         """Ask what is due.
 
         Raises:
@@ -183,7 +183,7 @@ class Device:
         self._fields.meanings.pcie_bytes_per_second_max = self._pcie_bytes_per_second_max()
         self._narrow = self._fields.meanings.narrow(NARROW_NS_MAX)
         took_ns = self._clock.monotonic_ns() - begun_ns
-        return Reading(samples + self._schedule.samples(), failures, took_ns, self.calls - calls_before)
+        return DeviceReading(samples + self._schedule.samples(), failures, took_ns, self.calls - calls_before)
 
     @property
     def is_glance_due(self) -> bool:
@@ -194,18 +194,18 @@ class Device:
     def _has_spare_call(self) -> bool:
         return self._spare_calls > 0 and self._clock.monotonic_ns() >= self._glance_due_ns
 
-    def glance(self) -> Reading:
+    def glance(self) -> DeviceReading:
         """Read power or utilization, in turn, with one of the calls that ticks leave over; else nothing.
 
         The calls of a tick are bounded with the glances before it and after it, which are spread over the time between.
         Beyond them is one call at every glance where a PCIe counter goes round within a tick.
         """
         if not self.is_glance_due:
-            return Reading([], [])
+            return DeviceReading([], [])
         if self._narrow:
             self._fields.look(self._handle, self._narrow)
         if not self._has_spare_call:
-            return Reading([], [])
+            return DeviceReading([], [])
         now = self._clock.monotonic_ns()
         self._spare_calls -= 1
         self._glance_due_ns = now + self._glance_gap_ns
@@ -213,7 +213,7 @@ class Device:
         self._calls += 1
         self._power_is_next = not self._power_is_next
         ask = self._glance_utilization if self._power_is_next else self._glance_power
-        return Reading(list(ask()), [])
+        return DeviceReading(list(ask()), [])
 
     def _glance_power(self) -> Iterable[Sample]:
         yield Sample("pacecar_gpu_power_watts", (self.label,), self._nvml.number(self._handle, Number.POWER))
@@ -269,9 +269,9 @@ class Device:
         self._schedule.add(gpu_questions(self.label))
         self._schedule.add(self._processes.questions())
         self._schedule.add(fan_questions(self.label, self._fact(Number.FANS) or 0))
-        self._schedule.add([Question("clock events", 1, EVERY_TICK, self._clock_events)])
+        self._schedule.add([Query("clock events", 1, EVERY_TICK, self._clock_events)])
         if mig is not None:
-            self._schedule.add([Question("mig mode", 1, SECONDS_30, self._mig_mode)])
+            self._schedule.add([Query("mig mode", 1, SECONDS_30, self._mig_mode)])
         if mig == 1:
             self._add_instances(failures)
         elif self._fact(Number.GPM_SUPPORT) == 1:
@@ -319,7 +319,7 @@ class Device:
         """Complete the questions by what the fields turned out not to tell."""
         self._fields.drop_doubles()
         if not self._fields.meanings.has(ENERGY):
-            self._schedule.add([Question("energy", 1, EVERY_TICK, self._energy)])
+            self._schedule.add([Query("energy", 1, EVERY_TICK, self._energy)])
         states = {field.field.scope for field in self._fields.meanings.due(slow=True) if "link_state" in field.metric}
         for link in range(self._links):
             self._schedule.add(link_questions(self.label, link, ask_state=link not in states))
@@ -327,7 +327,7 @@ class Device:
     def _add_gpm(self, gpm: Gpm, name: str, stale_ns: int) -> None:
         self._gpms.append(gpm)
         clock = self._clock
-        self._schedule.add([Question(name, GPM_CALLS, stale_ns, lambda _, h: gpm.ask(h, clock.monotonic_ns()))])
+        self._schedule.add([Query(name, GPM_CALLS, stale_ns, lambda _, h: gpm.ask(h, clock.monotonic_ns()))])
 
     # --- MIG ------------------------------------------------------------------------------------
 
@@ -342,7 +342,7 @@ class Device:
         measured: set[int] = set()
         self._mig.clear()
         for slot in range(slots):
-            self._schedule.add([Question(f"mig slot {slot}", 1, SECONDS_30, self._mig_slot(slot))])
+            self._schedule.add([Query(f"mig slot {slot}", 1, SECONDS_30, self._mig_slot(slot))])
             self._calls += 1
             try:
                 key = self._nvml.instance_key(self._handle, slot)
@@ -392,7 +392,7 @@ class Device:
             answered += self._ask(asked, failures)
         return answered
 
-    def _ask(self, asked: Asked, failures: list[str]) -> bool:
+    def _ask(self, asked: ScheduledQuery, failures: list[str]) -> bool:
         question = asked.question
         self._calls += question.calls
         try:
@@ -407,7 +407,7 @@ class Device:
             return True
         return False
 
-    def _note_failure(self, asked: Asked, error: NvmlError, failures: list[str], *, is_over: bool) -> None:
+    def _note_failure(self, asked: ScheduledQuery, error: NvmlError, failures: list[str], *, is_over: bool) -> None:
         """Drop the question, or say that it failed."""
         if is_over:
             self._schedule.drop(asked.question.name)

@@ -21,9 +21,12 @@ from typing import NamedTuple, NewType, Protocol
 
 __all__ = [
     "ALL_LINKS",
+    "DriverEvent",
+    "DriverMemory",
     "DriverMissingError",
+    "DriverProcess",
     "DriverStoppedError",
-    "Event",
+    "DriverUtilization",
     "Fabric",
     "FieldId",
     "FieldValue",
@@ -32,16 +35,13 @@ __all__ = [
     "Handle",
     "Identity",
     "Instance",
-    "Memory",
     "NothingNewError",
     "Number",
     "Nvml",
     "NvmlError",
-    "Process",
     "ProcessShare",
     "RemoteLink",
     "UnsupportedError",
-    "Utilization",
 ]
 
 ALL_LINKS = 0xFFFFFFFF
@@ -127,14 +127,14 @@ class Identity(NamedTuple):
     vbios: str = ""
 
 
-class Utilization(NamedTuple):
+class DriverUtilization(NamedTuple):
     """Shares of the driver's sample period, in percent."""
 
     gpu_percent: int
     memory_percent: int
 
 
-class Memory(NamedTuple):
+class DriverMemory(NamedTuple):
     """Memory in bytes; `reserved` is None where the driver counts it as used."""
 
     total: int
@@ -157,7 +157,7 @@ class FieldValue(NamedTuple):
     bits: int
 
 
-class Process(NamedTuple):
+class DriverProcess(NamedTuple):
     """A compute process; memory in bytes, None where the driver does not say (another container, no permission)."""
 
     pid: int
@@ -198,7 +198,7 @@ class Instance(NamedTuple):
     name: str
 
 
-class Event(NamedTuple):
+class DriverEvent(NamedTuple):
     """An Xid that the driver's event set reports; `gpu_index` is the GPU's as it was registered."""
 
     gpu_index: int
@@ -248,11 +248,11 @@ class Nvml(Protocol):
         """Return nvml.h's status of reads from `other`'s memory without the host's: 0 is possible."""
         ...
 
-    def utilization(self, handle: Handle) -> Utilization:
+    def utilization(self, handle: Handle) -> DriverUtilization:
         """Return the shares of time in which a kernel ran and memory was used."""
         ...
 
-    def memory(self, handle: Handle) -> Memory:
+    def memory(self, handle: Handle) -> DriverMemory:
         """Return device memory, with what the driver reserves apart where it can tell."""
         ...
 
@@ -264,7 +264,7 @@ class Nvml(Protocol):
         """Return the same in revolutions a minute."""
         ...
 
-    def bar1(self, handle: Handle) -> Memory:
+    def bar1(self, handle: Handle) -> DriverMemory:
         """Return the BAR1 window through which the host and other devices reach device memory."""
         ...
 
@@ -272,7 +272,7 @@ class Nvml(Protocol):
         """Return for each field its value or the error that the driver gave for that one, in one call."""
         ...
 
-    def processes(self, handle: Handle) -> list[Process]:
+    def processes(self, handle: Handle) -> list[DriverProcess]:
         """Return the compute processes."""
         ...
 
@@ -324,6 +324,6 @@ class Nvml(Protocol):
         """Open an event set for the Xids of these GPUs (index, handle); the answer says which are in it."""
         ...
 
-    def event(self) -> Event:
+    def event(self) -> DriverEvent:
         """Return the next Xid without waiting; raises NothingNewError when there is none."""
         ...

@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 from pacecar.clock import Clock
 
-from .device import Facts
+from .device import DeviceFacts
 from .driver import Handle, Identity, Nvml, NvmlError
-from .driver_thread import Worker
+from .driver_thread import DriverThread
 
-__all__ = ["GPUS_MAX", "Found", "Session", "Sessions"]
+__all__ = ["GPUS_MAX", "DriverSession", "DriverSessions", "FoundDevice"]
 
 GPUS_MAX = 64
 
@@ -31,35 +31,35 @@ FIND_SECONDS = 1.0
 """What an opening waits for handles and names; a GPU without persistence mode takes a good part of a second."""
 
 
-class Found(NamedTuple):
+class FoundDevice(NamedTuple):
     """A GPU that answered when the driver was opened; without a handle: one to look for at that index."""
 
     handle: Handle | None
-    facts: Facts
+    facts: DeviceFacts
 
 
-class Session(NamedTuple):
+class DriverSession(NamedTuple):
     """What an opening found; `problems` are those that refused and how, `hanging` those that are silent."""
 
-    found: tuple[Found, ...]
-    problems: tuple[tuple[Found, NvmlError], ...]
+    found: tuple[FoundDevice, ...]
+    problems: tuple[tuple[FoundDevice, NvmlError], ...]
     hanging: tuple[int, ...]
     left_out: int
     has_events: bool
 
 
-class Sessions:
+class DriverSessions:
     """Opens the driver, again and again.  Used by one thread at a time."""
 
     def __init__(self, nvml: Nvml, clock: Clock) -> None:
         self._nvml = nvml
         self._clock = clock
         self._returned = threading.Condition()
-        self._finders: dict[int, tuple[int, Worker[Found]]] = {}  # index -> (opening, who is looking)
+        self._finders: dict[int, tuple[int, DriverThread[FoundDevice]]] = {}  # index -> (opening, who is looking)
         self._starts = 0
         self.openings = 0
 
-    def open(self, *, stop_first: bool) -> Session:
+    def open(self, *, stop_first: bool) -> DriverSession:
         """Return the GPUs of a new session; raises NvmlError when the driver cannot be opened."""
         if stop_first:
             self.close()
@@ -73,14 +73,14 @@ class Sessions:
             cuda = ""
         count = self._nvml.device_count()
         results = self._find_all(range(min(count, GPUS_MAX)), driver, cuda)
-        found = [result for result in results.values() if isinstance(result, Found)]
+        found = [result for result in results.values() if isinstance(result, FoundDevice)]
         unknown = Identity("", "", "")
         problems = [
-            (Found(None, Facts(index, unknown, driver, cuda)), result)
+            (FoundDevice(None, DeviceFacts(index, unknown, driver, cuda)), result)
             for index, result in results.items()
             if isinstance(result, NvmlError)
         ]
-        return Session(
+        return DriverSession(
             tuple(found), tuple(problems), tuple(self._finders), max(0, count - GPUS_MAX), self._watch(found)
         )
 
@@ -99,28 +99,28 @@ class Sessions:
         for _, worker in list(self._finders.values()):
             worker.stop(0.0)
 
-    def late(self) -> list[Found]:
+    def late(self) -> list[FoundDevice]:
         """Return the GPUs that answered after the opening was over; those of an older one are forgotten."""
         results = {index: (opening, worker.take()) for index, (opening, worker) in self._finders.items()}
-        found: list[Found] = []
+        found: list[FoundDevice] = []
         for index, (opening, result) in results.items():
             if result is not None:
                 self._finders.pop(index)[1].stop(0.0)
-                if isinstance(result, Found) and opening == self.openings:
+                if isinstance(result, FoundDevice) and opening == self.openings:
                     found.append(result)
         return found
 
-    def _find_all(self, indices: range, driver: str, cuda: str) -> dict[int, Found | Exception]:
+    def _find_all(self, indices: range, driver: str, cuda: str) -> dict[int, FoundDevice | Exception]:
         self.late()
-        asked: dict[int, Worker[Found]] = {}
+        asked: dict[int, DriverThread[FoundDevice]] = {}
         for index in indices:
             if index not in self._finders:  # where a look hangs already, another would hang beside it
                 find = partial(self._find, index, driver, cuda)
-                asked[index] = Worker(f"gpu-find-{index}", find, self._clock, self._returned)
+                asked[index] = DriverThread(f"gpu-find-{index}", find, self._clock, self._returned)
                 asked[index].ask()
         with self._returned:
             self._returned.wait_for(lambda: all(w.busy_since_ns is None for w in asked.values()), FIND_SECONDS)
-        results: dict[int, Found | Exception] = {}
+        results: dict[int, FoundDevice | Exception] = {}
         for index, worker in asked.items():
             result = worker.take()
             if result is None:
@@ -133,9 +133,9 @@ class Sessions:
                 raise result
         return results
 
-    def _find(self, index: int, driver: str, cuda: str) -> Found:
+    def _find(self, index: int, driver: str, cuda: str) -> FoundDevice:
         handle = self._nvml.device(index)
-        return Found(handle, Facts(index, self._nvml.identity(handle), driver, cuda))
+        return FoundDevice(handle, DeviceFacts(index, self._nvml.identity(handle), driver, cuda))
 
     def close(self) -> None:
         """Let go of the driver as often as it was started."""
@@ -143,7 +143,7 @@ class Sessions:
             self._starts -= 1
             self._nvml.stop()
 
-    def _watch(self, found: list[Found]) -> bool:
+    def _watch(self, found: list[FoundDevice]) -> bool:
         if not found:
             return False
         try:

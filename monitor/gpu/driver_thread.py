@@ -14,12 +14,12 @@ from typing import Generic, TypeVar
 
 from pacecar.clock import Clock
 
-__all__ = ["Worker"]
+__all__ = ["DriverThread"]
 
 T = TypeVar("T")
 
 
-class Worker(Generic[T]):
+class DriverThread(Generic[T]):
     """A thread with one job.  All fields but the thread's own belong to the condition `returned`."""
 
     def __init__(self, name: str, job: Callable[[], T], clock: Clock, returned: threading.Condition) -> None:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from pacecar.clock import NS_PER_SECOND
 from pacecar.records import Sample
 
-from .counter import ROUND, Counter, LinkCounter
+from .counter import ROUND, GpuCounter, LinkCounter
 from .driver import ALL_LINKS, FieldId, FieldValue
 
 __all__ = ["ENERGY", "LINK_COUNT", "Field", "FieldMeanings", "gpu_fields", "link_fields"]
@@ -130,7 +130,7 @@ class FieldMeanings:
         self._gpu = gpu
         self.pcie_bytes_per_second_max: float | None = None
         """The most that the PCIe link moves in one direction; None: not known."""
-        self._counters: dict[Field, Counter] = {}
+        self._counters: dict[Field, GpuCounter] = {}
         self._link_counters: dict[Field, LinkCounter] = {}
         self._unreliable: set[Field] = set()
         self._missed: set[Field] = set()
@@ -206,7 +206,7 @@ class FieldMeanings:
         elif field.counts:
             counter = self._counters.get(field)
             if counter is None:
-                counter = self._counters[field] = Counter()
+                counter = self._counters[field] = GpuCounter()
             value = counter.take(answer.value, answer.bits)
         return Sample(field.metric, (self._gpu, *field.labels), value * field.factor)
 

@@ -20,13 +20,13 @@ from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.records import Sample
 
 from .call_deadlines import CallTimes, timed
-from .device import CALLS_PER_TICK_MAX, Device, Facts, Reading
+from .device import CALLS_PER_TICK_MAX, Device, DeviceFacts, DeviceReading
 from .driver import DriverMissingError, DriverStoppedError, GpuLostError, Nvml
-from .driver_session import Found
-from .driver_thread import Worker
-from .xid_news import News
+from .driver_session import FoundDevice
+from .driver_thread import DriverThread
+from .xid_news import XidNews
 
-__all__ = ["REASONS", "Unit"]
+__all__ = ["REASONS", "GpuState"]
 
 REASONS = ("hung", "lost", "reset_required", "vanished", "driver", "error")
 """Why a GPU is down: a call does not return, the driver calls it lost, wants a reset, does not list it, is gone itself,
@@ -44,7 +44,7 @@ HELD_SECONDS = 60.0
 _RESET_REQUIRED = 16  # NVML_ERROR_RESET_REQUIRED
 
 
-class Unit:
+class GpuState:
     """A GPU that the daemon has seen; it stays, with its label and its counters, when the GPU goes and comes back."""
 
     def __init__(
@@ -53,18 +53,18 @@ class Unit:
         nvml: Nvml,
         clock: Clock,
         returned: threading.Condition,
-        news: News,
+        news: XidNews,
         *,
         deadline_ns: int,
     ) -> None:
         self.label = label
         self._times = CallTimes(clock)
         self.device = Device(label, timed(nvml, self._times), clock)
-        self.worker: Worker[Reading] = Worker(f"gpu-{label}", self.device.read, clock, returned)
+        self.worker: DriverThread[DeviceReading] = DriverThread(f"gpu-{label}", self.device.read, clock, returned)
         self.reason: str | None = None
         self.words = ""
         self.down_since_ns: int | None = None
-        self.facts: Facts | None = None
+        self.facts: DeviceFacts | None = None
         self.was_asked = False
         self._awaits_tick = False
         self.is_glancing = False
@@ -74,11 +74,11 @@ class Unit:
         self._news = news
         self._deadline_ns = deadline_ns
         self._asked_ns = self._due_ns = self._interval_ns = 0
-        self._arrived: Reading | Exception | None = None
-        self._held: tuple[Reading, int] | None = None
+        self._arrived: DeviceReading | Exception | None = None
+        self._held: tuple[DeviceReading, int] | None = None
         self._is_attached = False
         self._sought_as: str | None = None
-        self._waiting: Found | None = None
+        self._waiting: FoundDevice | None = None
         self._succeeded_wall_ns: int | None = None
         self._in_a_row = 0
         self._failures: Counter[str] = Counter()
@@ -95,13 +95,13 @@ class Unit:
         """Whether anything was read of it since the daemon started."""
         return self._succeeded_wall_ns is not None
 
-    def attach(self, found: Found) -> None:
+    def attach(self, found: FoundDevice) -> None:
         """Take the handle of a new session, as soon as no call hangs in the old one."""
         self._waiting, self._sought_as, self.facts = found, None, found.facts
         self._is_attached = False
         self._settle()
 
-    def seek(self, found: Found, reason: str, words: str) -> None:
+    def seek(self, found: FoundDevice, reason: str, words: str) -> None:
         """Look at every tick whether it is back at its index; until then it is down for that reason."""
         self.attach(found)
         self._sought_as = reason
@@ -142,13 +142,13 @@ class Unit:
     def gather_glance(self) -> list[Sample]:
         """Return what a glance saw; what went wrong is met again, and named, by the next tick."""
         result = self.worker.take() if self.is_glancing else None
-        return result.samples if isinstance(result, Reading) else []
+        return result.samples if isinstance(result, DeviceReading) else []
 
     def gather(self) -> tuple[list[Sample], list[str], bool]:
         """Return what came in this tick, what failed, and whether the driver has stopped."""
         self._collect()
         result, self._arrived = self._arrived, None
-        if isinstance(result, Reading):
+        if isinstance(result, DeviceReading):
             self._come_up()
             self._held = (result, self._clock.monotonic_ns())
             self._note_failures(result.failures)
@@ -167,12 +167,12 @@ class Unit:
         if result is None:
             return
         self._arrived = result
-        took_ns = result.took_ns if isinstance(result, Reading) else 0
+        took_ns = result.took_ns if isinstance(result, DeviceReading) else 0
         self._due_ns = self._asked_ns + int(took_ns / SHARE_MAX)
         # A probe makes more calls than a tick: what the calls of a tick would take is what counts.
-        calls = result.calls if isinstance(result, Reading) else 0
+        calls = result.calls if isinstance(result, DeviceReading) else 0
         of_a_tick_ns = took_ns * CALLS_PER_TICK_MAX // max(calls, CALLS_PER_TICK_MAX)
-        if isinstance(result, Reading) and of_a_tick_ns > self._deadline_ns and not self.is_slow:
+        if isinstance(result, DeviceReading) and of_a_tick_ns > self._deadline_ns and not self.is_slow:
             call, longest_ns = self._times.slowest
             self.is_slow = True
             self._news.tell(

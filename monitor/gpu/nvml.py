@@ -23,9 +23,12 @@ import pynvml
 
 from .calls import NUMBER_CALLS
 from .driver import (
+    DriverEvent,
+    DriverMemory,
     DriverMissingError,
+    DriverProcess,
     DriverStoppedError,
-    Event,
+    DriverUtilization,
     Fabric,
     FieldId,
     FieldValue,
@@ -34,15 +37,12 @@ from .driver import (
     Handle,
     Identity,
     Instance,
-    Memory,
     NothingNewError,
     Number,
     NvmlError,
-    Process,
     ProcessShare,
     RemoteLink,
     UnsupportedError,
-    Utilization,
 )
 
 __all__ = ["GPM_ENTRIES_MAX", "PyNvml"]
@@ -151,23 +151,23 @@ class PyNvml:
         """Ask nvmlDeviceGetP2PStatus for reads (index 0; pynvml's name for it is a tuple by a stray comma)."""
         return int(_ask("nvmlDeviceGetP2PStatus", handle, other, 0))
 
-    def utilization(self, handle: Handle) -> Utilization:
+    def utilization(self, handle: Handle) -> DriverUtilization:
         """Ask nvmlDeviceGetUtilizationRates."""
         rates = _ask("nvmlDeviceGetUtilizationRates", handle)
-        return Utilization(int(rates.gpu), int(rates.memory))
+        return DriverUtilization(int(rates.gpu), int(rates.memory))
 
-    def memory(self, handle: Handle) -> Memory:
+    def memory(self, handle: Handle) -> DriverMemory:
         """Ask nvmlDeviceGetMemoryInfo_v2, or the first version of it, in which reserved memory counts as used."""
         if _address(handle) not in self._first_version:
             try:
                 info = _ask("nvmlDeviceGetMemoryInfo", handle, _MEMORY_V2)
-                return Memory(int(info.total), int(info.used), int(info.free), int(info.reserved))
+                return DriverMemory(int(info.total), int(info.used), int(info.free), int(info.reserved))
             except NvmlError as error:
                 if error.code not in (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, _VERSION_MISMATCH):
                     raise
                 self._first_version.add(_address(handle))
         info = _ask("nvmlDeviceGetMemoryInfo", handle)
-        return Memory(int(info.total), int(info.used), int(info.free))
+        return DriverMemory(int(info.total), int(info.used), int(info.free))
 
     def fan_percent(self, handle: Handle, fan: int) -> int:
         """Ask nvmlDeviceGetFanSpeed_v2."""
@@ -186,10 +186,10 @@ class PyNvml:
             raise _named(error.value, str(error)) from error
         return int(info.speed)
 
-    def bar1(self, handle: Handle) -> Memory:
+    def bar1(self, handle: Handle) -> DriverMemory:
         """Ask nvmlDeviceGetBAR1MemoryInfo."""
         info = _ask("nvmlDeviceGetBAR1MemoryInfo", handle)
-        return Memory(int(info.bar1Total), int(info.bar1Used), int(info.bar1Free))
+        return DriverMemory(int(info.bar1Total), int(info.bar1Used), int(info.bar1Free))
 
     def fields(self, handle: Handle, ids: Sequence[FieldId]) -> list[FieldValue | NvmlError]:
         """Ask nvmlDeviceGetFieldValues once for all; each value has its own return code."""
@@ -199,10 +199,10 @@ class PyNvml:
             for number, _, _, _, kind, code, union in _FIELD_VALUE.iter_unpack(memoryview(values).cast("B"))
         ]
 
-    def processes(self, handle: Handle) -> list[Process]:
+    def processes(self, handle: Handle) -> list[DriverProcess]:
         """Ask nvmlDeviceGetComputeRunningProcesses, which is two calls: how many, and which."""
         found = _ask("nvmlDeviceGetComputeRunningProcesses", handle)
-        return [Process(int(p.pid), None if p.usedGpuMemory is None else int(p.usedGpuMemory)) for p in found]
+        return [DriverProcess(int(p.pid), None if p.usedGpuMemory is None else int(p.usedGpuMemory)) for p in found]
 
     def process_shares(self, handle: Handle, since_us: int) -> list[ProcessShare]:
         """Ask nvmlDeviceGetProcessUtilization, which is two calls as well; NOT_FOUND means no sample since."""
@@ -311,7 +311,7 @@ class PyNvml:
                 answers.append(error)
         return answers
 
-    def event(self) -> Event:
+    def event(self) -> DriverEvent:
         """Ask nvmlEventSetWait with no time to wait; a timeout means that there is nothing."""
         assert self._events is not None, "watch comes first"
         try:
@@ -323,7 +323,7 @@ class PyNvml:
         index = self._watched.get(_address(data.device))
         if index is None or int(data.eventType) != _XID:
             raise NothingNewError(f"an event of type {data.eventType} of no GPU that is watched")
-        return Event(index, int(data.eventData))
+        return DriverEvent(index, int(data.eventData))
 
 
 def _ask(name: str, *arguments: object) -> Any:  # noqa: ANN401  pynvml has no types

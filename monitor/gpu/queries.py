@@ -21,7 +21,7 @@ from .driver import Fabric, Handle, Instance, NothingNewError, Number, Nvml
 __all__ = [
     "PROCESSES_MAX",
     "Processes",
-    "Question",
+    "Query",
     "fan_questions",
     "gpu_questions",
     "instance_questions",
@@ -46,7 +46,7 @@ NEVER = 1 << 62
 Ask = Callable[[Nvml, Handle], Iterable[Sample]]
 
 
-class Question(NamedTuple):
+class Query(NamedTuple):
     """One question; `stale_ns` 0 is asked at every tick."""
 
     name: str
@@ -55,15 +55,15 @@ class Question(NamedTuple):
     ask: Ask
 
 
-def _number(which: Number, stale_ns: int, metric: str, *labels: str, factor: float = 1) -> Question:
+def _number(which: Number, stale_ns: int, metric: str, *labels: str, factor: float = 1) -> Query:
     def ask(nvml: Nvml, handle: Handle) -> Iterator[Sample]:
         value = nvml.number(handle, which)
         yield Sample(metric, labels, value if factor == 1 else value * factor)
 
-    return Question(which.value, 1, stale_ns, ask)
+    return Query(which.value, 1, stale_ns, ask)
 
 
-def gpu_questions(gpu: str) -> list[Question]:
+def gpu_questions(gpu: str) -> list[Query]:
     """Return what is asked of a whole GPU, those of every tick first."""
 
     def utilization(nvml: Nvml, handle: Handle) -> Iterator[Sample]:
@@ -87,8 +87,8 @@ def gpu_questions(gpu: str) -> list[Question]:
         Number.THRESHOLD_GPU_MAX: "gpu_max",
     }
     return [
-        Question("utilization", 1, EVERY_TICK, utilization),
-        Question("memory", 1, EVERY_TICK, _memory("pacecar_gpu_memory", gpu)),
+        Query("utilization", 1, EVERY_TICK, utilization),
+        Query("memory", 1, EVERY_TICK, _memory("pacecar_gpu_memory", gpu)),
         _number(Number.POWER, EVERY_TICK, "pacecar_gpu_power_watts", gpu),
         _number(Number.TEMPERATURE, EVERY_TICK, "pacecar_gpu_temperature_celsius", gpu),
         *(
@@ -98,13 +98,13 @@ def gpu_questions(gpu: str) -> list[Question]:
         _number(Number.PERFORMANCE_STATE, SECONDS_5, "pacecar_gpu_performance_state", gpu),
         _number(Number.ENCODER, SECONDS_10, "pacecar_gpu_encoder_utilization_ratio", gpu, factor=0.01),
         _number(Number.DECODER, SECONDS_10, "pacecar_gpu_decoder_utilization_ratio", gpu, factor=0.01),
-        Question("bar1", 1, SECONDS_15, bar1),
+        Query("bar1", 1, SECONDS_15, bar1),
         _number(Number.POWER_LIMIT, SECONDS_30, "pacecar_gpu_power_limit_watts", gpu),
         _number(Number.PCIE_GENERATION, SECONDS_30, "pacecar_gpu_pcie_generation", gpu),
         _number(Number.PCIE_WIDTH, SECONDS_30, "pacecar_gpu_pcie_width", gpu),
         _number(Number.PCIE_GENERATION_MAX, MINUTES_5, "pacecar_gpu_pcie_generation_max", gpu),
         _number(Number.PCIE_WIDTH_MAX, MINUTES_5, "pacecar_gpu_pcie_width_max", gpu),
-        Question("fabric", 1, SECONDS_30, fabric),
+        Query("fabric", 1, SECONDS_30, fabric),
         *(
             _number(Number(f"highest {clock} clock"), MINUTES_5, "pacecar_gpu_clock_max_hertz", gpu, clock)
             for clock in clocks
@@ -128,7 +128,7 @@ def _memory(prefix: str, *labels: str) -> Ask:
     return ask
 
 
-def link_questions(gpu: str, link: int, *, ask_state: bool) -> list[Question]:
+def link_questions(gpu: str, link: int, *, ask_state: bool) -> list[Query]:
     """Return what is asked of one NVLink; its state only where the field for it is not there."""
 
     def state(nvml: Nvml, handle: Handle) -> Iterator[Sample]:
@@ -138,13 +138,13 @@ def link_questions(gpu: str, link: int, *, ask_state: bool) -> list[Question]:
         end = nvml.link_remote(handle, link)
         yield Sample("pacecar_gpu_nvlink_info", (gpu, str(link), end.version, end.device, end.pci_bus_id), 1)
 
-    questions = [Question(f"nvlink {link} remote end", 3, NEVER, remote)]
+    questions = [Query(f"nvlink {link} remote end", 3, NEVER, remote)]
     if ask_state:
-        questions.append(Question(f"nvlink {link} state", 1, SECONDS_30, state))
+        questions.append(Query(f"nvlink {link} state", 1, SECONDS_30, state))
     return questions
 
 
-def fan_questions(gpu: str, fans: int) -> list[Question]:
+def fan_questions(gpu: str, fans: int) -> list[Query]:
     """Return what is asked of each fan: the share of its highest speed and, since driver 565, how fast it turns."""
 
     def speed(fan: int) -> Ask:
@@ -157,12 +157,12 @@ def fan_questions(gpu: str, fans: int) -> list[Question]:
 
     asked = range(min(fans, FANS_MAX))
     return [
-        *(Question(f"fan {fan} speed", 1, SECONDS_10, speed(fan)) for fan in asked),
-        *(Question(f"fan {fan} rpm", 1, SECONDS_10, rpm(fan)) for fan in asked),
+        *(Query(f"fan {fan} speed", 1, SECONDS_10, speed(fan)) for fan in asked),
+        *(Query(f"fan {fan} rpm", 1, SECONDS_10, rpm(fan)) for fan in asked),
     ]
 
 
-def instance_questions(gpu: str, instance: Instance) -> list[Question]:
+def instance_questions(gpu: str, instance: Instance) -> list[Query]:
     """Return what is asked of a MIG device; the handle that they are given is not used, but the instance's own."""
     labels = (gpu, str(instance.gpu_instance), str(instance.compute_instance))
     memory = _memory("pacecar_gpu_instance_memory", *labels)
@@ -172,8 +172,8 @@ def instance_questions(gpu: str, instance: Instance) -> list[Question]:
 
     name = f"mig {instance.gpu_instance}.{instance.compute_instance}"
     return [
-        Question(f"{name} memory", 1, SECONDS_5, lambda nvml, handle: memory(nvml, instance.handle)),
-        Question(f"{name} processes", 2, SECONDS_15, processes),
+        Query(f"{name} memory", 1, SECONDS_5, lambda nvml, handle: memory(nvml, instance.handle)),
+        Query(f"{name} processes", 2, SECONDS_15, processes),
     ]
 
 
@@ -185,11 +185,11 @@ class Processes:
         self._since_us = 0
         self._shown: set[int] = set()
 
-    def questions(self) -> list[Question]:
+    def questions(self) -> list[Query]:
         """Return the two questions, of two calls each: how many, and which."""
         return [
-            Question("processes", 2, SECONDS_10, self._memory),
-            Question("process shares", 2, SECONDS_10, self._shares),
+            Query("processes", 2, SECONDS_10, self._memory),
+            Query("process shares", 2, SECONDS_10, self._shares),
         ]
 
     def _memory(self, nvml: Nvml, handle: Handle) -> Iterator[Sample]:

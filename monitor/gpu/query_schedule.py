@@ -15,9 +15,9 @@ from collections.abc import Iterable
 
 from pacecar.records import Sample
 
-from .queries import Question
+from .queries import Query
 
-__all__ = ["FAILURES_MAX", "REFUSALS_MAX", "Asked", "Schedule"]
+__all__ = ["FAILURES_MAX", "REFUSALS_MAX", "QuerySchedule", "ScheduledQuery"]
 
 REFUSALS_MAX = 3
 """Refusals in a row after which a question that was answered before is dropped."""
@@ -26,10 +26,10 @@ FAILURES_MAX = 10
 """Failures after which a question that was never answered is dropped, whatever the driver calls them."""
 
 
-class Asked:
+class ScheduledQuery:
     """A question with its last answer."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: Query) -> None:
         self.question = question
         self.samples: tuple[Sample, ...] = ()
         self._due_ns: int | None = None
@@ -65,15 +65,15 @@ class Asked:
         return not self._was_answered or self._refusals >= REFUSALS_MAX
 
 
-class Schedule:
+class QuerySchedule:
     """The questions of one GPU."""
 
-    def __init__(self, questions: Iterable[Question] = ()) -> None:
-        self._asked = {question.name: Asked(question) for question in questions}
+    def __init__(self, questions: Iterable[Query] = ()) -> None:
+        self._asked = {question.name: ScheduledQuery(question) for question in questions}
 
-    def add(self, questions: Iterable[Question]) -> None:
+    def add(self, questions: Iterable[Query]) -> None:
         """Ask `questions` too; those that are known by name start over."""
-        self._asked.update({question.name: Asked(question) for question in questions})
+        self._asked.update({question.name: ScheduledQuery(question) for question in questions})
 
     def drop(self, name: str) -> None:
         """Ask the question of that name no more, and forget its answer."""
@@ -96,10 +96,10 @@ class Schedule:
         """Forget all questions and answers."""
         self._asked.clear()
 
-    def due(self, now_ns: int, calls: int | None) -> list[Asked]:
+    def due(self, now_ns: int, calls: int | None) -> list[ScheduledQuery]:
         """Return what to ask now with at most `calls` driver calls (None: as many as it takes)."""
-        chosen: list[Asked] = []
-        slow: list[tuple[int, int, Asked]] = []
+        chosen: list[ScheduledQuery] = []
+        slow: list[tuple[int, int, ScheduledQuery]] = []
         left = calls
         for order, asked in enumerate(self._asked.values()):
             if asked.question.stale_ns == 0:

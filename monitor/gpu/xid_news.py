@@ -11,9 +11,9 @@ import logging
 
 from pacecar.clock import NS_PER_SECOND, Clock
 
-from ..ingest.log_limiter import Notices
+from ..ingest.log_limiter import LogLimiter
 
-__all__ = ["LINES_PER_MINUTE", "SETTLE_SECONDS", "News"]
+__all__ = ["LINES_PER_MINUTE", "SETTLE_SECONDS", "XidNews"]
 
 LINES_PER_MINUTE = 4
 """Lines of each kind of change; what is beyond them is in the metrics."""
@@ -29,12 +29,12 @@ slow GPU is found slow when its reading has come, which takes the longer the slo
 _log = logging.getLogger(__name__)
 
 
-class News:
+class XidNews:
     """Takes changes as they are found, and says them when `flush` is called.  One thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._notices = Notices(_log, LINES_PER_MINUTE, clock)
+        self._notices = LogLimiter(_log, LINES_PER_MINUTE, clock)
         self._waiting: dict[tuple[int, str], list[tuple[str, str]]] = {}
         self._since_ns: dict[tuple[int, str], int] = {}
         self._said_ns: dict[str, int] = {}

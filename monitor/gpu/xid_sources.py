@@ -15,7 +15,7 @@ from pacecar.records import Sample
 from .driver import NothingNewError, Nvml, NvmlError
 from .xid import KernelLog, LoggedXid, XidTally, bus_of
 
-__all__ = ["Heard", "Witnesses"]
+__all__ = ["HeardXid", "XidSources"]
 
 EVENTS_MAX = 64
 """Events taken in one tick; what is left waits in the driver."""
@@ -26,14 +26,14 @@ NO_GPU = "unknown"
 _log = logging.getLogger(__name__)
 
 
-class Heard(NamedTuple):
+class HeardXid(NamedTuple):
     """One tick: (witness, gpu label, code) as they came, and what went wrong."""
 
     reports: list[tuple[str, str, int]]
     failure: NvmlError | None
 
 
-class Witnesses:
+class XidSources:
     """`listen` belongs to the worker's thread, all the rest to the collector's, while the worker is idle."""
 
     def __init__(self, nvml: Nvml, clock: Clock, kernel_log: str) -> None:
@@ -77,7 +77,7 @@ class Witnesses:
         """Whether anybody would tell of an Xid."""
         return self._has_events or self._has_log
 
-    def listen(self) -> Heard:
+    def listen(self) -> HeardXid:
         """Return what the witnesses say since the last time."""
         reports = [("log", self._label_of_bus.get(xid.bus, NO_GPU), xid.code) for xid in self._read_log()]
         for _ in range(EVENTS_MAX if self._has_events else 0):
@@ -86,11 +86,11 @@ class Witnesses:
             except NothingNewError:
                 break
             except NvmlError as error:
-                return Heard(reports, error)
+                return HeardXid(reports, error)
             reports.append(("event", self._label_of_index.get(event.gpu_index, NO_GPU), event.xid))
-        return Heard(reports, None)
+        return HeardXid(reports, None)
 
-    def note(self, heard: Heard) -> None:
+    def note(self, heard: HeardXid) -> None:
         """Count what was heard, and log each error once."""
         for witness, gpu, code in heard.reports:
             if self._tally.hear(witness, gpu, code, self._clock.monotonic_ns()):

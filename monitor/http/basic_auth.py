@@ -24,7 +24,7 @@ from enum import Enum
 
 from .web_config import Security, authorization
 
-__all__ = ["Gate", "Verdict"]
+__all__ = ["AuthVerdict", "BasicAuth"]
 
 REMEMBERED_MAX = 128
 """Right credentials remembered, and as many wrong ones; the one that was not used longest goes."""
@@ -36,7 +36,7 @@ _NO_PASSWORD = "$2b${cost:02d}$" + "." * 53
 """A hash in form; no password is known to give it."""
 
 
-class Verdict(Enum):
+class AuthVerdict(Enum):
     """What becomes of a request."""
 
     ALLOWED = "allowed"
@@ -47,7 +47,7 @@ class Verdict(Enum):
     """Not known without bcrypt: ask `check`, on a thread that may take its time."""
 
 
-class Gate:
+class BasicAuth:
     """Decides for one `Security`; a new one, with nothing remembered, is made when that changes."""
 
     def __init__(self, security: Security) -> None:
@@ -58,22 +58,22 @@ class Gate:
         self._lock = threading.Lock()
         self._costs = sorted({int(text[4:6]) for text in security.users.values()})
 
-    def look(self, header: str | None) -> Verdict:
+    def look(self, header: str | None) -> AuthVerdict:
         """Say what is known about an Authorization header at once."""
         if not self._security.users:
-            return Verdict.ALLOWED
+            return AuthVerdict.ALLOWED
         given = None if header is None else authorization(header)
         if given is None:
-            return Verdict.NO_CREDENTIALS
+            return AuthVerdict.NO_CREDENTIALS
         digest = self._digest(*given)
         with self._lock:
-            for known, verdict in ((self._right, Verdict.ALLOWED), (self._wrong, Verdict.WRONG)):
+            for known, verdict in ((self._right, AuthVerdict.ALLOWED), (self._wrong, AuthVerdict.WRONG)):
                 if digest in known:
                     known.move_to_end(digest)
                     return verdict
-        return Verdict.UNCHECKED
+        return AuthVerdict.UNCHECKED
 
-    def check(self, header: str) -> Verdict:
+    def check(self, header: str) -> AuthVerdict:
         """Return ALLOWED or WRONG, in the time that bcrypt takes."""
         given = authorization(header)
         assert given is not None, "only what `look` could read is checked"
@@ -90,7 +90,7 @@ class Gate:
             known[self._digest(user, password)] = None
             while len(known) > REMEMBERED_MAX:
                 known.popitem(last=False)
-        return Verdict.ALLOWED if is_right else Verdict.WRONG
+        return AuthVerdict.ALLOWED if is_right else AuthVerdict.WRONG
 
     def _digest(self, user: str, password: str) -> bytes:
         # A user's name has no colon, so no two pairs make one text.

@@ -31,7 +31,7 @@ from pacecar.clock import NS_PER_SECOND, Clock
 from ..fair_share import giver_to
 from ..watched_threads import CLOSE_SECONDS, WatchedThread
 
-__all__ = ["KEEP_ALIVE_SECONDS", "SLOW_SECONDS", "VIEWERS_MAX", "ViewerFigures", "Viewers"]
+__all__ = ["KEEP_ALIVE_SECONDS", "SLOW_SECONDS", "VIEWERS_MAX", "EventStream", "ViewerFigures"]
 
 VIEWERS_MAX = 32
 """Pages open at one time.  More is no one's desk; a wall of screens takes Grafana."""
@@ -84,7 +84,7 @@ class _Viewer:
             self.rest, self.moved_ns = self.rest[sent:], now_ns
 
 
-class Viewers:
+class EventStream:
     """Connections that get every frame.  `admit` and `push` may be called from any thread and never block."""
 
     def __init__(self, clock: Clock, *, viewers_max: int = VIEWERS_MAX, slow_seconds: float = SLOW_SECONDS) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pacecar.clock import NS_PER_SECOND
 from pacecar.records import Decision, JobHello, Knobs, Verdict, WhatIf
 from pacecar.records.commands import KnobValue
-from pacecar.records.status_document import Hang, Job, Ladder, LateRank, Move, Rank, Saving, Tuner
+from pacecar.records.status_document import HangStatus, JobStatus, Ladder, LateRank, Move, Rank, Saving, TunerView
 
 from ..jobs.cgroup_identity import Residence
 from ..jobs.job_table import JobView, RankView
@@ -33,7 +33,7 @@ class Elapsed(NamedTuple):
 
 def job_document(
     job: JobView, title: str, lately: Elapsed | None, ranks_max: int, residence: Callable[[JobHello], Residence]
-) -> Job:
+) -> JobStatus:
     """Return the document of `job`, called `title`; `lately` is what its ranks did during the last seconds."""
     steps = [rank.step for rank in job.ranks if rank.step is not None]
     shown = _shown(job, ranks_max)
@@ -42,7 +42,7 @@ def job_document(
         rank.vitals.mfu_ratio for rank in job.ranks if rank.vitals is not None and rank.vitals.mfu_ratio is not None
     ]
     ages = [rank.step_age_ns for rank in job.ranks if rank.step_age_ns is not None]
-    return Job(
+    return JobStatus(
         job=job.job,
         launch=job.launch,
         title=title,
@@ -137,18 +137,18 @@ def _knobs(ranks: Sequence[RankView]) -> dict[str, KnobValue]:
     return dict(max(said, key=lambda knobs: knobs.epoch, default=Knobs()).values)
 
 
-def _hangs(job: JobView) -> tuple[Hang, ...]:
+def _hangs(job: JobView) -> tuple[HangStatus, ...]:
     suspected = {rank for rank, (_, is_suspected) in job.crew.hangs.items() if is_suspected}
     silent = {rank for rank, is_silent in job.crew.silent.items() if is_silent}
     return tuple(
-        Hang(rank=rank, suspected=rank in suspected, silent=rank in silent) for rank in sorted(suspected | silent)
+        HangStatus(rank=rank, suspected=rank in suspected, silent=rank in silent) for rank in sorted(suspected | silent)
     )
 
 
-def _tuner(job: JobView) -> Tuner | None:
+def _tuner(job: JobView) -> TunerView | None:
     if job.tuner is None:
         return None
-    return Tuner(
+    return TunerView(
         state=job.tuner.state,
         detail=job.tuner.detail[:TEXT_MAX],
         step=job.tuner.step,

@@ -20,7 +20,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from pacecar.clock import NS_PER_SECOND, Clock
 
-__all__ = ["GUESSES_AT_ONCE", "GUESSES_PER_SECOND", "REST_RATIO", "WAITING_MAX", "CheckQueue"]
+__all__ = ["GUESSES_AT_ONCE", "GUESSES_PER_SECOND", "REST_RATIO", "WAITING_MAX", "PasswordQueue"]
 
 GUESSES_PER_SECOND = 2.0
 GUESSES_AT_ONCE = 8
@@ -53,7 +53,7 @@ class _Source:
         return self.allowance
 
 
-class CheckQueue(Generic[T]):
+class PasswordQueue(Generic[T]):
     """Checks that wait.  All methods may be called from any thread."""
 
     def __init__(self, clock: Clock, chance: random.Random | None = None) -> None:

@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pacecar.clock import NS_PER_SECOND, Clock
-from pacecar.records.status_document import Document
+from pacecar.records.status_document import StatusDocument
 
 from .content_negotiation import choose_coding, coded
-from .event_stream import Viewers
+from .event_stream import EventStream
 from .static_files import PAGE_HEADERS, load
 from .status_history import HistoryKeeper, points
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-__all__ = ["FRESH_SECONDS", "HAND_OVER", "PUSH_SECONDS_MIN", "SOURCE", "Screens"]
+__all__ = ["FRESH_SECONDS", "HAND_OVER", "PUSH_SECONDS_MIN", "SOURCE", "Routes"]
 
 HAND_OVER = "pacecar.hand_over"
 """Key of the WSGI environment: a function that takes what is to be called with the connection after the answer."""
@@ -47,10 +47,10 @@ RETRY_MS = 2000
 """When a page that was hung up tries again."""
 
 
-class Screens:
+class Routes:
     """Everything under / but /metrics and /-/.  `tick` is called by one thread, requests come from any."""
 
-    def __init__(self, clock: Clock, period_seconds: float, build: Callable[[int], Document]) -> None:
+    def __init__(self, clock: Clock, period_seconds: float, build: Callable[[int], StatusDocument]) -> None:
         """`build` returns the document of this moment and is never called by two threads at a time."""
         self._clock = clock
         self._build = build
@@ -60,7 +60,7 @@ class Screens:
         self._made: bytes | None = None
         self._made_ns = 0
         self._pushed_ns: int | None = None
-        self.viewers = Viewers(clock)
+        self.viewers = EventStream(clock)
 
     @property
     def series_left_out(self) -> int:

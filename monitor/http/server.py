@@ -34,12 +34,12 @@ from typing import TYPE_CHECKING
 from pacecar.clock import SystemClock
 
 from ..fair_share import giver_to
-from ..fault_containment import Faults, Part
-from ..ingest.log_limiter import Notices
+from ..fault_containment import ContainedPart, FaultContainment
+from ..ingest.log_limiter import LogLimiter
 from ..watched_threads import LIMIT_SECONDS, TURN_SECONDS, WatchedThread
-from .basic_auth import Gate, Verdict
+from .basic_auth import AuthVerdict, BasicAuth
 from .client_source import LoopbackUsers, source_of
-from .password_queue import CheckQueue
+from .password_queue import PasswordQueue
 from .request import HEAD_BYTES_MAX, HttpError, WebRefusal, ends, head, parse, plain
 from .routes import HAND_OVER, SOURCE
 from .web_config import OPEN, Security, authorization
@@ -106,10 +106,10 @@ class _Client:
 class WebServer:
     """Serves a WSGI application at an address."""
 
-    def __init__(self, host: str, port: int, *, faults: Faults | None = None) -> None:
+    def __init__(self, host: str, port: int, *, faults: FaultContainment | None = None) -> None:
         self._host = host
         self._port = port
-        self._faults = faults or Faults()
+        self._faults = faults or FaultContainment()
         self._listener: socket.socket | None = None
         self._server: WatchedThread | None = None
         self._checker: WatchedThread | None = None
@@ -119,9 +119,9 @@ class WebServer:
         self._refused: Counter[WebRefusal] = Counter()
         self._by_source: Counter[str] = Counter()
         self._users = LoopbackUsers()
-        self._notices = Notices(_log, NOTICES_PER_MINUTE, self._clock)
-        self._checks: CheckQueue[tuple[_Client, Gate, str]] = CheckQueue(self._clock)
-        self._checked: Queue[tuple[_Client, Verdict]] = Queue()  # bounded by what was in the other
+        self._notices = LogLimiter(_log, NOTICES_PER_MINUTE, self._clock)
+        self._checks: PasswordQueue[tuple[_Client, BasicAuth, str]] = PasswordQueue(self._clock)
+        self._checked: Queue[tuple[_Client, AuthVerdict]] = Queue()  # bounded by what was in the other
         self._closing = False
         self._accept_again: float | None = None
         self.secure(OPEN)
@@ -152,7 +152,7 @@ class WebServer:
 
     def secure(self, security: Security) -> None:
         """Ask this of each client from now on; from any thread."""
-        self._secured = (security, Gate(security))  # one assignment: never one's users, another's key
+        self._secured = (security, BasicAuth(security))  # one assignment: never one's users, another's key
 
     def bind(self) -> None:
         """Take the address; raises WebError."""
@@ -293,7 +293,7 @@ class WebServer:
                 self._count(WebRefusal.TLS, client, error)
             self._drop(client)
         except Exception as error:  # noqa: BLE001  the outer boundary: one request must not end the service of all others
-            self._faults.caught(Part.WEB, f"the request of {client.peer}", error)
+            self._faults.caught(ContainedPart.WEB, f"the request of {client.peer}", error)
             self._drop(client)
 
     def _go_on(self, client: _Client) -> None:
@@ -318,11 +318,11 @@ class WebServer:
         )  # fmt: skip
         header = client.environ.get("HTTP_AUTHORIZATION")
         verdict = gate.look(header)
-        if verdict is Verdict.UNCHECKED and header is not None:
+        if verdict is AuthVerdict.UNCHECKED and header is not None:
             return self._have_checked(client, gate, header)
         return self._judge(client, verdict)
 
-    def _have_checked(self, client: _Client, gate: Gate, header: str) -> None:
+    def _have_checked(self, client: _Client, gate: BasicAuth, header: str) -> None:
         """Let the password in `header` wait for its turn; whoever loses his place for it is told to come again."""
         given = authorization(header)
         assert given is not None, "only what the gate could read is unchecked"
@@ -330,19 +330,19 @@ class WebServer:
         self._selector.unregister(client.sock)  # deaf until it is known: readable would wake us for ever
         turned_away = self._checks.put((client, gate, header), client.source, given[0])
         if turned_away is not None:
-            self._tell(turned_away[0], Verdict.TOO_MANY)
+            self._tell(turned_away[0], AuthVerdict.TOO_MANY)
 
-    def _tell(self, client: _Client, verdict: Verdict) -> None:
+    def _tell(self, client: _Client, verdict: AuthVerdict) -> None:
         """Go on with a client whose password has waited."""
         if self._clients.get(client.sock.fileno()) is client:  # else it went, or was dropped, meanwhile
             self._selector.register(client.sock, _WRITE, client)
             self._safely(client, partial(self._judge, verdict=verdict))
 
-    def _judge(self, client: _Client, verdict: Verdict) -> None:
-        if verdict is Verdict.ALLOWED:
+    def _judge(self, client: _Client, verdict: AuthVerdict) -> None:
+        if verdict is AuthVerdict.ALLOWED:
             return self._answer(client)
         refusal = WebRefusal(verdict.value)
-        status = "429 Too Many Requests" if verdict is Verdict.TOO_MANY else "401 Unauthorized"
+        status = "429 Too Many Requests" if verdict is AuthVerdict.TOO_MANY else "401 Unauthorized"
         raise HttpError(refusal, status, "wrong or no credentials" if status[0:3] == "401" else "too many guesses")
 
     def _check(self) -> None:
@@ -350,15 +350,15 @@ class WebServer:
         while (task := self._checks.wait()) is not None and not self._closing:
             client, gate, header = task
             verdict = gate.look(header)  # known by now, if another waited with the same
-            if verdict is Verdict.UNCHECKED:
-                verdict = Verdict.WRONG
+            if verdict is AuthVerdict.UNCHECKED:
+                verdict = AuthVerdict.WRONG
                 begun = time.perf_counter_ns()
                 try:
                     verdict = gate.check(header)
                 except Exception as error:  # noqa: BLE001  the outer boundary: who cannot be checked does not come in
-                    self._faults.caught(Part.WEB, "a client whose password was checked", error)
+                    self._faults.caught(ContainedPart.WEB, "a client whose password was checked", error)
                 took_ns = time.perf_counter_ns() - begun
-                self._checks.checked(client.source, is_right=verdict is Verdict.ALLOWED, took_ns=took_ns)
+                self._checks.checked(client.source, is_right=verdict is AuthVerdict.ALLOWED, took_ns=took_ns)
             self._checked.put((client, verdict))
             if not self._closing:
                 self._rouse()
@@ -393,7 +393,7 @@ class WebServer:
             if not said:
                 raise AssertionError("a page without a status")
         except Exception as error:  # noqa: BLE001  a bug of ours in one page
-            self._faults.caught(Part.WEB, f"the page {client.environ['PATH_INFO']!r}", error)
+            self._faults.caught(ContainedPart.WEB, f"the page {client.environ['PATH_INFO']!r}", error)
             status, headers, lines = plain("500 Internal Server Error", "a bug in pacecar; its log has the traceback")
             said[:], body, client.take = [(status, headers)], b"".join(lines), None
         if client.environ["REQUEST_METHOD"] == "HEAD":

@@ -1,7 +1,7 @@
-"""What does the snapshot look like to people?  Samples and job views in, one `pacecar.records.status_document.Document` out.
+"""What does the snapshot look like to people?  Samples and job views in, one `pacecar.records.status_document.StatusDocument` out.
 
 A program that wants everything reads /metrics.  This is the part that fits on a screen, so it is chosen: the fields of
-`Host`, `Gpu` and `Link` name the metrics they take, and what has no such field stays away.  Rates that the kernel
+`Host`, `GpuStatus` and `LinkStatus` name the metrics they take, and what has no such field stays away.  Rates that the kernel
 counts (bytes of a link) and what a job did lately need two ticks, so the builder remembers a few.
 
 Everything is bounded: jobs, ranks, links and GPUs shown, with a count of what was left out.  Not safe for threads.
@@ -19,15 +19,25 @@ from pacecar.clock import NS_PER_SECOND
 from pacecar.metrics.catalog import by_name
 from pacecar.records import LEDGER_HEADINGS, JobHello, Ok, Sample, Snapshot, Throttling
 from pacecar.records.job_identity import JobKey, titles
-from pacecar.records.status_document import VERSION, Collector, Daemon, Document, Gpu, Host, Job, Link, Recorder
+from pacecar.records.status_document import (
+    VERSION,
+    CollectorStatus,
+    DaemonStatus,
+    GpuStatus,
+    Host,
+    JobStatus,
+    LinkStatus,
+    RecorderStatus,
+    StatusDocument,
+)
 
-from ..fault_containment import Faults, Part
+from ..fault_containment import ContainedPart, FaultContainment
 from ..jobs.cgroup_identity import Residence
 from ..jobs.job_table import JobView
 from ..recorder.recorder import Figures
 from .job_status import Elapsed, job_document
 
-__all__ = ["GPUS_MAX", "JOBS_MAX", "LINKS_MAX", "RANKS_MAX", "Builder", "Own"]
+__all__ = ["GPUS_MAX", "JOBS_MAX", "LINKS_MAX", "RANKS_MAX", "DaemonOwn", "StatusDocumentBuilder"]
 
 JOBS_MAX = 64
 """Jobs in one document, those that spoke last first; more than a person reads."""
@@ -50,13 +60,13 @@ _HOST = "pacecar_host_"
 _GPU = "pacecar_gpu_"
 _LINKS = {"pacecar_host_network_": "host_network", "pacecar_rdma_": "rdma"}
 _HOST_FIELDS = frozenset(field.name for field in msgspec.structs.fields(Host))
-_GPU_FIELDS = frozenset(field.name for field in msgspec.structs.fields(Gpu)) - {"gpu", "name", "uuid"}
-_LINK_FIELDS = frozenset(field.name for field in msgspec.structs.fields(Link)) - {"kind", "name"}
+_GPU_FIELDS = frozenset(field.name for field in msgspec.structs.fields(GpuStatus)) - {"gpu", "name", "uuid"}
+_LINK_FIELDS = frozenset(field.name for field in msgspec.structs.fields(LinkStatus)) - {"kind", "name"}
 _RATES = {"receive_bytes_total": "receive_bytes_per_second", "transmit_bytes_total": "transmit_bytes_per_second"}
 _LINK_NAMES = {"port_active": "up", "port_link_bytes_per_second": "link_bytes_per_second"}
 
 
-class Own(NamedTuple):
+class DaemonOwn(NamedTuple):
     """What the daemon knows of itself."""
 
     node: str
@@ -81,18 +91,20 @@ class _Mark(NamedTuple):
     tokens: int | None
 
 
-class Builder:
+class StatusDocumentBuilder:
     """Builds documents, remembering what rates need."""
 
-    def __init__(self, residence: Callable[[JobHello], Residence] = _nowhere, faults: Faults | None = None) -> None:
+    def __init__(
+        self, residence: Callable[[JobHello], Residence] = _nowhere, faults: FaultContainment | None = None
+    ) -> None:
         """`residence` says where a rank runs; it reads nothing.  What raises is left out and counted in `faults`."""
         self._residence = residence
-        self._faults = faults or Faults()
+        self._faults = faults or FaultContainment()
         self._tick: int | None = None
         self._counters: dict[tuple[str, str, str], float] = {}
         self._counters_ns: int | None = None
-        self._host, self._gpus, self._links = Host(), tuple[Gpu, ...](), tuple[Link, ...]()
-        self._collectors: tuple[Collector, ...] = ()
+        self._host, self._gpus, self._links = Host(), tuple[GpuStatus, ...](), tuple[LinkStatus, ...]()
+        self._collectors: tuple[CollectorStatus, ...] = ()
         self._resident: int | None = None
         self._marks: dict[JobKey, deque[_Mark]] = {}
 
@@ -100,12 +112,12 @@ class Builder:
         self,
         snapshot: Snapshot | None,
         jobs: Sequence[JobView],
-        own: Own,
+        own: DaemonOwn,
         *,
         wall_ns: int,
         now_ns: int,
         throttled: Mapping[str, Throttling],
-    ) -> Document:
+    ) -> StatusDocument:
         """Return the document of this moment; `throttled` is what `Throttles.take` gave."""
         if snapshot is not None and snapshot.tick != self._tick:
             self._take(snapshot, throttled)
@@ -114,13 +126,13 @@ class Builder:
         called = titles(job.key for job in jobs)
         ranks_max = max(RANKS_MIN, RANKS_MAX // max(1, len(shown)))
         drawn = [self._job(job, called[job.key], now_ns, ranks_max) for job in sorted(shown, key=lambda job: job.key)]
-        return Document(
+        return StatusDocument(
             version=VERSION,
             node=own.node,
             time_seconds=wall_ns / NS_PER_SECOND,
             tick=None if snapshot is None else snapshot.tick,
             snapshot_age_seconds=None if snapshot is None else max(0, now_ns - snapshot.started_ns) / NS_PER_SECOND,
-            daemon=Daemon(
+            daemon=DaemonStatus(
                 pacecar_version=own.version,
                 start_time_seconds=own.started_wall_ns / NS_PER_SECOND,
                 period_seconds=own.period_seconds,
@@ -138,18 +150,18 @@ class Builder:
             jobs_left_out=len(jobs) - len(shown) + drawn.count(None),
         )
 
-    def _job(self, job: JobView, title: str, now_ns: int, ranks_max: int) -> Job | None:
+    def _job(self, job: JobView, title: str, now_ns: int, ranks_max: int) -> JobStatus | None:
         """Return the document of `job`; None where a bug forbids it."""
         try:
             return job_document(job, title, self._lately(job, now_ns), ranks_max, self._residence)
         except Exception as error:  # noqa: BLE001  a bug with one job must not cost the document all others
-            self._faults.caught(Part.JOB, f"job {job.job!r}", error)
+            self._faults.caught(ContainedPart.JOB, f"job {job.job!r}", error)
             return None
 
     def _take(self, snapshot: Snapshot, throttled: Mapping[str, Throttling]) -> None:
         samples = snapshot.samples()
         self._tick = snapshot.tick
-        contain, part, started_ns = self._faults.contain, Part.COLLECTOR, snapshot.started_ns
+        contain, part, started_ns = self._faults.contain, ContainedPart.COLLECTOR, snapshot.started_ns
         self._host = contain(part, "the host in documents", lambda: _host(samples), Host())
         self._gpus = contain(part, "the GPUs in documents", lambda: _gpus(samples, throttled), ())
         self._links = contain(part, "the links in documents", lambda: self._read_links(samples, started_ns), ())
@@ -157,7 +169,7 @@ class Builder:
             (int(s.value) for s in samples if s.metric == "pacecar_daemon_resident_memory_bytes"), None
         )
         self._collectors = tuple(
-            Collector(
+            CollectorStatus(
                 name=name,
                 outcome=str(outcome.__struct_config__.tag),
                 reason=None if isinstance(outcome, Ok) else outcome.reason,
@@ -166,7 +178,7 @@ class Builder:
             for name, outcome in snapshot.outcomes.items()
         )
 
-    def _read_links(self, samples: Iterable[Sample], at_ns: int) -> tuple[Link, ...]:
+    def _read_links(self, samples: Iterable[Sample], at_ns: int) -> tuple[LinkStatus, ...]:
         found: dict[tuple[str, str], dict[str, Any]] = {}
         counters: dict[tuple[str, str, str], float] = {}
         for sample in samples:
@@ -188,7 +200,9 @@ class Builder:
             if before is not None and elapsed_ns and value >= before:  # a driver that is loaded anew counts from zero
                 found[kind, name][_RATES[stem]] = (value - before) * NS_PER_SECOND / elapsed_ns
         self._counters, self._counters_ns = counters, at_ns
-        return tuple(Link(kind=kind, name=name, **figures) for (kind, name), figures in list(found.items())[:LINKS_MAX])
+        return tuple(
+            LinkStatus(kind=kind, name=name, **figures) for (kind, name), figures in list(found.items())[:LINKS_MAX]
+        )
 
     def _lately(self, job: JobView, now_ns: int) -> Elapsed | None:
         """Return what the job's ranks did since the oldest mark; None while there is none."""
@@ -253,8 +267,8 @@ def _silence(job: JobView) -> int:
     return min(ages, default=1 << 62)
 
 
-def _recorder(figures: Figures) -> Recorder:
-    return Recorder(
+def _recorder(figures: Figures) -> RecorderStatus:
+    return RecorderStatus(
         span_seconds=figures.span_ns / NS_PER_SECOND,
         memory_bytes=figures.memory_bytes,
         triggers_total=figures.triggers,
@@ -274,7 +288,7 @@ def _host(samples: Iterable[Sample]) -> Host:
     return Host(**figures)
 
 
-def _gpus(samples: Iterable[Sample], throttled: Mapping[str, Throttling]) -> tuple[Gpu, ...]:
+def _gpus(samples: Iterable[Sample], throttled: Mapping[str, Throttling]) -> tuple[GpuStatus, ...]:
     found: dict[str, dict[str, Any]] = defaultdict(dict)
     for sample in samples:
         if not sample.metric.startswith(_GPU) or not sample.labels:
@@ -292,7 +306,7 @@ def _gpus(samples: Iterable[Sample], throttled: Mapping[str, Throttling]) -> tup
             figures["down_reason"] = sample.labels[1]
         elif stem in _GPU_FIELDS and len(sample.labels) == 1:
             figures[stem] = _outside(sample)
-    return tuple(Gpu(gpu=gpu, **figures) for gpu, figures in sorted(found.items(), key=_numbered)[:GPUS_MAX])
+    return tuple(GpuStatus(gpu=gpu, **figures) for gpu, figures in sorted(found.items(), key=_numbered)[:GPUS_MAX])
 
 
 def _numbered(item: tuple[str, Any]) -> tuple[int, str]:

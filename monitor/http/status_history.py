@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from pacecar.records.status_document import VERSION, Document, History
+from pacecar.records.status_document import VERSION, StatusDocument, StatusHistory
 
 __all__ = ["HISTORY_TICKS", "SERIES_MAX", "HistoryKeeper", "points"]
 
@@ -43,12 +43,12 @@ def series_name(metric: str, **labels: str) -> str:
     return metric + "{" + ",".join(f'{key}="{value}"' for key, value in escaped) + "}"
 
 
-def points(document: Document) -> dict[str, float]:
+def points(document: StatusDocument) -> dict[str, float]:
     """Return series -> value now, of what is kept; what was not read is not there."""
     return {name: _short(value) for name, value in _points(document) if value is not None and math.isfinite(value)}
 
 
-def _points(document: Document) -> Iterator[tuple[str, float | None]]:
+def _points(document: StatusDocument) -> Iterator[tuple[str, float | None]]:
     host = document.host
     yield "pacecar_host_cpu_utilization_ratio", host.cpu_utilization_ratio
     yield "pacecar_host_memory_used_bytes", host.memory_used_bytes
@@ -122,7 +122,7 @@ class HistoryKeeper:
         return True
 
     def json(self) -> bytes:
-        """Return the `History` as JSON, oldest first."""
+        """Return the `StatusHistory` as JSON, oldest first."""
         with self._lock:
             kept = min(self._count, self._ticks)
             start = self._count % self._ticks if kept == self._ticks else 0
@@ -130,7 +130,7 @@ class HistoryKeeper:
             series = {name: _unrolled(ring, start, kept) for name, ring in self._series.items()}
             left_out = self._left_out
         return msgspec.json.encode(  # which writes NaN as null
-            History(
+            StatusHistory(
                 version=VERSION,
                 period_seconds=self._period_seconds,
                 time_seconds=times,

@@ -32,7 +32,7 @@ from pacecar.wire import Message
 from ..fair_share import giver_to
 from .authorization import RANKS_NAMED_MAX, Denied, Target, reachable
 
-__all__ = ["REQUESTS_MAX", "Rendezvous", "Requests", "Target"]
+__all__ = ["REQUESTS_MAX", "CommandRouting", "Rendezvous", "Target"]
 
 REQUESTS_MAX = 64
 """Requests that are out at one time.  The oldest of the user with most of them makes room (`fairshare`)."""
@@ -58,7 +58,7 @@ class _Out(NamedTuple):
     """Connection -> rank, of those that have not answered for good."""
 
 
-class Requests:
+class CommandRouting:
     """What was asked and is not yet answered.  Not safe for threads: the inbox calls it from its own.
 
     `send(connection, message)` returns whether the message went out.

@@ -11,8 +11,8 @@ from pacecar.records import Throttling
 from pacecar.records.job_identity import JobKey
 from pacecar.wire import Refusal
 
-from ..jobs.evictions import Place
-from .frame_validation import Conversation, Peer
+from ..jobs.evictions import BoardPlace
+from .frame_validation import FrameValidation, Peer
 
 __all__ = ["Connection", "is_hung_up", "peer_of"]
 
@@ -22,7 +22,7 @@ _PEERCRED = struct.Struct("3i")
 class Connection:
     """One hook: its socket, what it may say, and which of its faults were logged."""
 
-    def __init__(self, number: int, sock: socket.socket, conversation: Conversation, since_ns: int) -> None:
+    def __init__(self, number: int, sock: socket.socket, conversation: FrameValidation, since_ns: int) -> None:
         self.number = number
         self.sock = sock
         self.conversation = conversation
@@ -33,7 +33,7 @@ class Connection:
         """Whether the selector knows it: not while its user is paused."""
         self.told: Throttling | None = None
 
-    def lose(self, place: Place) -> None:
+    def lose(self, place: BoardPlace) -> None:
         """Have the hook told why it is not shown, with what is refused of it next, if `place` was its own."""
         hello = self.conversation.hello
         if hello is not None and JobKey.of(hello) == place.job and place.rank in (None, hello.rank):

@@ -13,7 +13,7 @@ from collections.abc import Container
 
 from pacecar.clock import NS_PER_SECOND, Clock
 
-__all__ = ["BURST_TOKENS", "PAUSE_SECONDS", "TOKENS_PER_SECOND", "TURN_TOKENS", "FrameBudget", "FrameBudgets"]
+__all__ = ["BURST_TOKENS", "PAUSE_SECONDS", "TOKENS_PER_SECOND", "TURN_TOKENS", "FrameRateLimit", "FrameRateLimits"]
 
 TOKENS_PER_SECOND = 5000
 """A user with 16 ranks and steps of 4 ms sends 4000 records a second."""
@@ -33,7 +33,7 @@ USERS_MAX = 1024
 """Budgets remembered; beyond that those of users who are not connected go."""
 
 
-class FrameBudget:
+class FrameRateLimit:
     """The tokens of one user.  One thread."""
 
     def __init__(self, clock: Clock) -> None:
@@ -78,20 +78,20 @@ class FrameBudget:
         return True
 
 
-class FrameBudgets:
+class FrameRateLimits:
     """The budgets of all users: a user's outlives his connections, else who comes again would have new tokens."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._by_uid: dict[int, FrameBudget] = {}
+        self._by_uid: dict[int, FrameRateLimit] = {}
 
-    def of(self, uid: int, connected: Container[int]) -> FrameBudget:
+    def of(self, uid: int, connected: Container[int]) -> FrameRateLimit:
         """Return the budget of `uid`; `connected` are the users whose budgets must not be forgotten."""
         found = self._by_uid.get(uid)
         if found is None:
             if len(self._by_uid) >= USERS_MAX:
                 self._by_uid = {other: budget for other, budget in self._by_uid.items() if other in connected}
-            found = self._by_uid[uid] = FrameBudget(self._clock)
+            found = self._by_uid[uid] = FrameRateLimit(self._clock)
         return found
 
     def begin_turn(self) -> None:

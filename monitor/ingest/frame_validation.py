@@ -47,7 +47,7 @@ from pacecar.records.job_identity import LAUNCH
 from pacecar.records.what_if import RUNG_NAMES
 from pacecar.wire import FrameError, Message, Refusal, decode_frame
 
-__all__ = ["Conversation", "Peer", "Said", "own_pid"]
+__all__ = ["FrameValidation", "Peer", "Said", "own_pid"]
 
 Said = tuple[JobRecord | Answer, JobHello] | tuple[Request | DumpRequest, None]
 """A hook's record or answer, with its hello; or a request of somebody who is no hook."""
@@ -73,7 +73,7 @@ def own_pid(pid: int) -> int | None:
     return None
 
 
-class Conversation:
+class FrameValidation:
     """One connection: takes frames, remembers the hello."""
 
     def __init__(self, peer: Peer, *, own_pid: Callable[[int], int | None] = own_pid) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Hashable
 from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.formatting.plain_text import clean
 
-__all__ = ["Notices"]
+__all__ = ["LogLimiter"]
 
 KINDS_MAX = 256
 """Pairs of kind and client that are told apart; beyond that newcomers share one allowance."""
@@ -24,7 +24,7 @@ LINE_CHARACTERS_MAX = 1000
 _MINUTE_NS = 60 * NS_PER_SECOND
 
 
-class Notices:
+class LogLimiter:
     """Warns at most `per_minute` times a minute about each kind of fault of each client.  One thread at a time."""
 
     def __init__(self, log: logging.Logger, per_minute: int, clock: Clock) -> None:

@@ -27,19 +27,19 @@ from pacecar.records.ranges import TEXT_CHARACTERS_MAX
 from pacecar.wire import FRAME_BYTES_MAX, FrameError, Message, Refusal, encode_frame, payload_of
 
 from ..fair_share import giver_to, in_turns
-from ..fault_containment import Faults, Part
+from ..fault_containment import ContainedPart, FaultContainment
 from ..jobs.node_signals import NodeSignals
-from ..jobs.state import Board
+from ..jobs.state import DaemonState
 from ..watched_threads import CLOSE_SECONDS, LIMIT_SECONDS, TURN_SECONDS, WatchedThread
 from .authorization import Target, may_dump
-from .command_routing import Requests
+from .command_routing import CommandRouting
 from .connection import Connection, is_hung_up, peer_of
-from .frame_rate_limit import PAUSE_SECONDS, FrameBudgets
-from .frame_validation import Conversation, own_pid
-from .log_limiter import Notices
-from .unix_socket import Meeting
+from .frame_rate_limit import PAUSE_SECONDS, FrameRateLimits
+from .frame_validation import FrameValidation, own_pid
+from .log_limiter import LogLimiter
+from .unix_socket import UnixSocket
 
-__all__ = ["CONNECTIONS_MAX", "CONNECTIONS_PER_UID_MAX", "Inbox"]
+__all__ = ["CONNECTIONS_MAX", "CONNECTIONS_PER_UID_MAX", "SocketServer"]
 
 CONNECTIONS_MAX = 512
 """Hooks at one time.  A node has a rank a GPU; this leaves room and stays below the usual 1024 open files."""
@@ -74,13 +74,13 @@ Dump = Callable[[int, str, Callable[[bool, str], None]], None]
 _log = logging.getLogger(__name__)
 
 
-class Inbox:
+class SocketServer:
     """Takes records from hooks and puts them on the board."""
 
     def __init__(
         self,
-        meeting: Meeting,
-        board: Board,
+        meeting: UnixSocket,
+        board: DaemonState,
         clock: Clock,
         *,
         connections_max: int = CONNECTIONS_MAX,
@@ -88,7 +88,7 @@ class Inbox:
         own_pid: Callable[[int], int | None] = own_pid,
         overhear: Overhear | None = None,
         dump: Dump | None = None,
-        faults: Faults | None = None,
+        faults: FaultContainment | None = None,
     ) -> None:
         self._meeting = meeting
         self._board = board
@@ -96,14 +96,14 @@ class Inbox:
         self._connections_max = connections_max
         self._per_uid_max = connections_per_uid_max
         self._by_uid: Counter[int] = Counter()
-        self._budgets = FrameBudgets(clock)
+        self._budgets = FrameRateLimits(clock)
         self._displaced = 0
-        self._notices = Notices(_log, WARNINGS_PER_MINUTE, clock)
+        self._notices = LogLimiter(_log, WARNINGS_PER_MINUTE, clock)
         self._own_pid = own_pid
         self._overhear, self._dump = overhear, dump
-        self._faults = faults or Faults()
+        self._faults = faults or FaultContainment()
         self._connections: dict[int, Connection] = {}
-        self._requests = Requests(self._send)
+        self._requests = CommandRouting(self._send)
         self._numbers = itertools.count(1)
         self._frames = 0
         self._refused: Counter[Refusal] = Counter()
@@ -148,7 +148,7 @@ class Inbox:
                 try:
                     self._tell(connection, hello, throttles, signals)
                 except Exception as error:  # noqa: BLE001  what fails for one hook must not cost the others theirs
-                    self._faults.caught(Part.INBOX, str(connection), error)
+                    self._faults.caught(ContainedPart.INBOX, str(connection), error)
 
     def _tell(
         self,
@@ -227,7 +227,7 @@ class Inbox:
         try:
             return self._accept()
         except Exception as error:  # noqa: BLE001  the outer boundary: who cannot be taken in costs nobody else
-            self._faults.caught(Part.INBOX, "a hook that connects", error)
+            self._faults.caught(ContainedPart.INBOX, "a hook that connects", error)
             self._pause_accepting()
             return False
 
@@ -249,7 +249,7 @@ class Inbox:
         sock.setblocking(False)
         peer = peer_of(sock)
         now = self._clock.monotonic_ns()
-        connection = Connection(next(self._numbers), sock, Conversation(peer, own_pid=self._own_pid), now)
+        connection = Connection(next(self._numbers), sock, FrameValidation(peer, own_pid=self._own_pid), now)
         full = self._make_room(now, peer.uid)
         if full is not None:
             self._refuse(connection, FrameError(Refusal.LIMIT, f"{full} already, hung up on this one"))
@@ -313,7 +313,7 @@ class Inbox:
         try:
             self._hear(connection)
         except Exception as error:  # noqa: BLE001  the outer boundary: one peer must not end the inbox of all others
-            self._faults.caught(Part.INBOX, str(connection), error)
+            self._faults.caught(ContainedPart.INBOX, str(connection), error)
             self._lose(connection)
 
     def _hear(self, connection: Connection) -> None:

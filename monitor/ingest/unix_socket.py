@@ -24,7 +24,7 @@ from pathlib import Path
 
 from pacecar.path_walk import Walk
 
-__all__ = ["NAME_BYTES_MAX", "Meeting", "MeetingError"]
+__all__ = ["NAME_BYTES_MAX", "UnixSocket", "UnixSocketError"]
 
 BACKLOG = 1024
 """Hooks that wait to be accepted; beyond it connect(2) fails with EAGAIN.  net.core.somaxconn may allow fewer."""
@@ -41,11 +41,11 @@ SYSTEM_DIRECTORY = Path("/run/pacecar")
 _PROBE_SECONDS = 1.0
 
 
-class MeetingError(RuntimeError):
+class UnixSocketError(RuntimeError):
     """The socket cannot be had; the message names the path and what to do."""
 
 
-class Meeting:
+class UnixSocket:
     """A listening SOCK_SEQPACKET socket with a path."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Meeting:
             return self._take_over(self._inherited)
         length = len(os.fsencode(self.path)) + len(self._suffix)
         if length > PATH_BYTES_MAX:
-            raise MeetingError(
+            raise UnixSocketError(
                 f"socket path {self.path} is {length} bytes long with its temporary suffix,"
                 f" {PATH_BYTES_MAX} are possible: choose a shorter one with --socket or [daemon] socket"
             )
@@ -81,7 +81,7 @@ class Meeting:
         except OSError as error:
             listener.close()
             raise self._refuse(error) from error
-        except MeetingError:
+        except UnixSocketError:
             listener.close()
             raise
         return listener
@@ -100,13 +100,15 @@ class Meeting:
         name = inherited.getsockname()
         if os.path.abspath(name) != os.path.abspath(self.path):
             inherited.close()
-            raise MeetingError(
+            raise UnixSocketError(
                 f"the service manager opened {name or 'a socket without a name'}, but hooks are to meet at {self.path}:"
                 " ListenSequentialPacket= of the socket unit and [daemon] socket must name one path"
             )
         if not inherited.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             inherited.close()
-            raise MeetingError(f"the service manager handed over {name}, but nobody listens there: it needs Accept=no")
+            raise UnixSocketError(
+                f"the service manager handed over {name}, but nobody listens there: it needs Accept=no"
+            )
         return inherited
 
     @property
@@ -135,7 +137,7 @@ class Meeting:
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
-                raise MeetingError(f"socket {file} was exchanged while it was made: choose another folder")
+                raise UnixSocketError(f"socket {file} was exchanged while it was made: choose another folder")
             same = Path(f"/proc/self/fd/{descriptor}")
             self._give_to_group(same)
             same.chmod(self._mode)
@@ -149,9 +151,9 @@ class Meeting:
             number = int(self._group) if self._group.isdecimal() else grp.getgrnam(self._group).gr_gid
             os.chown(file, -1, number)
         except KeyError as error:
-            raise MeetingError(f"[daemon] socket_group: there is no group {self._group!r} here") from error
+            raise UnixSocketError(f"[daemon] socket_group: there is no group {self._group!r} here") from error
         except OSError as error:
-            raise MeetingError(
+            raise UnixSocketError(
                 f"[daemon] socket_group: uid {os.geteuid()} cannot give socket {self.path} to group {self._group!r}:"
                 f" {error.strerror}; only a member of the group can, or root"
             ) from error
@@ -165,12 +167,12 @@ class Meeting:
         except OSError as error:
             raise self._refuse(error) from error
         if planted is not None:
-            raise MeetingError(
+            raise UnixSocketError(
                 f"socket folder {folder}: {planted.path} belongs to uid {planted.uid}, who could listen in your place:"
                 " choose another with --socket or [daemon] socket"
             )
         if os.geteuid() != 0 and owner not in (0, os.geteuid()):
-            raise MeetingError(
+            raise UnixSocketError(
                 f"socket folder {folder} belongs to uid {owner}, who could listen in your place:"
                 " choose another with --socket or [daemon] socket"
             )
@@ -184,12 +186,12 @@ class Meeting:
         except OSError as error:
             raise self._refuse(error) from error
         if not stat.S_ISSOCK(mode):
-            raise MeetingError(
+            raise UnixSocketError(
                 f"socket path {self.path} is taken by something that is no socket: it is left alone;"
                 " move it away or choose another with --socket or [daemon] socket"
             )
         if self._is_live():
-            raise MeetingError(
+            raise UnixSocketError(
                 f"a daemon is listening on {self.path} already: stop it,"
                 " or choose another path with --socket or [daemon] socket"
             )
@@ -211,8 +213,8 @@ class Meeting:
                 raise self._refuse(error) from error
         return True
 
-    def _refuse(self, error: OSError) -> MeetingError:
-        return MeetingError(
+    def _refuse(self, error: OSError) -> UnixSocketError:
+        return UnixSocketError(
             f"socket {self.path} cannot be made: {error.strerror or error};"
             " choose a path that you can write with --socket or [daemon] socket"
         )

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from pacecar.records import JobHello
 
-__all__ = ["Membership", "PodName", "Residence", "membership_of", "parse_pod_folder", "reside"]
+__all__ = ["CgroupIdentity", "PodName", "Residence", "membership_of", "parse_pod_folder", "reside"]
 
 _UID = r"[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32}"
 _POD = re.compile(rf"(?:^|-)pod(?P<uid>{_UID})(?:\.slice)?(?:$|:)")
@@ -45,7 +45,7 @@ _SLURM_JOB = re.compile(r"^job_(?P<id>[0-9]{1,20})$")
 _FOLDER = re.compile(rf"^(?P<namespace>[a-z0-9-]{{1,63}})_(?P<name>[a-z0-9.-]{{1,253}})_(?P<uid>{_UID})$")
 
 
-class Membership(NamedTuple):
+class CgroupIdentity(NamedTuple):
     """What the kernel says of one process; None for what it is not in."""
 
     pod_uid: str | None = None
@@ -70,16 +70,16 @@ class Residence(NamedTuple):
     slurm_job: str = ""
 
 
-def membership_of(paths: Iterable[str]) -> Membership:
+def membership_of(paths: Iterable[str]) -> CgroupIdentity:
     """Return what the paths of one process's control groups say; of several hierarchies (v1) the first that says it."""
-    found = Membership()
+    found = CgroupIdentity()
     for path in paths:
         here = _membership(path)
-        found = Membership(*(before or now for before, now in zip(found, here, strict=True)))
+        found = CgroupIdentity(*(before or now for before, now in zip(found, here, strict=True)))
     return found
 
 
-def _membership(path: str) -> Membership:
+def _membership(path: str) -> CgroupIdentity:
     pod_uid = container_id = slurm_job = None
     is_slurm = False
     for name in path.split("/"):
@@ -90,7 +90,7 @@ def _membership(path: str) -> Membership:
         if is_slurm and (job := _SLURM_JOB.match(name)):
             slurm_job = job["id"]
         is_slurm = is_slurm or _SLURM.match(name) is not None
-    return Membership(pod_uid, container_id, slurm_job)
+    return CgroupIdentity(pod_uid, container_id, slurm_job)
 
 
 def parse_pod_folder(folder: str) -> tuple[str, PodName] | None:
@@ -99,13 +99,13 @@ def parse_pod_folder(folder: str) -> tuple[str, PodName] | None:
     return None if found is None else (found["uid"], PodName(found["name"], found["namespace"]))
 
 
-def reside(membership: Membership | None, pods: Mapping[str, PodName], hello: JobHello | None) -> Residence:
+def reside(membership: CgroupIdentity | None, pods: Mapping[str, PodName], hello: JobHello | None) -> Residence:
     """Return where a process runs; `membership` None: the kernel does not show it to us.
 
     What the kernel and the kubelet say goes before what the process says of itself, and a process that the kernel shows
     outside of any pod is in none, whatever it says.  A Slurm without control groups leaves only the process's word.
     """
-    seen = membership or Membership()
+    seen = membership or CgroupIdentity()
     may_be_in_pod = membership is None or seen.pod_uid is not None
     pod = pods.get(seen.pod_uid) if seen.pod_uid is not None else None
     if pod is None and hello is not None and may_be_in_pod:

@@ -20,11 +20,21 @@ from pacecar.records.job_identity import JobKey
 from pacecar.wire import FrameError, Refusal
 
 from ..fair_share import giver_to
-from .rank_health import Crew
+from .rank_health import RankHealth
 
 __all__ = [
-    "JOB_BYTES_MAX", "KEPT_OF_RANK", "LABEL_BYTES_OF_A_RANK", "RANK_BYTES_MAX", "Displaced", "Kept", "Kind",
-    "NoRoomError", "Place", "Places", "choose_place", "label_bytes",
+    "JOB_BYTES_MAX",
+    "KEPT_OF_RANK",
+    "LABEL_BYTES_OF_A_RANK",
+    "RANK_BYTES_MAX",
+    "BoardPlace",
+    "Displaced",
+    "Evictions",
+    "Kept",
+    "Kind",
+    "NoRoomError",
+    "choose_place",
+    "label_bytes",
 ]  # fmt: skip
 
 RANK_BYTES_MAX = 16 * 1024
@@ -42,7 +52,7 @@ SERIES_OF_A_RANK = 70
 Kind = Literal["job", "rank"]
 
 
-class Place(NamedTuple):
+class BoardPlace(NamedTuple):
     """A job, or one `rank` of it, as one that might make room."""
 
     uid: int
@@ -58,7 +68,7 @@ class Place(NamedTuple):
 class Displaced(NamedTuple):
     """A place that was given to another user, or to another job of the same."""
 
-    place: Place
+    place: BoardPlace
     for_uid: int
 
     def __str__(self) -> str:
@@ -74,7 +84,9 @@ def label_bytes(hello: JobHello) -> int:
     return SERIES_OF_A_RANK * len(hello.job.encode()) + sum(len(text.encode()) for text in of_rank if text is not None)
 
 
-def choose_place(places: Sequence[Place], uid: int, newcomer: JobKey, most: int, amount: int = 1) -> Place | None:
+def choose_place(
+    places: Sequence[BoardPlace], uid: int, newcomer: JobKey, most: int, amount: int = 1
+) -> BoardPlace | None:
     """Return which of `places` is given up so that job `newcomer` of `uid` gets `amount` of `most`; None: none is."""
     held: Counter[int] = Counter()
     for place in places:
@@ -104,7 +116,7 @@ class _Job(Protocol):
     uid: int
     heard_ns: int
     began_ns: int
-    crew: Crew
+    crew: RankHealth
 
     @property
     def is_over(self) -> bool: ...
@@ -117,7 +129,7 @@ class _Job(Protocol):
 J = TypeVar("J", bound=_Job)
 
 
-class Places(Generic[J]):
+class Evictions(Generic[J]):
     """The places of the jobs in a table, and of their ranks; takes away those that make room."""
 
     def __init__(self, jobs: dict[JobKey, J]) -> None:
@@ -161,11 +173,11 @@ class Places(Generic[J]):
             return sum(job.label_bytes for job in self._jobs.values())
         return len(self._jobs) if kind == "job" else sum(len(job.ranks) for job in self._jobs.values())
 
-    def _list(self, kind: Kind, *, by_bytes: bool) -> list[Place]:
+    def _list(self, kind: Kind, *, by_bytes: bool) -> list[BoardPlace]:
         if kind == "job":
-            return [Place(j.uid, j.key, None, j.is_over, j.heard_ns, j.began_ns) for j in self._jobs.values()]
+            return [BoardPlace(j.uid, j.key, None, j.is_over, j.heard_ns, j.began_ns) for j in self._jobs.values()]
         return [
-            Place(
+            BoardPlace(
                 job.uid, job.key, number, rank.is_over, rank.heard_ns or job.heard_ns, rank.began_ns,
                 rank.label_bytes if by_bytes else 1,
             )
@@ -173,7 +185,7 @@ class Places(Generic[J]):
             for number, rank in job.ranks.items()
         ]  # fmt: skip
 
-    def _displace(self, kind: Kind, place: Place) -> None:
+    def _displace(self, kind: Kind, place: BoardPlace) -> None:
         self.displaced[kind] += 1
         job = self._jobs[place.job]
         if place.rank is not None:

@@ -27,10 +27,10 @@ from pacecar.records import Sample, Snapshot
 from pacecar.records.job_identity import JobKey
 
 from ..collectors.source_reader import sample
-from ..fault_containment import Faults, Part
+from ..fault_containment import ContainedPart, FaultContainment
 from .job_table import JobView, RankView
 
-__all__ = ["MIN_SECONDS", "SPAN_SECONDS", "Energies"]
+__all__ = ["MIN_SECONDS", "SPAN_SECONDS", "JobEnergies"]
 
 MIN_SECONDS = 10
 SPAN_SECONDS = 60
@@ -108,12 +108,12 @@ class _Job:
                 yield f"pacecar_job_energy_per_{what}_joules", (now.energy_mj - since.energy_mj) / (last - first)
 
 
-class Energies:
+class JobEnergies:
     """Takes ticks in order.  As many jobs as are on the board."""
 
-    def __init__(self, faults: Faults | None = None) -> None:
+    def __init__(self, faults: FaultContainment | None = None) -> None:
         self._jobs: dict[JobKey, _Job] = {}
-        self._faults = faults or Faults()
+        self._faults = faults or FaultContainment()
 
     def take(self, snapshot: Snapshot, jobs: Callable[[], Sequence[JobView]]) -> list[Sample]:
         """Return the series of all jobs whose energy is known; `jobs` is asked only where GPUs have counters."""
@@ -130,7 +130,7 @@ class Energies:
                 self._use(self._jobs[key], ranks, used[key], energies_mj, shared, snapshot)
                 samples += self._jobs[key].samples(key)
             except Exception as error:  # noqa: BLE001  a bug with one job must not cost the others their energy
-                self._faults.caught(Part.JOB, f"job {str(key)!r}", error)
+                self._faults.caught(ContainedPart.JOB, f"job {str(key)!r}", error)
         return samples
 
     def _use(

@@ -42,22 +42,22 @@ from pacecar.records import (
 from pacecar.records.job_identity import JobKey
 from pacecar.wire import FrameError, Refusal
 
-from ..fault_containment import Faults, Part
+from ..fault_containment import ContainedPart, FaultContainment
 from ..ingest.command_routing import Rendezvous
-from ..recorder.triggers import Pace
+from ..recorder.triggers import TriggerPace
 from .evictions import (  # fmt: skip
     JOB_BYTES_MAX,
     KEPT_OF_RANK,
     RANK_BYTES_MAX,
     Displaced,
+    Evictions,
     Kept,
     NoRoomError,
-    Places,
     label_bytes,
 )
-from .rank_health import Crew, CrewView
+from .rank_health import RankHealth, RankHealthView
 
-__all__ = ["JobView", "Jobs", "RankView", "Tally"]
+__all__ = ["JobTable", "JobTally", "JobView", "RankView"]
 
 RECENT_MAX = 32
 """Decisions and verdicts of a job that are kept to show; their counts go on."""
@@ -75,7 +75,7 @@ REASON_CHARACTERS_MAX = 400
 """Of a reason that is kept to show; a recording has all of it."""
 
 
-class Tally(msgspec.Struct, frozen=True):
+class JobTally(msgspec.Struct, frozen=True):
     """How many decisions (or verdicts) on `knob` were of a kind (or had an outcome)."""
 
     knob: str
@@ -109,11 +109,11 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     tuner: TunerStatus | None
     decisions: tuple[Decision, ...]
     verdicts: tuple[Verdict, ...]
-    decision_tallies: tuple[Tally, ...]
-    verdict_tallies: tuple[Tally, ...]
+    decision_tallies: tuple[JobTally, ...]
+    verdict_tallies: tuple[JobTally, ...]
     expected_gain: dict[str, float]
     measured_gain: dict[str, float]
-    crew: CrewView = CrewView()
+    crew: RankHealthView = RankHealthView()
     orders: dict[str, dict[str, int]] = {}
     forecast_error: dict[str, float] = {}
     what_if: WhatIf | None = None
@@ -171,7 +171,7 @@ class _Job:
         self.ranks: dict[int, _Rank] = {}
         self.began_ns = now_ns
         self.kept = Kept("job", JOB_BYTES_MAX)
-        self.crew = Crew()
+        self.crew = RankHealth()
         self.what_if: WhatIf | None = None
         self.tuner: TunerStatus | None = None
         self.decisions: deque[Decision] = deque(maxlen=RECENT_MAX)
@@ -216,8 +216,8 @@ class _Job:
             tuner=self.tuner,
             decisions=tuple(self.decisions),
             verdicts=tuple(self.verdicts),
-            decision_tallies=tuple(Tally(*key, count) for key, count in self.decision_tallies.items()),
-            verdict_tallies=tuple(Tally(*key, count) for key, count in self.verdict_tallies.items()),
+            decision_tallies=tuple(JobTally(*key, count) for key, count in self.decision_tallies.items()),
+            verdict_tallies=tuple(JobTally(*key, count) for key, count in self.verdict_tallies.items()),
             expected_gain=dict(self.expected_gain),
             measured_gain=dict(self.measured_gain),
             orders=_nested(self.order_tallies),
@@ -256,20 +256,20 @@ def _nested(tallies: Counter[tuple[str, str]]) -> dict[str, dict[str, int]]:
     return nested
 
 
-class Jobs:
+class JobTable:
     """All jobs of this node.  Not safe for threads by itself: the board holds the lock."""
 
     def __init__(
-        self, clock: Clock, *, jobs_max: int, ranks_max: int, forget_ns: int, faults: Faults | None = None
+        self, clock: Clock, *, jobs_max: int, ranks_max: int, forget_ns: int, faults: FaultContainment | None = None
     ) -> None:
         self._clock = clock
-        self._faults = faults or Faults()
+        self._faults = faults or FaultContainment()
         self._jobs_max = jobs_max
         self._ranks_max = ranks_max
         self._forget_ns = forget_ns
         self._jobs: dict[JobKey, _Job] = {}
         self._left_out = {"job": 0, "rank": 0}
-        self._places = Places(self._jobs)
+        self._places = Evictions(self._jobs)
 
     def uid_of(self, key: JobKey) -> int | None:
         """Return whose the job `key` is; None: there is none."""
@@ -303,7 +303,7 @@ class Jobs:
         try:
             return self._jobs[key].view(now_ns)
         except Exception as error:  # noqa: BLE001  a bug with one job must not cost the page all others
-            self._faults.caught(Part.JOB, f"job {str(key)!r}", error)
+            self._faults.caught(ContainedPart.JOB, f"job {str(key)!r}", error)
             return None
 
     def rendezvous(self, key: JobKey) -> Rendezvous:
@@ -325,15 +325,15 @@ class Jobs:
         at = max(step.step for step, _ in told)
         return Rendezvous(at, at + 2 + min(MEETING_STEPS_MAX, math.ceil(ahead - at)), max(means))
 
-    def paces(self) -> list[Pace]:
+    def paces(self) -> list[TriggerPace]:
         """Return the jobs that are running, with how long ago any rank ended a step."""
         now = self._clock.monotonic_ns()
-        paces: list[Pace] = []
+        paces: list[TriggerPace] = []
         for job in self._jobs.values():
             steps = [(r.step_ns, r.step) for r in job.ranks.values() if not r.is_over and r.step_ns is not None]
             if steps:
                 heard_ns, step = max(steps, key=lambda one: one[0])
-                paces.append(Pace(str(job.key), now - heard_ns, 0 if step is None else step.wall_ns, job.uid))
+                paces.append(TriggerPace(str(job.key), now - heard_ns, 0 if step is None else step.wall_ns, job.uid))
         return paces
 
     def forget(self) -> list[JobKey]:

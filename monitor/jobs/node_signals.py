@@ -23,7 +23,7 @@ from pacecar.clock import NS_PER_SECOND
 from pacecar.records import JobHello, Snapshot, Throttling
 from pacecar.records.host_signals import NAMES_MAX, HostSignals
 
-__all__ = ["FAULT_SECONDS", "SIGNAL_TICKS", "NodeSignals", "Signals"]
+__all__ = ["FAULT_SECONDS", "SIGNAL_TICKS", "NodeSignals", "NodeSignalsSource"]
 
 SIGNAL_TICKS = 3
 """At the default tick a record every three seconds: a burst of one second is averaged out, and a trial takes longer."""
@@ -122,7 +122,7 @@ class NodeSignals(NamedTuple):
         return None if rate is None else rate / NS_PER_SECOND
 
 
-class Signals:
+class NodeSignalsSource:
     """Takes snapshots in order; `period_ns` is how often it has something to tell, by plan."""
 
     def __init__(self, tick_ns: int) -> None:

@@ -20,7 +20,7 @@ from pacecar.records.job_identity import JobKey
 
 from ..collectors.source_reader import sample
 
-__all__ = ["STRAGGLERS_MAX", "Crew", "CrewView", "crew_samples"]
+__all__ = ["STRAGGLERS_MAX", "RankHealth", "RankHealthView", "crew_samples"]
 
 STRAGGLERS_MAX = 64
 """Late ranks kept of one job: each is a series, and a job with more has another trouble."""
@@ -36,7 +36,7 @@ SILENT_SECONDS = 3.0
 under way for a quarter."""
 
 
-class CrewView(msgspec.Struct, frozen=True, kw_only=True):
+class RankHealthView(msgspec.Struct, frozen=True, kw_only=True):
     """The crew of one job as it was at one moment; `hangs` is rank -> (hangs so far, suspected now).
 
     `silent` says of each connected rank whether it says nothing while others suspect a hang; empty while nobody does.
@@ -49,7 +49,7 @@ class CrewView(msgspec.Struct, frozen=True, kw_only=True):
     silent: dict[int, bool] = {}
 
 
-class Crew:
+class RankHealth:
     """What one job's crew said; bounded."""
 
     def __init__(self) -> None:
@@ -102,13 +102,13 @@ class Crew:
             for rank, last in heard_ns.items()
         }
 
-    def view(self, heard_ns: Mapping[int, int], now_ns: int) -> CrewView:
+    def view(self, heard_ns: Mapping[int, int], now_ns: int) -> RankHealthView:
         """Return what is known now; `heard_ns` is when each connected rank last said anything.
 
         A rank that was killed can say neither goodbye nor that something is over: while it is not connected it
         suspects no hang, and without rank 0 nobody says who is late.
         """
-        return CrewView(
+        return RankHealthView(
             stragglers=tuple(self._late.values()) if 0 in heard_ns else (),
             named=dict(self._named),
             ledger=self._ledger,
@@ -119,7 +119,7 @@ class Crew:
         )
 
 
-def crew_samples(job: JobKey, crew: CrewView) -> Iterator[Sample]:
+def crew_samples(job: JobKey, crew: RankHealthView) -> Iterator[Sample]:
     """Yield the series of one job's crew."""
     for late in crew.stragglers:
         rank = "" if late.late_rank is None else str(late.late_rank)

@@ -15,14 +15,14 @@ from pacecar.clock import NS_PER_SECOND, Clock
 from pacecar.records import JobHello, JobRecord, Snapshot
 from pacecar.records.job_identity import JobKey
 
-from ..fault_containment import Faults
+from ..fault_containment import FaultContainment
 from ..ingest.command_routing import Rendezvous
-from ..ingest.log_limiter import Notices
-from ..recorder.triggers import Pace
+from ..ingest.log_limiter import LogLimiter
+from ..recorder.triggers import TriggerPace
 from .evictions import Displaced
-from .job_table import Jobs, JobView
+from .job_table import JobTable, JobView
 
-__all__ = ["Board"]
+__all__ = ["DaemonState"]
 
 LINES_PER_MINUTE = 64
 """Jobs that are named when they are forgotten: a node's, at the end of a reservation."""
@@ -30,7 +30,7 @@ LINES_PER_MINUTE = 64
 _log = logging.getLogger(__name__)
 
 
-class Board:
+class DaemonState:
     """The latest snapshot and the jobs.  All methods may be called from any thread."""
 
     def __init__(
@@ -40,13 +40,13 @@ class Board:
         jobs_max: int,
         ranks_max: int,
         job_forget_seconds: float,
-        faults: Faults | None = None,
+        faults: FaultContainment | None = None,
     ) -> None:
         self._lock = threading.Lock()
-        self._notices = Notices(_log, LINES_PER_MINUTE, clock)
+        self._notices = LogLimiter(_log, LINES_PER_MINUTE, clock)
         self._snapshot: Snapshot | None = None
         forget_ns = int(job_forget_seconds * NS_PER_SECOND)
-        self._jobs = Jobs(clock, jobs_max=jobs_max, ranks_max=ranks_max, forget_ns=forget_ns, faults=faults)
+        self._jobs = JobTable(clock, jobs_max=jobs_max, ranks_max=ranks_max, forget_ns=forget_ns, faults=faults)
 
     def limit(self, *, jobs_max: int, ranks_max: int, job_forget_seconds: float) -> None:
         """Change the limits; what is there beyond them stays until it is over."""
@@ -76,7 +76,7 @@ class Board:
         with self._lock:
             return self._jobs.left_out()
 
-    def paces(self) -> list[Pace]:
+    def paces(self) -> list[TriggerPace]:
         """Return the running jobs, with how long ago any rank ended a step."""
         with self._lock:
             return self._jobs.paces()
@@ -92,7 +92,7 @@ class Board:
             return self._jobs.displaced()
 
     def take(self, record: JobRecord, *, hello: JobHello, uid: int, owner: int, size: int = 0) -> tuple[Displaced, ...]:
-        """Take a job's record of `size` bytes and return what made room for it; raises FrameError as `Jobs.take`."""
+        """Take a job's record of `size` bytes and return what made room for it; raises FrameError as `JobTable.take`."""
         with self._lock:
             return self._jobs.take(record, hello=hello, uid=uid, owner=owner, size=size)
 

@@ -26,16 +26,16 @@ from typing import NamedTuple
 from pacecar.clock import Clock
 from pacecar.records import Goodbye, HangSuspicion, JobHello, JobRecord, Sample, Snapshot
 from pacecar.records.job_identity import JobKey
-from pacecar.records.recording import Event, Header, Trigger, TriggerKind
+from pacecar.records.recording import RecordingEvent, RecordingHeader, Trigger, TriggerKind
 
-from ..ingest.log_limiter import Notices
+from ..ingest.log_limiter import LogLimiter
 from ..watched_threads import WatchedThread
 from .pending_triggers import AFTER_SECONDS, INTERVAL_SECONDS, Due, PendingTriggers, owner_of
 from .record_queue import HOST, RecordQueue
-from .shelf import Shelf
-from .triggers import Pace, Triggers
-from .user_buffers import Tapes
-from .writer import Capture, Scrivener
+from .shelf import RecordingFolder
+from .triggers import TriggerPace, Triggers
+from .user_buffers import UserBuffers
+from .writer import Capture, RecordingWriter
 
 __all__ = [
     "AFTER_SECONDS",
@@ -44,8 +44,8 @@ __all__ = [
     "QUEUE_MAX",
     "Around",
     "Figures",
-    "Limits",
-    "Recorder",
+    "FlightRecorder",
+    "RecorderLimits",
 ]
 
 QUEUE_MAX = 8192
@@ -72,7 +72,7 @@ Answerer = Callable[[bool, str], None]
 """Told once whether the file was written, and where or why not."""
 
 
-class Limits(NamedTuple):
+class RecorderLimits(NamedTuple):
     """How much is kept."""
 
     window_ns: int
@@ -117,36 +117,36 @@ class _Ask(NamedTuple):
     answer: Answerer
 
 
-_Entry = Snapshot | Sequence[Sample] | _Record | Event | _Ask
+_Entry = Snapshot | Sequence[Sample] | _Record | RecordingEvent | _Ask
 
 _KINDS: tuple[TriggerKind, ...] = ("xid", "gpu_lost", "hang", "stall", "request")
 
 
-class Recorder:
+class FlightRecorder:
     """The flight recorder.  Everything called `overhear...`, `note` and `ask` may be called from any thread."""
 
     def __init__(
         self,
         clock: Clock,
-        limits: Limits,
+        limits: RecorderLimits,
         *,
         host: str,
         version: str,
         around: Callable[[], Around] = lambda: Around((), ()),
-        paces: Callable[[], Sequence[Pace]] = tuple,
+        paces: Callable[[], Sequence[TriggerPace]] = tuple,
     ) -> None:
         self._clock = clock
         self._limits = limits
         self._host, self._version = host, version
         self._around, self._paces = around, paces
         offset = clock.wall_ns() - clock.monotonic_ns()
-        self._tapes = Tapes(window_ns=limits.window_ns, bytes_max=limits.memory_bytes, wall_offset_ns=offset)
+        self._tapes = UserBuffers(window_ns=limits.window_ns, bytes_max=limits.memory_bytes, wall_offset_ns=offset)
         self._triggers = Triggers(stall_ns=limits.stall_ns)
-        self.scrivener = Scrivener(clock, Shelf(limits.folder, bytes_max=limits.folder_bytes))
+        self.scrivener = RecordingWriter(clock, RecordingFolder(limits.folder, bytes_max=limits.folder_bytes))
         self._queue: RecordQueue[_Entry] = RecordQueue(QUEUE_MAX, QUEUE_BYTES_MAX)
         self._counts: Counter[str] = Counter()
         self._pending = PendingTriggers()
-        self._notices = Notices(_log, LINES_PER_MINUTE, clock)
+        self._notices = LogLimiter(_log, LINES_PER_MINUTE, clock)
         self._askers: list[Answerer] = []
         self._wake = threading.Event()
         self._closing = False
@@ -193,7 +193,7 @@ class Recorder:
     def note(self, kind: str, text: str) -> None:
         """Take something worth remembering, in words."""
         text = text[:TEXT_CHARACTERS_MAX]
-        self._put(Event(self._clock.monotonic_ns(), kind, text), len(text))
+        self._put(RecordingEvent(self._clock.monotonic_ns(), kind, text), len(text))
 
     def ask(self, uid: int, note: str, answer: Answerer) -> None:
         """Write a file now and tell `answer`; the caller has checked that `uid` may."""
@@ -264,7 +264,7 @@ class Recorder:
                     self._trigger(self._triggers.hang(str(entry.job), entry.hang, self._clock.wall_ns(), entry.uid))
                 if entry.is_over:
                     self._triggers.over(str(entry.job))
-            case Event():
+            case RecordingEvent():
                 self._tapes.event(entry)
             case _Ask():
                 self._ask(entry)
@@ -284,7 +284,7 @@ class Recorder:
         for trigger in triggers:
             now = self._clock.monotonic_ns()
             self._counts[trigger.kind] += 1
-            event = Event(now, f"trigger {trigger.kind}", trigger.detail[:TEXT_CHARACTERS_MAX])
+            event = RecordingEvent(now, f"trigger {trigger.kind}", trigger.detail[:TEXT_CHARACTERS_MAX])
             if trigger.kind in ("hang", "stall"):
                 self._tapes.event_of(trigger.uid, event)
             else:
@@ -298,7 +298,7 @@ class Recorder:
         """Hand over what there is, with the triggers of `due`, to be written."""
         around = self._around()
         now = self._clock.monotonic_ns()
-        header = Header(
+        header = RecordingHeader(
             host=self._host,
             pacecar_version=self._version,
             written_wall_ns=self._clock.wall_ns(),

@@ -18,9 +18,9 @@ import msgspec
 
 from pacecar.clock import NS_PER_SECOND
 from pacecar.records import Ok, Sample, Snapshot
-from pacecar.records.recording import Chunk, Event, GlanceRow, RecordRow, Series, TickRow, pack
+from pacecar.records.recording import Chunk, GlanceRow, RecordingEvent, RecordRow, Series, TickRow, pack
 
-__all__ = ["CHUNK_OPEN_BYTES", "CHUNK_SECONDS", "Tape"]
+__all__ = ["CHUNK_OPEN_BYTES", "CHUNK_SECONDS", "RingBuffer"]
 
 CHUNK_SECONDS = 10
 CHUNK_OPEN_BYTES = 1 << 20
@@ -40,7 +40,7 @@ class _Packed(NamedTuple):
     body: bytes
 
 
-class Tape:
+class RingBuffer:
     """The last `window_ns` of everything, in at most `bytes_max` of packed chunks and one that is open."""
 
     def __init__(self, *, window_ns: int, bytes_max: int, wall_offset_ns: int = 0) -> None:
@@ -63,7 +63,7 @@ class Tape:
         self._ticks: list[TickRow] = []
         self._glances: list[GlanceRow] = []
         self._records: list[RecordRow] = []
-        self._events: list[Event] = []
+        self._events: list[RecordingEvent] = []
 
     @property
     def memory_bytes(self) -> int:
@@ -109,7 +109,7 @@ class Tape:
         self._records.append(RecordRow(at_ns, msgspec.Raw(payload)))
         self._added(at_ns, len(payload) + 16)
 
-    def event(self, event: Event) -> None:
+    def event(self, event: RecordingEvent) -> None:
         """Take an event."""
         self._events.append(event)
         self._added(event.at_ns, len(event.text) + 32)

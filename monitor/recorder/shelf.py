@@ -30,7 +30,7 @@ from pacecar.safe_files import create_in, own_folder, sync_folder
 
 from ..fair_share import giver_to
 
-__all__ = ["FILES_MAX", "Shelf", "ShelfFullError"]
+__all__ = ["FILES_MAX", "RecordingFolder", "RecordingFolderFullError"]
 
 FILES_MAX = 64
 """Recordings kept, however small."""
@@ -42,7 +42,7 @@ SUFFIX = ".recording"
 _PREFIX, _TEMPORARY = "pacecar-", ".tmp"
 
 
-class ShelfFullError(OSError):
+class RecordingFolderFullError(OSError):
     """What lies there may not be thrown away for this recording, now or at the next attempt."""
 
 
@@ -62,7 +62,7 @@ def _owner(label: str) -> str | None:
     return None if label in ("xid", "gpu_lost", "request") else label.rpartition("-")[2]
 
 
-class Shelf:
+class RecordingFolder:
     """The folder of the recordings; used by one thread."""
 
     def __init__(self, folder: str | os.PathLike[str], *, bytes_max: int) -> None:
@@ -125,7 +125,9 @@ class Shelf:
         while kept and (len(kept) >= FILES_MAX or sum(old.size for old in kept) + size > self._bytes_max):
             gone = self._least(kept, size, owner)
             if gone is None:
-                raise ShelfFullError("recordings of the node and of people who asked leave no room for users' jobs")
+                raise RecordingFolderFullError(
+                    "recordings of the node and of people who asked leave no room for users' jobs"
+                )
             kept.remove(gone)
             with suppress(FileNotFoundError):
                 os.unlink(gone.name, dir_fd=folder)

@@ -19,7 +19,7 @@ from pacecar.records.recording import Trigger
 
 from ..fair_share import giver_to
 
-__all__ = ["STALL_STEPS", "Pace", "Triggers"]
+__all__ = ["STALL_STEPS", "TriggerPace", "Triggers"]
 
 STALL_STEPS = 20
 """A job whose steps take long is not stalled before so many of them would have ended."""
@@ -31,7 +31,7 @@ JOBS_MAX = 1024
 """Jobs whose hang is remembered; the oldest of the user with most of them makes room."""
 
 
-class Pace(NamedTuple):
+class TriggerPace(NamedTuple):
     """A running job (`str` of its key): how long ago its last step was reported, how long it took, and whose it is."""
 
     job: str
@@ -116,14 +116,14 @@ class Triggers:
         self._hanging.pop(job, None)
         self._uids.pop(job, None)
 
-    def paces(self, paces: Iterable[Pace], wall_ns: int) -> list[Trigger]:
+    def paces(self, paces: Iterable[TriggerPace], wall_ns: int) -> list[Trigger]:
         """Return the jobs that stall now and did not before."""
         stalled = {pace.job: pace for pace in paces if pace.age_ns >= max(self._stall_ns, STALL_STEPS * pace.step_ns)}
         before, self._stalled = self._stalled, set(stalled)
         return list(_stalls((pace for job, pace in stalled.items() if job not in before), wall_ns))
 
 
-def _stalls(paces: Iterable[Pace], wall_ns: int) -> Iterator[Trigger]:
+def _stalls(paces: Iterable[TriggerPace], wall_ns: int) -> Iterator[Trigger]:
     for pace in paces:
         age, step = pace.age_ns / NS_PER_SECOND, pace.step_ns / NS_PER_SECOND
         detail = clean(f"job {pace.job}: no step for {age:.0f} s, the last took {step:.3g} s")

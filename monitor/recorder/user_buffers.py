@@ -12,21 +12,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pacecar.records import Sample, Snapshot
-from pacecar.records.recording import Event
+from pacecar.records.recording import RecordingEvent
 
-from .ring_buffer import Tape
+from .ring_buffer import RingBuffer
 
-__all__ = ["Tapes"]
+__all__ = ["UserBuffers"]
 
 
-class Tapes:
+class UserBuffers:
     """The tape of the host, and one for each uid (None: not known) whose jobs said anything in the window."""
 
     def __init__(self, *, window_ns: int, bytes_max: int, wall_offset_ns: int = 0) -> None:
         self._window_ns = window_ns
         self._bytes_max = bytes_max
-        self._host = Tape(window_ns=window_ns, bytes_max=bytes_max, wall_offset_ns=wall_offset_ns)
-        self._users: dict[int | None, Tape] = {}
+        self._host = RingBuffer(window_ns=window_ns, bytes_max=bytes_max, wall_offset_ns=wall_offset_ns)
+        self._users: dict[int | None, RingBuffer] = {}
         self._entries_gone = self._dropped_gone = 0
 
     @property
@@ -67,12 +67,12 @@ class Tapes:
         self._user(uid).record(payload, at_ns)
         self._fit()
 
-    def event(self, event: Event) -> None:
+    def event(self, event: RecordingEvent) -> None:
         """Take an event of the daemon's."""
         self._host.event(event)
         self._fit()
 
-    def event_of(self, uid: int | None, event: Event) -> None:
+    def event_of(self, uid: int | None, event: RecordingEvent) -> None:
         """Take an event that a job of `uid` caused."""
         self._user(uid).event(event)
         self._fit()
@@ -90,10 +90,10 @@ class Tapes:
         chunks = [chunk for tape in (self._host, *self._users.values()) for chunk in tape.sealed(now_ns)]
         return tuple(chunk.body for chunk in sorted(chunks, key=lambda chunk: chunk.first_ns))
 
-    def _user(self, uid: int | None) -> Tape:
+    def _user(self, uid: int | None) -> RingBuffer:
         tape = self._users.get(uid)
         if tape is None:
-            tape = self._users[uid] = Tape(window_ns=self._window_ns, bytes_max=self._bytes_max)
+            tape = self._users[uid] = RingBuffer(window_ns=self._window_ns, bytes_max=self._bytes_max)
         tape.wall_offset_ns = self._host.wall_offset_ns
         return tape
 

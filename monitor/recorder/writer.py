@@ -15,12 +15,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pacecar.clock import NS_PER_SECOND, Clock
-from pacecar.records.recording import Header, parts
+from pacecar.records.recording import RecordingHeader, parts
 
 from ..watched_threads import WatchedThread
-from .shelf import Shelf, ShelfFullError
+from .shelf import RecordingFolder, RecordingFolderFullError
 
-__all__ = ["GIVE_UP_SECONDS", "RETRY_SECONDS", "Capture", "Scrivener"]
+__all__ = ["GIVE_UP_SECONDS", "RETRY_SECONDS", "Capture", "RecordingWriter"]
 
 RETRY_SECONDS = 30.0
 GIVE_UP_SECONDS = 600.0
@@ -31,17 +31,17 @@ _log = logging.getLogger(__name__)
 class Capture(NamedTuple):
     """What is to be written, and who is told of it."""
 
-    header: Header
+    header: RecordingHeader
     chunks: tuple[bytes, ...]
     askers: tuple[Callable[[bool, str], None], ...] = ()
     label: str = "request"
     """What its file is called, which says whose it is (`shelf`)."""
 
 
-class Scrivener:
+class RecordingWriter:
     """Writes one capture at a time.  `write` is called by one thread, the figures may be read by any."""
 
-    def __init__(self, clock: Clock, shelf: Shelf) -> None:
+    def __init__(self, clock: Clock, shelf: RecordingFolder) -> None:
         self._clock = clock
         self._shelf = shelf
         self.files = self.failures = self.lost = 0
@@ -121,7 +121,7 @@ class Scrivener:
         try:
             path = self._shelf.put(pieces, size, capture.label, capture.header.written_wall_ns)
         except OSError as error:
-            self._is_hopeless = isinstance(error, ShelfFullError)
+            self._is_hopeless = isinstance(error, RecordingFolderFullError)
             self.failures += 1
             said = f"no recording can be written in {self._shelf.folder}: {error.strerror or error}"
             if said != self._named:

@@ -9,9 +9,9 @@ from pacecar.clock import Clock, SystemClock
 from pacecar.config import DaemonConfig
 from pacecar.records import Snapshot
 
-from ..collectors.cgroup import CgroupCollector, Member
+from ..collectors.cgroup import CgroupCollector, CgroupMember
 from ..collectors.cpu import CpuCollector
-from ..collectors.daemon_process import OwnCollector
+from ..collectors.daemon_process import DaemonProcessCollector
 from ..collectors.disk import DiskCollector, MountCollector
 from ..collectors.gpu import GpuCollector
 from ..collectors.identity import IdentityCollector
@@ -41,7 +41,7 @@ class DaemonError(RuntimeError):
 def default_collectors(
     config: DaemonConfig,
     clock: Clock,
-    members: Callable[[], Sequence[Member]] = tuple,
+    members: Callable[[], Sequence[CgroupMember]] = tuple,
     identity: IdentityCollector | None = None,
 ) -> list[Collector]:
     """Return the collectors that `config` does not disable; raises DaemonError for a name that is none.
@@ -63,7 +63,7 @@ def default_collectors(
         CgroupCollector(files, members),
         identity,
         GpuCollector(PyNvml(), clock, deadline_seconds=GPU_DEADLINE_RATIO * config.period_seconds),
-        OwnCollector(),
+        DaemonProcessCollector(),
     ]
     names = [collector.name for collector in collectors]
     unknown = [name for name in config.disable if name not in names]

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Budget", "Change"]
+__all__ = ["CpuBudget", "RateChange"]
 
 HALVINGS = 3
 """10, 5, 2.5 and 1.25 times a second; less is no better than the tick itself, so the next step is none."""
@@ -34,7 +34,7 @@ PATIENCE_MAX = 64
 """Looks to wait after steps up that failed again and again: a quarter of an hour at 15 s."""
 
 
-class Change(NamedTuple):
+class RateChange(NamedTuple):
     """The budget was looked at: the share found, and the rate before and from now on."""
 
     cpu_ratio: float
@@ -49,7 +49,7 @@ class Change(NamedTuple):
         return "up" if self.rate > self.before else "down"
 
 
-class Budget:
+class CpuBudget:
     """The daemon's allowance of CPU time, as a share of one processor."""
 
     def __init__(self, cpu_budget: float, glances_per_second: float, *, interval_ns: int) -> None:
@@ -69,7 +69,7 @@ class Budget:
         """Glances a second that are affordable as far as known."""
         return self._rates[self._level]
 
-    def spend(self, cpu_ns: int, glance_cpu_ns: int, now_ns: int) -> Change | None:
+    def spend(self, cpu_ns: int, glance_cpu_ns: int, now_ns: int) -> RateChange | None:
         """Take the CPU time so far, of the process and of its glances; return what came of it, None between looks."""
         if self._since is None:
             self._since = (cpu_ns, glance_cpu_ns, now_ns)
@@ -85,7 +85,7 @@ class Budget:
         if before > 0:  # at no rate nothing is learnt, and what was learnt before stands
             self._share_per_hertz = glances / before
         self._step(share, share - glances)
-        return Change(share, before, self.rate)
+        return RateChange(share, before, self.rate)
 
     def _step(self, share: float, rest: float) -> None:
         """Go one step down or up, or stay; `rest` is the share of all that is not glances."""

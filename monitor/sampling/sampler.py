@@ -7,7 +7,7 @@ up, and a scrape that comes meanwhile waits for each of them.)  A worker that is
 Failed("still running since ..."), is asked nothing more until it returns, and holds up nobody else.
 
 Between two ticks the same thread *glances*: a collector that offers `glance` is asked for its windowed metrics at the
-rate that `Pace` gives, and the tick adds lowest, mean and highest of the window to what it read.  A thread of its
+rate that `GlanceRate` gives, and the tick adds lowest, mean and highest of the window to what it read.  A thread of its
 own for glances would need a lock around every driver handle.
 
 Left out on purpose: killing a hanging call.  A thread inside the kernel cannot be killed; it is a daemon thread,
@@ -31,9 +31,9 @@ from pacecar.records import Absent, Failed, Ok, Outcome, Sample, Snapshot
 
 from ..collectors.source_reader import Collector
 from .ticker import Beat
-from .window_stats import Window
+from .window_stats import WindowStats
 
-__all__ = ["Pace", "Sampler"]
+__all__ = ["GlanceRate", "Sampler"]
 
 WINDOW_SECONDS = 15.0
 """The window where nobody says: Prometheus' common scrape interval, so that no peak falls between two scrapes."""
@@ -50,7 +50,7 @@ JOIN_SECONDS = 0.5
 _log = logging.getLogger(__name__)
 
 
-class Pace:
+class GlanceRate:
     """How often collectors glance between ticks.  One thread sets it, the workers read it."""
 
     __slots__ = ("glances_per_second",)
@@ -67,7 +67,7 @@ class _Worker:
         collector: Collector,
         clock: Clock,
         returned: threading.Condition,
-        pace: Pace,
+        pace: GlanceRate,
         window_ns: int,
         overhear: Callable[[Sequence[Sample]], None] | None,
     ) -> None:
@@ -77,7 +77,7 @@ class _Worker:
         self.glances = self.glance_failures = self.glance_cpu_ns = 0
         self._glance: Callable[[], Sequence[Sample]] | None = getattr(collector, "glance", None)
         self._pace = pace
-        self._window = Window(window_ns)
+        self._window = WindowStats(window_ns)
         self._overhear = overhear
         self._chance = random.Random()
         self._clock = clock
@@ -146,7 +146,7 @@ class _Worker:
             self.glance_cpu_ns += time.thread_time_ns() - begun
 
 
-def _collect(collector: Collector, window: Window, now_ns: int) -> Outcome:
+def _collect(collector: Collector, window: WindowStats, now_ns: int) -> Outcome:
     try:
         return _over_window(collector.collect(), window, now_ns)
     except BaseException as error:  # noqa: BLE001  the outer boundary: it must not end this thread, nor stop the others
@@ -154,7 +154,7 @@ def _collect(collector: Collector, window: Window, now_ns: int) -> Outcome:
         return Failed(f"{type(error).__name__}: {error}")
 
 
-def _over_window(outcome: Outcome, window: Window, now_ns: int) -> Outcome:
+def _over_window(outcome: Outcome, window: WindowStats, now_ns: int) -> Outcome:
     """Return `outcome` with lowest, mean and highest of its windowed series added."""
     if isinstance(outcome, Absent):
         return outcome
@@ -173,12 +173,12 @@ class Sampler:
         clock: Clock,
         *,
         deadline_seconds: float,
-        pace: Pace | None = None,
+        pace: GlanceRate | None = None,
         window_seconds: float = WINDOW_SECONDS,
         overhear: Callable[[Sequence[Sample]], None] | None = None,
     ) -> None:
         assert len({c.name for c in collectors}) == len(collectors), "two collectors have one name"
-        pace = pace or Pace()
+        pace = pace or GlanceRate()
         self._clock = clock
         self._deadline_seconds = deadline_seconds
         self._returned = threading.Condition()

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from pacecar.metrics.catalog import WINDOW_NAMES
 from pacecar.records import Sample
 
-__all__ = ["Window"]
+__all__ = ["WindowStats"]
 
 Number = int | float
 
@@ -44,7 +44,7 @@ class _Bucket:
         self.count += 1
 
 
-class Window:
+class WindowStats:
     """The last stretch of the windowed series of one collector."""
 
     def __init__(self, length_ns: int) -> None:

@@ -14,14 +14,14 @@ They are metrics of their own and not a label `stat`: the sum over a label's val
 naming practice), and the sum of a minimum and a maximum does not.  Few are windowed: each makes four series of one.
 
 Names are `pacecar_<subject>_<quantity>_<unit>[_total]`, base units, few and bounded labels.  Inside the daemon values
-are integers of the *inside* unit; the exporter multiplies by `Unit.scale` and nobody else does.
+are integers of the *inside* unit; the exporter multiplies by `MetricUnit.scale` and nobody else does.
 """
 
 from __future__ import annotations
 
-from pacecar.metrics.metric import Kind, Metric, Subject, Unit
+from pacecar.metrics.metric import Metric, MetricKind, MetricSubject, MetricUnit
 
-__all__ = ["CATALOG", "WINDOW_NAMES", "Kind", "Metric", "Subject", "Unit", "by_name"]
+__all__ = ["CATALOG", "WINDOW_NAMES", "Metric", "MetricKind", "MetricSubject", "MetricUnit", "by_name"]
 
 WINDOWED = frozenset({
     "gpu_utilization_ratio", "gpu_power_watts", "gpu_sm_active_ratio",
@@ -33,7 +33,7 @@ WINDOWED = frozenset({
 """What is kept over a window: what has peaks shorter than a scrape that explain a slow step, and is small in number."""
 
 
-def _section(subject: Subject, *rows: tuple[str, Kind, Unit, str, str]) -> list[Metric]:
+def _section(subject: MetricSubject, *rows: tuple[str, MetricKind, MetricUnit, str, str]) -> list[Metric]:
     metrics: list[Metric] = []
     for name, kind, unit, labels, text in rows:
         metric = Metric(f"pacecar_{name}", kind, unit, subject, tuple(labels.split()), text, name in WINDOWED)
@@ -41,13 +41,19 @@ def _section(subject: Subject, *rows: tuple[str, Kind, Unit, str, str]) -> list[
     return metrics
 
 
-_C, _G = Kind.COUNTER, Kind.GAUGE
-_NS, _B, _BPS, _R, _N = Unit.NANOSECONDS, Unit.BYTES, Unit.BYTES_PER_SECOND, Unit.RATIO, Unit.COUNT
-_HZ, _MJ = Unit.HERTZ, Unit.MILLIJOULES
+_C, _G = MetricKind.COUNTER, MetricKind.GAUGE
+_NS, _B, _BPS, _R, _N = (
+    MetricUnit.NANOSECONDS,
+    MetricUnit.BYTES,
+    MetricUnit.BYTES_PER_SECOND,
+    MetricUnit.RATIO,
+    MetricUnit.COUNT,
+)
+_HZ, _MJ = MetricUnit.HERTZ, MetricUnit.MILLIJOULES
 
 CATALOG: tuple[Metric, ...] = (
     *_section(
-        Subject.HOST,
+        MetricSubject.HOST,
         ("host_cpu_seconds_total", _C, _NS, "mode", "CPU time of all processors by mode."),
         ("host_cpu_utilization_ratio", _G, _R, "", "Share of CPU time not idle nor waiting for I/O, over the last tick."),
         ("host_cpus_online", _G, _N, "", "Logical processors that are online."),
@@ -57,9 +63,9 @@ CATALOG: tuple[Metric, ...] = (
         ("host_forks_total", _C, _N, "", "Processes and threads made since boot."),
         ("host_tasks_runnable", _G, _N, "", "Tasks that run or could run."),
         ("host_tasks_blocked", _G, _N, "", "Tasks that wait for I/O to complete."),
-        ("host_cpu_frequency_min_hertz", _G, Unit.KILOHERTZ, "", "Frequency of the slowest processor."),
-        ("host_cpu_frequency_mean_hertz", _G, Unit.KILOHERTZ, "", "Mean frequency of the processors."),
-        ("host_cpu_frequency_limit_hertz", _G, Unit.KILOHERTZ, "", "Highest frequency that the slowest processor may be set to."),
+        ("host_cpu_frequency_min_hertz", _G, MetricUnit.KILOHERTZ, "", "Frequency of the slowest processor."),
+        ("host_cpu_frequency_mean_hertz", _G, MetricUnit.KILOHERTZ, "", "Mean frequency of the processors."),
+        ("host_cpu_frequency_limit_hertz", _G, MetricUnit.KILOHERTZ, "", "Highest frequency that the slowest processor may be set to."),
         ("host_numa_cpu_seconds_total", _C, _NS, "numa_node mode", "CPU time of a NUMA node's processors by mode."),
         ("host_numa_cpu_utilization_ratio", _G, _R, "numa_node", "Share of a NUMA node's CPU time not idle nor waiting for I/O, over the last tick."),
         ("host_numa_memory_size_bytes", _G, _B, "numa_node", "Memory of a NUMA node."),
@@ -125,7 +131,7 @@ CATALOG: tuple[Metric, ...] = (
         ("host_softnet_squeezes_total", _C, _N, "", "Times that a processor ran out of its budget with packets left to take in."),
     ),
     *_section(
-        Subject.RDMA,
+        MetricSubject.RDMA,
         ("rdma_port_info", _G, _N, "device port link_layer adapter firmware", "Constant facts of an RDMA port; always 1, to join on."),
         ("rdma_port_active", _G, _N, "device port", "1 when the port's logical state is ACTIVE, else 0."),
         ("rdma_port_link_up", _G, _N, "device port", "1 when the port's physical state is LinkUp, else 0."),
@@ -141,7 +147,7 @@ CATALOG: tuple[Metric, ...] = (
         ("rdma_congestion_events_total", _C, _N, "device port event", "Congestion, loss and retransmission, by the kernel's name of the counter."),
     ),
     *_section(
-        Subject.CGROUP,
+        MetricSubject.CGROUP,
         ("cgroup_member_info", _G, _N, "cgroup member training_job launch rank", "Who is in a control group: a rank of a job, or the daemon; always 1, to join on."),
         ("cgroup_cpu_limit_cpus", _G, _N, "cgroup", "Processors' worth of time that the group may use, its parents' limits included; absent without a limit."),
         ("cgroup_cpu_seconds_total", _C, _NS, "cgroup", "CPU time of the group."),
@@ -154,7 +160,7 @@ CATALOG: tuple[Metric, ...] = (
         ("cgroup_oom_kills_total", _C, _N, "cgroup", "Processes of the group that were killed for want of memory."),
     ),
     *_section(
-        Subject.GPU,
+        MetricSubject.GPU,
         ("gpu_info", _G, _N, "gpu uuid name driver pci_bus_id architecture cuda vbios mig", "Constant facts of a GPU; always 1, to join on."),
         ("gpu_up", _G, _N, "gpu", "1 when the last tick read something of the GPU."),
         ("gpu_down", _G, _N, "gpu reason", "1 for the reason why the GPU is down, 0 for the others; all 0 while it is up."),
@@ -177,17 +183,17 @@ CATALOG: tuple[Metric, ...] = (
         ("gpu_memory_reserved_bytes", _G, _B, "gpu", "Device memory that the driver keeps for itself."),
         ("gpu_bar1_size_bytes", _G, _B, "gpu", "Window through which the host and other devices reach device memory."),
         ("gpu_bar1_used_bytes", _G, _B, "gpu", "Part of the BAR1 window in use."),
-        ("gpu_power_watts", _G, Unit.MILLIWATTS, "gpu", "Power draw as the driver samples it."),
-        ("gpu_power_mean_watts", _G, Unit.MILLIWATTS, "gpu", "Mean power since the tick before, by the energy counter: misses nothing between samples."),
-        ("gpu_power_limit_watts", _G, Unit.MILLIWATTS, "gpu", "Power limit that is enforced."),
-        ("gpu_energy_joules_total", _C, Unit.MILLIJOULES, "gpu", "Energy since the driver was loaded."),
-        ("gpu_temperature_celsius", _G, Unit.CELSIUS, "gpu", "Temperature of the GPU core."),
-        ("gpu_memory_temperature_celsius", _G, Unit.CELSIUS, "gpu", "Temperature of the device memory."),
-        ("gpu_temperature_threshold_celsius", _G, Unit.CELSIUS, "gpu threshold", "Temperatures at which the GPU acts: gpu_max, memory_max, slowdown, shutdown."),
+        ("gpu_power_watts", _G, MetricUnit.MILLIWATTS, "gpu", "Power draw as the driver samples it."),
+        ("gpu_power_mean_watts", _G, MetricUnit.MILLIWATTS, "gpu", "Mean power since the tick before, by the energy counter: misses nothing between samples."),
+        ("gpu_power_limit_watts", _G, MetricUnit.MILLIWATTS, "gpu", "Power limit that is enforced."),
+        ("gpu_energy_joules_total", _C, MetricUnit.MILLIJOULES, "gpu", "Energy since the driver was loaded."),
+        ("gpu_temperature_celsius", _G, MetricUnit.CELSIUS, "gpu", "Temperature of the GPU core."),
+        ("gpu_memory_temperature_celsius", _G, MetricUnit.CELSIUS, "gpu", "Temperature of the device memory."),
+        ("gpu_temperature_threshold_celsius", _G, MetricUnit.CELSIUS, "gpu threshold", "Temperatures at which the GPU acts: gpu_max, memory_max, slowdown, shutdown."),
         ("gpu_fan_speed_ratio", _G, _R, "gpu fan", "Speed that the driver asks of a fan, over the highest; a blocked fan reads the same. Absent where the chassis cools the board."),
         ("gpu_fan_rpm", _G, _N, "gpu fan", "Revolutions a minute that the driver asks of a fan; absent where the driver does not say."),
-        ("gpu_clock_hertz", _G, Unit.MEGAHERTZ, "gpu clock", "Clock now, by domain (sm, memory, graphics, video)."),
-        ("gpu_clock_max_hertz", _G, Unit.MEGAHERTZ, "gpu clock", "Highest clock, by domain (sm, memory, graphics, video)."),
+        ("gpu_clock_hertz", _G, MetricUnit.MEGAHERTZ, "gpu clock", "Clock now, by domain (sm, memory, graphics, video)."),
+        ("gpu_clock_max_hertz", _G, MetricUnit.MEGAHERTZ, "gpu clock", "Highest clock, by domain (sm, memory, graphics, video)."),
         ("gpu_clock_event_seconds_total", _C, _NS, "gpu reason source", "Time for which a reason held the clocks down; source driver: counted by it, sampled: added up from samples."),
         ("gpu_performance_state", _G, _N, "gpu", "Performance state; 0 is the fastest, 15 the slowest."),
         ("gpu_ecc_errors_total", _C, _N, "gpu severity lifetime", "ECC errors; lifetime volatile: since the driver was loaded, aggregate: of the board's life."),
@@ -240,7 +246,7 @@ CATALOG: tuple[Metric, ...] = (
         ("gpu_instance_active_ratio", _G, _R, "gpu gpu_instance part", "Activity of a part of a MIG instance, mean since it was read before (Hopper and later)."),
     ),
     *_section(
-        Subject.JOB,
+        MetricSubject.JOB,
         (
             "rank_info", _G, _N,
             "training_job launch rank local_rank world_size host pid device device_uuid backend framework"
@@ -308,7 +314,7 @@ CATALOG: tuple[Metric, ...] = (
         ("job_checkpoint_seconds_total", _C, _NS, "training_job launch rank", "Time inside pacer.checkpoint(), outside the steps too; the ledger holds the part inside."),
     ),
     *_section(
-        Subject.TUNER,
+        MetricSubject.TUNER,
         ("knob_value", _G, _N, "training_job launch rank knob", "Numeric knobs in force."),
         ("knob_epoch", _G, _N, "training_job launch rank", "How many times the knobs were switched; equal on all ranks of a job."),
         ("knob_switches_total", _C, _N, "training_job launch rank", "Switches that this rank reported."),
@@ -323,7 +329,7 @@ CATALOG: tuple[Metric, ...] = (
         ("tuner_exploration_seconds", _G, _NS, "training_job launch", "Time lost to trials so far, against the setting in force before each."),
     ),
     *_section(
-        Subject.DAEMON,
+        MetricSubject.DAEMON,
         ("build_info", _G, _N, "version python", "Versions; always 1, to join on."),
         ("daemon_start_time_seconds", _G, _NS, "", "When the daemon started, seconds since the Unix epoch."),
         ("daemon_cpu_seconds_total", _C, _NS, "", "CPU time of the daemon itself."),

@@ -9,17 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
-__all__ = ["Kind", "Metric", "Subject", "Unit"]
+__all__ = ["Metric", "MetricKind", "MetricSubject", "MetricUnit"]
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     """How a series behaves, in Prometheus' words."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
 
 
-class Unit(Enum):
+class MetricUnit(Enum):
     """Inside unit -> (name outside, factor, what the inside value counts)."""
 
     NANOSECONDS = ("seconds", 1e-9, "nanoseconds")
@@ -52,7 +52,7 @@ class Unit(Enum):
         return value / round(1 / self.scale) if self.scale < 1.0 else value * self.scale
 
 
-class Subject(StrEnum):
+class MetricSubject(StrEnum):
     """What a metric is about: the sections of docs/metrics.md."""
 
     HOST = "Host"
@@ -69,9 +69,9 @@ class Metric:
     """One entry of the catalog; `labels` in the order in which samples give their values."""
 
     name: str
-    kind: Kind
-    unit: Unit
-    subject: Subject
+    kind: MetricKind
+    unit: MetricUnit
+    subject: MetricSubject
     labels: tuple[str, ...]
     help: str
     windowed: bool = False
@@ -79,10 +79,10 @@ class Metric:
     def __post_init__(self) -> None:
         stem = self.name.removesuffix("_total")
         assert self.name.startswith("pacecar_"), self.name
-        assert (self.kind is Kind.COUNTER) == self.name.endswith("_total"), self.name
+        assert (self.kind is MetricKind.COUNTER) == self.name.endswith("_total"), self.name
         assert stem.endswith(self.unit.outside), f"{self.name} does not end in its unit {self.unit.outside}"
         assert self.help.endswith("."), f"{self.name}: help is a sentence"
-        assert not (self.windowed and self.kind is Kind.COUNTER), (
+        assert not (self.windowed and self.kind is MetricKind.COUNTER), (
             f"{self.name}: a counter has no extremes; window a rate"
         )
 

@@ -30,8 +30,23 @@ import msgspec
 from pacecar.records.records import JobHello, JobRecord, Sample
 
 __all__ = [
-    "CHUNK_BYTES_MAX", "VERSION", "Chunk", "Event", "GlanceRow", "Header", "RecordRow", "Recording", "RecordingError",
-    "Series", "Tick", "TickRow", "Trigger", "TriggerKind", "pack", "parts", "read_recording",
+    "CHUNK_BYTES_MAX",
+    "VERSION",
+    "Chunk",
+    "GlanceRow",
+    "RecordRow",
+    "Recording",
+    "RecordingError",
+    "RecordingEvent",
+    "RecordingHeader",
+    "Series",
+    "Tick",
+    "TickRow",
+    "Trigger",
+    "TriggerKind",
+    "pack",
+    "parts",
+    "read_recording",
 ]  # fmt: skip
 
 VERSION = 1
@@ -75,7 +90,7 @@ class Trigger(msgspec.Struct, frozen=True, kw_only=True):
     xid: str | None = None
 
 
-class Header(msgspec.Struct, frozen=True, kw_only=True):
+class RecordingHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What a reader must know first.
 
     `hellos` and `identity` (the series `pacecar_rank_info`) are of the ranks on the board when it was written, which
@@ -118,7 +133,7 @@ class RecordRow(msgspec.Struct, frozen=True, array_like=True):
     payload: msgspec.Raw
 
 
-class Event(msgspec.Struct, frozen=True, array_like=True):
+class RecordingEvent(msgspec.Struct, frozen=True, array_like=True):
     """Something that the daemon did or noticed, in words."""
 
     at_ns: int
@@ -136,7 +151,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
     ticks: tuple[TickRow, ...]
     glances: tuple[GlanceRow, ...]
     records: tuple[RecordRow, ...]
-    events: tuple[Event, ...]
+    events: tuple[RecordingEvent, ...]
 
 
 class Tick(NamedTuple):
@@ -151,7 +166,7 @@ class Tick(NamedTuple):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_headers = msgspec.msgpack.Decoder(Header)
+_headers = msgspec.msgpack.Decoder(RecordingHeader)
 _chunks = msgspec.msgpack.Decoder(Chunk)
 _records = msgspec.msgpack.Decoder(JobRecord)
 
@@ -161,7 +176,7 @@ def pack(chunk: Chunk) -> bytes:
     return zlib.compress(_encoder.encode(chunk), COMPRESSION_LEVEL)
 
 
-def parts(header: Header, packed: Iterable[bytes]) -> Iterator[bytes]:
+def parts(header: RecordingHeader, packed: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the bytes of a file, part by part."""
     yield _PREFIX.pack(MAGIC, VERSION) + _part(b"H", _encoder.encode(header))
     count = 0
@@ -181,7 +196,7 @@ class Recording:
     `problem` is None when the file is whole, else what is wrong with the rest of it (only with `salvage`).
     """
 
-    def __init__(self, path: Path, header: Header, packed: tuple[bytes, ...], problem: str | None) -> None:
+    def __init__(self, path: Path, header: RecordingHeader, packed: tuple[bytes, ...], problem: str | None) -> None:
         self.path = path
         self.header = header
         self.problem = problem
@@ -223,7 +238,7 @@ class Recording:
                     raise RecordingError(f"{self.path}: a record cannot be read: {error}") from error
                 yield row.at_ns + chunk.wall_offset_ns, record
 
-    def events(self) -> Iterator[tuple[int, Event]]:
+    def events(self) -> Iterator[tuple[int, RecordingEvent]]:
         """Yield (wall_ns, event); chunks of host and users overlap in time."""
         for chunk in self.chunks():
             for event in chunk.events:
@@ -246,7 +261,7 @@ def read_recording(path: str | os.PathLike[str], *, salvage: bool = False) -> Re
     if version != VERSION:
         hint = "a newer pacecar wrote it, upgrade this one" if version > VERSION else "no version of pacecar wrote that"
         raise RecordingError(f"{file}: a recording of version {version}, this pacecar reads {VERSION}: {hint}")
-    header: Header | None = None
+    header: RecordingHeader | None = None
     packed: list[bytes] = []
     try:
         for kind, body in _walk(file, data):

@@ -17,21 +17,21 @@ from pacecar.records.job_identity import JobKey
 
 __all__ = [
     "VERSION",
-    "Collector",
-    "Daemon",
-    "Document",
-    "Gpu",
-    "Hang",
-    "History",
+    "CollectorStatus",
+    "DaemonStatus",
+    "GpuStatus",
+    "HangStatus",
     "Host",
-    "Job",
+    "JobStatus",
     "Ladder",
     "LateRank",
-    "Link",
+    "LinkStatus",
     "Move",
     "Rank",
     "Saving",
-    "Tuner",
+    "StatusDocument",
+    "StatusHistory",
+    "TunerView",
 ]
 
 VERSION = 1
@@ -52,7 +52,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     swap_used_bytes: int | None = None
 
 
-class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+class GpuStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU: each figure is the metric `pacecar_gpu_<field>`; `sm_clock_hertz` is `gpu_clock_hertz` of clock sm.
 
     `throttled_by` are the reasons that hold the clocks down, null where nobody knows; `xid_errors_total` adds up all
@@ -83,7 +83,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     throttled_by: tuple[str, ...] | None = None
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
+class LinkStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One network interface, or one port of an RDMA device as `device/port`.
 
     Rates are between the last two ticks; `errors_total` adds up errors and drops of both directions.
@@ -138,7 +138,7 @@ class LateRank(msgspec.Struct, frozen=True, kw_only=True):
     evidence: str
 
 
-class Hang(msgspec.Struct, frozen=True, kw_only=True):
+class HangStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A rank that ends no step, or (`silent`) says nothing at all while others suspect a hang."""
 
     rank: int
@@ -146,7 +146,7 @@ class Hang(msgspec.Struct, frozen=True, kw_only=True):
     silent: bool
 
 
-class Tuner(msgspec.Struct, frozen=True, kw_only=True):
+class TunerView(msgspec.Struct, frozen=True, kw_only=True):
     """What the tuner is doing."""
 
     state: str
@@ -193,7 +193,7 @@ class Ladder(msgspec.Struct, frozen=True, kw_only=True):
     rungs: tuple[Saving, ...]
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One job as this node sees it.
 
     `job` and `launch` together are its identity, `title` is what commands on this node call it
@@ -223,8 +223,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     ledger_window_seconds: float | None = None
     knobs: dict[str, KnobValue] = {}
     stragglers: tuple[LateRank, ...] = ()
-    hangs: tuple[Hang, ...] = ()
-    tuner: Tuner | None = None
+    hangs: tuple[HangStatus, ...] = ()
+    tuner: TunerView | None = None
     moves: tuple[Move, ...] = ()
     what_if: Ladder | None = None
 
@@ -239,7 +239,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return self.title or self.job
 
 
-class Collector(msgspec.Struct, frozen=True, kw_only=True):
+class CollectorStatus(msgspec.Struct, frozen=True, kw_only=True):
     """How one collector's last tick went."""
 
     name: str
@@ -248,7 +248,7 @@ class Collector(msgspec.Struct, frozen=True, kw_only=True):
     duration_seconds: float | None
 
 
-class Recorder(msgspec.Struct, frozen=True, kw_only=True):
+class RecorderStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The flight recorder: each figure is the metric `pacecar_recorder_<field>`; `triggers_total` by trigger."""
 
     span_seconds: float
@@ -260,7 +260,7 @@ class Recorder(msgspec.Struct, frozen=True, kw_only=True):
     lost_total: int
 
 
-class Daemon(msgspec.Struct, frozen=True, kw_only=True):
+class DaemonStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The daemon itself; `viewers` is how many pages and terminals get each tick pushed."""
 
     pacecar_version: str
@@ -270,11 +270,11 @@ class Daemon(msgspec.Struct, frozen=True, kw_only=True):
     cpu_budget_ratio: float | None = None
     resident_memory_bytes: int | None = None
     viewers: int = 0
-    collectors: tuple[Collector, ...] = ()
-    recorder: Recorder | None = None
+    collectors: tuple[CollectorStatus, ...] = ()
+    recorder: RecorderStatus | None = None
 
 
-class Document(msgspec.Struct, frozen=True, kw_only=True):
+class StatusDocument(msgspec.Struct, frozen=True, kw_only=True):
     """What /api/snapshot gives and each push carries; `snapshot_age_seconds` null: there was no tick yet."""
 
     version: int
@@ -282,15 +282,15 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     time_seconds: float
     tick: int | None
     snapshot_age_seconds: float | None
-    daemon: Daemon
+    daemon: DaemonStatus
     host: Host
-    gpus: tuple[Gpu, ...] = ()
-    links: tuple[Link, ...] = ()
-    jobs: tuple[Job, ...] = ()
+    gpus: tuple[GpuStatus, ...] = ()
+    links: tuple[LinkStatus, ...] = ()
+    jobs: tuple[JobStatus, ...] = ()
     jobs_left_out: int = 0
 
 
-class History(msgspec.Struct, frozen=True, kw_only=True):
+class StatusHistory(msgspec.Struct, frozen=True, kw_only=True):
     """What /api/history gives: the last minutes; `series` is a series' name -> one value a time, null where missing."""
 
     version: int

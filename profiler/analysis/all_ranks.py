@@ -5,7 +5,7 @@ One trace knows that a collective took 7.6 ms and not why.  Its peers know: one 
 collective's time is split into waiting and wire (`arrivals`), and each wait is charged to who caused it and to what
 that rank did instead (`stragglers`).  Communication that looks slow on the most ranks is most often one slow rank.
 
-Pure: traces and their reports in, one `Job` out.  Sound for what is there: ranks that are missing, given twice or
+Pure: traces and their reports in, one `TraceJob` out.  Sound for what is there: ranks that are missing, given twice or
 without a number are named in warnings, and so is every collective that could not be matched.
 """
 
@@ -30,7 +30,7 @@ from .collective_matching import Matched, Matching, match
 from .collectives import coverage
 from .ladder import Runner, of_job
 from .one_trace import Charges, charges_of
-from .report import Arrival, CollectiveInstance, CollectiveTotal, Job, RankShare, Scenario, TraceReport
+from .report import Arrival, CollectiveInstance, CollectiveTotal, RankShare, Scenario, TraceJob, TraceReport
 from .stragglers import Blame, find_stragglers
 
 __all__ = ["ARRIVALS_MAX", "analyze_job"]
@@ -56,7 +56,7 @@ class _Share(NamedTuple):
     wire: Intervals
 
 
-def analyze_job(traces: Sequence[Trace], reports: Sequence[TraceReport]) -> Job:
+def analyze_job(traces: Sequence[Trace], reports: Sequence[TraceReport]) -> TraceJob:
     """Return what the traces of one job say together; `reports` are theirs, in their order.
 
     Collectives outside the windows of the reports are left out.
@@ -73,7 +73,7 @@ def analyze_job(traces: Sequence[Trace], reports: Sequence[TraceReport]) -> Job:
     shares = [_share(place, rank, arrivals) for place, rank in enumerate(ranks)]
     instances, shortened = _instances(arrivals, tables)
     warnings += [*_complete(matching, strangers), *clocks.warnings, *_missing(arrivals, shortened)]
-    return Job(
+    return TraceJob(
         ranks=[clock.rank for clock in clocks.clocks],
         world_size=world_size,
         clocks=clocks.clocks,

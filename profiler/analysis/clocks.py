@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from ..trace.columns import Trace, TraceWarning
 from .collective_matching import Matched, wall_offset_ns
-from .report import Clock
+from .report import RankClock
 from .sequence_alignment import OVERLAP_SLACK_NS
 
 __all__ = ["Clocks", "doubts_of", "lay_clocks", "together"]
@@ -76,7 +76,7 @@ class Clocks:
     Clocks of one `island` are laid on each other to `doubt_ns`; between islands there is only the wall clock.
     """
 
-    clocks: list[Clock]
+    clocks: list[RankClock]
     offsets_ns: NDArray[np.int64]
     doubt_ns: NDArray[np.int64]
     island: NDArray[np.int64]
@@ -104,7 +104,7 @@ def lay_clocks(traces: Sequence[Trace], groups: Sequence[Matched]) -> Clocks:
         else:
             method = "wall_clock" if _is_on_epoch(trace) and _is_on_epoch(traces[0]) else "none"
         assert trace.rank is not None
-        clock = Clock(
+        clock = RankClock(
             rank=trace.rank,
             host=trace.host,
             offset_ns=offset + int(walls[place] - walls[0]),
@@ -230,7 +230,7 @@ def _is_on_epoch(trace: Trace) -> bool:
     return trace.start_ns is not None and trace.start_ns + wall_offset_ns(trace) > EPOCH_NS_MIN
 
 
-def _warnings(clocks: Sequence[Clock]) -> list[TraceWarning]:
+def _warnings(clocks: Sequence[RankClock]) -> list[TraceWarning]:
     warnings = []
     if apart := [clock.rank for clock in clocks if clock.method in ("none", "wall_clock")]:
         message = f"no collective lays the clocks of ranks {apart} on the others'; their waits are not comparable"

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from ..ledger.attribution import Work
 from ..ledger.classification import collective_operation
-from ..trace.columns import NONE, WORKS, Collective, HostKind, Trace, TraceWarning
-from .sequence_alignment import Calls, align
+from ..trace.columns import NONE, WORKS, CollectiveColumns, HostKind, Trace, TraceWarning
+from .sequence_alignment import CallSequence, align
 
 __all__ = ["Events", "Matched", "Matching", "events_of", "match", "wall_offset_ns"]
 
@@ -47,7 +47,7 @@ class Events:
     end_ns: NDArray[np.int64]
     issue_ns: NDArray[np.int64]
     meta: NDArray[np.int64]
-    collectives: tuple[Collective, ...]
+    collectives: tuple[CollectiveColumns, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Matched:
     size: int | None
     is_assumed: bool
     traces: tuple[int, ...]
-    collectives: tuple[Collective, ...]
+    collectives: tuple[CollectiveColumns, ...]
     rows: NDArray[np.int64]
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
@@ -155,7 +155,7 @@ def events_of(trace: Trace) -> Events:
     for index in np.unique(name[meta == NONE]).tolist():
         meta[(meta == NONE) & (name == index)] = len(collectives)
         operation = collective_operation(trace.names[index])
-        collectives.append(Collective(operation=trace.names[index] if operation is None else operation))
+        collectives.append(CollectiveColumns(operation=trace.names[index] if operation is None else operation))
     order = np.lexsort((end, start))
     events = Events(start[order], end[order], issue[order], meta[order], tuple(collectives))
     return _joined(events)
@@ -228,7 +228,7 @@ def _match_group(
     ), doubts
 
 
-def _laid(calls: Sequence[Calls]) -> tuple[NDArray[np.int64], int]:
+def _laid(calls: Sequence[CallSequence]) -> tuple[NDArray[np.int64], int]:
     """Return (n, k) which event of each rank is each collective that at least two hold, and how many were in doubt.
 
     All are laid on the longest sequence, and what that one lacks is found beyond its ends and in its gaps.
@@ -264,7 +264,7 @@ def _laid(calls: Sequence[Calls]) -> tuple[NDArray[np.int64], int]:
     return rows[(rows != NONE).sum(axis=1) >= 2], doubts
 
 
-def _calls(trace: Trace, events: Events, rows: NDArray[np.int64], operations: dict[str, int]) -> Calls:
+def _calls(trace: Trace, events: Events, rows: NDArray[np.int64], operations: dict[str, int]) -> CallSequence:
     """Return one group's events as the columns that `alignment` compares."""
     rows = rows[np.argsort(events.issue_ns[rows], kind="stable")]
     metas = [events.collectives[index] for index in events.meta[rows].tolist()]
@@ -274,7 +274,7 @@ def _calls(trace: Trace, events: Events, rows: NDArray[np.int64], operations: di
         NONE if meta.bytes is None or meta.operation in _SIZES_DIFFER or meta.operation in _SAME_AS else meta.bytes
         for meta in metas
     ]
-    return Calls(
+    return CallSequence(
         start_ns=events.start_ns[rows] + wall,
         end_ns=events.end_ns[rows] + wall,
         operation=np.array([operations.setdefault(name, len(operations)) for name in names], dtype=np.int64),
@@ -297,11 +297,11 @@ def _steps(trace: Trace, issue_ns: NDArray[np.int64]) -> NDArray[np.int64]:
     return steps
 
 
-def _agreed(columns: Sequence[tuple[Events, NDArray[np.int64]]], at: int) -> Collective:
+def _agreed(columns: Sequence[tuple[Events, NDArray[np.int64]]], at: int) -> CollectiveColumns:
     """Return what one collective is by all who saw it: the fullest words, and the mean of sizes that differ."""
     seen = [events.collectives[events.meta[rows[at]]] for events, rows in columns if rows[at] != NONE]
     full = (meta for meta in seen if meta.operation not in _SAME_AS and meta.bytes is not None)
-    best: Collective = next(full, seen[0])
+    best: CollectiveColumns = next(full, seen[0])
     sizes = [meta.bytes for meta in seen if meta.bytes is not None]
     if len(set(sizes)) > 1:
         best = msgspec.structs.replace(best, bytes=sum(sizes) // len(sizes))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..ledger.bus_bandwidth import bus_bandwidth_factor
 from ..ledger.classification import collective_operation
 from ..ledger.intervals import Intervals, length, total, union
-from ..trace.columns import NONE, Collective, Trace
+from ..trace.columns import NONE, CollectiveColumns, Trace
 from .report import CollectiveTotal
 
 __all__ = ["UNNAMED", "collective_totals", "coverage"]
@@ -71,7 +71,7 @@ def collective_totals(
 
 def _kind(trace: Trace, pair: int) -> tuple[str, int | None, str | None, str | None, int | None]:
     if pair >= 0:
-        it: Collective = trace.collectives[pair]
+        it: CollectiveColumns = trace.collectives[pair]
         size = it.group_size if it.group_size is not None else (len(it.ranks) if it.ranks is not None else None)
         return it.operation, it.bytes, it.dtype, it.group, size
     return collective_operation(trace.names[-1 - pair]) or UNNAMED, None, None, None, None

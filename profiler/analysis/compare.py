@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pacecar.records import LEDGER_HEADINGS, Ledger
 
 from ..trace.columns import TraceWarning
-from .report import CollectiveTotal, Comparison, Difference, Side, TraceReport
+from .report import CollectiveTotal, Difference, TraceComparison, TraceReport, TraceSide
 
 __all__ = ["HEADINGS", "WARNING_CODES", "compare"]
 
@@ -32,7 +32,7 @@ Totals = Mapping[str, tuple[float, float]]
 
 def compare(
     before: tuple[str, Sequence[TraceReport]], after: tuple[str, Sequence[TraceReport]]
-) -> tuple[Comparison, list[TraceWarning]]:
+) -> tuple[TraceComparison, list[TraceWarning]]:
     """Return how two runs differ, each a name and at least one report, and what to know about it."""
     sides = (before[1], after[1])
     has_steps = all(report.window == "steps" and report.steps for reports in sides for report in reports)
@@ -42,7 +42,7 @@ def compare(
         _difference(name, getattr(old, f"{name}_ns") * shares[0], getattr(new, f"{name}_ns") * shares[1])
         for name in HEADINGS
     ]
-    comparison = Comparison(
+    comparison = TraceComparison(
         before=_side(*before, has_steps),
         after=_side(*after, has_steps),
         per="step" if has_steps else "trace",
@@ -80,11 +80,11 @@ def _ledger(reports: Iterable[TraceReport]) -> Ledger:
     return total
 
 
-def _side(name: str, reports: Sequence[TraceReport], has_steps: bool) -> Side:
+def _side(name: str, reports: Sequence[TraceReport], has_steps: bool) -> TraceSide:
     medians = [
         float(statistics.median(step.ledger.wall_ns for step in report.steps)) for report in reports if report.steps
     ]
-    return Side(
+    return TraceSide(
         name=name,
         files=[report.file for report in reports],
         ranks=len(reports),

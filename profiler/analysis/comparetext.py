@@ -15,9 +15,9 @@ from pacecar.formatting.plain_text import clean
 from pacecar.records import LEDGER_HEADINGS, Ledger
 
 from .compare import WARNING_CODES
-from .report import Comparison, Difference, Document
+from .report import Difference, TraceComparison, TraceDocument
 from .text import BAR_WIDTH_MAX, ROWS_MAX, plain_table, warning_lines
-from .units import Unit, duration, unit_for
+from .units import DisplayUnit, duration, unit_for
 
 __all__ = ["comparison_text"]
 
@@ -25,7 +25,7 @@ CHANGE_SHARE_MIN = 0.0005
 """Of the longer side: a change that the ledger's own table would round away is not listed."""
 
 
-def comparison_text(document: Document, console: Console) -> Iterator[RenderableType]:
+def comparison_text(document: TraceDocument, console: Console) -> Iterator[RenderableType]:
     """Yield what is to be printed about a document that holds a comparison, in order."""
     comparison, reports = document.comparison, document.traces
     assert comparison is not None
@@ -57,7 +57,7 @@ def comparison_text(document: Document, console: Console) -> Iterator[Renderable
     yield from warning_lines([("", own), *named], len(reports) > 1)
 
 
-def _headline(comparison: Comparison) -> str:
+def _headline(comparison: TraceComparison) -> str:
     before, after = comparison.before, comparison.after
     if before.median_step_ns is not None and after.median_step_ns is not None:
         who = " of the slowest rank" if max(before.ranks, after.ranks) > 1 else ""
@@ -114,7 +114,7 @@ def _changes(title: str, rows: Sequence[Difference], per: str) -> Table:
     return table
 
 
-def _number(value_ns: float, unit: Unit) -> str:
+def _number(value_ns: float, unit: DisplayUnit) -> str:
     return f"{value_ns / unit.ns:.{unit.digits}f}"
 
 

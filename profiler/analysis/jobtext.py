@@ -19,7 +19,7 @@ from pacecar.formatting.ledger_headings import HEADING_WORDS, percent, plural
 from pacecar.formatting.plain_text import clean
 from pacecar.records import Ledger
 
-from .report import Clock, CollectiveInstance, Job, RankShare, Straggler, TraceReport
+from .report import CollectiveInstance, LateTraceRank, RankClock, RankShare, TraceJob, TraceReport
 from .text import BAR_WIDTH_MAX, collectives_table, ladder_table, plain_table
 from .units import amount, bandwidth, duration, unit_for
 
@@ -39,7 +39,7 @@ CLOCK_WORDS = {
 }
 
 
-def job_text(reports: Sequence[TraceReport], job: Job, console: Console) -> Iterator[RenderableType]:
+def job_text(reports: Sequence[TraceReport], job: TraceJob, console: Console) -> Iterator[RenderableType]:
     """Yield what is to be printed about the ranks together, in order."""
     total = Ledger(wall_ns=0)
     for report in reports:
@@ -68,7 +68,7 @@ def job_text(reports: Sequence[TraceReport], job: Job, console: Console) -> Iter
             yield part
 
 
-def _ranks(reports: Sequence[TraceReport], job: Job, console: Console) -> Table:
+def _ranks(reports: Sequence[TraceReport], job: TraceJob, console: Console) -> Table:
     shares = {share.rank: share for share in job.shares}
     shown = _ranks_shown(reports, shares)
     title = "Ranks" if len(shown) == len(reports) else f"Ranks (the {len(shown)} that the others waited for longest)"
@@ -111,8 +111,8 @@ def _ranks_shown(reports: Sequence[TraceReport], shares: dict[int, RankShare]) -
     return sorted(chosen, key=order)
 
 
-def _clocks(clocks: Sequence[Clock]) -> Iterator[Text]:
-    methods: dict[str, list[Clock]] = {}
+def _clocks(clocks: Sequence[RankClock]) -> Iterator[Text]:
+    methods: dict[str, list[RankClock]] = {}
     for clock in clocks:
         methods.setdefault(clock.method, []).append(clock)
     for method, some in methods.items():
@@ -127,7 +127,7 @@ def _clocks(clocks: Sequence[Clock]) -> Iterator[Text]:
         yield Text(text, style="dim")
 
 
-def _stragglers(stragglers: Sequence[Straggler], shares: Sequence[RankShare]) -> Iterator[RenderableType]:
+def _stragglers(stragglers: Sequence[LateTraceRank], shares: Sequence[RankShare]) -> Iterator[RenderableType]:
     if not stragglers:
         return
     table = plain_table("Who is late, and why")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from pacecar.records import Bound, Ledger
 
-from ..ledger.what_if_bounds import Climb, Runner, climb
+from ..ledger.what_if_bounds import Runner, WhatIfStep, climb
 from .report import Scenario
 
 __all__ = ["Runner", "of_job", "what_if"]
@@ -36,7 +36,7 @@ def of_job(runners: Sequence[Runner], straggler_saved_ns: float | None) -> list[
     return [_scenario(rung) for rung in climb(runners, straggler_saved_ns)]
 
 
-def _scenario(rung: Climb) -> Scenario:
+def _scenario(rung: WhatIfStep) -> Scenario:
     note = f"without {rung.what} ({rung.taken_ns / 1e6:.3f} ms a step)"
     if rung.bound in (Bound.FASTEST_RANK, Bound.NEXT_RANK):
         note = "the straggler's own part as long as the median rank's"

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from pacecar.records import Ledger
 
-from ..ledger.attribution import Cause, Work, attribute_windows
+from ..ledger.attribution import LossCause, Work, attribute_windows
 from ..ledger.intervals import EMPTY, Intervals, clip, length, union
 from ..trace.columns import WORKS, HostKind, Trace, TraceWarning
 from ..windows.trace_spans import compute_on_host
@@ -48,7 +48,7 @@ class Charges(NamedTuple):
     """
 
     work: dict[Work, Intervals]
-    causes: dict[Cause, Intervals]
+    causes: dict[LossCause, Intervals]
     window: tuple[int, int] | None
     observed: tuple[int, int] | None
 
@@ -57,9 +57,9 @@ def charges_of(trace: Trace, rows: NDArray[np.bool_] | None = None) -> Charges:
     """Return the spans of work and the causes of idle time in `trace`; of its device rows only those in `rows`."""
     host = trace.host_rows
     causes = {
-        Cause.DATA_WAIT: _host(trace, HostKind.LOADER),
-        Cause.CHECKPOINT: _host(trace, HostKind.CHECKPOINT),
-        Cause.OPTIMIZER: _host(trace, HostKind.OPTIMIZER),
+        LossCause.DATA_WAIT: _host(trace, HostKind.LOADER),
+        LossCause.CHECKPOINT: _host(trace, HostKind.CHECKPOINT),
+        LossCause.OPTIMIZER: _host(trace, HostKind.OPTIMIZER),
     }
     observed: tuple[int, int] | None = None
     if trace.has_device:
@@ -68,7 +68,7 @@ def charges_of(trace: Trace, rows: NDArray[np.bool_] | None = None) -> Charges:
             observed = (0, 0)
     else:
         operators = _training_operators(trace)
-        calls, loading = _host(trace, HostKind.COLLECTIVE_CALL), causes[Cause.DATA_WAIT]
+        calls, loading = _host(trace, HostKind.COLLECTIVE_CALL), causes[LossCause.DATA_WAIT]
         work = {Work.COMPUTE: compute_on_host(operators, calls, loading)}
         work[Work.COMMUNICATION] = _host(trace, HostKind.COLLECTIVE_WORK)
         seen = [int(operators[:, 0].min()), int(host.end_ns.max())] if len(operators) else [0, 0]

@@ -21,10 +21,10 @@ from typing import Literal
 import msgspec
 
 from ..trace.columns import Trace, TraceWarning
-from .report import Document, TraceReport
+from .report import TraceDocument, TraceReport
 from .trace_files import printable
 
-__all__ = ["Analysis", "Answer", "EngineError", "Options", "Progress", "analyze", "analyze_files"]
+__all__ = ["Analysis", "EngineError", "Options", "Progress", "WorkerAnswer", "analyze", "analyze_files"]
 
 TABLES_BYTES_MAX = 4 * 2**30
 """Columns kept for the comparison of ranks, by the estimate of `_columns_bytes`; 128 ranks of a million events fit."""
@@ -74,7 +74,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WorkerAnswer:
     """What became of one file: a report, perhaps its columns, or why there is none."""
 
     report: TraceReport | None = None
@@ -86,11 +86,13 @@ class Answer:
 class Analysis:
     """The document, and the columns behind its traces where they were kept, in the same order."""
 
-    document: Document
+    document: TraceDocument
     tables: tuple[Trace | None, ...]
 
 
-def analyze_files(paths: Sequence[Path], options: Options | None = None, progress: Progress | None = None) -> Document:
+def analyze_files(
+    paths: Sequence[Path], options: Options | None = None, progress: Progress | None = None
+) -> TraceDocument:
     """Return what `paths` say; see `analyze`."""
     return analyze(paths, options, progress).document
 
@@ -102,7 +104,7 @@ def analyze(paths: Sequence[Path], options: Options | None = None, progress: Pro
         paths = [path.absolute() for path in paths]  # the workers stand elsewhere
     sizes = [_size(path) for path in paths]
     tasks = _tasks(paths, sizes, options)
-    answers: list[Answer | None] = [None] * len(tasks)
+    answers: list[WorkerAnswer | None] = [None] * len(tasks)
     meter = _Meter(sizes, progress)
     for index, answer in _engine(tasks, sizes, options, meter):
         answers[index] = answer
@@ -110,7 +112,7 @@ def analyze(paths: Sequence[Path], options: Options | None = None, progress: Pro
     return _assemble([answer for answer in answers if answer is not None], tasks, options)
 
 
-def read_one(task: Task, progress: Callable[[int, int | None], None] | None = None) -> Answer:
+def read_one(task: Task, progress: Callable[[int, int | None], None] | None = None) -> WorkerAnswer:
     """Read and attribute one file; whatever is wrong with it is in the answer.  Runs wherever the engine likes."""
     # Here and not above: the command's `--help` and a dask scheduler need none of it.
     from ..trace.reader import TraceError, read_trace
@@ -119,15 +121,15 @@ def read_one(task: Task, progress: Callable[[int, int | None], None] | None = No
     try:
         trace = read_trace(task.path, progress=progress)
     except TraceError as error:
-        return Answer(error=TraceWarning("unreadable", _named(task.path, str(error))))
+        return WorkerAnswer(error=TraceWarning("unreadable", _named(task.path, str(error))))
     except OSError as error:
-        return Answer(error=TraceWarning("unreadable", _named(task.path, (error.strerror or str(error)).lower())))
+        return WorkerAnswer(error=TraceWarning("unreadable", _named(task.path, (error.strerror or str(error)).lower())))
     except MemoryError:
-        return Answer(error=TraceWarning("out_of_memory", _named(task.path, "not enough memory to read it")))
+        return WorkerAnswer(error=TraceWarning("out_of_memory", _named(task.path, "not enough memory to read it")))
     if trace.file != (name := printable(task.path)):
         trace = replace(trace, file=name)
     report = analyze_trace(trace, window=task.window, steps=task.steps)
-    return Answer(report=report, table=trace if task.returns_table else None)
+    return WorkerAnswer(report=report, table=trace if task.returns_table else None)
 
 
 def _named(path: Path, message: str) -> str:
@@ -137,7 +139,7 @@ def _named(path: Path, message: str) -> str:
 
 def _engine(
     tasks: Sequence[Task], sizes: Sequence[int], options: Options, meter: _Meter
-) -> Iterator[tuple[int, Answer]]:
+) -> Iterator[tuple[int, WorkerAnswer]]:
     """Return the answers as they come, with the index of their task."""
     if options.engine == "dask":
         from .cluster import run_on_cluster
@@ -167,7 +169,7 @@ def _tasks(paths: Sequence[Path], sizes: Sequence[int], options: Options) -> lis
     return tasks
 
 
-def _assemble(answers: Sequence[Answer], tasks: Sequence[Task], options: Options) -> Analysis:
+def _assemble(answers: Sequence[WorkerAnswer], tasks: Sequence[Task], options: Options) -> Analysis:
     reports = [answer.report for answer in answers if answer.report is not None]
     tables = tuple(answer.table for answer in answers if answer.report is not None)
     warnings = [answer.error for answer in answers if answer.error is not None]
@@ -181,7 +183,7 @@ def _assemble(answers: Sequence[Answer], tasks: Sequence[Task], options: Options
         from .all_ranks import analyze_job
 
         job = analyze_job([table for table, _ in pairs], [report for _, report in pairs])
-    return Analysis(Document(traces=reports, job=job, warnings=warnings), tables)
+    return Analysis(TraceDocument(traces=reports, job=job, warnings=warnings), tables)
 
 
 class _Meter:

@@ -27,7 +27,7 @@ from pacecar.safe_files import output
 from ..trace.columns import Trace
 from .parallel_reading import Analysis
 from .report import StepReport, TraceReport
-from .timeline import Timeline, timeline
+from .timeline import TraceTimeline, timeline
 
 __all__ = ["FIRST_PID", "write_perfetto"]
 
@@ -101,7 +101,7 @@ def _chunks(report: TraceReport, trace: Trace, pid: int, shift: int) -> Iterator
     yield b",\n".join(_counters(report, found, pid, shift))
 
 
-def _names(report: TraceReport, found: Timeline, pid: int) -> Iterator[dict[str, Any]]:
+def _names(report: TraceReport, found: TraceTimeline, pid: int) -> Iterator[dict[str, Any]]:
     who = f"rank {report.rank}" if report.rank is not None else Path(report.file).name
 
     def meta(kind: str, tid: int, **args: object) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def _steps(steps: Sequence[StepReport], pid: int, shift: int) -> Iterator[bytes]
         yield _slice(f"step {step.step}", pid, STEPS_TID, start, start + step.ledger.wall_ns)
 
 
-def _counters(report: TraceReport, found: Timeline, pid: int, shift: int) -> Iterator[bytes]:
+def _counters(report: TraceReport, found: TraceTimeline, pid: int, shift: int) -> Iterator[bytes]:
     """Yield counters at the start of each step, or of the window where there are no steps, and zeros at its end."""
     parts = [(step.start_ns, step.ledger) for step in report.steps] or [(found.window[0], report.ledger)]
     end = parts[-1][0] + parts[-1][1].wall_ns

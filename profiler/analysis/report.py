@@ -14,21 +14,21 @@ from ..trace.columns import TraceWarning
 
 __all__ = [
     "Arrival",
-    "Clock",
     "CollectiveInstance",
     "CollectiveTotal",
-    "Comparison",
     "Difference",
-    "Document",
     "Family",
     "Gap",
-    "Job",
+    "LateTraceRank",
+    "RankClock",
     "RankShare",
     "Scenario",
-    "Side",
     "StepReport",
-    "Straggler",
+    "TraceComparison",
+    "TraceDocument",
+    "TraceJob",
     "TraceReport",
+    "TraceSide",
 ]
 
 
@@ -166,7 +166,7 @@ class CollectiveInstance(msgspec.Struct, kw_only=True):
     arrivals: list[Arrival]
 
 
-class Clock(msgspec.Struct, kw_only=True):
+class RankClock(msgspec.Struct, kw_only=True):
     """How one rank's clock was laid on the common one: add `offset_ns`.  `residual_ns` is what stays unexplained."""
 
     rank: int
@@ -194,7 +194,7 @@ class RankShare(msgspec.Struct, kw_only=True):
     """The part in which data could flow.  What is left of the exposed communication was found in no other trace."""
 
 
-class Straggler(msgspec.Struct, kw_only=True):
+class LateTraceRank(msgspec.Struct, kw_only=True):
     """A rank that the others wait for, and why, as its own ledger says against the median rank's."""
 
     rank: int
@@ -208,21 +208,21 @@ class Straggler(msgspec.Struct, kw_only=True):
     evidence: str
 
 
-class Job(msgspec.Struct, kw_only=True):
+class TraceJob(msgspec.Struct, kw_only=True):
     """Several ranks together."""
 
     ranks: list[int]
     world_size: int | None
-    clocks: list[Clock]
+    clocks: list[RankClock]
     shares: list[RankShare]
     collectives: list[CollectiveTotal]
     instances: list[CollectiveInstance]
-    stragglers: list[Straggler]
+    stragglers: list[LateTraceRank]
     what_if: list[Scenario]
     warnings: list[TraceWarning]
 
 
-class Side(msgspec.Struct, kw_only=True):
+class TraceSide(msgspec.Struct, kw_only=True):
     """One side of a comparison: the traces of one run.  `steps` counts the steps of all ranks."""
 
     name: str
@@ -234,7 +234,7 @@ class Side(msgspec.Struct, kw_only=True):
 
 
 class Difference(msgspec.Struct, kw_only=True):
-    """One quantity before and after, for each step and rank (or for each trace: `Comparison.per`)."""
+    """One quantity before and after, for each step and rank (or for each trace: `TraceComparison.per`)."""
 
     name: str
     before_ns: float
@@ -246,11 +246,11 @@ class Difference(msgspec.Struct, kw_only=True):
     after_count: float | None = None
 
 
-class Comparison(msgspec.Struct, kw_only=True):
+class TraceComparison(msgspec.Struct, kw_only=True):
     """Two runs side by side.  `headings` has the ledger's, then wall, communication and overlapped_communication."""
 
-    before: Side
-    after: Side
+    before: TraceSide
+    after: TraceSide
     per: str
     """step, or trace where a side has no steps."""
     headings: list[Difference]
@@ -258,11 +258,11 @@ class Comparison(msgspec.Struct, kw_only=True):
     collectives: list[Difference]
 
 
-class Document(msgspec.Struct, kw_only=True):
+class TraceDocument(msgspec.Struct, kw_only=True):
     """The whole answer.  With `--compare` the traces are those before, then those after."""
 
     traces: list[TraceReport]
-    job: Job | None = None
-    comparison: Comparison | None = None
+    job: TraceJob | None = None
+    comparison: TraceComparison | None = None
     warnings: list[TraceWarning] = []
     version: int = 1

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from ..trace.columns import NONE
 
-__all__ = ["Alignment", "Calls", "align"]
+__all__ = ["Alignment", "CallSequence", "align"]
 
 SHIFTS_MAX = 2048
 """Shifts tried to either side: collectives by which two traces of one job may begin apart."""
@@ -62,7 +62,7 @@ SPREAD_PAIRS_MIN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class CallSequence:
     """The collectives of one rank in one group, in order of issue; columns of one length.
 
     Times are on the wall clock as far as the trace knows it.  `operation` numbers operations the same way for all
@@ -103,7 +103,7 @@ class _Shift(NamedTuple):
     overlap_ratio: float
 
 
-def align(here: Calls, there: Calls) -> Alignment:
+def align(here: CallSequence, there: CallSequence) -> Alignment:
     """Return which of `there` each of `here` is.
 
     Steps are only believed where they help: two scripts may number theirs from different beginnings.
@@ -114,7 +114,7 @@ def align(here: Calls, there: Calls) -> Alignment:
     return found
 
 
-def _align(here: Calls, there: Calls) -> Alignment:
+def _align(here: CallSequence, there: CallSequence) -> Alignment:
     nothing = Alignment(np.full(len(here), NONE, dtype=np.int64))
     if len(here) == 0 or len(there) == 0:
         return nothing
@@ -132,7 +132,7 @@ def _align(here: Calls, there: Calls) -> Alignment:
     return _most_even(here, there, shifts) or nothing
 
 
-def _by_sequence(here: Calls, there: Calls) -> Alignment:
+def _by_sequence(here: CallSequence, there: CallSequence) -> Alignment:
     partner = np.full(len(here), NONE, dtype=np.int64)
     _, mine, theirs = np.intersect1d(here.sequence, there.sequence, return_indices=True)
     same = here.operation[mine] == there.operation[theirs]
@@ -140,7 +140,9 @@ def _by_sequence(here: Calls, there: Calls) -> Alignment:
     return Alignment(partner, by_sequence=True)
 
 
-def _fits(here: Calls, a: slice | NDArray[np.int64], there: Calls, b: slice | NDArray[np.int64]) -> NDArray[np.bool_]:
+def _fits(
+    here: CallSequence, a: slice | NDArray[np.int64], there: CallSequence, b: slice | NDArray[np.int64]
+) -> NDArray[np.bool_]:
     """Return for each pair whether its contents allow it; what is unknown allows."""
     fits: NDArray[np.bool_] = here.operation[a] == there.operation[b]
     columns = ((here.bytes, there.bytes), (here.step, there.step), (here.sequence, there.sequence))
@@ -149,12 +151,12 @@ def _fits(here: Calls, a: slice | NDArray[np.int64], there: Calls, b: slice | ND
     return fits
 
 
-def _slices(here: Calls, there: Calls, by: int) -> tuple[slice, slice]:
+def _slices(here: CallSequence, there: CallSequence, by: int) -> tuple[slice, slice]:
     first, last = max(0, -by), min(len(here), len(there) - by)
     return slice(first, last), slice(first + by, last + by)
 
 
-def _candidates(here: Calls, there: Calls) -> list[_Shift]:
+def _candidates(here: CallSequence, there: CallSequence) -> list[_Shift]:
     """Return the likeliest shifts: a look at a few pairs of each says which are worth measuring in full."""
     by = np.arange(max(1 - len(here), -SHIFTS_MAX), min(len(there), SHIFTS_MAX + 1))
     first = np.maximum(0, -by)
@@ -179,7 +181,7 @@ def _candidates(here: Calls, there: Calls) -> list[_Shift]:
     return found
 
 
-def _measure(here: Calls, there: Calls, by: int) -> _Shift | None:
+def _measure(here: CallSequence, there: CallSequence, by: int) -> _Shift | None:
     """Return how well a shift explains the two, None when contents forbid it or it explains too little."""
     a, b = _slices(here, there, by)
     pairs = a.stop - a.start
@@ -198,20 +200,20 @@ def _measure(here: Calls, there: Calls, by: int) -> _Shift | None:
     )
 
 
-def _shifted(here: Calls, there: Calls, by: int, *, is_ambiguous: bool = False) -> Alignment:
+def _shifted(here: CallSequence, there: CallSequence, by: int, *, is_ambiguous: bool = False) -> Alignment:
     a, b = _slices(here, there, by)
     partner = np.full(len(here), NONE, dtype=np.int64)
     partner[a] = np.arange(b.start, b.stop)
     return Alignment(partner, is_ambiguous, by)
 
 
-def _guess(here: Calls, there: Calls) -> int:
+def _guess(here: CallSequence, there: CallSequence) -> int:
     """Return the shift that the clocks suggest."""
     nearest = np.searchsorted(there.end_ns, here.end_ns - OVERLAP_SLACK_NS)
     return int(np.median(nearest - np.arange(len(here))))
 
 
-def _merge(here: Calls, there: Calls) -> Alignment | None:
+def _merge(here: CallSequence, there: CallSequence) -> Alignment | None:
     """Return the pairs that end together on the clocks as they are, None when too few do to believe the clocks."""
     mine, theirs = _nearest(here.end_ns, there.end_ns), _nearest(there.end_ns, here.end_ns)
     a = np.flatnonzero(theirs[mine] == np.arange(len(here)))  # each the other's nearest: never crossing
@@ -240,7 +242,7 @@ def _nearest(times: NDArray[np.int64], among: NDArray[np.int64]) -> NDArray[np.i
     return nearest
 
 
-def _most_even(here: Calls, there: Calls, shifts: list[_Shift]) -> Alignment | None:
+def _most_even(here: CallSequence, there: CallSequence, shifts: list[_Shift]) -> Alignment | None:
     """Return the shift that leaves the ends most evenly apart: two clocks differ by one number, strangers do not."""
     shorter = min(int(np.median(calls.end_ns - calls.start_ns)) for calls in (here, there))
     bound = max(END_SPREAD_NS, shorter // 2)

@@ -36,7 +36,7 @@ from ..trace.columns import NONE, WORKS, Trace
 from .clocks import Clocks, doubts_of
 from .collective_arrivals import Arrivals
 from .one_trace import Charges
-from .report import Straggler
+from .report import LateTraceRank
 from .sequence_alignment import OVERLAP_SLACK_NS
 
 __all__ = ["LATE_NS_MIN", "Blame", "find_stragglers"]
@@ -72,7 +72,7 @@ class Blame:
 
     caused_wait_ns: NDArray[np.int64]
     saved_ns: NDArray[np.int64]
-    stragglers: list[Straggler]
+    stragglers: list[LateTraceRank]
 
 
 @dataclass(slots=True)
@@ -239,7 +239,7 @@ def _compare(record: _Record, mine: _Stretch, others: Sequence[_Stretch]) -> Non
     record.older_ns += mine.began_ns - began
 
 
-def _listed(records: Sequence[_Record], traces: Sequence[Trace]) -> list[Straggler]:
+def _listed(records: Sequence[_Record], traces: Sequence[Trace]) -> list[LateTraceRank]:
     total = sum(record.caused_wait_ns for record in records)
     order = sorted(range(len(records)), key=lambda place: -records[place].caused_wait_ns)
     listed = []
@@ -250,13 +250,13 @@ def _listed(records: Sequence[_Record], traces: Sequence[Trace]) -> list[Straggl
     return listed
 
 
-def _straggler(rank: int, record: _Record, total: int) -> Straggler:
+def _straggler(rank: int, record: _Record, total: int) -> LateTraceRank:
     heading, excess = max(record.excess_ns.items(), key=lambda item: item[1])
     told = record.lateness_ns - max(record.older_ns, 0)
     is_told = told >= (1 - OLDER_RATIO_MAX) * record.lateness_ns
     is_explained = excess > 0 and excess >= EXPLAINED_RATIO_MIN * told
     cause, lateness = (heading, excess) if is_told and is_explained else ("unknown", record.lateness_ns)
-    return Straggler(
+    return LateTraceRank(
         rank=rank,
         caused_wait_ns=record.caused_wait_ns,
         late_count=record.late_count,

@@ -31,12 +31,12 @@ from pacecar.formatting.plain_text import clean
 from pacecar.records import LEDGER_HEADINGS, Ledger
 from pacecar.safe_files import output
 
-from ..ledger.attribution import Cause, Work
+from ..ledger.attribution import LossCause, Work
 from ..ledger.intervals import EMPTY, Intervals, clip, subtract, union
 from ..trace.columns import WORKS, DeviceRows, HostKind, HostRows, Trace
 from .parallel_reading import Analysis
 from .report import TraceReport
-from .timeline import Timeline, timeline
+from .timeline import TraceTimeline, timeline
 from .units import kernel_name, unit_for
 
 __all__ = ["draw", "write_picture"]
@@ -160,7 +160,7 @@ class _Lane:
     window: tuple[int, int]
 
 
-def _lanes(trace: Trace, found: Timeline) -> Iterator[_Lane]:
+def _lanes(trace: Trace, found: TraceTimeline) -> Iterator[_Lane]:
     window = found.window
     spans = {kind: union(clip(rows, *window)) for kind, rows in found.work.items()}
     compute = spans.get(Work.COMPUTE, EMPTY)
@@ -181,8 +181,8 @@ def _lanes(trace: Trace, found: Timeline) -> Iterator[_Lane]:
         yield _Lane("host", layers, labels, window)
 
 
-def _cause_word(cause: Cause) -> str:
-    return {Cause.OPTIMIZER: "optimizer"}.get(cause, HEADING_WORDS[cause.value])
+def _cause_word(cause: LossCause) -> str:
+    return {LossCause.OPTIMIZER: "optimizer"}.get(cause, HEADING_WORDS[cause.value])
 
 
 def _names(trace: Trace, kind: Work, window: tuple[int, int]) -> list[tuple[int, int, str]]:
@@ -263,7 +263,7 @@ def _area(below: NDArray[np.float64], filled: NDArray[np.float64], top: int, hei
         yield f'<path fill="{colour}" d="{"".join(pieces)}"/>'
 
 
-def _charged(found: Timeline, top: int) -> Iterator[str]:
+def _charged(found: TraceTimeline, top: int) -> Iterator[str]:
     yield _text(LEFT - 10, top + CHARGED // 2 + 4, "charged to", "number")
     below = np.zeros(COLUMNS)
     for heading in LEDGER_HEADINGS:

@@ -25,7 +25,7 @@ from pacecar.formatting.plain_text import clean
 from pacecar.records import LEDGER_HEADINGS
 
 from ..trace.columns import TraceWarning
-from .report import CollectiveTotal, Document, Family, Gap, Scenario, StepReport, TraceReport
+from .report import CollectiveTotal, Family, Gap, Scenario, StepReport, TraceDocument, TraceReport
 from .units import amount, bandwidth, kernel_name, unit_for
 
 __all__ = ["document_text", "ladder_table", "plain_table", "sum_rows", "warning_lines"]
@@ -52,7 +52,7 @@ GAP_WORDS = {
 }
 
 
-def document_text(document: Document, console: Console) -> Iterator[RenderableType]:
+def document_text(document: TraceDocument, console: Console) -> Iterator[RenderableType]:
     """Yield what is to be printed, in order."""
     if document.job is not None:
         from .jobtext import job_text

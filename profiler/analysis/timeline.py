@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 
 from pacecar.records import LEDGER_HEADINGS, Ledger
 
-from ..ledger.attribution import Cause, Work, charge
+from ..ledger.attribution import LossCause, Work, charge
 from ..ledger.intervals import Intervals
 from ..trace.columns import Trace
 from .hta import rows_of_hta
 from .one_trace import charges_of
 from .report import TraceReport
 
-__all__ = ["Timeline", "timeline"]
+__all__ = ["TraceTimeline", "timeline"]
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class TraceTimeline:
     """A window of one trace: n + 1 times, the heading of each stretch between two, and the spans that it came from.
 
     `heading` indexes LEDGER_HEADINGS.  Times are the trace's own.
@@ -35,7 +35,7 @@ class Timeline:
     times: NDArray[np.int64]
     heading: NDArray[np.int8]
     work: dict[Work, Intervals]
-    causes: dict[Cause, Intervals]
+    causes: dict[LossCause, Intervals]
 
     def stretches(self, heading: str) -> Intervals:
         """Return the rows [start, end) that were charged to `heading`."""
@@ -44,7 +44,7 @@ class Timeline:
         return rows
 
 
-def timeline(trace: Trace, report: TraceReport, part: tuple[int, Ledger] | None = None) -> Timeline:
+def timeline(trace: Trace, report: TraceReport, part: tuple[int, Ledger] | None = None) -> TraceTimeline:
     """Return the timeline of the report's window, or of a `part` of it: where that starts and the ledger it has.
 
     Raises ValueError when its stretches do not add up to the ledger, which would be a mistake of ours.
@@ -55,7 +55,7 @@ def timeline(trace: Trace, report: TraceReport, part: tuple[int, Ledger] | None 
     window = (start, start + ledger.wall_ns)
     charges = charges_of(trace, rows_of_hta(trace) if report.window == "hta" else None)
     times, heading = charge(charges.work, window, causes=charges.causes, observed=charges.observed)
-    found = Timeline(window, times, heading, charges.work, charges.causes)
+    found = TraceTimeline(window, times, heading, charges.work, charges.causes)
     for name, part_ns in ledger.parts().items():
         rows = found.stretches(name)
         total = int((rows[:, 1] - rows[:, 0]).sum())

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["FILES_MAX", "Found", "find_traces", "natural_order", "printable"]
+__all__ = ["FILES_MAX", "FoundTraces", "find_traces", "natural_order", "printable"]
 
 FILES_MAX = 65_536
 """More ranks than any job has; a folder with more files is a mistake, the root of a disk say."""
@@ -23,14 +23,14 @@ FILES_MAX = 65_536
 _TRACE_NAME = re.compile(r"\.json(?:\.gz|\.zst)?$|\.pt\.trace\.json", re.IGNORECASE)
 
 
-class Found(msgspec.Struct, frozen=True):
+class FoundTraces(msgspec.Struct, frozen=True):
     """The trace files, each once, and a line for every path that led to none."""
 
     files: tuple[Path, ...]
     errors: tuple[str, ...]
 
 
-def find_traces(paths: Iterable[Path]) -> Found:
+def find_traces(paths: Iterable[Path]) -> FoundTraces:
     """Return the files that `paths` mean; nothing is raised."""
     files: dict[Path, None] = {}
     errors: list[str] = []
@@ -48,7 +48,7 @@ def find_traces(paths: Iterable[Path]) -> Found:
             errors.append(f"{printable(path)}: {(error.strerror or str(error)).lower()}")
     if len(files) > FILES_MAX:
         errors.append(f"{len(files)} files, more than {FILES_MAX}: the rest is left out")
-    return Found(tuple(files)[:FILES_MAX], tuple(errors))
+    return FoundTraces(tuple(files)[:FILES_MAX], tuple(errors))
 
 
 def printable(path: Path) -> str:

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from pacecar.formatting.plain_text import clean
 
-__all__ = ["Unit", "amount", "bandwidth", "duration", "kernel_name", "unit_for"]
+__all__ = ["DisplayUnit", "amount", "bandwidth", "duration", "kernel_name", "unit_for"]
 
 
-class Unit(NamedTuple):
+class DisplayUnit(NamedTuple):
     """A unit of time and how many digits after the point are worth showing."""
 
     name: str
@@ -31,10 +31,10 @@ class Unit(NamedTuple):
         return f"{value_ns / self.ns:.{self.digits}f} {self.name}"
 
 
-_UNITS = (Unit("s", 1e9, 3), Unit("ms", 1e6, 2), Unit("us", 1e3, 1), Unit("ns", 1, 0))
+_UNITS = (DisplayUnit("s", 1e9, 3), DisplayUnit("ms", 1e6, 2), DisplayUnit("us", 1e3, 1), DisplayUnit("ns", 1, 0))
 
 
-def unit_for(values_ns: Iterable[float | None]) -> Unit:
+def unit_for(values_ns: Iterable[float | None]) -> DisplayUnit:
     """Return the unit in which the largest of `values_ns` has one to four digits before the point."""
     largest = max((abs(value) for value in values_ns if value is not None), default=0)
     for unit in _UNITS[:-1]:

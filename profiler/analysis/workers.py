@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 
 from ..trace.columns import TraceWarning
-from .parallel_reading import Answer, Task, read_one
+from .parallel_reading import Task, WorkerAnswer, read_one
 
 __all__ = ["Advance", "run_in_processes"]
 
@@ -50,8 +50,12 @@ class _Running:
 
 
 def run_in_processes(
-    tasks: Sequence[Task], order: Sequence[int], jobs: int, advance: Advance, work: Callable[..., Answer] = read_one
-) -> Iterator[tuple[int, Answer]]:
+    tasks: Sequence[Task],
+    order: Sequence[int],
+    jobs: int,
+    advance: Advance,
+    work: Callable[..., WorkerAnswer] = read_one,
+) -> Iterator[tuple[int, WorkerAnswer]]:
     """Yield each task's index and answer as they come, at most `jobs` at a time, taken up in `order`."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
@@ -86,7 +90,7 @@ def run_in_processes(
                 if message is None and code == -signal.SIGKILL and one.had_company:
                     alone.append(one.index)
                     continue
-                yield one.index, message or Answer(error=_obituary(tasks[one.index], code))
+                yield one.index, message or WorkerAnswer(error=_obituary(tasks[one.index], code))
     finally:
         for one in running.values():
             one.process.kill()
@@ -94,7 +98,7 @@ def run_in_processes(
             _end(one)
 
 
-def _work(task: Task, pipe: Connection, work: Callable[..., Answer]) -> None:
+def _work(task: Task, pipe: Connection, work: Callable[..., WorkerAnswer]) -> None:
     # Ctrl-C goes to the whole group; the parent ends us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     last = time.monotonic()
@@ -109,10 +113,10 @@ def _work(task: Task, pipe: Connection, work: Callable[..., Answer]) -> None:
         pipe.send(work(task, progress))
 
 
-def _receive(pipe: Connection) -> Answer | tuple[int, int | None] | None:
+def _receive(pipe: Connection) -> WorkerAnswer | tuple[int, int | None] | None:
     """Return what the worker said, None when it died before it had said it all."""
     try:
-        message: Answer | tuple[int, int | None] = pipe.recv()
+        message: WorkerAnswer | tuple[int, int | None] = pipe.recv()
     except (EOFError, OSError):
         return None
     return message

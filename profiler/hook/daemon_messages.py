@@ -16,7 +16,7 @@ from typing import Literal
 
 from pacecar.records import Answer, Command
 
-__all__ = ["ORDERS_MAX", "Action", "NotYet", "Orders", "Refusal"]
+__all__ = ["ORDERS_MAX", "Action", "DaemonMessages", "MessageRefusal", "NotYet"]
 
 ORDERS_MAX = 16
 """Commands that wait at one time; a further one is refused."""
@@ -27,7 +27,7 @@ Action = Callable[[Command, Callable[[Literal["accepted", "done", "refused"], st
 _log = logging.getLogger(__name__)
 
 
-class Refusal(ValueError):  # noqa: N818  what an action raises to say no
+class MessageRefusal(ValueError):  # noqa: N818  what an action raises to say no
     """The command cannot be carried out; the message goes to whoever asked."""
 
 
@@ -35,7 +35,7 @@ class NotYet(Exception):  # noqa: N818  not a failure
     """What an action raises to be called again at the next boundary."""
 
 
-class Orders:
+class DaemonMessages:
     """The commands of one rank.  `obey` may be called from any thread, all else from the training thread."""
 
     def __init__(self, job: str, rank: int, *, reply: Callable[[Answer], None]) -> None:
@@ -84,7 +84,7 @@ class Orders:
             self._actions[command.action](command, answer)
         except NotYet:
             self.waiting.append(command)
-        except Refusal as refusal:
+        except MessageRefusal as refusal:
             answer("refused", str(refusal))
         except Exception as error:  # noqa: BLE001  somebody's wish must not end the job
             _log.warning("pacecar could not carry out %r", command.action, exc_info=True)

@@ -12,28 +12,28 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from ..timing.failure_guard import Guard
+from ..timing.failure_guard import FailureGuard
 from ..timing.sample_counts import StepCounts
 from ..timing.step_timer import EVENTS_MAX, StepTimer
-from ..utilization.model_flops_utilization import VitalsMeter
+from ..utilization.model_flops_utilization import UtilizationMeter
 from .phase_hooks import PhaseHooks
 from .timed_loader import TimedLoader, guess_samples
 
-__all__ = ["Loop"]
+__all__ = ["DataLoading"]
 
 T = TypeVar("T")
 
 
-class Loop:
+class DataLoading:
     """What the hook hands to the user's loop; on the training thread."""
 
     def __init__(
         self,
         timer: StepTimer,
-        guard: Guard,
+        guard: FailureGuard,
         counts: StepCounts,
         phases: PhaseHooks,
-        vitals: VitalsMeter,
+        vitals: UtilizationMeter,
         *,
         now_ns: Callable[[], int],
         batch_samples: Callable[[Any], int | None] | None,

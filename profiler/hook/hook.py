@@ -33,27 +33,27 @@ from pacecar.config import HookConfig
 from pacecar.records import JobHello, Knobs, StepRecord
 
 from ..ledger.estimate import Calibrations
-from ..timing.failure_guard import Guard
-from ..timing.overhead_budget import Budget
+from ..timing.failure_guard import FailureGuard
+from ..timing.overhead_budget import OverheadBudget
 from ..timing.preemption import Preemption
 from ..timing.process_stops import StopDetector
 from ..timing.sample_counts import StepCounts
-from ..timing.step_sampling import Cadence, burst_end, next_measured
+from ..timing.step_sampling import StepSampling, burst_end, next_measured
 from ..timing.step_timer import StepTimer, TimedStep
 from ..timing.torch_compile import keep_out
 from ..transport.sink import RecordSink
 from ..utilization.allocator_memory import cuda_stats
-from ..utilization.model_flops_utilization import VitalsMeter
-from ..windows.window_reader import WindowMeter
+from ..utilization.model_flops_utilization import UtilizationMeter
+from ..windows.window_reader import WindowReader
 from . import single_instance
-from .data_loading import Loop
+from .data_loading import DataLoading
 from .job_identity import make_hello, model_device
 from .phase_hooks import PhaseHooks
 from .single_instance import AlreadyAttachedError
-from .step_boundary import UNUSUAL, CountedStep, Passed, Pulse, take_inputs
+from .step_boundary import UNUSUAL, CountedStep, Passed, StepBoundary, take_inputs
 from .step_hooks import after_step
-from .step_records import Books, FinishedStep
-from .window_schedule import Opening
+from .step_records import FinishedStep, StepRecords
+from .window_schedule import WindowSchedule
 
 __all__ = ["AlreadyAttachedError", "Hook", "make_hello"]
 
@@ -101,27 +101,27 @@ class Hook:
         """Whether the listener need hear of the next boundary; `wake` when it changes its mind before that."""
 
         self._timer = StepTimer()
-        self._guard = Guard(self._now_ns, self._charge)
+        self._guard = FailureGuard(self._now_ns, self._charge)
         device = model_device(model)
         is_cuda = device.type == "cuda"
         name = torch.cuda.get_device_name(device) if is_cuda else None
-        self._vitals = VitalsMeter(model, self._config, device=device, stats=cuda_stats(device), device_name=name)
+        self._vitals = UtilizationMeter(model, self._config, device=device, stats=cuda_stats(device), device_name=name)
         self._phases = PhaseHooks(
             model, optimizer, self._timer, self._guard,
             now_ns=self._now_ns, retire=self._retire, forward_begins=self._vitals.forward_begins,
         )  # fmt: skip
-        self._meter = self.windows = WindowMeter(self._clock, on_device=is_cuda)
-        self._budget = Budget(
+        self._meter = self.windows = WindowReader(self._clock, on_device=is_cuda)
+        self._budget = OverheadBudget(
             self._config.overhead_budget, warmup_steps=self._config.window_warmup_steps,
             interval_steps=self._config.window_interval_steps,
             rank=hello.rank, world_size=hello.world_size, on_device=is_cuda,
         )  # fmt: skip
         self.calibrations = self._calibrations = Calibrations()
         """What exact windows saw, by setting."""
-        self._cadence = Cadence(self._config.overhead_budget)
+        self._cadence = StepSampling(self._config.overhead_budget)
         self._counts = StepCounts()
         self._stops = StopDetector(charge=self._budget.charge)
-        self._pulse = Pulse(
+        self._pulse = StepBoundary(
             self._phases,
             self._timer,
             self._guard,
@@ -130,7 +130,7 @@ class Hook:
             wall_ns=self._wall_ns,
             care=self._care,
         )
-        loop = self.loop = self._loop = Loop(
+        loop = self.loop = self._loop = DataLoading(
             self._timer,
             self._guard,
             self._counts,
@@ -142,7 +142,7 @@ class Hook:
         )
         self.data, self.count, self.waiting = loop.data, loop.count, loop.waiting
         self.checkpoint, self.was_paused = loop.checkpoint, loop.was_paused
-        self._books = Books(
+        self._books = StepRecords(
             hello, self._sinks, self._budget, self._calibrations, self._vitals, self._guard, self._cadence, self._pulse,
             self._stops, on_device=is_cuda,
         )  # fmt: skip
@@ -153,7 +153,7 @@ class Hook:
         self.preemption = preemption = self._preemption = Preemption()
         """A listener that is about to take long says `begin`."""
         parts = (self._meter, self._budget, self._books, self._timer, self._phases)
-        self._opening = Opening(*parts, self._now_ns, preemption, on_device=is_cuda)
+        self._opening = WindowSchedule(*parts, self._now_ns, preemption, on_device=is_cuda)
         self._listener_ns = self._told_ns = 0
         self._pulse.care_step = self._budget.next_look(0)
         self._beat_handle: RemovableHandle | None = None
@@ -224,7 +224,7 @@ class Hook:
         self._is_started = True
         self._phases.tells_inputs = self._vitals.tells_inputs
         self._phases.install()
-        keep_out(Pulse.beat)
+        keep_out(StepBoundary.beat)
         self._beat_handle = after_step(self._optimizer, self._pulse.beat)
         begun = self._now_ns()
         self._preemption.begin()

@@ -31,7 +31,7 @@ from torch import nn
 from pacecar.clock import Clock, SystemClock
 from pacecar.records import JobHello
 
-from ..transport.field_filter import Sendable
+from ..transport.field_filter import FieldFilter
 from .launch_id import launch_of
 from .network_interface import collective_interface
 
@@ -91,7 +91,7 @@ def make_hello(
         pod_name=_label(environ, "POD_NAME", "MY_POD_NAME"),
         pod_namespace=_label(environ, "POD_NAMESPACE", "MY_POD_NAMESPACE"),
     )
-    sendable = Sendable("anybody").make(hello)
+    sendable = FieldFilter("anybody").make(hello)
     return sendable if isinstance(sendable, JobHello) else hello
 
 

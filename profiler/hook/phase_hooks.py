@@ -34,7 +34,7 @@ from pacecar.torch_internals import find, lacking, own_has
 
 from ..ledger.attribution import REST
 from ..timing.cuda_timer import device_timer
-from ..timing.failure_guard import Guard
+from ..timing.failure_guard import FailureGuard
 from ..timing.step_timer import EVENTS_MAX, StepTimer
 from ..timing.torch_compile import compiled_frames, is_tracing, keep_out, tell
 from .job_identity import model_device
@@ -67,7 +67,7 @@ class PhaseHooks:
         model: nn.Module,
         optimizer: Optimizer,
         timer: StepTimer,
-        guard: Guard,
+        guard: FailureGuard,
         *,
         now_ns: Callable[[], int],
         retire: Callable[[], None],

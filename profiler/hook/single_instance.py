@@ -11,14 +11,14 @@ from typing import Protocol
 
 from ..timing.fork_safety import in_child
 
-__all__ = ["AlreadyAttachedError", "Owner", "attached", "free", "take"]
+__all__ = ["AlreadyAttachedError", "AttachmentOwner", "attached", "free", "take"]
 
 
 class AlreadyAttachedError(RuntimeError):
     """Another hook is active in this process; the message says where it was started."""
 
 
-class Owner(Protocol):
+class AttachmentOwner(Protocol):
     """Whoever measures."""
 
     def forked(self) -> None:
@@ -27,11 +27,11 @@ class Owner(Protocol):
 
 
 _lock = threading.Lock()
-attached: list[tuple[Owner, str]] = []
+attached: list[tuple[AttachmentOwner, str]] = []
 """The process's one active hook and where it was started; guarded by `_lock`."""
 
 
-def take(owner: Owner) -> None:
+def take(owner: AttachmentOwner) -> None:
     """Make `owner` this process's hook.
 
     Raises:
@@ -43,7 +43,7 @@ def take(owner: Owner) -> None:
         attached.append((owner, _caller()))
 
 
-def free(owner: Owner) -> None:
+def free(owner: AttachmentOwner) -> None:
     """Let another hook attach; harmless when `owner` is not the one."""
     with _lock:
         attached[:] = [entry for entry in attached if entry[0] is not owner]

@@ -23,11 +23,11 @@ import msgspec
 from pacecar.records import Knobs
 
 from ..timing.cuda_timer import DeviceStep
-from ..timing.failure_guard import Guard
+from ..timing.failure_guard import FailureGuard
 from ..timing.sample_counts import StepCounts, plus
 from ..timing.step_timer import Event, RawStep, StepTimer
 from ..timing.torch_compile import is_tracing, step_out_of_graph
-from ..utilization.model_flops_utilization import VitalsMeter
+from ..utilization.model_flops_utilization import UtilizationMeter
 from .phase_hooks import InputKey, PhaseHooks
 
 __all__ = [
@@ -36,7 +36,7 @@ __all__ = [
     "CountedStep",
     "Passed",
     "PlainStep",
-    "Pulse",
+    "StepBoundary",
     "StepInputs",
     "raw_step",
     "take_inputs",
@@ -95,7 +95,7 @@ class Passed:
         self.tokens = plus(self.tokens, tokens)
 
 
-class Pulse:
+class StepBoundary:
     """The optimizer's post-hook, and all that a plain step needs, in one object."""
 
     __slots__ = (
@@ -120,7 +120,7 @@ class Pulse:
         self,
         phases: PhaseHooks,
         timer: StepTimer,
-        guard: Guard,
+        guard: FailureGuard,
         counts: StepCounts,
         *,
         now_ns: Callable[[], int],
@@ -228,7 +228,7 @@ def raw_step(plain: PlainStep) -> RawStep:
     return RawStep(start_ns, end_ns, events, own_ns, was_marked=False, absorbed=None, device=device)
 
 
-def take_inputs(phases: PhaseHooks, vitals: VitalsMeter) -> tuple[StepInputs, bool]:
+def take_inputs(phases: PhaseHooks, vitals: UtilizationMeter) -> tuple[StepInputs, bool]:
     """Return what was noted of the step that ends, and whether a forward of it was counted; begin the next one."""
     was_counted = phases.tells_inputs and vitals.is_counted
     inputs, samples = phases.inputs, phases.forward_samples

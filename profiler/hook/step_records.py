@@ -39,20 +39,20 @@ from pacecar.records import (
 from ..countedsteps import CountedSteps, Like
 from ..ledger.estimate import Calibrations, capped, estimate_step
 from ..timing.cuda_timer import STEPS_MAX
-from ..timing.failure_guard import Guard
-from ..timing.hook_cost import CallPrice, call_price
-from ..timing.overhead_budget import Budget, ThreadTime
+from ..timing.failure_guard import FailureGuard
+from ..timing.hook_cost import HookCost, call_price
+from ..timing.overhead_budget import OverheadBudget, ThreadTime
 from ..timing.process_stops import LATE_NS_MIN, Stop, StopDetector
 from ..timing.sample_counts import Totals
-from ..timing.step_sampling import Cadence
+from ..timing.step_sampling import StepSampling
 from ..timing.step_timer import STOPPED, RawStep, TimedStep, phase_of, time_step
 from ..transport.sink import RecordSink
-from ..utilization.model_flops_utilization import VitalsMeter
-from ..windows.estimate_check import Checker
+from ..utilization.model_flops_utilization import UtilizationMeter
+from ..windows.estimate_check import EstimateChecker
 from ..windows.window_reader import Measurement
-from .step_boundary import WAITING_MAX, Passed, PlainStep, Pulse, raw_step
+from .step_boundary import WAITING_MAX, Passed, PlainStep, StepBoundary, raw_step
 
-__all__ = ["LOOK_SECONDS", "WAITING_MAX", "Books", "FinishedStep"]
+__all__ = ["LOOK_SECONDS", "WAITING_MAX", "FinishedStep", "StepRecords"]
 
 LOOK_SECONDS = 1.0
 """Steps settled together: few enough to be seen at once by a person, enough to be cheap."""
@@ -85,7 +85,7 @@ class FinishedStep(msgspec.Struct, eq=False):
     A Struct, because its constructor is no python frame: one is made on the step path, by position.
     """
 
-    books: Books
+    books: StepRecords
     step: int
     raw: RawStep
     ended_wall_ns: int
@@ -146,19 +146,19 @@ class FinishedStep(msgspec.Struct, eq=False):
         return self.record
 
 
-class Books:
+class StepRecords:
     """The steps of one rank: entered by the training thread, settled in order by whoever comes first."""
 
     def __init__(
         self,
         hello: JobHello,
         sinks: Sequence[RecordSink],
-        budget: Budget,
+        budget: OverheadBudget,
         calibrations: Calibrations,
-        vitals: VitalsMeter,
-        guard: Guard,
-        cadence: Cadence,
-        pulse: Pulse,
+        vitals: UtilizationMeter,
+        guard: FailureGuard,
+        cadence: StepSampling,
+        pulse: StepBoundary,
         stops: StopDetector,
         *,
         on_device: bool,
@@ -170,7 +170,7 @@ class Books:
         self._sinks = tuple(sinks)
         self._budget = budget
         self._calibrations = calibrations
-        self._checker = Checker(hello, calibrations)
+        self._checker = EstimateChecker(hello, calibrations)
         self._vitals = vitals
         self._guard = guard
         self._totals = Totals()
@@ -180,7 +180,7 @@ class Books:
         self._lock = threading.Lock()
         self._looked = 0.0
         self._window_price_ns = 0
-        self.call_price = CallPrice()
+        self.call_price = HookCost()
         """What torch takes around the hooks, which they do not see."""
         self.uncalibrated: Uncalibrated = "warming_up"
         """Why there is no exact window yet, while there is none."""

@@ -30,10 +30,10 @@ from pacecar.records import Command
 from pacecar.safe_files import open_folder, own_folder
 from pacecar.torch_internals import lacking, need
 
-from .daemon_messages import NotYet, Refusal
+from .daemon_messages import MessageRefusal, NotYet
 from .trace_file import TraceFile
 
-__all__ = ["STEPS_MAX", "Tracing", "Windows"]
+__all__ = ["STEPS_MAX", "TraceRequests", "TraceWindows"]
 
 STEPS_MAX = 100
 """A trace of a large model has 10 MB and 50 000 events a step."""
@@ -44,7 +44,7 @@ CLOSE_SECONDS = 10.0
 Answer = Callable[[Literal["accepted", "done", "refused"], str], None]
 
 
-class Windows(Protocol):
+class TraceWindows(Protocol):
     """What a trace must know of the hook's own windows."""
 
     @property
@@ -66,7 +66,7 @@ class Windows(Protocol):
         ...
 
 
-class Tracing:
+class TraceRequests:
     """The action "trace": `steps` steps (default 5) into a file in `directory` (default the run folder).
 
     `step` is the number of the step that begins; `mark` is told when steps begin and cease to be traced.
@@ -81,7 +81,7 @@ class Tracing:
         directory: str | None,
         step: Callable[[], int],
         mark: Callable[[bool], None],
-        windows: Windows,
+        windows: TraceWindows,
     ) -> None:
         self._name = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in job)[:80]
         self._rank = rank
@@ -106,25 +106,27 @@ class Tracing:
         arguments, now = command.arguments, self._step()
         steps = arguments.get("steps", 5)
         if not isinstance(steps, int) or not 1 <= steps <= STEPS_MAX:
-            raise Refusal(f"steps must be 1 to {STEPS_MAX}, not {steps!r}")
+            raise MessageRefusal(f"steps must be 1 to {STEPS_MAX}, not {steps!r}")
         first = command.at_step or now
         end = first + steps
         if now >= end:
-            raise Refusal(f"too late: steps {first} to {end - 1} were asked for, and this rank is at {now} already")
+            raise MessageRefusal(
+                f"too late: steps {first} to {end - 1} were asked for, and this rank is at {now} already"
+            )
         if self._profile is not None:
-            raise Refusal(f"another trace is being taken, until step {self._end - 1}")
+            raise MessageRefusal(f"another trace is being taken, until step {self._end - 1}")
         if not self._windows.is_settled:
             self._windows.let_pass()
             raise NotYet
         if self._writer is not None and self._writer.is_alive():
-            raise Refusal("the trace before is being compressed")
+            raise MessageRefusal("the trace before is being compressed")
         reason = lacking("traces")
         if reason is not None:
-            raise Refusal(reason)
+            raise MessageRefusal(reason)
         if need("torch._C._autograd._profiler_enabled")():
-            raise Refusal("the job is being profiled by its own script")
+            raise MessageRefusal("the job is being profiled by its own script")
         if self._windows.outlived_by is not None:
-            raise Refusal(
+            raise MessageRefusal(
                 f"the record {self._windows.outlived_by!r} of the job is open across steps; torch would crash"
             )
         self._end = end
@@ -213,12 +215,12 @@ class Tracing:
         try:
             descriptor = open_folder(folder, make_mode=0o700) if directory else _own(folder)
         except UnsafePathError as error:
-            raise Refusal(f"{folder} belongs to somebody else: {error.strerror}: name a directory") from error
+            raise MessageRefusal(f"{folder} belongs to somebody else: {error.strerror}: name a directory") from error
         except OSError as error:
-            raise Refusal(f"{folder}: {error.strerror}") from error
+            raise MessageRefusal(f"{folder}: {error.strerror}") from error
         if not os.access(".", os.W_OK, dir_fd=descriptor):
             os.close(descriptor)
-            raise Refusal(f"{folder}: the job may not write there")
+            raise MessageRefusal(f"{folder}: the job may not write there")
         path = folder.absolute() / f"trace-{self._name}-step{first}-rank{self._rank}.json.gz"
         return TraceFile(descriptor, path)
 

@@ -28,16 +28,16 @@ import torch.distributed as dist
 
 from pacecar.torch_internals import find
 
-from ..timing.overhead_budget import Budget, ThreadTime
+from ..timing.overhead_budget import OverheadBudget, ThreadTime
 from ..timing.preemption import Preemption
 from ..timing.step_timer import RawStep, StepTimer, time_step
-from ..windows.row_density_probe import Probe
+from ..windows.row_density_probe import RowDensityProbe
 from ..windows.window_price import OTHER_NODES_RATIO, SLICE_PRICE_NS, Part, StepShape, WindowPrice
-from ..windows.window_reader import WindowMeter
+from ..windows.window_reader import WindowReader
 from .phase_hooks import PhaseHooks
-from .step_records import Books, FinishedStep
+from .step_records import FinishedStep, StepRecords
 
-__all__ = ["Opening"]
+__all__ = ["WindowSchedule"]
 
 OTHER_STEP_RATIO = 2.0
 """A step that takes so many times the usual is not the one that was predicted; the profiler takes half of one."""
@@ -55,14 +55,14 @@ SLOWED_ROW_DEVICE_NS = 10_000
 _log = logging.getLogger(__name__)
 
 
-class Opening:
+class WindowSchedule:
     """Opens the meter's windows as the budget allows, and has what they saw entered; called at boundaries."""
 
     def __init__(
         self,
-        meter: WindowMeter,
-        budget: Budget,
-        books: Books,
+        meter: WindowReader,
+        budget: OverheadBudget,
+        books: StepRecords,
         timer: StepTimer,
         phases: PhaseHooks,
         now_ns: Callable[[], int],
@@ -79,7 +79,7 @@ class Opening:
         self._preemption = preemption
         self._on_device = on_device
         self._price = WindowPrice(on_device=on_device)
-        self._probe = Probe(meter, self._charge)
+        self._probe = RowDensityProbe(meter, self._charge)
         self._sequence: Callable[[], int] | None = find("torch._C._autograd._get_sequence_nr")
         self._wanted: Part | None = None
         self._window_nodes: int | None = None

@@ -37,7 +37,7 @@ from pacecar.records import LEDGER_HEADINGS, Ledger
 
 from .intervals import Intervals, clip, intervals, union
 
-__all__ = ["Cause", "Work", "attribute", "attribute_phases", "attribute_windows", "charge"]
+__all__ = ["LossCause", "Work", "attribute", "attribute_phases", "attribute_windows", "charge"]
 
 
 class Work(StrEnum):
@@ -49,7 +49,7 @@ class Work(StrEnum):
     OTHER = "other"
 
 
-class Cause(StrEnum):
+class LossCause(StrEnum):
     """Why nothing ran, as far as the host knows.  HOOK is pacecar's own code: the device waits for the host."""
 
     STOPPED = "stopped"
@@ -62,8 +62,8 @@ class Cause(StrEnum):
 REST = "rest"
 """The phase of every instant that no named phase covers."""
 
-_LAYERS: tuple[Work | Cause, ...] = (*Work, *Cause)
-_BITS: dict[Work | Cause, int] = {layer: index for index, layer in enumerate(_LAYERS)}
+_LAYERS: tuple[Work | LossCause, ...] = (*Work, *LossCause)
+_BITS: dict[Work | LossCause, int] = {layer: index for index, layer in enumerate(_LAYERS)}
 _SEEN = len(_LAYERS)
 _PHASE = _SEEN + 1
 """The bit of the first phase; those before it are work, causes and whether somebody looked."""
@@ -74,7 +74,7 @@ _HEADINGS = {heading: index for index, heading in enumerate(LEDGER_HEADINGS)}
 def _heading(running: int) -> int:
     """Return the heading of an instant at which the layers with a bit in `running` run."""
 
-    def runs(layer: Work | Cause) -> bool:
+    def runs(layer: Work | LossCause) -> bool:
         return bool(running >> _BITS[layer] & 1)
 
     is_seen = bool(running >> _SEEN & 1)
@@ -86,13 +86,15 @@ def _heading(running: int) -> int:
         name = "exposed_copy"
     elif runs(Work.OTHER):
         name = "unknown"
-    elif cause := next((c for c in (Cause.STOPPED, Cause.DATA_WAIT, Cause.CHECKPOINT, Cause.HOOK) if runs(c)), None):
+    elif cause := next(
+        (c for c in (LossCause.STOPPED, LossCause.DATA_WAIT, LossCause.CHECKPOINT, LossCause.HOOK) if runs(c)), None
+    ):
         name = cause.value  # the host itself did nothing for the device: true whether somebody looked or not
     elif not is_seen:
         name = "unknown"
     else:
         # Operators may have run in the optimizer, so its claim holds only where somebody looked.
-        name = Cause.OPTIMIZER.value if runs(Cause.OPTIMIZER) else "host_bound"
+        name = LossCause.OPTIMIZER.value if runs(LossCause.OPTIMIZER) else "host_bound"
     return _HEADINGS[name]
 
 
@@ -105,7 +107,7 @@ def attribute(
     work: Mapping[Work, Intervals],
     window: tuple[int, int],
     *,
-    causes: Mapping[Cause, Intervals] | None = None,
+    causes: Mapping[LossCause, Intervals] | None = None,
     observed: tuple[int, int] | None = None,
 ) -> Ledger:
     """Return the ledger of `window` = [start, end); its parts sum to end - start exactly.
@@ -120,7 +122,7 @@ def attribute_windows(
     work: Mapping[Work, Intervals],
     windows: Sequence[tuple[int, int]],
     *,
-    causes: Mapping[Cause, Intervals] | None = None,
+    causes: Mapping[LossCause, Intervals] | None = None,
     observed: tuple[int, int] | None = None,
 ) -> list[Ledger]:
     """Return the ledger of each of `windows`, which may touch, overlap and come in any order, in one sweep."""
@@ -139,7 +141,7 @@ def attribute_phases(
     window: tuple[int, int],
     phases: Mapping[str, Intervals],
     *,
-    causes: Mapping[Cause, Intervals] | None = None,
+    causes: Mapping[LossCause, Intervals] | None = None,
     observed: tuple[int, int] | None = None,
 ) -> dict[str, Ledger]:
     """Return one ledger for each phase and one for `REST`; added up they are the ledger of `window`.
@@ -163,7 +165,7 @@ def charge(
     work: Mapping[Work, Intervals],
     window: tuple[int, int],
     *,
-    causes: Mapping[Cause, Intervals] | None = None,
+    causes: Mapping[LossCause, Intervals] | None = None,
     observed: tuple[int, int] | None = None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int8]]:
     """Return the timeline behind the ledger of `window`: n + 1 times, and for each stretch between them its heading.
@@ -182,7 +184,7 @@ def _sweep(
     work: Mapping[Work, Intervals],
     cuts: NDArray[np.int64],
     phases: Mapping[str, Intervals],
-    causes: Mapping[Cause, Intervals] | None,
+    causes: Mapping[LossCause, Intervals] | None,
     observed: tuple[int, int] | None,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return sorted times from the first of `cuts` to the last and, for each but the last, the set of what runs then.

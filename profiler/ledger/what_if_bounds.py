@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from pacecar.records import Bound, Ledger
 
-__all__ = ["Climb", "Runner", "climb"]
+__all__ = ["Runner", "WhatIfStep", "climb"]
 
 
 class Runner(NamedTuple):
@@ -36,7 +36,7 @@ class Runner(NamedTuple):
     wait_ns: int = 0
 
 
-class Climb(NamedTuple):
+class WhatIfStep(NamedTuple):
     """One rung: a step of `pace_ns` would be one of `step_ns`, and `bound` forbids less.
 
     `taken_ns` a step went from the rank that is slowest then; `what` names it.
@@ -70,7 +70,7 @@ _CUTS = (
 )
 
 
-def climb(runners: Sequence[Runner], straggler_saved_ns: float | None) -> list[Climb]:
+def climb(runners: Sequence[Runner], straggler_saved_ns: float | None) -> list[WhatIfStep]:
     """Return the ladder of a job: its pace is the slowest rank's, before and after; empty when no time passed.
 
     `straggler_saved_ns` is what a step would save if the straggler took as long as the median rank; None leaves that
@@ -86,7 +86,7 @@ def climb(runners: Sequence[Runner], straggler_saved_ns: float | None) -> list[C
     return climbs
 
 
-def _climb(runners: Sequence[Runner], cut: _Cut, pace: float) -> Climb:
+def _climb(runners: Sequence[Runner], cut: _Cut, pace: float) -> WhatIfStep:
     """Return the job's pace with the headings of `cut` gone on every rank."""
     step, binds, slowest = 0.0, Bound.COMPUTE, runners[0]
     for runner in runners:
@@ -94,7 +94,7 @@ def _climb(runners: Sequence[Runner], cut: _Cut, pace: float) -> Climb:
         if _per_step(runner, left) >= step:
             step, binds, slowest = _per_step(runner, left), bound, runner
     taken = sum(slowest.ledger.parts()[heading] for heading in cut.takes)
-    return Climb(cut.name, pace, step, _per_step(slowest, taken), cut.what, binds)
+    return WhatIfStep(cut.name, pace, step, _per_step(slowest, taken), cut.what, binds)
 
 
 def _without(runner: Runner, cut: _Cut) -> tuple[int, Bound]:
@@ -107,12 +107,12 @@ def _without(runner: Runner, cut: _Cut) -> tuple[int, Bound]:
     return left, Bound.COMPUTE if left == ledger.compute_ns else Bound.REST
 
 
-def _straggler(runners: Sequence[Runner], saved: float, pace: float) -> Climb:
+def _straggler(runners: Sequence[Runner], saved: float, pace: float) -> WhatIfStep:
     """Return the pace without the straggler's excess: no rank's own work and no link gets shorter than it is."""
     floor = min(_per_step(runner, _own_work(runner)) for runner in runners)
     step = min(pace, max(pace - saved, floor))
     bound = Bound.FASTEST_RANK if pace - saved < floor else Bound.NEXT_RANK
-    return Climb("straggler_median", pace, step, pace - step, "the straggler's excess", bound)
+    return WhatIfStep("straggler_median", pace, step, pace - step, "the straggler's excess", bound)
 
 
 def _own_work(runner: Runner) -> int:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from math import log
 from typing import Literal
 
-__all__ = ["THRESHOLD", "Evidence"]
+__all__ = ["THRESHOLD", "Cusum"]
 
 EXCEEDS_QUIET = 0.01
 """Rate at which a rank that is not late exceeds its bound; the bound is made for it, tests measure it."""
@@ -37,7 +37,7 @@ _AGAINST_NAMED = THRESHOLD / 3
 """Once named, three quiet ranges in a row take it back, and a late one between them counts as much."""
 
 
-class Evidence:
+class Cusum:
     """The cumulative sum for one rank and one cause."""
 
     def __init__(self) -> None:

@@ -21,12 +21,12 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from .gloo_transport import Road
+from .gloo_transport import RankTransport
 from .noise import Usual
-from .phase_sums_message import ROWS_MAX, RankRange, Surroundings, decode, encode
+from .phase_sums_message import ROWS_MAX, HostPressure, RankRange, decode, encode
 from .totals import LedgerTotals
 
-__all__ = ["GATHER_SECONDS_MIN", "POLLS_SECONDS", "Exchange"]
+__all__ = ["GATHER_SECONDS_MIN", "POLLS_SECONDS", "GatherSchedule"]
 
 GATHER_SECONDS_MIN = 0.1
 """Between two gathers, unless a batch waits: a person sees a straggler no sooner."""
@@ -52,11 +52,16 @@ POLLS_SECONDS = (0.008, 0.03)
 """After a post the others' rows are there in a few milliseconds; if not, they come when another range is over."""
 
 
-class Exchange:
+class GatherSchedule:
     """One rank's side of the gathers over `road`, between `world_size` ranks, on average `gather_seconds` apart."""
 
     def __init__(
-        self, road: Road, world_size: int, now_ns: Callable[[], int], *, gather_seconds: float = GATHER_SECONDS_MIN
+        self,
+        road: RankTransport,
+        world_size: int,
+        now_ns: Callable[[], int],
+        *,
+        gather_seconds: float = GATHER_SECONDS_MIN,
     ) -> None:
         self._gather_ns = round(gather_seconds * 1e9)
         self._tokens_max = min(TOKENS_MAX, max(TOKENS_MIN, TOKENS_SECONDS / gather_seconds))
@@ -168,7 +173,7 @@ class Exchange:
 
     def post(
         self,
-        around: Surroundings,
+        around: HostPressure,
         *,
         totals: LedgerTotals | None = None,
         is_throttled: bool | None = None,

@@ -22,7 +22,7 @@ from ..transport.side_group import gather, job_store, make_group
 from ..transport.store_rendezvous import MEET_SECONDS, keep_for_ever, meet
 from .phase_sums_message import MESSAGE_WORDS
 
-__all__ = ["CLOSE_SECONDS", "GlooRoad", "Road"]
+__all__ = ["CLOSE_SECONDS", "GlooTransport", "RankTransport"]
 
 CLOSE_SECONDS = 0.3
 """At the job's end all ranks post the same gathers, so what is out completes in this or never."""
@@ -30,7 +30,7 @@ CLOSE_SECONDS = 0.3
 CLOSE_POLL_SECONDS = 0.005
 
 
-class Road(Protocol):
+class RankTransport(Protocol):
     """Carries one message of each rank to all ranks."""
 
     @property
@@ -59,7 +59,7 @@ class Road(Protocol):
         ...
 
 
-class GlooRoad:
+class GlooTransport:
     """A Road over gloo, between all ranks of the job's default group."""
 
     def __init__(self, rank: int, world_size: int, *, meet_seconds: float = MEET_SECONDS) -> None:

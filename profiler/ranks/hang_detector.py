@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from ..hook.timed_loader import TimedLoader
 
-__all__ = ["HangWatch", "Suspicion", "is_in_loader", "where"]
+__all__ = ["HangDetector", "Suspicion", "is_in_loader", "where"]
 
 STEPS = 30
 """Steps' time that one step may take before it is odd."""
@@ -49,7 +49,7 @@ class Suspicion:
     has_ended: bool = False
 
 
-class HangWatch:
+class HangDetector:
     """Told of steps by the training thread's notes, asked by a thread of ours; times are monotonic nanoseconds."""
 
     def __init__(self, hang_ns: int, now_ns: int) -> None:

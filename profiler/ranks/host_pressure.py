@@ -17,10 +17,10 @@ from collections.abc import Callable
 
 from pacecar.clock import NS_PER_SECOND
 
-from .phase_sums_message import Surroundings
+from .phase_sums_message import HostPressure
 from .tcp_busy_time import BusySockets
 
-__all__ = ["READ_SECONDS", "SurroundingsReader", "parse_pressure", "parse_schedstat"]
+__all__ = ["READ_SECONDS", "HostPressureReader", "parse_pressure", "parse_schedstat"]
 
 READ_SECONDS = 0.1
 
@@ -52,7 +52,7 @@ def parse_pressure(text: bytes) -> int:
     return int(line.rpartition(b" total=")[2]) * 1000
 
 
-class SurroundingsReader:
+class HostPressureReader:
     """Reads the three for the thread `native_id`; `open` and `close` on the thread that asks."""
 
     def __init__(self, now_ns: Callable[[], int], *, sockets: BusySockets | None = None, proc: str = "/proc") -> None:
@@ -63,7 +63,7 @@ class SurroundingsReader:
         self._pressure: int | None = None
         self._last: tuple[int | None, int | None, int | None] | None = None
         self._last_ns = 0
-        self._latest = Surroundings()
+        self._latest = HostPressure()
 
     def open(self, native_id: int) -> None:
         """Keep the kernel's files open; one that is not there is not asked."""
@@ -71,7 +71,7 @@ class SurroundingsReader:
         self._pressure = _open(f"{self._proc}/pressure/cpu")
         self.latest()
 
-    def latest(self, seconds: float = READ_SECONDS) -> Surroundings:
+    def latest(self, seconds: float = READ_SECONDS) -> HostPressure:
         """Return what the last `seconds` or more were like, or what the last answer was."""
         now = self._now_ns()
         if self._last is not None and now - self._last_ns < seconds * NS_PER_SECOND:
@@ -82,7 +82,7 @@ class SurroundingsReader:
                 None if new is None or old is None else max(0, new - old) / (now - self._last_ns)
                 for new, old in zip(totals, self._last, strict=True)
             ]
-            self._latest = Surroundings(*ratios)
+            self._latest = HostPressure(*ratios)
         self._last, self._last_ns = totals, now
         return self._latest
 

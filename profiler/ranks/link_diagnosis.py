@@ -25,7 +25,7 @@ from typing import NamedTuple
 from .noise import median, upper
 from .phase_sums_message import RankRange
 
-__all__ = ["HISTORY_MIN", "RANGE_SECONDS", "LinkJudge", "Slow"]
+__all__ = ["HISTORY_MIN", "RANGE_SECONDS", "LinkDiagnosis", "Slow"]
 
 ABSOLUTE_NS = 1_000_000
 RELATIVE = 0.10
@@ -66,7 +66,7 @@ class _Usual(NamedTuple):
     pressure_ratios: tuple[float, ...]
 
 
-class LinkJudge:
+class LinkDiagnosis:
     """Judges ranges in order; `learn` makes the last one part of what is usual."""
 
     def __init__(self, world_size: int) -> None:

@@ -30,11 +30,11 @@ __all__ = [
     "PHASES",
     "ROWS_MAX",
     "VERSION",
+    "HostPressure",
     "Message",
+    "RangeMessageError",
     "RankRange",
     "StepNote",
-    "Surroundings",
-    "WordsError",
     "decode",
     "encode",
     "gather_range",
@@ -63,7 +63,7 @@ _PARTS = 1_000_000
 _DEVICE, _BUSY, _CPU_WAIT, _PRESSURE, _THROTTLE, _THROTTLED, _MEDIANS, _FORWARD_WAITS = (1 << bit for bit in range(8))
 
 
-class WordsError(ValueError):
+class RangeMessageError(ValueError):
     """A message is not what this version writes, or is not the one that was due."""
 
 
@@ -81,7 +81,7 @@ class StepNote(msgspec.Struct, frozen=True):
     every: int = 1
 
 
-class Surroundings(msgspec.Struct, frozen=True):
+class HostPressure(msgspec.Struct, frozen=True):
     """What the kernel says of the time about a range, over that time; each None where nobody can tell.
 
     `busy_ratio` is the time in which the rank's TCP sockets had something out that was not acknowledged, all sockets
@@ -94,7 +94,7 @@ class Surroundings(msgspec.Struct, frozen=True):
     pressure_ratio: float | None = None
 
 
-_UNKNOWN = Surroundings()
+_UNKNOWN = HostPressure()
 
 
 class RankRange(msgspec.Struct, frozen=True):
@@ -115,7 +115,7 @@ class RankRange(msgspec.Struct, frozen=True):
     medians: Mapping[str, int] | None
     on_device: bool = False
     waits_in_forward: bool = False
-    around: Surroundings = _UNKNOWN
+    around: HostPressure = _UNKNOWN
     is_throttled: bool | None = None
 
     @property
@@ -186,11 +186,11 @@ def decode(number: int, words: Sequence[int]) -> Message:
         WordsError: another length, version or number, or an impossible count.
     """
     if len(words) != MESSAGE_WORDS or words[0] != VERSION:
-        raise WordsError(
+        raise RangeMessageError(
             f"{len(words)} words of version {words[0] if words else None}, not {MESSAGE_WORDS} of {VERSION}"
         )
     if words[1] != number or not 0 <= words[2] <= ROWS_MAX:
-        raise WordsError(f"message {words[1]} of {words[2]} rows where message {number} was due")
+        raise RangeMessageError(f"message {words[1]} of {words[2]} rows where message {number} was due")
     starts = range(_MESSAGE_HEAD, _MESSAGE_HEAD + words[2] * _ROW_WORDS, _ROW_WORDS)
     rows = tuple(_decode_row(words[start : start + _ROW_WORDS]) for start in starts)
     return Message(rows, leaves=bool(words[3]), totals=decode_totals(words[_ROWS_END:]))
@@ -227,7 +227,7 @@ def _decode_row(words: Sequence[int]) -> RankRange:
         medians=dict(zip(PHASES, words[_HEAD + len(PHASES) :], strict=True)) if known & _MEDIANS else None,
         on_device=bool(known & _DEVICE),
         waits_in_forward=bool(known & _FORWARD_WAITS),
-        around=Surroundings(
+        around=HostPressure(
             busy_ratio=busy / _PARTS if known & _BUSY else None,
             cpu_wait_ratio=cpu_wait / _PARTS if known & _CPU_WAIT else None,
             pressure_ratio=pressure / _PARTS if known & _PRESSURE else None,

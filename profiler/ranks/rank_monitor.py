@@ -35,20 +35,20 @@ from ..ledger.estimate import Calibration
 from ..timing.step_sampling import next_measured
 from ..timing.step_timer import STOPPED, TimedStep
 from ..transport.side_group import failure, is_lost
-from ..transport.store_rendezvous import MeetingError
+from ..transport.store_rendezvous import RendezvousError
 from .collectives import last_collective, sequence
-from .gather_schedule import Exchange
-from .gloo_transport import GlooRoad, Road
-from .hang_detector import HangWatch, is_in_loader, where
-from .host_pressure import SurroundingsReader
+from .gather_schedule import GatherSchedule
+from .gloo_transport import GlooTransport, RankTransport
+from .hang_detector import HangDetector, is_in_loader, where
+from .host_pressure import HostPressureReader
 from .noise import Usual
 from .phase_sums_message import VERSION, RankRange, StepNote, gather_range
-from .reports import Report
-from .step_ranges import Cut, Ranges, RangesError, gather_seconds, glance_seconds
-from .straggler_detector import Diagnosis
+from .reports import RankReports
+from .step_ranges import RangeCut, RangesError, StepRanges, gather_seconds, glance_seconds
+from .straggler_detector import StragglerDetector
 from .totals import totals_of
 
-__all__ = ["FORWARD_WAITS_RATIO", "Crew", "Watched", "sees_waits_in_forward"]
+__all__ = ["FORWARD_WAITS_RATIO", "RankMonitor", "Watched", "sees_waits_in_forward"]
 
 FORWARD_WAITS_RATIO = 0.1
 """A forward of which so much was exposed communication may hide any rank's wait; buffers of BatchNorm take less."""
@@ -128,7 +128,7 @@ class Watched(Protocol):
         ...
 
 
-class Crew:
+class RankMonitor:
     """One rank's part.  `emit` takes records; `throttled` says whether the device's clocks are held down.
 
     `charge` gets the ns of processor that the thread took; `waits_in_forward` says whether windows saw the rank wait
@@ -144,7 +144,7 @@ class Crew:
         *,
         emit: Callable[[JobRecord], None],
         clock: Clock | None = None,
-        road: Road | None = None,
+        road: RankTransport | None = None,
         throttled: Callable[[], bool | None] = lambda: None,
         charge: Callable[[int], None] = lambda duration_ns: None,
         waits_in_forward: Callable[[], bool] = lambda: False,
@@ -159,16 +159,16 @@ class Crew:
         self._charge = charge
         self._waits_in_forward = waits_in_forward
         self._is_told = is_told
-        self._report = Report(hello, emit, self._clock)
-        self._diagnosis = Diagnosis(hello.world_size)
+        self._report = RankReports(hello, emit, self._clock)
+        self._diagnosis = StragglerDetector(hello.world_size)
         self._tick_seconds_max = min(TICK_SECONDS_MAX, config.hang_seconds / HANG_LOOKS)
-        self._watch = HangWatch(round(config.hang_seconds * 1e9), self._clock.monotonic_ns())
-        self._surroundings = SurroundingsReader(self._clock.monotonic_ns)
+        self._watch = HangDetector(round(config.hang_seconds * 1e9), self._clock.monotonic_ns())
+        self._surroundings = HostPressureReader(self._clock.monotonic_ns)
         self._notes: deque[tuple[StepNote, int]] = deque(maxlen=NOTES_MAX)
         self._gather_seconds = gather_seconds(config.overhead_budget, hello.world_size)
         self._glance_seconds = glance_seconds(config.overhead_budget)
-        self._ranges = Ranges(self._period, self._gather_seconds)
-        self._exchange: Exchange | None = None
+        self._ranges = StepRanges(self._period, self._gather_seconds)
+        self._exchange: GatherSchedule | None = None
         self._newest: StepRecord | None = None
         self._every = 1
         self._begun: tuple[int, int | None] = (0, None)
@@ -192,7 +192,7 @@ class Crew:
         """Start the thread; returns at once, the ranks meet behind the training's back."""
         self._training = (threading.get_ident(), threading.get_native_id())
         if self._road is None and self._hello.world_size > 1 and dist.is_available() and dist.is_initialized():
-            self._road = GlooRoad(self._hello.rank, self._hello.world_size)
+            self._road = GlooTransport(self._hello.rank, self._hello.world_size)
         self._name = f"crew/{next(_crews)}"
         self._thread = threading.Thread(target=self._run, name="pacecar-crew", daemon=True)
         self._thread.start()
@@ -256,10 +256,10 @@ class Crew:
             )
         except Exception as error:  # noqa: BLE001  whatever store and gloo raise: the job goes on without a crew
             if not self._closing.is_set():
-                self._off(str(error) if isinstance(error, MeetingError) else failure(error))
+                self._off(str(error) if isinstance(error, RendezvousError) else failure(error))
             return
         self._surroundings.open(self._training[1])
-        self._exchange = Exchange(
+        self._exchange = GatherSchedule(
             self._road, self._hello.world_size, self._clock.monotonic_ns, gather_seconds=self._gather_seconds
         )
 
@@ -370,7 +370,7 @@ class Crew:
                 leaves=leaves,
             )
 
-    def _hear(self, exchange: Exchange) -> None:
+    def _hear(self, exchange: GatherSchedule) -> None:
         for rows in exchange.take():
             self._ranges.hear(rows)
             if self._hello.rank == 0 and len(rows) > 1:
@@ -379,7 +379,7 @@ class Crew:
                     self._report.straggler(finding)
                 self._report.ladder(exchange.totals)
 
-    def _row(self, cut: Cut) -> RankRange:
+    def _row(self, cut: RangeCut) -> RankRange:
         return gather_range(
             cut.notes,
             number=cut.number,

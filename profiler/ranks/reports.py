@@ -10,11 +10,11 @@ from pacecar.records import HangSuspicion, JobHello, JobLedger, JobRecord, Strag
 
 from .hang_detector import Suspicion
 from .phase_sums_message import PHASES, RankRange
-from .straggler_detector import Finding
+from .straggler_detector import LateRankFinding
 from .totals import LedgerTotals
 from .what_if import JobLadder
 
-__all__ = ["LEDGER_SECONDS", "Report"]
+__all__ = ["LEDGER_SECONDS", "RankReports"]
 
 LEDGER_SECONDS = 1.0
 """Between two records of the job's ledger: its totals travel in each, and nobody scrapes faster."""
@@ -25,7 +25,7 @@ AGAIN_SECONDS = 10.0
 _log = logging.getLogger("pacecar")
 
 
-class Report:
+class RankReports:
     """The voice of one rank's crew."""
 
     def __init__(self, hello: JobHello, emit: Callable[[JobRecord], None], clock: Clock) -> None:
@@ -37,7 +37,7 @@ class Report:
         self._measured = 0
         self._said_ns: int | None = None
         self._unsaid: Sequence[RankRange] | None = None
-        self._late: dict[tuple[int, str], Finding] = {}
+        self._late: dict[tuple[int, str], LateRankFinding] = {}
         self._late_said_ns = 0
         self._ladder = JobLadder(hello.job, emit)
 
@@ -98,7 +98,7 @@ class Report:
             excesses_ns=[finding.excess_ns for finding in self._late.values()],
         )
 
-    def straggler(self, finding: Finding) -> None:
+    def straggler(self, finding: LateRankFinding) -> None:
         """Say that a rank is late, or no longer."""
         who = f"rank {finding.rank}"
         if finding.has_ended:
@@ -113,7 +113,7 @@ class Report:
             )  # fmt: skip
         self._emit(self._record(finding))
 
-    def _record(self, finding: Finding) -> Straggler:
+    def _record(self, finding: LateRankFinding) -> Straggler:
         return Straggler(
             job=self._hello.job,
             late_rank=finding.rank,

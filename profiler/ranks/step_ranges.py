@@ -31,9 +31,9 @@ __all__ = [
     "RANGE_SECONDS_MIN",
     "RANGE_STEPS_MAX",
     "WAITING_MAX",
-    "Cut",
-    "Ranges",
+    "RangeCut",
     "RangesError",
+    "StepRanges",
     "gather_seconds",
     "glance_seconds",
 ]
@@ -71,7 +71,7 @@ class RangesError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class RangeCut:
     """A range that is over, the measured steps in it, and the latest step that is known; perhaps a batch's last."""
 
     number: int
@@ -89,7 +89,7 @@ class _Plan(NamedTuple):
     rows: int
 
 
-class Ranges:
+class StepRanges:
     """Cuts one rank's notes."""
 
     def __init__(self, period: int, gather_seconds: float = ROWS_MAX * RANGE_SECONDS_MIN) -> None:
@@ -133,7 +133,7 @@ class Ranges:
             raise RangesError(f"{WAITING_MAX} steps went by and some rank did not answer")
         self._waiting.append(note)
 
-    def cut(self) -> Iterator[Cut]:
+    def cut(self) -> Iterator[RangeCut]:
         """Yield the ranges that are over and may be cut."""
         while True:
             end = self.end
@@ -146,7 +146,7 @@ class Ranges:
                 return
             plan = self._plan() or self._first_plan
             ends_batch = _ends_batch(self._number, plan)
-            made = Cut(self._number, self._first, plan.steps, tuple(self._inside), latest, ends_batch)
+            made = RangeCut(self._number, self._first, plan.steps, tuple(self._inside), latest, ends_batch)
             self._number, self._first, self._inside = self._number + 1, end, []
             yield made
 

@@ -29,12 +29,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .cusum import Evidence
-from .link_diagnosis import LinkJudge, Slow
+from .cusum import Cusum
+from .link_diagnosis import LinkDiagnosis, Slow
 from .noise import excesses, median, upper
 from .phase_sums_message import RankRange
 
-__all__ = ["Cause", "Diagnosis", "Finding"]
+__all__ = ["Cause", "LateRankFinding", "StragglerDetector"]
 
 Cause = Literal["compute", "data_wait", "host", "optimizer", "checkpoint", "link", "throttled"]
 
@@ -76,7 +76,7 @@ _HOST_TIMED: tuple[Cause, ...] = ("data_wait", "checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LateRankFinding:
     """A rank that was found late, or is so no longer.
 
     `phase` holds the excess, `excess_ns` is its mean per step over the ranges in evidence, and the job's cost.
@@ -107,25 +107,25 @@ class _Late:
 class _Suspect:
     """What is held against one rank for one cause."""
 
-    evidence: Evidence = field(default_factory=Evidence)
+    evidence: Cusum = field(default_factory=Cusum)
     since_step: int = 0
     excesses: list[int] = field(default_factory=list)
     last: _Late | None = None
-    named: Finding | None = None
+    named: LateRankFinding | None = None
 
 
-class Diagnosis:
+class StragglerDetector:
     """Judges the ranges of one job, one after the other."""
 
     def __init__(self, world_size: int) -> None:
         self._noise: deque[int] = deque(maxlen=HISTORY * world_size)
         self._held: list[list[int]] = [[] for _ in range(world_size)]
-        self._link = LinkJudge(world_size)
+        self._link = LinkDiagnosis(world_size)
         self._suspects: dict[tuple[int, Cause], _Suspect] = {}
         self._epoch: int | None = None
         self._ranges = 0
 
-    def hear(self, rows: Sequence[RankRange]) -> list[Finding]:
+    def hear(self, rows: Sequence[RankRange]) -> list[LateRankFinding]:
         """Take the rows of one range, in order of rank, of at least two, and return what is new.
 
         A range of which some rank has no undisturbed step says nothing.
@@ -156,7 +156,7 @@ class Diagnosis:
         self._learn(of.differences())
         return findings
 
-    def _judge(self, late: Mapping[tuple[int, Cause], _Late], first: int, last: int) -> list[Finding]:
+    def _judge(self, late: Mapping[tuple[int, Cause], _Late], first: int, last: int) -> list[LateRankFinding]:
         if self._ranges <= WARMUP_RANGES:
             return []
         findings = []
@@ -185,7 +185,9 @@ class Diagnosis:
                 held.clear()
 
 
-def _weigh(suspect: _Suspect, rank: int, cause: Cause, now: _Late | None, first: int, last: int) -> Finding | None:
+def _weigh(
+    suspect: _Suspect, rank: int, cause: Cause, now: _Late | None, first: int, last: int
+) -> LateRankFinding | None:
     if now is not None:
         if suspect.evidence.is_clear:
             suspect.since_step = first
@@ -199,12 +201,12 @@ def _weigh(suspect: _Suspect, rank: int, cause: Cause, now: _Late | None, first:
     mean = sum(suspect.excesses) // len(suspect.excesses)
     if change == "raised":
         said, phase, text = suspect.last.said, suspect.last.phase, suspect.last.text
-        suspect.named = Finding(rank, said, phase, suspect.since_step, last, mean, text)
+        suspect.named = LateRankFinding(rank, said, phase, suspect.since_step, last, mean, text)
         return suspect.named
     ended, suspect.named = suspect.named, None
     if ended is None:
         return None
-    return Finding(rank, ended.cause, ended.phase, ended.since_step, last, mean, ended.evidence, has_ended=True)
+    return LateRankFinding(rank, ended.cause, ended.phase, ended.since_step, last, mean, ended.evidence, has_ended=True)
 
 
 class _Range:

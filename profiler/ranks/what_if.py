@@ -23,7 +23,7 @@ from pacecar.records import JobRecord, Ledger, Rung, StepRecord, WhatIf
 from ..ledger.what_if_bounds import Runner, climb
 from .totals import LedgerTotals, totals_of
 
-__all__ = ["STEPS_MIN", "WHAT_IF_SECONDS", "JobLadder", "RankLadder", "Stretch", "ladder_of"]
+__all__ = ["STEPS_MIN", "WHAT_IF_SECONDS", "JobLadder", "RankLadder", "RankStretch", "ladder_of"]
 
 WHAT_IF_SECONDS = 10.0
 """Between two ladders: a person reads them, and a step that differs is one of many by then."""
@@ -32,7 +32,7 @@ STEPS_MIN = 8
 """A ladder stands on no fewer steps, however long they are."""
 
 
-class Stretch(NamedTuple):
+class RankStretch(NamedTuple):
     """The ledgers of `steps` steps of one rank, added up."""
 
     ledger: Ledger
@@ -136,7 +136,7 @@ class JobLadder:
 
 
 def ladder_of(
-    ranks: Sequence[Stretch],
+    ranks: Sequence[RankStretch],
     *,
     job: str,
     of_rank: int | None,
@@ -166,6 +166,6 @@ def ladder_of(
     )
 
 
-def _between(before: LedgerTotals, after: LedgerTotals) -> Stretch:
+def _between(before: LedgerTotals, after: LedgerTotals) -> RankStretch:
     parts = {name: getattr(after.ledger, name) - getattr(before.ledger, name) for name in Ledger.__struct_fields__}
-    return Stretch(Ledger(**parts), after.steps - before.steps)
+    return RankStretch(Ledger(**parts), after.steps - before.steps)

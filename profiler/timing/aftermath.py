@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from statistics import median
 
-__all__ = ["AFTERMATH_STEPS", "Aftermath"]
+__all__ = ["AFTERMATH_STEPS", "WindowAftermath"]
 
 AFTERMATH_STEPS = 16
 """Steps after a window that are compared: as many as fit between the windows of the shortest sensible interval."""
@@ -30,7 +30,7 @@ LASTING_RATIO = 0.03
 _log = logging.getLogger(__name__)
 
 
-class Aftermath:
+class WindowAftermath:
     """The steps after the windows of one rank."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from typing import ParamSpec
 
-__all__ = ["FAILURES_MAX", "Guard"]
+__all__ = ["FAILURES_MAX", "FailureGuard"]
 
 FAILURES_MAX = 3
 
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 P = ParamSpec("P")
 
 
-class Guard:
+class FailureGuard:
     """The outer boundary of one hook."""
 
     def __init__(self, now_ns: Callable[[], int], charge: Callable[[int], None]) -> None:

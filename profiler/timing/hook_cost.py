@@ -27,7 +27,7 @@ from pacecar.torch_internals import find
 
 from ..hook.module_calls import observe_calls
 
-__all__ = ["CallPrice", "call_price"]
+__all__ = ["HookCost", "call_price"]
 
 ROUNDS = 5
 """Their median is steady to a fifth; together they take some 5 ms."""
@@ -43,7 +43,7 @@ PRICE_NS_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class CallPrice:
+class HookCost:
     """Nanoseconds of torch around our hooks, which they do not see themselves."""
 
     forward_ns: int = 0
@@ -148,13 +148,13 @@ class _Bench:
 
 
 @functools.cache
-def call_price() -> CallPrice:
+def call_price() -> HookCost:
     """Return the price on this machine with this torch; measured at the first call, in some 5 ms."""
     with torch.enable_grad():
         bench = _Bench()
         forward, backward, optimizer = _differences(bench, bench.hook, is_cold=True)
         _, _, passed = _differences(bench, bench.hook_end, is_cold=False)
-    return CallPrice(forward, backward, optimizer, min(passed, optimizer))
+    return HookCost(forward, backward, optimizer, min(passed, optimizer))
 
 
 def _differences(bench: _Bench, hook: Callable[[], list[Any]], *, is_cold: bool) -> list[int]:

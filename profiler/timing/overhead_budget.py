@@ -39,11 +39,11 @@ from collections import deque
 from statistics import median
 from typing import NamedTuple
 
-from .aftermath import Aftermath
+from .aftermath import WindowAftermath
 from .step_sampling import SHARE
 from .turns import turn_of
 
-__all__ = ["PRICE_MARGIN", "Budget", "ThreadTime"]
+__all__ = ["PRICE_MARGIN", "OverheadBudget", "ThreadTime"]
 
 RECENT_STEPS = 32
 """Steps whose median is "as usual": long enough to be steady, short enough to follow the job."""
@@ -86,7 +86,7 @@ class ThreadTime(NamedTuple):
     usual_ns: int
 
 
-class Budget:
+class OverheadBudget:
     """Adds up wall time and pacecar's cost, and says when a window may open."""
 
     def __init__(
@@ -102,7 +102,7 @@ class Budget:
         self._ratio = ratio
         self._turn = turn_of(rank, world_size, warmup_steps=warmup_steps, interval_steps=interval_steps)
         self._interval_steps = interval_steps
-        self._aftermath = Aftermath() if on_device else None
+        self._aftermath = WindowAftermath() if on_device else None
         self._wall_ns = 0
         self._cost_ns = 0
         self._charged_ns = 0

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-__all__ = ["BURST", "EVERY_MAX", "REVIEW_STEPS", "SHARE", "Cadence", "burst_end", "next_measured"]
+__all__ = ["BURST", "EVERY_MAX", "REVIEW_STEPS", "SHARE", "StepSampling", "burst_end", "next_measured"]
 
 BURST = 4
 """Steps measured in a row; as many as the ranges have by which ranks are compared."""
@@ -58,7 +58,7 @@ PASS_NS = 2_000
 """What a counted step costs before one was seen."""
 
 
-class Cadence:
+class StepSampling:
     """Takes what measured steps cost; `every` is k (see `next_measured`), and None when no step is measured."""
 
     def __init__(self, ratio: float) -> None:

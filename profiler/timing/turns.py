@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["TURNS_MAX", "Turn", "turn_of"]
+__all__ = ["TURNS_MAX", "WindowTurn", "turn_of"]
 
 TURNS_MAX = 8
 """A round must end soon, or the last rank has no calibration; a node has eight devices, and shares its processors."""
@@ -30,7 +30,7 @@ TRIES = 10
 """A window that could not be afforded is tried again after a tenth of the interval."""
 
 
-class Turn(NamedTuple):
+class WindowTurn(NamedTuple):
     """The steps `first`, `first + every`, `first + 2 * every` ..."""
 
     first: int
@@ -45,11 +45,11 @@ class Turn(NamedTuple):
         return self.first if step <= self.first else step + (self.first - step) % self.every
 
 
-def turn_of(rank: int, world_size: int, *, warmup_steps: int, interval_steps: int) -> Turn:
+def turn_of(rank: int, world_size: int, *, warmup_steps: int, interval_steps: int) -> WindowTurn:
     """Return the turn of `rank`; the same arguments but for `rank` must be given on all ranks."""
     turns = min(world_size, TURNS_MAX)
     retry = max(1, interval_steps // TRIES)
     if turns < 2:
-        return Turn(warmup_steps, retry)
+        return WindowTurn(warmup_steps, retry)
     round_steps = TURN_STEPS * turns
-    return Turn(warmup_steps + TURN_STEPS * (rank % turns), -(-retry // round_steps) * round_steps)
+    return WindowTurn(warmup_steps + TURN_STEPS * (rank % turns), -(-retry // round_steps) * round_steps)

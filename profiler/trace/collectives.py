@@ -19,7 +19,7 @@ from functools import lru_cache
 import msgspec
 
 from ..ledger.classification import collective_operation, function_name
-from .columns import Collective
+from .columns import CollectiveColumns
 from .events import Args
 
 __all__ = ["from_annotation", "from_kernel", "from_metadata", "operation_of", "tensors"]
@@ -86,11 +86,11 @@ def operation_of(word: str) -> str:
     return next((operation for operation, part in _WORDS if part in letters), stem)
 
 
-def from_metadata(args: Args) -> Collective:
+def from_metadata(args: Args) -> CollectiveColumns:
     """Return the collective that these arguments describe; `args.operation` is not None."""
     size = ELEMENT_BYTES.get(args.dtype or "")
     counts = [count for count in (args.elements_in, args.elements_out) if count is not None]
-    return Collective(
+    return CollectiveColumns(
         operation=operation_of(args.operation or ""),
         bytes=None if size is None or not counts else max(counts) * size,
         dtype=args.dtype,
@@ -113,7 +113,7 @@ def _ranks(args: Args) -> tuple[int, ...] | None:
     return tuple(range(start, start + stride * size, stride))
 
 
-def from_annotation(name: str, args: Args) -> Collective:
+def from_annotation(name: str, args: Args) -> CollectiveColumns:
     """Return the collective of a row like `nccl:all_reduce`, whose inputs are its tensors.
 
     What the larger of input and output is follows from the input for all operations but the gathering ones.
@@ -123,14 +123,14 @@ def from_annotation(name: str, args: Args) -> Collective:
     dtypes = {dtype for dtype, _ in moved}
     total = sum(size for _, size in moved)
     is_known = bool(moved) and operation not in ("all_gather", "gather", "coalesced")
-    return Collective(
+    return CollectiveColumns(
         operation=operation, bytes=total if is_known else None, dtype=dtypes.pop() if len(dtypes) == 1 else None
     )
 
 
-def from_kernel(name: str) -> Collective:
+def from_kernel(name: str) -> CollectiveColumns:
     """Return what the name of a communication kernel says; a name that does not say it stands for itself."""
-    return Collective(operation=collective_operation(name) or function_name(name))
+    return CollectiveColumns(operation=collective_operation(name) or function_name(name))
 
 
 def tensors(args: Args) -> list[tuple[str, int]]:

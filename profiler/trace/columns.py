@@ -22,7 +22,7 @@ from ..ledger.attribution import Work
 __all__ = [
     "NONE",
     "WORKS",
-    "Collective",
+    "CollectiveColumns",
     "DeviceRows",
     "HostKind",
     "HostRows",
@@ -53,7 +53,7 @@ class HostKind(IntEnum):
     RUNTIME = 9  # any other runtime or driver call
 
 
-class Collective(msgspec.Struct, frozen=True, kw_only=True):
+class CollectiveColumns(msgspec.Struct, frozen=True, kw_only=True):
     """The metadata of a collective, as far as the trace has it; equal ones are kept once.
 
     `operation` is normalized (all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather, scatter,
@@ -137,7 +137,7 @@ class Trace:
     gpus: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
     threads: tuple[tuple[str, str], ...] = ()
-    collectives: tuple[Collective, ...] = ()
+    collectives: tuple[CollectiveColumns, ...] = ()
     device: DeviceRows
     host_rows: HostRows
     steps: tuple[StepMark, ...] = ()

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-__all__ = ["PIECE_BYTES", "Progress", "Source", "TraceError"]
+__all__ = ["PIECE_BYTES", "Progress", "TraceError", "TraceSource"]
 
 PIECE_BYTES = 1 << 20
 """The largest piece given out.  Measured on 54 MB of events: decoding pieces of 1 MiB takes a fifth less time than of
@@ -54,7 +54,7 @@ class TraceError(Exception):
     """There is no trace here; the message names the file, the place and the reason."""
 
 
-class Source:
+class TraceSource:
     """The unpacked bytes of `path`, once, as pieces of at most PIECE_BYTES; a byte order mark is left out.
 
     After `pieces` has ended: `damage` says why it ended early, None when it did not; `remark` is something odd that

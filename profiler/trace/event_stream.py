@@ -24,11 +24,11 @@ from typing import Any
 import msgspec
 
 from .broken_json import NO_NUMBER, scan
-from .compressed_source import Source, TraceError
-from .events import KNOWN_EVENTS, DigitEvent, Event, KnownEvent, decimal_of, event_of, value_end
+from .compressed_source import TraceError, TraceSource
+from .events import KNOWN_EVENTS, DigitEvent, KnownEvent, TraceEvent, decimal_of, event_of, value_end
 from .notes import Notes
 
-__all__ = ["EVENT_BYTES_MAX", "HEADER_BYTES_MAX", "Batch", "Document"]
+__all__ = ["EVENT_BYTES_MAX", "HEADER_BYTES_MAX", "Batch", "EventStreamReader"]
 
 HEADER_BYTES_MAX = 64 << 20
 """What is kept of the members before or after the events: kineto's are kilobytes, its log lines at most megabytes."""
@@ -42,7 +42,7 @@ CUTS_TRIED_MAX = 4096
 GROUND_BYTES = 4096
 """How much of a lost stretch is kept in case that `},{` begins in it."""
 
-Batch = list[KnownEvent] | list[Event] | list[DigitEvent]
+Batch = list[KnownEvent] | list[TraceEvent] | list[DigitEvent]
 
 _SPACE = b" \t\r\n"
 _FIRST = re.compile(rb"[ \t\r\n]*([^ \t\r\n])")
@@ -50,19 +50,19 @@ _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _KEY = re.compile(rb'"traceEvents"\s*:\s*(.)', re.DOTALL)
 _GROUND = re.compile(rb'\}\s*,\s*(?=\{\s*")')
 _KNOWN: msgspec.json.Decoder[list[KnownEvent]] = msgspec.json.Decoder(KNOWN_EVENTS)
-_FAST = msgspec.json.Decoder(list[Event])
+_FAST = msgspec.json.Decoder(list[TraceEvent])
 _DIGITS = msgspec.json.Decoder(list[DigitEvent])
 _UNTYPED = msgspec.json.Decoder(list[dict[str, Any]], float_hook=decimal_of)
 _BROKEN = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-class Document:
+class EventStreamReader:
     """The events of one source, in batches, and the bytes around them.
 
     `before` and `after` are the other members' bytes, `read` counts the events that decoded.
     """
 
-    def __init__(self, source: Source, notes: Notes) -> None:
+    def __init__(self, source: TraceSource, notes: Notes) -> None:
         self.before = b""
         self.after = b""
         self.read = 0

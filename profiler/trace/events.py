@@ -18,7 +18,7 @@ import msgspec
 
 from .columns import NONE
 
-__all__ = ["KNOWN_EVENTS", "Args", "DigitEvent", "Event", "KnownEvent", "decimal_of", "event_of", "value_end"]
+__all__ = ["KNOWN_EVENTS", "Args", "DigitEvent", "KnownEvent", "TraceEvent", "decimal_of", "event_of", "value_end"]
 
 NUMBER_MAX = (1 << 63) - 1
 """What fits a column."""
@@ -121,7 +121,7 @@ KNOWN_EVENTS: Any = list[Union[(KnownEvent, *_OTHERS)]]  # type: ignore[valid-ty
 them there is nothing but that they were there, and that is a fifth of all time in decoding."""
 
 
-class Event(msgspec.Struct, gc=False):
+class TraceEvent(msgspec.Struct, gc=False):
     """One event of any category."""
 
     ph: str = ""

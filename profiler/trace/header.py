@@ -19,7 +19,7 @@ import msgspec
 from .events import value_end
 from .notes import Notes
 
-__all__ = ["Header", "read_header"]
+__all__ = ["TraceHeader", "read_header"]
 
 RANK_MAX = 1 << 24
 """No job has more ranks; a number beyond is no rank."""
@@ -42,7 +42,7 @@ class _Members(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class Header:
+class TraceHeader:
     """What the members around the events say; `groups` are the global ranks of process groups by name."""
 
     rank: int | None = None
@@ -54,12 +54,12 @@ class Header:
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-def read_header(before: bytes, after: bytes, path: Path, notes: Notes) -> Header:
+def read_header(before: bytes, after: bytes, path: Path, notes: Notes) -> TraceHeader:
     """Return what the bytes before and after the events say, and the name of the file where they do not."""
     members: dict[str, Any] = {}
     for place, text in (("before", _closed(before)), ("after", _opened(after))):
         members |= _decode(text, place, notes)
-    header = Header()
+    header = TraceHeader()
     distributed = members.get("distributedInfo")
     if isinstance(distributed, dict):
         header.rank = _whole(distributed.get("rank"), RANK_MAX)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from .columns import NONE
 
-__all__ = ["Calls", "are_external_ids_sound", "first_at", "innermost"]
+__all__ = ["LaunchCalls", "are_external_ids_sound", "first_at", "innermost"]
 
 NESTED_MAX = 8
 """How many rows back the one that is still open is looked for: annotations of collectives hardly nest."""
@@ -32,7 +32,7 @@ Index = NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class Calls:
+class LaunchCalls:
     """Host rows of one kind that say something about collectives; `value` is what they say, by the caller's lights."""
 
     thread: list[int] = field(default_factory=list)
@@ -64,7 +64,7 @@ def first_at(keys: Index, wanted: Index) -> Index:
     return found
 
 
-def innermost(calls: Calls, thread: Index, instant: Index) -> Index:
+def innermost(calls: LaunchCalls, thread: Index, instant: Index) -> Index:
     """Return the value of the call that began last of those open at `instant` on `thread`, NONE for none."""
     result = np.full(len(instant), NONE, dtype=np.int64)
     of_calls, start, end, value = (

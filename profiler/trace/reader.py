@@ -20,10 +20,10 @@ import msgspec
 import numpy as np
 
 from .assemble import device_rows, host_rows
-from .columns import NONE, Collective, DeviceRows, HostKind, HostRows, StepMark, Trace
-from .compressed_source import Source, TraceError
-from .event_stream import Document
-from .header import Header, read_header
+from .columns import NONE, CollectiveColumns, DeviceRows, HostKind, HostRows, StepMark, Trace
+from .compressed_source import TraceError, TraceSource
+from .event_stream import EventStreamReader
+from .header import TraceHeader, read_header
 from .notes import Notes
 from .rows import Numbers, Rows
 from .times import ImpreciseTimesError
@@ -40,7 +40,7 @@ def read_trace(path: Path, *, progress: Callable[[int, int | None], None] | None
     trace to be had; whatever is merely odd is in `Trace.warnings`.
     """
     notes = Notes()
-    document = Document(Source(path, progress), notes)
+    document = EventStreamReader(TraceSource(path, progress), notes)
     rows = Rows(notes)
     for batch in document.batches():
         try:
@@ -53,7 +53,7 @@ def read_trace(path: Path, *, progress: Callable[[int, int | None], None] | None
     return _build(path, document, rows, header, notes)
 
 
-def _build(path: Path, document: Document, rows: Rows, header: Header, notes: Notes) -> Trace:
+def _build(path: Path, document: EventStreamReader, rows: Rows, header: TraceHeader, notes: Notes) -> Trace:
     if document.read == 0:
         notes.add("no_events", "there is no event in this trace")
     host, launches = host_rows(rows)
@@ -83,7 +83,7 @@ def _build(path: Path, document: Document, rows: Rows, header: Header, notes: No
     )
 
 
-def _with_ranks(collective: Collective, header: Header) -> Collective:
+def _with_ranks(collective: CollectiveColumns, header: TraceHeader) -> CollectiveColumns:
     """Return the collective with what the header knows of its group and the event did not say.
 
     Where the header lists a single group, and that is everybody, there is no other that it could be.
@@ -100,10 +100,10 @@ def _with_ranks(collective: Collective, header: Header) -> Collective:
 
 
 def _only_used(
-    device: DeviceRows, host: HostRows, collectives: list[Collective]
-) -> tuple[DeviceRows, HostRows, list[Collective]]:
+    device: DeviceRows, host: HostRows, collectives: list[CollectiveColumns]
+) -> tuple[DeviceRows, HostRows, list[CollectiveColumns]]:
     """Return the rows and the collectives that they name, each once: annotations named more, and ranks came late."""
-    numbers: Numbers[Collective] = Numbers()
+    numbers: Numbers[CollectiveColumns] = Numbers()
     renumbered = np.full(len(collectives) + 1, NONE, dtype=np.int32)  # the last place is for NONE
     for number in np.unique(np.concatenate((device.collective, host.collective))).tolist():
         if number != NONE:

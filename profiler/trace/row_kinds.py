@@ -20,7 +20,7 @@ from enum import StrEnum
 from ..ledger.classification import HostRow, classify_device, classify_host
 from .columns import HostKind
 
-__all__ = ["Place", "canonical", "host_kind", "is_collective_call", "place_of"]
+__all__ = ["RowPlace", "canonical", "host_kind", "is_collective_call", "place_of"]
 
 _OLD = {
     "memcpy": "gpu_memcpy",
@@ -46,7 +46,7 @@ _FRAMES = frozenset({"trace", ""})
 _CHECKPOINT = ("checkpoint", "save_state", "torch.save", "dcp.save", "dcp::save")
 
 
-class Place(StrEnum):
+class RowPlace(StrEnum):
     """Where a row ran."""
 
     DEVICE = "device"
@@ -62,15 +62,15 @@ def canonical(category: str) -> str:
     return _OLD.get(lower, lower)
 
 
-def place_of(category: str) -> Place:
+def place_of(category: str) -> RowPlace:
     """Return the Place of a canonical category."""
     if category in _FRAMES:
-        return Place.FRAME
+        return RowPlace.FRAME
     if classify_device(category, "") is not None:
-        return Place.DEVICE
+        return RowPlace.DEVICE
     if category in ("cpu_op", "user_annotation") or category.endswith(("_runtime", "_driver")):
-        return Place.HOST
-    return Place.LEFT_OUT if category in _LEFT_OUT else Place.UNKNOWN
+        return RowPlace.HOST
+    return RowPlace.LEFT_OUT if category in _LEFT_OUT else RowPlace.UNKNOWN
 
 
 def host_kind(category: str, name: str) -> HostKind:

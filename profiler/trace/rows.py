@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 
 from . import times
 from .collectives import from_annotation, from_metadata, tensors
-from .columns import NONE, Collective
+from .columns import NONE, CollectiveColumns
 from .event_stream import Batch
-from .events import Args, DigitEvent, Event, KnownEvent
-from .kernel_links import Calls
+from .events import Args, DigitEvent, KnownEvent, TraceEvent
+from .kernel_links import LaunchCalls
 from .notes import Notes
-from .row_kinds import Place, canonical, is_collective_call, place_of
+from .row_kinds import RowPlace, canonical, is_collective_call, place_of
 
 __all__ = ["NAME_LETTERS_MAX", "Categories", "Names", "Rows"]
 
@@ -37,7 +37,7 @@ FRAME, LEFT_OUT = 0, 1
 _COMMON = ("start", "end", "category", "name", "correlation", "collective")
 
 Column = NDArray[np.int64]
-Events = Sequence[KnownEvent | Event | DigitEvent]
+Events = Sequence[KnownEvent | TraceEvent | DigitEvent]
 
 
 class Categories(dict[str, int]):
@@ -53,17 +53,17 @@ class Categories(dict[str, int]):
     def __missing__(self, category: str) -> int:
         name = canonical(category)
         place = place_of(name)
-        code = FRAME if place == Place.FRAME else LEFT_OUT
-        if place == Place.UNKNOWN:
+        code = FRAME if place == RowPlace.FRAME else LEFT_OUT
+        if place == RowPlace.UNKNOWN:
             self._notes.add("unknown_category", f"rows of a category not known here were left out: {category[:60]!r}")
-        if place in (Place.DEVICE, Place.HOST):
+        if place in (RowPlace.DEVICE, RowPlace.HOST):
             if name in self.canonical:
                 code = self.canonical.index(name)
             elif len(self.canonical) < CATEGORIES_MAX:
                 code = len(self.canonical)
                 self.canonical.append(name)
-                self.is_device[code] = place == Place.DEVICE
-                self.is_host[code] = place == Place.HOST
+                self.is_device[code] = place == RowPlace.DEVICE
+                self.is_host[code] = place == RowPlace.HOST
         if len(self) < 1 << 16:  # a file of nothing but categories
             self[category] = code
         return code
@@ -126,12 +126,12 @@ class Rows:
         self.categories = Categories(notes)
         self.names = Names(notes)
         self.threads: Numbers[tuple[int | str, int | str]] = Numbers()
-        self.collectives: Numbers[Collective] = Numbers()
+        self.collectives: Numbers[CollectiveColumns] = Numbers()
         self.device = Columns(*_COMMON, "device", "stream", "external")
         self.host = Columns(*_COMMON, "thread")
-        self.described = Calls()
-        self.annotations = Calls()
-        self.operators = Calls()
+        self.described = LaunchCalls()
+        self.annotations = LaunchCalls()
+        self.operators = LaunchCalls()
         self.metadata_rows: dict[int, int] = {}
         self.low: int | None = None
         self.high: int | None = None
@@ -164,7 +164,7 @@ class Rows:
     def _complete(self, batch: Batch) -> Events:
         """Return the complete events; of the others there is nothing to keep."""
         if batch and hasattr(batch[0], "ph"):
-            events = cast(Sequence[Event], batch)
+            events = cast(Sequence[TraceEvent], batch)
             self.has_phases = self.has_phases or any(event.ph for event in events)
             return [event for event in events if event.ph == "X"]
         self.has_phases = self.has_phases or bool(batch)  # that is how they were told apart
@@ -177,7 +177,7 @@ class Rows:
             start, is_start = times.from_digits([event.ts for event in digits])
             length, is_length = times.from_digits([event.dur for event in digits])
         else:
-            numbers = cast(Sequence[Event], done)
+            numbers = cast(Sequence[TraceEvent], done)
             start, is_start = times.from_numbers([event.ts for event in numbers])
             length, is_length = times.from_numbers([event.dur for event in numbers])
         if not self.has_fractions:

@@ -1,7 +1,7 @@
 """How do a job's records reach the daemon of this node?
 
 Over its Unix socket, one frame a record, the hello first on every connection so that a restarted daemon knows at once
-who speaks.  The training thread only appends to a queue (`Courier`); the daemon may be full, gone or never there.
+who speaks.  The training thread only appends to a queue (`RecordQueue`); the daemon may be full, gone or never there.
 
 Down the same connection come commands, which somebody asked the daemon to pass on, news of the device and signals of
 the node.  The courier's thread takes them when it looks at its queue, so all may be a quarter of a second old.  A
@@ -23,9 +23,9 @@ from pacecar.records import Answer, Command, HelloRefused, JobHello, JobRecord, 
 from pacecar.records.host_signals import HostSignals
 from pacecar.wire import FRAME_BYTES_MAX, FrameError, decode_frame, encode_frame
 
-from .record_queue import QUEUE_LENGTH_MAX, Courier, Refused
+from .record_queue import QUEUE_LENGTH_MAX, RecordQueue, RecordRefused
 
-__all__ = ["News", "Outbox"]
+__all__ = ["DaemonSocket", "News"]
 
 News = Throttling | HostSignals
 """What the daemon tells without being asked."""
@@ -36,7 +36,7 @@ COMMANDS_PER_LOOK = 16
 _log = logging.getLogger(__name__)
 
 
-class Outbox(Courier):
+class DaemonSocket(RecordQueue):
     """A `RecordSink` towards the daemon that listens at `path`.
 
     `obey` gets each command and `heed` what the daemon tells of device and node, None when the connection broke; on the
@@ -79,7 +79,7 @@ class _SocketCarrier:
         try:
             frame = encode_frame(record)
         except FrameError as error:
-            raise Refused(str(error)) from error
+            raise RecordRefused(str(error)) from error
         try:
             if self._socket is None:
                 self._connect(timeout_seconds)

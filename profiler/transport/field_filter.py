@@ -21,7 +21,7 @@ from msgspec import inspect
 
 from pacecar.records import Answer, JobRecord
 
-__all__ = ["Sendable"]
+__all__ = ["FieldFilter"]
 
 MENDS_MAX = 8
 """Fields left out of one record; one with more is not worth sending."""
@@ -37,7 +37,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(JobRecord | Answer)
 
 
-class Sendable:
+class FieldFilter:
     """Makes records fit for their readers.  One thread at a time."""
 
     def __init__(self, destination: str) -> None:

@@ -27,9 +27,9 @@ from typing import Protocol
 from pacecar.daemon_peer import UntrustedDaemonError
 from pacecar.records import Answer, JobRecord
 
-from .field_filter import Sendable
+from .field_filter import FieldFilter
 
-__all__ = ["BACKOFF_SECONDS_MAX", "LOOK_SECONDS", "QUEUE_LENGTH_MAX", "Carrier", "Courier", "Refused"]
+__all__ = ["BACKOFF_SECONDS_MAX", "LOOK_SECONDS", "QUEUE_LENGTH_MAX", "Carrier", "RecordQueue", "RecordRefused"]
 
 QUEUE_LENGTH_MAX = 1024
 """About 1 MiB of records: minutes of a usual job, so that a daemon can be restarted without loss."""
@@ -44,7 +44,7 @@ BACKOFF_SECONDS_MAX = 2.0
 _log = logging.getLogger(__name__)
 
 
-class Refused(ValueError):  # noqa: N818  a verdict on one record, not a failure
+class RecordRefused(ValueError):  # noqa: N818  a verdict on one record, not a failure
     """The carrier will never take this record; the courier drops it."""
 
 
@@ -74,12 +74,12 @@ class Carrier(Protocol):
         ...
 
 
-class Courier:
+class RecordQueue:
     """A `RecordSink` that delivers through `carrier` from a daemon thread, started by the first `put`."""
 
     def __init__(self, carrier: Carrier, *, queue_length_max: int = QUEUE_LENGTH_MAX) -> None:
         self._carrier = carrier
-        self._sendable = Sendable(carrier.destination)
+        self._sendable = FieldFilter(carrier.destination)
         self._queue: deque[JobRecord | Answer] = deque()
         self._queue_length_max = queue_length_max
         self._dropped = 0
@@ -170,7 +170,7 @@ class Courier:
         left = self._deadline - time.monotonic()
         try:
             self._carrier.deliver(record, min(BACKOFF_SECONDS_MAX, max(left, 0.0)))
-        except Refused as refusal:
+        except RecordRefused as refusal:
             self._dropped += 1
             _log.warning("pacecar drops a record for %s: %s", self._carrier.destination, refusal)
         except OSError as error:

@@ -17,12 +17,12 @@ import msgspec
 from pacecar.records import Answer, JobHello, JobRecord
 from pacecar.safe_files import appending
 
-from .record_queue import QUEUE_LENGTH_MAX, Courier
+from .record_queue import QUEUE_LENGTH_MAX, RecordQueue
 
 __all__ = ["RunLog"]
 
 
-class RunLog(Courier):
+class RunLog(RecordQueue):
     """A `RecordSink` into the run folder `run_dir`, which is made if it is not there."""
 
     def __init__(

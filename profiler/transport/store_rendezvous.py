@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["MEET_SECONDS", "MeetingError", "keep_for_ever", "life", "meet"]
+__all__ = ["MEET_SECONDS", "RendezvousError", "keep_for_ever", "life", "meet"]
 
 MEET_SECONDS = 30.0
 """Ranks attach after the same model was built; longer apart than this means that a rank does not attach."""
@@ -43,7 +43,7 @@ def life(world_size: int) -> str:
     return f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}of{world_size}"
 
 
-class MeetingError(RuntimeError):
+class RendezvousError(RuntimeError):
     """The ranks did not all come, or want different things; nothing was started."""
 
 
@@ -73,7 +73,7 @@ def meet(
     if not store.check(
         [keys[rank]]
     ):  # torch's FileStore, once somebody removed its file; other calls then never return
-        raise MeetingError("the job's store forgets what is written to it")
+        raise RendezvousError("the job's store forgets what is written to it")
     while not store.check([f"{prefix}/verdict"]):
         if rank == 0 and store.check(keys):
             claims = [store.get(key).decode() for key in keys]
@@ -88,4 +88,4 @@ def meet(
             rest(MEET_POLL_SECONDS)
     verdict = store.get(f"{prefix}/verdict").decode()
     if verdict != "go":
-        raise MeetingError(verdict.removeprefix("no: "))
+        raise RendezvousError(verdict.removeprefix("no: "))

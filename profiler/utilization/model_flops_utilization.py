@@ -39,7 +39,7 @@ from .device_peaks import TF32, has_tf32, peak_flops_per_second, runs_in_tf32
 from .flop_counter import Arithmetic
 from .step_flops import StepFlops
 
-__all__ = ["VitalsMeter"]
+__all__ = ["UtilizationMeter"]
 
 INTERVAL_NS_MIN = 1_000_000_000
 """A record costs about 20 us, on a GPU with the allocator's figures about 100: once a second that is nothing."""
@@ -53,7 +53,7 @@ FIRST_ASK_STEPS = 3
 _log = logging.getLogger(__name__)
 
 
-class VitalsMeter:
+class UtilizationMeter:
     """Adds up steps.  All calls come from the training thread, but for `add`, which never runs beside `report`.
 
     `stats` reads the device's allocator, `device_name` is torch's name of the device; None where there is none.

@@ -30,7 +30,7 @@ from pacecar.records.collectives import OPERATIONS, OPERATIONS_MAX
 from ..ledger.bus_bandwidth import bus_bandwidth_factor
 from ..ledger.classification import collective_operation
 from ..trace.collectives import from_metadata
-from ..trace.columns import Collective
+from ..trace.columns import CollectiveColumns
 from ..trace.events import Args
 
 __all__ = ["REDUCES_MAX", "UNNAMED", "SeenCollective", "backward_window", "sum_collectives"]
@@ -103,7 +103,7 @@ def backward_window(
     return BackwardWindow(work_ns=backward[1] - backward[0], reduces=tuple(sorted(reduces)))
 
 
-def _said(metadata: str | None) -> Collective | None:
+def _said(metadata: str | None) -> CollectiveColumns | None:
     """Return what kineto's metadata, JSON without its braces, says of a collective; None when it does not."""
     if metadata is None:
         return None

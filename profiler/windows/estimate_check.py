@@ -20,7 +20,7 @@ from ..ledger.estimate import Calibration, Calibrations, estimate_step
 from ..timing.step_timer import TimedStep
 from .window_reader import Measurement
 
-__all__ = ["RECENT_STEPS", "Checker"]
+__all__ = ["RECENT_STEPS", "EstimateChecker"]
 
 RECENT_STEPS = 32
 """Undisturbed steps whose median phases are the usual ones; as many as the budget's usual step has."""
@@ -29,7 +29,7 @@ USUAL_STEPS_MIN = 4
 """With fewer, "usual" is luck."""
 
 
-class Checker:
+class EstimateChecker:
     """Learns from exact windows, and says before how far off the estimate was."""
 
     def __init__(self, hello: JobHello, calibrations: Calibrations) -> None:

@@ -26,9 +26,9 @@ from pacecar.torch_internals import find
 
 from ..timing.torch_compile import keep_out
 from .window_price import SLICE_NS, Part, Slice
-from .window_reader import WindowMeter
+from .window_reader import WindowReader
 
-__all__ = ["Probe"]
+__all__ = ["RowDensityProbe"]
 
 _log = logging.getLogger(__name__)
 
@@ -36,10 +36,10 @@ _ENGINE_CALLS = frozenset({"run_backward"})
 """The way into autograd's engine."""
 
 
-class Probe:
+class RowDensityProbe:
     """One slice at a time, armed at a boundary; every call comes from the training thread and none raises."""
 
-    def __init__(self, meter: WindowMeter, charge: Callable[[int], None]) -> None:
+    def __init__(self, meter: WindowReader, charge: Callable[[int], None]) -> None:
         self._meter = meter
         self._charge = charge
         self._graph_task: Callable[[], int] | None = find("torch._C._current_graph_task_id")
@@ -49,7 +49,7 @@ class Probe:
         self._cost_ns = 0
         self._is_running = False
         self._found: Slice | None = None
-        keep_out(Probe.entered, Probe._called)
+        keep_out(RowDensityProbe.entered, RowDensityProbe._called)
 
     @property
     def is_possible(self) -> bool:

@@ -25,7 +25,7 @@ from ..ledger.intervals import EMPTY, Intervals, intervals, subtract, union
 from .collective_stats import SeenCollective
 from .device_phases import Launch
 
-__all__ = ["Activity", "Reading", "compute_on_host", "read_rows"]
+__all__ = ["Activity", "TraceSpans", "compute_on_host", "read_rows"]
 
 
 def compute_on_host(operators: Intervals, launches: Intervals, waits: Intervals) -> Intervals:
@@ -49,7 +49,7 @@ class Activity(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TraceSpans:
     """What the rows said: work by kind, the time in data loading, and how many rows there were on a device.
 
     `annotations` are the rows of records that somebody opened and had to close; `launches` are those of kernels whose
@@ -76,7 +76,7 @@ def read_rows(
     on_device: bool,
     data_wait: Intervals = EMPTY,
     backward_end_ns: int | None = None,
-) -> Reading:
+) -> TraceSpans:
     """Return the spans in `rows`.
 
     `training_thread` is the thread that runs the loop as rows name it; None takes every thread that ran an operator.
@@ -141,7 +141,7 @@ def read_rows(
         ran = intervals(span for thread in threads for span in operators.get(thread, ()))
         work[Work.COMPUTE] = compute_on_host(ran, intervals(host[HostRow.LAUNCH]), waits)
     work[Work.COMMUNICATION] = intervals([*device[Work.COMMUNICATION], *host[HostRow.WORK]])
-    return Reading(
+    return TraceSpans(
         work={k: v for k, v in work.items() if len(v)},
         data_wait=waits,
         device_rows=device_rows,

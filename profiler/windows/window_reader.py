@@ -17,15 +17,15 @@ import numpy as np
 from pacecar.clock import Clock
 from pacecar.records import BackwardWindow, CollectiveSum, Ledger
 
-from ..ledger.attribution import Cause, attribute_phases
+from ..ledger.attribution import LossCause, attribute_phases
 from ..ledger.intervals import EMPTY, Intervals, intervals, subtract, union
 from ..timing.step_timer import PHASES, Stretch, TimedStep
 from .collective_stats import backward_window, sum_collectives
 from .device_phases import passed_stretches
 from .kineto_window import WindowProfiler, WindowUnavailable
-from .trace_spans import Activity, Reading, read_rows
+from .trace_spans import Activity, TraceSpans, read_rows
 
-__all__ = ["Measurement", "WindowMeter"]
+__all__ = ["Measurement", "WindowReader"]
 
 CLOCK_STEP_NS_MAX = 1_000_000
 """Slewing moves the clock by 0.5 ms a second at most; a step moves it at once."""
@@ -60,7 +60,7 @@ class Measurement:
     """The last backward and its all-reduces, on the device where there is one; None where the rows do not tell."""
 
 
-class WindowMeter:
+class WindowReader:
     """Takes exact windows; every call comes from the training thread."""
 
     def __init__(self, clock: Clock, *, on_device: bool, profiler: WindowProfiler | None = None) -> None:
@@ -215,12 +215,12 @@ class WindowMeter:
         stopped = union(intervals(stops) + offset)
         # An operator that was under way has a row over all of the stop; what a device does meanwhile is work.
         work = reading.work if self._on_device else {k: subtract(union(v), stopped) for k, v in reading.work.items()}
-        causes: dict[Cause, Intervals] = {
-            Cause.STOPPED: stopped,
-            Cause.DATA_WAIT: np.concatenate((stretches["data_wait"], reading.data_wait)),
-            Cause.CHECKPOINT: stretches["checkpoint"],
-            Cause.OPTIMIZER: stretches["optimizer"],
-            Cause.HOOK: EMPTY if self._on_device else stretches["overhead"],
+        causes: dict[LossCause, Intervals] = {
+            LossCause.STOPPED: stopped,
+            LossCause.DATA_WAIT: np.concatenate((stretches["data_wait"], reading.data_wait)),
+            LossCause.CHECKPOINT: stretches["checkpoint"],
+            LossCause.OPTIMIZER: stretches["optimizer"],
+            LossCause.HOOK: EMPTY if self._on_device else stretches["overhead"],
         }
         phases = attribute_phases(
             work, (start, end), stretches, causes=causes, observed=(min(max(observed, start), end), end)
@@ -274,7 +274,7 @@ class WindowMeter:
         return closest[1]
 
 
-def why_blind(reading: Reading, start_ns: int) -> str | None:
+def why_blind(reading: TraceSpans, start_ns: int) -> str | None:
     """Return why `reading` of a device job tells nothing of the step that began at `start_ns`; None: it does.
 
     Kineto drops rows at the head of a session, the more the longer the process lives, as it compares the device's
@@ -290,7 +290,7 @@ def why_blind(reading: Reading, start_ns: int) -> str | None:
     return None
 
 
-def why_blind_on_host(reading: Reading, backwards: Intervals, row_count: int) -> str | None:
+def why_blind_on_host(reading: TraceSpans, backwards: Intervals, row_count: int) -> str | None:
     """Return why `reading`, of `row_count` rows, tells nothing of a step of a CPU job; None: it does.
 
     Such a window would call the step idle.  A step may run no operator in truth, as that of a stand-in for a model.

@@ -25,8 +25,8 @@ from world import adapters_python, environment
 import pacecar
 from pacecar.adapters import loggers
 from pacecar.adapters.loggers import TensorBoard, Wandb
-from pacecar.adapters.metric_log import Entry, Journal, event_of
-from pacecar.profiler.transport.record_queue import Courier
+from pacecar.adapters.metric_log import MetricEntry, MetricLog, event_of
+from pacecar.profiler.transport.record_queue import RecordQueue
 from pacecar.records import Decision, Goodbye, Knobs, StepRecord, Straggler, Verdict
 from pacecar.records.ledger import LEDGER_HEADINGS, Ledger
 from tests.kit.waiting import until
@@ -48,7 +48,7 @@ def record(step: int, *, seconds: float, step_ns: int = 10_000_000) -> StepRecor
 
 
 def test_a_stretch_has_the_mean_of_all_its_steps_also_of_those_whose_records_were_dropped() -> None:
-    journal = Journal(5.0)
+    journal = MetricLog(5.0)
     assert journal.take(record(0, seconds=100.0)) is None, "nothing to compare with yet"
     assert journal.take(record(3, seconds=104.9)) is None
     entry = journal.take(record(500, seconds=105.0))
@@ -62,7 +62,7 @@ def test_a_stretch_has_the_mean_of_all_its_steps_also_of_those_whose_records_wer
 
 
 def test_samples_that_were_not_counted_are_missing_and_a_share_of_zero_is_a_measurement() -> None:
-    journal = Journal(1.0)
+    journal = MetricLog(1.0)
     journal.take(msgspec.structs.replace(record(0, seconds=0.0), total_samples=None))
     entry = journal.take(msgspec.structs.replace(record(9, seconds=2.0), total_samples=None))
     assert entry is not None
@@ -71,7 +71,7 @@ def test_samples_that_were_not_counted_are_missing_and_a_share_of_zero_is_a_meas
 
 
 def test_a_clock_that_was_set_back_delays_an_entry_and_breaks_none() -> None:
-    journal = Journal(1.0)
+    journal = MetricLog(1.0)
     journal.take(record(0, seconds=100.0))
     assert journal.take(record(1, seconds=50.0)) is None
     assert journal.take(record(2, seconds=102.0)) is not None
@@ -168,13 +168,13 @@ def test_no_event_is_lost_that_waits_for_the_script_s_next_row_of_wandb() -> Non
     rows = Rows()
     writer = loggers._Wandb(rows, own_rows=False)
     for number in range(3):
-        writer.write(Entry(number, 0.0, {}, f"event {number}"))
+        writer.write(MetricEntry(number, 0.0, {}, f"event {number}"))
     rows.log({"mine": 1})
-    writer.write(Entry(3, 0.0, {}, "event 3"))
+    writer.write(MetricEntry(3, 0.0, {}, "event 3"))
     rows.log({"mine": 2})
     assert [row["pacecar/event"] for row in rows.rows] == ["event 0\nevent 1\nevent 2", "event 3"]
     for number in range(100):
-        writer.write(Entry(number, 0.0, {}, f"event {number}"))
+        writer.write(MetricEntry(number, 0.0, {}, f"event {number}"))
     assert len(rows.waiting["pacecar/event"].splitlines()) == loggers.EVENTS_MAX
 
 
@@ -183,7 +183,7 @@ def test_a_wandb_run_without_steps_gets_events_too() -> None:
     shared = SimpleNamespace(log=rows.log)
     writer = loggers._Wandb(shared, own_rows=False)
     for number in range(2):
-        writer.write(Entry(number, 0.0, {}, f"event {number}"))
+        writer.write(MetricEntry(number, 0.0, {}, f"event {number}"))
     assert rows.waiting["pacecar/event"] == "event 0\nevent 1"
 
 
@@ -240,9 +240,9 @@ class Client:
 def test_mlflow_gets_all_metrics_of_an_entry_at_once_in_milliseconds_and_events_as_tags_that_are_not_replaced() -> None:
     client = Client()
     writer = loggers._Mlflow(client, "run", lambda *given: given)
-    writer.write(Entry(7, 1.5, {"a": 2.0, "b": 0.0}, None))
-    writer.write(Entry(8, 2.5, {}, "first"))
-    writer.write(Entry(8, 2.5, {}, "x" * 10_000))
+    writer.write(MetricEntry(7, 1.5, {"a": 2.0, "b": 0.0}, None))
+    writer.write(MetricEntry(8, 2.5, {}, "first"))
+    writer.write(MetricEntry(8, 2.5, {}, "x" * 10_000))
     assert client.metrics == [("a", 2.0, 1500, 7), ("b", 0.0, 1500, 7)]
     assert list(client.tags) == ["pacecar.event.0001", "pacecar.event.0002"]
     assert client.tags["pacecar.event.0001"] == "step 8: first"
@@ -297,7 +297,7 @@ def job() -> Iterator[Job]:
     board, rows, client, hanging = Valued(), Rows(), Client(), Hanging()
     period = {"period_seconds": 0.02}
     mlflow = loggers._Carrier(loggers._Mlflow(client, "run", lambda *given: given), 0.02, every_rank=False)
-    given = [TensorBoard(board, **period), Wandb(rows, **period), Courier(mlflow),
+    given = [TensorBoard(board, **period), Wandb(rows, **period), RecordQueue(mlflow),
              TensorBoard(Broken(), **period), TensorBoard(hanging, **period)]  # fmt: skip
     lines: list[str] = []
     handler = logging.Handler()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
+from pacecar.controller.observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn
 from pacecar.job.attach import Pacer
 from pacecar.records import KnobSwitch, StepRecord
 from tests.kit.patient_gathers import wait_for_gathers
@@ -38,18 +38,18 @@ class Turning(Policy):
     """Wishes for the next values whenever the last ones are seen in force."""
 
     def __init__(self) -> None:
-        self.turn: Turn | None = None
+        self.turn: TuningTurn | None = None
         self.turns = 0
         self.spaces: Sequence[KnobSpace] = ()
 
-    def begin(self, facts: Facts, spaces: Sequence[KnobSpace], *, mode: Any) -> None:
+    def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, mode: Any) -> None:
         self.spaces = spaces
 
-    def advance(self, observations: Sequence[Observation]) -> tuple[Turn | None, list[Any]]:
+    def advance(self, observations: Sequence[Observation]) -> tuple[TuningTurn | None, list[Any]]:
         if self.turn is None or observations[-1].values == self.turn.values:
             self.turns += 1
             values = {s.knob: s.domain[self.turns % len(s.domain)] for s in self.spaces}
-            self.turn = Turn(self.turns, values, is_trial=False)
+            self.turn = TuningTurn(self.turns, values, is_trial=False)
         return self.turn, []
 
     def finish(self, reason: str = "") -> list[Any]:

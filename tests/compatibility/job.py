@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import pacecar
-from pacecar.controller.observation import Policy, Turn
+from pacecar.controller.observation import Policy, TuningTurn
 
 RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -65,7 +65,7 @@ class Turning(Policy):
         if self.spaces and (self.turn is None or all(present[k] == v for k, v in self.turn.values.items())):
             self.turns += 1
             values = {s.knob: s.domain[self.turns % len(s.domain)] for s in self.spaces}
-            self.turn = Turn(self.turns, {**present, **values}, is_trial=False)
+            self.turn = TuningTurn(self.turns, {**present, **values}, is_trial=False)
         return self.turn, []
 
     def finish(self, reason: str = "") -> list[Any]:

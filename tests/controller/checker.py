@@ -1,7 +1,7 @@
 """Is there any order of events in which ranks part?  Every one is tried, within bounds, on the real protocol.
 
 Random orders find what is likely.  What hangs a job of a thousand ranks once a month is not, so here nothing is drawn:
-the agreements of all ranks (`RankAgreement`, with `Member` in it) stand on roads of paper, and from every state every
+the agreements of all ranks (`RankAgreement`, with `ProtocolMember` in it) stand on roads of paper, and from every state every
 event that can come next is tried.  States that were seen are not looked into again.
 
     a rank comes to its next boundary    not before all ranks are done with the `lag`th before it; 1 in training
@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pacecar.controller.consensus.capabilities import KnobOffer, Offer
-from pacecar.controller.consensus.channels import LateError, LeftError, Subject
-from pacecar.controller.consensus.protocol import PERIOD, Member, Proposal
+from pacecar.controller.consensus.channels import LateError, LeftError, VoteSubject
+from pacecar.controller.consensus.protocol import PERIOD, Proposal, ProtocolMember
 from pacecar.controller.consensus.rank_agreement import RankAgreement
 
 __all__ = ["Bounds", "Census", "ViolationError", "check"]
@@ -114,7 +114,7 @@ class Main:
         self.waits_for: int | None = None
         """The frame that this rank sent and could not read: whatever sends it again means this one."""
 
-    def post(self, subject: Subject, words: Sequence[int]) -> int:
+    def post(self, subject: VoteSubject, words: Sequence[int]) -> int:
         if self.waits_for is not None:
             frame, self.waits_for = self.waits_for, None
             return frame
@@ -123,7 +123,7 @@ class Main:
         self.sent += 1
         rows = self.world.frames.setdefault(frame, [None] * len(self.world.ranks))
         rows[self.rank] = (subject, *words)
-        self.has_said_farewell = subject in (Subject.LEAVE, Subject.CLOSE)
+        self.has_said_farewell = subject in (VoteSubject.LEAVE, VoteSubject.CLOSE)
         return frame
 
     def take(self, frame: int, seconds: float | None) -> list[list[int]]:
@@ -134,7 +134,7 @@ class Main:
         if None in rows:
             raise BlockedError
         subjects = {row[0] for row in rows}
-        if Subject.LEAVE in subjects or (Subject.CLOSE in subjects and len(subjects) > 1):
+        if VoteSubject.LEAVE in subjects or (VoteSubject.CLOSE in subjects and len(subjects) > 1):
             raise LeftError("a rank takes no further part")
         if len(subjects) > 1:
             raise LeftError("different points")
@@ -145,14 +145,14 @@ class Main:
 
     def leave(self) -> None:
         if not self.has_said_farewell:
-            self.post(Subject.LEAVE, [])
+            self.post(VoteSubject.LEAVE, [])
 
 
 class Rank:
     """One rank: its agreement, what is in force, and how far it is within a boundary."""
 
     def __init__(
-        self, world: World, rank: int, member: type[Member], settle: Settle, agreement: type[RankAgreement]
+        self, world: World, rank: int, member: type[ProtocolMember], settle: Settle, agreement: type[RankAgreement]
     ) -> None:
         self.agreement = agreement(rank, len(world.ranks), votes=True)
         self.agreement._member = member(rank, len(world.ranks))
@@ -229,7 +229,9 @@ def frozen(value: Any) -> Any:
 class World:
     """A state of the whole job.  `wishes` and so on are what may still happen."""
 
-    def __init__(self, bounds: Bounds, member: type[Member], settle: Settle, agreement: type[RankAgreement]) -> None:
+    def __init__(
+        self, bounds: Bounds, member: type[ProtocolMember], settle: Settle, agreement: type[RankAgreement]
+    ) -> None:
         self.ranks: list[Rank] = [None] * bounds.ranks  # type: ignore[list-item]
         self.gathers: dict[int, list[Any]] = {}
         self.frames: dict[int, list[Any]] = {}
@@ -296,7 +298,7 @@ def _unread(rank: Rank) -> int:
 def check(
     bounds: Bounds,
     *,
-    member: type[Member] = Member,
+    member: type[ProtocolMember] = ProtocolMember,
     settle: Settle = RankAgreement.settle,
     agreement: type[RankAgreement] = RankAgreement,
 ) -> Census:

@@ -267,11 +267,11 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher:
 
     from pacecar.clock import SystemClock
     from pacecar.config import TuneConfig
-    from pacecar.controller.consensus.channels import MainRoad, SideRoad, Subject
+    from pacecar.controller.consensus.channels import JobChannel, SideChannel, VoteSubject
     from pacecar.controller.consensus.rank_agreement import RankAgreement
     from pacecar.controller.knobs.ddp.buckets import BucketActuator
     from pacecar.controller.knobs.micro_batch_knobs import MicroBatchActuator
-    from pacecar.controller.observation import Facts
+    from pacecar.controller.observation import JobFacts
     from pacecar.controller.tuner import Tuner
     from pacecar.records import Knobs
 
@@ -291,17 +291,17 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher:
             fault("policy")
             return super().advance(observations)
 
-    class Votes(MainRoad):
-        def post(self, subject: Subject, words: Any) -> Any:
-            fault({Subject.VOTE: "vote", Subject.DONE: "confirm"}.get(subject, "elsewhere"))
+    class Votes(JobChannel):
+        def post(self, subject: VoteSubject, words: Any) -> Any:
+            fault({VoteSubject.VOTE: "vote", VoteSubject.DONE: "confirm"}.get(subject, "elsewhere"))
             return super().post(subject, words)
 
         def take(self, frame: Any, seconds: float | None = None) -> list[list[int]]:
-            if frame.subject is Subject.VOTE:
+            if frame.subject is VoteSubject.VOTE:
                 fault("read")
             return super().take(frame, seconds)
 
-    class Side(SideRoad):
+    class Side(SideChannel):
         def post(self, words: Any) -> None:
             fault("side posts")
             super().post(words)
@@ -314,7 +314,7 @@ def _tuner(rank: int, world: int, point: Point, fault: Fault, ddp: Any, batcher:
     tuner: Any = Tuner(
         hello=job_hello(rank, world), config=config, policy=Policy(is_trial=point.is_trial) if rank == 0 else None,
         actuators=[buckets, MicroBatches(ddp, batcher, config)],
-        facts=lambda: Facts("job", world, buckets.gradient_bytes(), batcher.batch_samples),
+        facts=lambda: JobFacts("job", world, buckets.gradient_bytes(), batcher.batch_samples),
         emit=lambda record: fault("emit"), set_knobs=in_force.append, request_window=lambda: None, clock=SystemClock(),
         agreement=agreement,
     )  # fmt: skip

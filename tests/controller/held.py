@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pacecar.config import TuneConfig
-from pacecar.controller.guards.tuning_pause import HeldPolicy, Holds
-from pacecar.controller.observation import Facts, KnobSpace, Observation
-from pacecar.controller.policy.tuning_policy import PacecarPolicy
+from pacecar.controller.guards.tuning_pause import PausedPolicy, TuningPause
+from pacecar.controller.observation import JobFacts, KnobSpace, Observation
+from pacecar.controller.policy.tuning_policy import TuningPolicy
 from pacecar.records import TunerStatus
 
 __all__ = ["HeldRun"]
@@ -14,9 +14,9 @@ __all__ = ["HeldRun"]
 class HeldRun:
     """Our policy under `holds`; `said` is what it said of itself."""
 
-    def __init__(self, holds: Holds) -> None:
-        self.policy = HeldPolicy(PacecarPolicy(TuneConfig()), holds)
-        self.policy.begin(Facts(job="job", world_size=2), [KnobSpace("bucket_bytes", 2, (1, 2, 4))], mode="exact")
+    def __init__(self, holds: TuningPause) -> None:
+        self.policy = PausedPolicy(TuningPolicy(TuneConfig()), holds)
+        self.policy.begin(JobFacts(job="job", world_size=2), [KnobSpace("bucket_bytes", 2, (1, 2, 4))], mode="exact")
         self.said: list[TunerStatus] = []
 
     def steps(self, first: int, last: int) -> None:

@@ -23,8 +23,8 @@ from pacecar.clock import SystemClock
 from pacecar.config import TuneConfig
 from pacecar.controller.consensus.agreement import LocalAgreement
 from pacecar.controller.consensus.capabilities import KnobOffer, Offer
-from pacecar.controller.consensus.knob_switch import Switchboard
-from pacecar.controller.consensus.protocol import Kind, Proposal
+from pacecar.controller.consensus.knob_switch import KnobSwitcher
+from pacecar.controller.consensus.protocol import Proposal, ProposalKind
 from pacecar.controller.knobs.ddp import torch_internals
 from pacecar.controller.knobs.ddp.buckets import BucketActuator, FirstBucketActuator
 from pacecar.controller.knobs.ddp.comm_hook import Compressor
@@ -106,12 +106,12 @@ class Live:
         self.agreement = LocalAgreement()
         offers = (KnobOffer(k, a.value(), a.domain(), None, a.layout()) for k, a in actuators.items())
         self.agreement.offer(Offer(tuple(offers)))
-        self.board = Switchboard(actuators, self.agreement, SystemClock())
+        self.board = KnobSwitcher(actuators, self.agreement, SystemClock())
         return refusals
 
     def switch(self, bucket: int, compression: int, first: int) -> bool:
         before = self.ddp.reducer
-        proposal = Proposal(1, 1, (bucket, compression, first), Kind.TRIAL)
+        proposal = Proposal(1, 1, (bucket, compression, first), ProposalKind.TRIAL)
         assert [s.knob for s in self.agreement.spaces] == ["bucket_bytes", "compression", "first_bucket_bytes"]
         del before
         return self.board.carry_out(proposal).is_done

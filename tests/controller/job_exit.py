@@ -14,7 +14,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from pacecar.controller.consensus.channels import SideRoad
+from pacecar.controller.consensus.channels import SideChannel
 from pacecar.profiler.transport.side_group import job_store
 
 RANK = int(os.environ["RANK"])
@@ -26,7 +26,7 @@ dist.init_process_group(
     world_size=2,
     timeout=timedelta(seconds=60),
 )
-road = SideRoad(2)
+road = SideChannel(2)
 road.open(job_store(), "exit", RANK)
 if RANK == 0:
     road.post([1, 2, 3])

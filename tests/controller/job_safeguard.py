@@ -25,7 +25,7 @@ import pacecar
 from pacecar.controller import command_handler
 from pacecar.controller.knobs.ddp import comm_hook
 from pacecar.controller.knobs.ddp.compression import CHOICES
-from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
+from pacecar.controller.observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn
 from pacecar.job import handle as attaching
 from tests.kit.patient_gathers import wait_for_gathers
 
@@ -42,20 +42,20 @@ class Eager(Policy):
         self.lost_at: int | None = None
         self.decisions = 0
 
-    def begin(self, facts: Facts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
+    def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
         self.spaces = {s.knob: s for s in spaces}
 
     def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
         pass
 
-    def advance(self, observations: Sequence[Observation]) -> tuple[Turn | None, list[Any]]:
+    def advance(self, observations: Sequence[Observation]) -> tuple[TuningTurn | None, list[Any]]:
         values = dict(observations[-1].values)
         if "compression" not in values:
             self.lost_at = self.lost_at or observations[-1].step
             return None, []
         if observations[-1].step < self.after or values["compression"] == self.choice:
             return None, []
-        return Turn(1, {**values, "compression": self.choice}, is_trial=self.is_trial), []
+        return TuningTurn(1, {**values, "compression": self.choice}, is_trial=self.is_trial), []
 
     def finish(self, reason: str = "") -> list[Any]:
         return []

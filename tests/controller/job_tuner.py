@@ -28,7 +28,7 @@ from pacecar.controller.knobs.actuator import ActuatorError
 from pacecar.controller.knobs.ddp.buckets import BucketActuator
 from pacecar.controller.knobs.micro_batch import MicroBatcher
 from pacecar.controller.knobs.micro_batch_knobs import MicroBatchActuator
-from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
+from pacecar.controller.observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn
 from pacecar.controller.tuner import Tuner
 from pacecar.records import JobRecord, Knobs, KnobSwitch, StepRecord, TunerStatus
 
@@ -43,23 +43,23 @@ class Script(Policy):
 
     def __init__(self, fail_at: int | None = None, *, is_trial: bool = False) -> None:
         self.is_trial = is_trial
-        self.turn: Turn | None = None
+        self.turn: TuningTurn | None = None
         self.turns = 0
         self.fail_at = fail_at
         self.seen: list[Observation] = []
         self.finished = 0
 
-    def begin(self, facts: Facts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
+    def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, mode: Literal["advise", "exact"]) -> None:
         self.facts, self.spaces, self.mode = facts, spaces, mode
 
-    def advance(self, observations: Sequence[Observation]) -> tuple[Turn | None, list[Any]]:
+    def advance(self, observations: Sequence[Observation]) -> tuple[TuningTurn | None, list[Any]]:
         self.seen.extend(observations)
         if self.fail_at is not None and self.turns >= self.fail_at:
             raise RuntimeError("the policy broke")
         if self.turn is None or observations[-1].values == self.turn.values:
             self.turns += 1
             values = {s.knob: s.domain[(self.turns * (1 + i)) % len(s.domain)] for i, s in enumerate(self.spaces)}
-            self.turn = Turn(self.turns, values, is_trial=self.is_trial)
+            self.turn = TuningTurn(self.turns, values, is_trial=self.is_trial)
         return self.turn, []
 
     def finish(self, reason: str = "") -> list[Any]:
@@ -114,7 +114,7 @@ def main(options: dict[str, Any]) -> dict[str, Any]:
     if options.get("absent") != RANK:
         tuner = Tuner(
             hello=job_hello(RANK, WORLD), config=config, policy=policy, actuators=actuators,
-            facts=lambda: Facts("job", WORLD, buckets.gradient_bytes(), batcher.batch_samples),
+            facts=lambda: JobFacts("job", WORLD, buckets.gradient_bytes(), batcher.batch_samples),
             emit=emitted.append, set_knobs=in_force.append, request_window=lambda: None, clock=SystemClock(),
             agreement=agreement_given,
         )  # fmt: skip

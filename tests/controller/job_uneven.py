@@ -37,7 +37,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import pacecar
-from pacecar.controller.observation import Turn
+from pacecar.controller.observation import TuningTurn
 from tests.kit.patient_gathers import wait_for_gathers
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -74,11 +74,11 @@ class Restless:
     def begin(self, facts: Any, spaces: Any, *, mode: str) -> None:
         self.spaces = spaces
 
-    def advance(self, observations: Any) -> tuple[Turn | None, list[Any]]:
+    def advance(self, observations: Any) -> tuple[TuningTurn | None, list[Any]]:
         self.turns += 1
         turned = [space.knob for space in self.spaces if space.knob in VALUES]
         values = {knob: VALUES[knob][self.turns // 2 % len(VALUES[knob])] for knob in turned}
-        return Turn(self.turns // 2, values, is_trial=self.turns // 2 % 2 == 0), []
+        return TuningTurn(self.turns // 2, values, is_trial=self.turns // 2 % 2 == 0), []
 
     def finish(self, reason: str) -> list[Any]:
         return []

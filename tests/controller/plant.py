@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from math import exp, log2
 
 from pacecar.config import TuneConfig
-from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy
-from pacecar.controller.policy.tuning_policy import PacecarPolicy
+from pacecar.controller.observation import JobFacts, KnobSpace, Observation, Policy
+from pacecar.controller.policy.tuning_policy import TuningPolicy
 from pacecar.records import BackwardWindow, Decision, Ledger, TunerStatus, Verdict
 
 MIB = 2**20
@@ -44,7 +44,7 @@ class Plant:
     seed: int
     config: TuneConfig = field(default_factory=lambda: TuneConfig(exploration_budget=0.05))
     mode: str = "exact"
-    facts: Facts = field(default_factory=lambda: Facts(job="plant", world_size=2, batch_samples=32))
+    facts: JobFacts = field(default_factory=lambda: JobFacts(job="plant", world_size=2, batch_samples=32))
     latency_steps: tuple[int, int] = (4, 12)
     transient: tuple[float, ...] = (1.3, 1.1)
     obey: bool = True
@@ -57,7 +57,7 @@ class Plant:
     switches: list[int] = field(default_factory=list)
     factors: list[float] = field(default_factory=list)
     history: list[dict[str, int]] = field(default_factory=list)
-    make: Callable[[TuneConfig], Policy] = PacecarPolicy
+    make: Callable[[TuneConfig], Policy] = TuningPolicy
     at: Callable[[int, Policy], None] = lambda step, policy: None
 
     def run(self, steps: int) -> Plant:

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 
 from pacecar.config import TuneConfig
 from pacecar.controller.baselines.registry import make_baseline
-from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy
-from pacecar.controller.policy.tuning_policy import PacecarPolicy
+from pacecar.controller.observation import JobFacts, KnobSpace, Observation, Policy
+from pacecar.controller.policy.tuning_policy import TuningPolicy
 from pacecar.records import BackwardWindow, Decision, Ledger, Verdict
 from tests.controller.curves import Curve, load
 
@@ -107,7 +107,7 @@ def all_cases() -> list[Case]:
 
 def make(name: str, config: TuneConfig, seed: int) -> Policy:
     if name == "pacecar":
-        return PacecarPolicy(config)
+        return TuningPolicy(config)
     return make_baseline(replace_policy(config, name), seed=seed)
 
 
@@ -170,7 +170,7 @@ def run(
     first = case.curves[0]
     spaces = [KnobSpace(knob, value, first.domains[knob]) for knob, value in first.start.items()]
     policy.begin(
-        Facts(
+        JobFacts(
             job="replay",
             world_size=2,
             gradient_bytes=first.gradient_bytes,

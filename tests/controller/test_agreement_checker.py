@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from pacecar.controller.consensus.protocol import CALM_NS, LEISURE_PERIOD, LONG_STEP_NS, PERIOD, Member, Proposal
+from pacecar.controller.consensus.protocol import (
+    CALM_NS,
+    LEISURE_PERIOD,
+    LONG_STEP_NS,
+    PERIOD,
+    Proposal,
+    ProtocolMember,
+)
 from pacecar.controller.consensus.rank_agreement import RankAgreement
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tests are no package
@@ -131,7 +138,7 @@ def test_wider_bounds(bounds: Bounds) -> None:
 # --- broken rules -------------------------------------------------------------------------------------------
 
 
-class VotesWithoutADigest(Member):
+class VotesWithoutADigest(ProtocolMember):
     """Says that it holds something, not what."""
 
     def ballot(self, *, can_apply: bool = True, place: int = 0) -> Any:
@@ -139,7 +146,7 @@ class VotesWithoutADigest(Member):
         return (min(digest, 1), -min(digest, 1), *rest)
 
 
-class LeavesWithoutAWord(Member):
+class LeavesWithoutAWord(ProtocolMember):
     """Stops voting when it freezes."""
 
     def freeze(self, reason: str) -> None:
@@ -147,7 +154,7 @@ class LeavesWithoutAWord(Member):
         self.has_retired = True
 
 
-class VotesThoughFrozen(Member):
+class VotesThoughFrozen(ProtocolMember):
     """Votes for what it holds after it froze, and says that it is alive."""
 
     def ballot(self, *, can_apply: bool = True, place: int = 0) -> Any:
@@ -158,7 +165,7 @@ class VotesThoughFrozen(Member):
             self.frozen = frozen
 
 
-class AppliesWhatItVotedFor(Member):
+class AppliesWhatItVotedFor(ProtocolMember):
     """Does not look at what the others voted."""
 
     def tally(self, lowest: Sequence[int]) -> Proposal | None:
@@ -167,7 +174,7 @@ class AppliesWhatItVotedFor(Member):
         return voted
 
 
-class DoesNotCount(Member):
+class DoesNotCount(ProtocolMember):
     """Does not count the switches: the others do."""
 
     def applied(self, proposal: Proposal) -> None:

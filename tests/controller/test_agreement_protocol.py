@@ -19,8 +19,8 @@ from pacecar.controller.consensus.protocol import (
     PERIOD,
     QUEUE_MAX,
     REPORT_WORDS,
-    Member,
     Proposal,
+    ProtocolMember,
 )
 from pacecar.controller.consensus.rank_agreement import RankAgreement
 
@@ -54,7 +54,7 @@ class Job:
         self.step_ns = step_ns
         self.closed = PERIOD  # the boundary of the range closed last
         self.meets_at = [PERIOD] * RANKS
-        self.members = [Member(rank, RANKS) for rank in range(RANKS)]
+        self.members = [ProtocolMember(rank, RANKS) for rank in range(RANKS)]
         self.values = [[0] for _ in range(RANKS)]
         self.posted: list[list[list[int] | None]] = []  # by gather, by rank
         self.taken = [0] * RANKS
@@ -170,7 +170,7 @@ def test_one_rank_whose_steps_are_short_keeps_all_from_meeting_at_every_second()
 
 
 def test_ranks_whose_side_road_does_not_keep_up_are_not_at_leisure() -> None:
-    member = Member(1, RANKS)
+    member = ProtocolMember(1, RANKS)
     member.step_ns = LONG_STEP_NS
     for index in range(LEISURE_QUEUE_MAX + 1):
         assert member.ballot()[4] == 1
@@ -256,7 +256,7 @@ def test_on_a_prompt_network_a_wish_is_in_force_within_two_periods() -> None:
 
 
 def test_a_side_road_that_is_too_late_freezes() -> None:
-    member = Member(1, RANKS)
+    member = ProtocolMember(1, RANKS)
     for index in range(QUEUE_MAX + 1):
         assert member.frozen is None
         member.close_range(index * PERIOD, [1] * PERIOD, [False] * PERIOD)
@@ -265,7 +265,7 @@ def test_a_side_road_that_is_too_late_freezes() -> None:
     assert not member.has_more
 
 
-def heard_by_all(members: list[Member]) -> list[list[int]]:
+def heard_by_all(members: list[ProtocolMember]) -> list[list[int]]:
     for member in members:
         member.offer(offer())
     offers = [m.next_vector() or [] for m in members]
@@ -279,7 +279,7 @@ def heard_by_all(members: list[Member]) -> list[list[int]]:
     [(0, "protocol version"), (1, "gather"), (2, "knob epoch"), (3, "layout"), (5, "count steps differently")],
 )
 def test_ranks_that_disagree_freeze_and_say_about_what(word: int, reason: str) -> None:
-    members = [Member(rank, 2) for rank in range(2)]
+    members = [ProtocolMember(rank, 2) for rank in range(2)]
     heard_by_all(members)
     for member in members:
         member.close_range(5, [10] * PERIOD, [False] * PERIOD)
@@ -291,7 +291,7 @@ def test_ranks_that_disagree_freeze_and_say_about_what(word: int, reason: str) -
 
 
 def test_a_step_that_one_rank_did_not_measure_has_no_pace_and_a_profiled_one_says_so() -> None:
-    members = [Member(rank, 2) for rank in range(2)]
+    members = [ProtocolMember(rank, 2) for rank in range(2)]
     heard_by_all(members)
     members[0].close_range(5, [10, 20, 30, 40], [False, True, False, False])
     members[1].close_range(5, [11, 12, None, 13], [False, False, False, True])
@@ -300,7 +300,7 @@ def test_a_step_that_one_rank_did_not_measure_has_no_pace_and_a_profiled_one_say
 
 
 def test_a_zero_pace_is_a_measurement() -> None:
-    members = [Member(rank, 2) for rank in range(2)]
+    members = [ProtocolMember(rank, 2) for rank in range(2)]
     heard_by_all(members)
     for member in members:
         member.close_range(5, [0] * PERIOD, [False] * PERIOD)
@@ -308,7 +308,7 @@ def test_a_zero_pace_is_a_measurement() -> None:
 
 
 def test_rank_0_takes_a_wish_back_although_the_others_still_hold_it() -> None:
-    members = [Member(rank, 2) for rank in range(2)]
+    members = [ProtocolMember(rank, 2) for rank in range(2)]
     heard_by_all(members)
     members[0].propose(1, [5])
     for member in members:

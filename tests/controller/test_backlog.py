@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from pacecar.controller.consensus.protocol import JobPace
-from pacecar.controller.consensus.step_observations import Backlog
+from pacecar.controller.consensus.step_observations import ObservationBacklog
 from pacecar.controller.observation import KnobSpace
 from pacecar.records import Knobs, StepRecord
 from tests.kit.records import step_record
@@ -46,7 +46,7 @@ class Written:
 @pytest.mark.parametrize("exact", range(12))
 def test_the_early_exact_step_is_seen_first_and_no_step_before_it_after_it(exact: int) -> None:
     """Paces come in blocks of four steps, and a block may have begun before the exact step that opens the view."""
-    backlog = Backlog()
+    backlog = ObservationBacklog()
     for step in range(12):
         source = "exact" if step == exact else "estimate"
         backlog.remember(Written(step_record(step=step, source=source, knobs=KNOBS)))
@@ -62,7 +62,7 @@ def test_the_early_exact_step_is_seen_first_and_no_step_before_it_after_it(exact
 def test_a_window_that_is_read_while_the_next_step_runs_is_an_early_exact_step_too() -> None:
     """In gloo jobs the hook reads it there: the step it tells of was an estimate when the tuner first heard of it."""
     for following in (0, 1, 5):
-        backlog = Backlog()
+        backlog = ObservationBacklog()
         profiled = Written(step_record(step=3, knobs=KNOBS))
         backlog.remember(profiled)
         profiled.record = step_record(step=3, source="exact", knobs=KNOBS)

@@ -24,7 +24,7 @@ from pacecar.controller.baselines.gaussian_process import (
 from pacecar.controller.baselines.policies import make_policy
 from pacecar.controller.baselines.registry import make_baseline
 from pacecar.controller.baselines.tpe import TRIALS
-from pacecar.controller.observation import Facts, KnobSpace, Observation, Turn
+from pacecar.controller.observation import JobFacts, KnobSpace, Observation, TuningTurn
 from pacecar.records import Decision, TunerStatus, Verdict
 
 MIB = 2**20
@@ -40,7 +40,7 @@ def _drive(
     """Obey a baseline for so many steps; return its records and the values in force at each step."""
     policy = make_policy(TuneConfig(mode="lossy", policy=name))  # type: ignore[arg-type]
     spaces = spaces or (BUCKET,)
-    policy.begin(Facts(job="job", world_size=2), spaces, mode="exact")
+    policy.begin(JobFacts(job="job", world_size=2), spaces, mode="exact")
     values = {space.knob: space.value for space in spaces}
     records: list[Any] = []
     history = []
@@ -207,17 +207,17 @@ def test_absurd_steps_end_the_search_with_a_reason(name: str) -> None:
 
 def test_a_knob_that_the_ranks_lose_ends_the_search() -> None:
     policy = make_baseline(TuneConfig(policy="tpe"))
-    policy.begin(Facts(job="job", world_size=2), [BUCKET, COMPRESSION], mode="exact")
+    policy.begin(JobFacts(job="job", world_size=2), [BUCKET, COMPRESSION], mode="exact")
     policy.advance([Observation(1, 1, {"bucket_bytes": 25 * MIB, "compression": 0}, 100)])
     turn, records = policy.advance([Observation(2, 2, {"bucket_bytes": 25 * MIB}, 100)])
     assert "compression cannot be turned any more" in records[-1].detail
-    assert turn is None or turn == Turn(0, {"bucket_bytes": 25 * MIB})
+    assert turn is None or turn == TuningTurn(0, {"bucket_bytes": 25 * MIB})
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_advice_turns_nothing(name: str) -> None:
     policy = make_policy(TuneConfig(mode="advise", policy=name))  # type: ignore[arg-type]
-    policy.begin(Facts(job="job", world_size=2), [BUCKET], mode="advise")
+    policy.begin(JobFacts(job="job", world_size=2), [BUCKET], mode="advise")
     turn, records = policy.advance([Observation(i, i, {"bucket_bytes": 25 * MIB}, 100) for i in range(1, 60)])
     assert turn is None
     assert records[-1].state == "advising"

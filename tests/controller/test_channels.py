@@ -13,9 +13,9 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from pacecar.controller.consensus.channels import LeftError, MainRoad, SideRoad, Subject
+from pacecar.controller.consensus.channels import JobChannel, LeftError, SideChannel, VoteSubject
 from pacecar.controller.consensus.rank_agreement import RankAgreement
-from pacecar.profiler.ranks.gloo_transport import GlooRoad
+from pacecar.profiler.ranks.gloo_transport import GlooTransport
 from pacecar.profiler.ranks.phase_sums_message import MESSAGE_WORDS
 
 
@@ -55,21 +55,21 @@ def kept(road: Any, words: list[int], *, is_taken: bool) -> list[bool]:
 
 @pytest.mark.parametrize("is_taken", [True, False], ids=["taken", "not taken"])
 def test_a_closed_side_road_keeps_what_a_thread_may_still_hold_and_nothing_older(is_taken: bool) -> None:
-    assert kept(SideRoad(1), [1, 2, 3], is_taken=is_taken)[-1]
-    assert not kept(SideRoad(1), [1, 2, 3], is_taken=is_taken)[0]
+    assert kept(SideChannel(1), [1, 2, 3], is_taken=is_taken)[-1]
+    assert not kept(SideChannel(1), [1, 2, 3], is_taken=is_taken)[0]
 
 
 @pytest.mark.parametrize("is_taken", [True, False], ids=["taken", "not taken"])
 def test_so_does_the_road_on_which_ranks_are_compared(is_taken: bool) -> None:
-    assert kept(GlooRoad(0, 1), [0] * MESSAGE_WORDS, is_taken=is_taken)[-1]
-    assert not kept(GlooRoad(0, 1), [0] * MESSAGE_WORDS, is_taken=is_taken)[0]
+    assert kept(GlooTransport(0, 1), [0] * MESSAGE_WORDS, is_taken=is_taken)[-1]
+    assert not kept(GlooTransport(0, 1), [0] * MESSAGE_WORDS, is_taken=is_taken)[0]
 
 
 def test_so_does_the_road_of_the_votes() -> None:
-    road: Any = MainRoad(0, 1)
+    road: Any = JobChannel(0, 1)
     road._group = group = Group()
     for _ in range(20):
-        road.post(Subject.VOTE, [1])
+        road.post(VoteSubject.VOTE, [1])
     road.close()
     gc.collect()
     kept = [gather() is not None for gather in group.gathers]
@@ -97,7 +97,7 @@ class TwoRanks:
         answer = self.answers.pop(0)
         theirs = mine.clone()
         if answer == "a farewell":
-            theirs[0] = Subject.LEAVE
+            theirs[0] = VoteSubject.LEAVE
         gathered.copy_(torch.cat([mine, theirs]))
         return Late() if answer == "nothing" else Gather()
 
@@ -111,9 +111,9 @@ def agreement(*answers: Answer) -> Any:
 
 def test_who_waits_for_a_frame_hears_of_a_farewell_in_an_earlier_one_that_nobody_has_read() -> None:
     """Else it waited for 10 s for a rank that sends nothing any more, and the job with it."""
-    road: Any = MainRoad(0, 2)
+    road: Any = JobChannel(0, 2)
     road._group = TwoRanks("the same", "a farewell", "nothing")
-    frames = [road.post(Subject.VOTE, [1]) for _ in range(3)]
+    frames = [road.post(VoteSubject.VOTE, [1]) for _ in range(3)]
     with pytest.raises(LeftError, match="rank 1 takes no further part"):
         road.take(frames[2], 1.0)
     assert road.take(frames[0], 1.0)[1][0] == 1
@@ -126,11 +126,11 @@ def test_what_all_told_before_a_rank_left_is_heard_by_all_also_afterwards(who: s
     """A learning rate follows from it: one rank alone would go on at another than the rest."""
     answers: Sequence[Answer] = ("the same", "a farewell", "nothing") if who == "the other" else ("the same", "nothing")
     rank = agreement(*answers)
-    heard = rank.tell(Subject.NOISE, [3.0, 4.0])
+    heard = rank.tell(VoteSubject.NOISE, [3.0, 4.0])
     if who == "the other":
-        assert rank.ask(Subject.GRADIENTS, [1.0]) is None
+        assert rank.ask(VoteSubject.GRADIENTS, [1.0]) is None
     else:
         rank.leave()
     assert rank.has_left
     assert heard() == [[3.0, 4.0], [3.0, 4.0]]
-    assert rank.ask(Subject.GRADIENTS, [1.0]) is None
+    assert rank.ask(VoteSubject.GRADIENTS, [1.0]) is None

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from pacecar.controller.knobs.batch_slicing import Cut, Lengths, cut, measure, plan, terms_of
+from pacecar.controller.knobs.batch_slicing import BatchSlices, Lengths, cut, measure, plan, terms_of
 from pacecar.controller.knobs.micro_batch import MicroBatcher
 
 IGNORED = -100
@@ -19,7 +19,7 @@ VOCABULARY = 11
 
 def test_the_drawing_of_the_docstring_is_what_comes_out() -> None:
     cuts = plan(4, tokens_max=6, lengths=Lengths((5, 2, 2, 6), 6), terms=(4, 1, 0, 5), trim=True)
-    assert cuts == [Cut(0, 1, 0.4, 5), Cut(1, 3, 0.1, 2), Cut(3, 4, 0.5, 6)]
+    assert cuts == [BatchSlices(0, 1, 0.4, 5), BatchSlices(1, 3, 0.1, 2), BatchSlices(3, 4, 0.5, 6)]
 
 
 @given(
@@ -76,7 +76,7 @@ def test_what_does_not_belong_to_the_batch_is_refused(call: Any, message: str) -
 
 def test_only_tensors_as_wide_as_the_mask_are_trimmed() -> None:
     batch = {"ids": torch.ones(4, 6), "features": torch.ones(4, 5), "label": torch.ones(4)}
-    part = cut(batch, Cut(1, 3, 0.5, keep=2), 6)
+    part = cut(batch, BatchSlices(1, 3, 0.5, keep=2), 6)
     assert {name: tuple(t.shape) for name, t in part.items()} == {"ids": (2, 2), "features": (2, 5), "label": (2,)}
 
 

@@ -10,13 +10,13 @@ import torch
 from pacecar.clock import FakeClock
 from pacecar.commands.tune_text import WIDTH_MIN, lines
 from pacecar.config import TuneConfig
-from pacecar.controller.command_handler import DETAIL_CHARACTERS_MAX, Desk, tune_is_off
+from pacecar.controller.command_handler import DETAIL_CHARACTERS_MAX, CommandHandler, tune_is_off
 from pacecar.controller.knobs.ddp.ddp_knobs import DdpKnobs
-from pacecar.controller.observation import Facts, KnobSpace, Observation
-from pacecar.controller.policy.ordered_policy import Overseer
-from pacecar.controller.policy.tuning_policy import PacecarPolicy
+from pacecar.controller.observation import JobFacts, KnobSpace, Observation
+from pacecar.controller.policy.ordered_policy import OrderedPolicy
+from pacecar.controller.policy.tuning_policy import TuningPolicy
 from pacecar.controller.restart_advice import advise
-from pacecar.profiler.hook.daemon_messages import Refusal
+from pacecar.profiler.hook.daemon_messages import MessageRefusal
 from pacecar.records import (
     Answer,
     Command,
@@ -45,14 +45,14 @@ class Office:
         self.sent: list[Answer] = []
         self.records: list[JobRecord] = []
         self.said: list[tuple[str, str]] = []
-        self.overseer = Overseer(self.config, lambda: PacecarPolicy(self.config))
-        self.desk = Desk(
+        self.overseer = OrderedPolicy(self.config, lambda: TuningPolicy(self.config))
+        self.desk = CommandHandler(
             HELLO, self.config, self.overseer, reply=self.sent.append, emit=self.records.append, clock=FakeClock()
         )
 
     def begin(self) -> Office:
         space = KnobSpace("bucket_bytes", 4 * MIB, (MIB, 2 * MIB, 4 * MIB))
-        self.overseer.begin(Facts("job", 2), [space], mode="advise" if self.config.mode == "advise" else "exact")
+        self.overseer.begin(JobFacts("job", 2), [space], mode="advise" if self.config.mode == "advise" else "exact")
         self.desk.knobs = lambda: Knobs(0, {"bucket_bytes": 4 * MIB})
         self.desk.refused = lambda: {"micro_batch": "the batch size is not known"}
         self.step(1, 4 * MIB)
@@ -124,9 +124,9 @@ def test_a_tuner_that_never_began_says_why() -> None:
 
 
 def test_what_is_no_order_is_refused_with_those_there_are() -> None:
-    with pytest.raises(Refusal, match="status, freeze, resume, set, rollback, not 'explode'"):
+    with pytest.raises(MessageRefusal, match="status, freeze, resume, set, rollback, not 'explode'"):
         Office().begin().act("explode")
-    with pytest.raises(Refusal, match='tune="off"'):
+    with pytest.raises(MessageRefusal, match='tune="off"'):
         tune_is_off(Command(number=1, action="tune", at_step=0), lambda state, detail: None)
 
 

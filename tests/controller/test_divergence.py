@@ -13,10 +13,16 @@ import torch
 from msgspec import structs
 from torch import nn
 
-from pacecar.controller.guards.compression_rollback import Safeguard
-from pacecar.controller.guards.divergence_detector import LEVEL_STEPS, NONFINITE_MAX, Alarm, Divergence, Signals
-from pacecar.controller.guards.loss_monitor import PENDING_MAX, Vigil
-from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
+from pacecar.controller.guards.compression_rollback import CompressionRollback
+from pacecar.controller.guards.divergence_detector import (
+    LEVEL_STEPS,
+    NONFINITE_MAX,
+    DivergenceAlarm,
+    DivergenceDetector,
+    DivergenceSignals,
+)
+from pacecar.controller.guards.loss_monitor import PENDING_MAX, LossMonitor
+from pacecar.controller.observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn
 from pacecar.records import Decision, Verdict
 
 Noise = Callable[[random.Random], float]
@@ -35,13 +41,13 @@ def run(
     seed: int, steps: int, noise: Noise = normal, *, jump: float = 0.0, at: int = 0, falls: bool = True
 ) -> int | None:
     """A loss with 5 % noise, compressed from step 100 on, that rises by `jump` times its noise; steps to the alarm."""
-    rng, guard = random.Random(seed), Divergence()
+    rng, guard = random.Random(seed), DivergenceDetector()
     for step in range(steps + 100):
         level = -0.5 * math.log1p(step / 500) if falls else 0.0
         level += 0.05 * jump if jump and step >= 100 + at else 0.0
         loss = math.exp(level + 0.05 * noise(rng))
         norm = math.exp(0.3 * rng.gauss(0, 1) + 0.3 * math.sin(step / 2000))
-        if guard.observe(Signals(step, loss, norm, "none" if step < 100 else "bf16")) is not None:
+        if guard.observe(DivergenceSignals(step, loss, norm, "none" if step < 100 else "bf16")) is not None:
             return step - 99 - at
     return None
 
@@ -60,45 +66,51 @@ def test_a_rise_is_found_within_the_stated_steps(jump: float, within: int) -> No
 
 
 def test_a_single_wild_step_is_no_alarm() -> None:
-    guard = Divergence()
+    guard = DivergenceDetector()
     for step in range(400):
         loss = 50.0 if step % 40 == 39 else 1.0 + 0.05 * math.sin(step * 1.7)
-        assert guard.observe(Signals(step, loss, None, "none" if step < 100 else "fp16")) is None
+        assert guard.observe(DivergenceSignals(step, loss, None, "none" if step < 100 else "fp16")) is None
 
 
 def test_a_loss_that_is_not_finite_is_an_alarm_at_once_and_names_it() -> None:
-    guard = Divergence()
-    assert guard.observe(Signals(1, math.nan, None)) is None, "without compression it is not our doing"
-    alarm = guard.observe(Signals(2, math.nan, None, "fp16"))
-    assert alarm == Alarm("the loss", 2, "the loss is nan under fp16")
+    guard = DivergenceDetector()
+    assert guard.observe(DivergenceSignals(1, math.nan, None)) is None, "without compression it is not our doing"
+    alarm = guard.observe(DivergenceSignals(2, math.nan, None, "fp16"))
+    assert alarm == DivergenceAlarm("the loss", 2, "the loss is nan under fp16")
 
 
 def test_a_scaler_s_single_infinite_norms_are_none_but_three_on_end_are() -> None:
-    guard = Divergence()
+    guard = DivergenceDetector()
     norms = [1.0, math.inf, 1.0, math.inf, math.inf, 1.0] + [math.inf] * NONFINITE_MAX
-    alarms = [guard.observe(Signals(step, None, norm, "fp16")) for step, norm in enumerate(norms)]
+    alarms = [guard.observe(DivergenceSignals(step, None, norm, "fp16")) for step, norm in enumerate(norms)]
     assert [a is not None for a in alarms] == [False] * 8 + [True]
 
 
 def test_losses_around_zero_and_below_are_judged_too() -> None:
-    rng, guard = random.Random(0), Divergence()
+    rng, guard = random.Random(0), DivergenceDetector()
     for step in range(200):
-        assert guard.observe(Signals(step, -2 + rng.gauss(0, 0.1), None, "none" if step < 100 else "bf16")) is None
-    assert any(guard.observe(Signals(step, 0.5 + rng.gauss(0, 0.1), None, "bf16")) for step in range(200, 210))
+        assert (
+            guard.observe(DivergenceSignals(step, -2 + rng.gauss(0, 0.1), None, "none" if step < 100 else "bf16"))
+            is None
+        )
+    assert any(
+        guard.observe(DivergenceSignals(step, 0.5 + rng.gauss(0, 0.1), None, "bf16")) for step in range(200, 210)
+    )
 
 
 def test_a_job_that_begins_compressed_is_judged_by_its_first_compressed_steps() -> None:
-    rng, guard = random.Random(0), Divergence()
+    rng, guard = random.Random(0), DivergenceDetector()
     for step in range(2 * LEVEL_STEPS):
-        assert guard.observe(Signals(step, 1 + rng.gauss(0, 0.02), None, "bf16")) is None
-    assert any(guard.observe(Signals(step, 2.0, None, "bf16")) for step in range(200, 206))
+        assert guard.observe(DivergenceSignals(step, 1 + rng.gauss(0, 0.02), None, "bf16")) is None
+    assert any(guard.observe(DivergenceSignals(step, 2.0, None, "bf16")) for step in range(200, 206))
 
 
 def test_top_k_may_change_the_norm_and_bf16_may_not() -> None:
     def alarm(choice: str) -> bool:
-        guard = Divergence()
+        guard = DivergenceDetector()
         found = [
-            guard.observe(Signals(s, None, 1.0 if s < 100 else 6.0, "none" if s < 100 else choice)) for s in range(140)
+            guard.observe(DivergenceSignals(s, None, 1.0 if s < 100 else 6.0, "none" if s < 100 else choice))
+            for s in range(140)
         ]
         return any(found)
 
@@ -113,18 +125,18 @@ class Inner(Policy):
     """Wishes for what it is told to; remembers what it saw."""
 
     def __init__(self) -> None:
-        self.turn: Turn | None = None
+        self.turn: TuningTurn | None = None
         self.seen: list[dict[str, int]] = []
         self.said: list[Any] = []
         self.ending: list[Any] = []
 
-    def begin(self, facts: Facts, spaces: Sequence[KnobSpace], *, mode: Any) -> None:
+    def begin(self, facts: JobFacts, spaces: Sequence[KnobSpace], *, mode: Any) -> None:
         self.spaces = spaces
 
     def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
         self.held = reason
 
-    def advance(self, observations: Sequence[Observation]) -> tuple[Turn | None, list[Any]]:
+    def advance(self, observations: Sequence[Observation]) -> tuple[TuningTurn | None, list[Any]]:
         assert observations, "a policy is asked about steps"
         self.seen += [o.values for o in observations]
         decision = Decision(
@@ -139,17 +151,17 @@ class Inner(Policy):
 
 
 @pytest.fixture
-def guarded() -> tuple[Safeguard, Inner, list[Signals]]:
-    inner, pending = Inner(), list[Signals]()
+def guarded() -> tuple[CompressionRollback, Inner, list[DivergenceSignals]]:
+    inner, pending = Inner(), list[DivergenceSignals]()
 
-    def take() -> list[Signals]:
+    def take() -> list[DivergenceSignals]:
         taken = pending[:]
         pending.clear()
         return taken
 
-    guard = Safeguard(inner, take)  # type: ignore[arg-type]
+    guard = CompressionRollback(inner, take)  # type: ignore[arg-type]
     guard.begin(
-        Facts("j", 2), [KnobSpace("compression", 0, (0, 1)), KnobSpace("bucket_bytes", 4, (4, 8))], mode="exact"
+        JobFacts("j", 2), [KnobSpace("compression", 0, (0, 1)), KnobSpace("bucket_bytes", 4, (4, 8))], mode="exact"
     )
     return guard, inner, pending
 
@@ -160,8 +172,8 @@ def seen(step: int, compression: int) -> Observation:
 
 def test_without_an_alarm_wishes_and_records_pass_through_as_they_are(guarded: Any) -> None:
     guard, inner, pending = guarded
-    inner.turn = Turn(7, {"compression": 1, "bucket_bytes": 4}, is_trial=True)
-    pending.append(Signals(1, 1.0, 1.0))
+    inner.turn = TuningTurn(7, {"compression": 1, "bucket_bytes": 4}, is_trial=True)
+    pending.append(DivergenceSignals(1, 1.0, 1.0))
     turn, records = guard.advance([seen(1, 0)])
     assert turn is inner.turn
     assert [type(r) for r in records] == [Decision]
@@ -171,19 +183,19 @@ def test_without_an_alarm_wishes_and_records_pass_through_as_they_are(guarded: A
 def test_an_alarm_takes_compression_back_for_good_and_the_policy_goes_on_without_it(guarded: Any) -> None:
     guard, inner, pending = guarded
     guard.advance([seen(1, 0)])
-    inner.turn = Turn(8, {"bucket_bytes": 8}, is_trial=True)
-    pending.append(Signals(2, math.inf, None, "fp16"))
+    inner.turn = TuningTurn(8, {"bucket_bytes": 8}, is_trial=True)
+    pending.append(DivergenceSignals(2, math.inf, None, "fp16"))
     turn, records = guard.advance([seen(2, 1)])
-    assert turn == Turn(7, {"compression": 0}, is_trial=False), (
+    assert turn == TuningTurn(7, {"compression": 0}, is_trial=False), (
         "kept, so that a freeze does not undo it; the trial waits"
     )
     (verdict,) = [r for r in records if isinstance(r, Verdict)]
     assert (verdict.decision, verdict.knob, verdict.outcome) == (7, "compression", "rolled_back")
     assert verdict.reason == "taken back: the loss is inf under fp16"
     assert inner.seen[-1] == {"bucket_bytes": 4}
-    pending.append(Signals(3, 1.0, None, "none"))
+    pending.append(DivergenceSignals(3, 1.0, None, "none"))
     turn, records = guard.advance([seen(3, 0)])
-    assert turn == Turn(8, {"bucket_bytes": 8, "compression": 0}, is_trial=True)
+    assert turn == TuningTurn(8, {"bucket_bytes": 8, "compression": 0}, is_trial=True)
     assert records == [], "it is said once"
 
 
@@ -197,7 +209,7 @@ def test_one_verdict_says_why_compression_went_with_what_its_trial_had_measured(
     )  # fmt: skip
     guard.advance([seen(1, 0)])
     inner.said = [barred]
-    pending.append(Signals(3, math.inf, None, "fp16"))
+    pending.append(DivergenceSignals(3, math.inf, None, "fp16"))
     _, records = guard.advance([seen(2, 1)])
     (verdict,) = [r for r in records if isinstance(r, Verdict)]
     assert (verdict.outcome, verdict.step, verdict.reason) == (
@@ -211,7 +223,7 @@ def test_one_verdict_says_why_compression_went_with_what_its_trial_had_measured(
 def test_what_the_policy_says_of_the_knob_later_is_not_said_again(guarded: Any) -> None:
     guard, inner, pending = guarded
     guard.advance([seen(1, 0)])
-    pending.append(Signals(5, math.nan, None, "bf16"))
+    pending.append(DivergenceSignals(5, math.nan, None, "bf16"))
     (verdict,) = guard.advance([])[1]
     assert verdict.trial_steps == 4
     inner.said = [structs.replace(verdict, outcome="barred"), structs.replace(verdict, knob="bucket_bytes")]
@@ -225,28 +237,28 @@ def test_an_alarm_acts_where_no_step_is_observed_any_more(guarded: Any) -> None:
     """The hook may have turned itself off; loss and gradients are seen all the same."""
     guard, _, pending = guarded
     guard.advance([seen(1, 0)])
-    pending.append(Signals(2, math.nan, None, "bf16"))
+    pending.append(DivergenceSignals(2, math.nan, None, "bf16"))
     assert guard.is_urgent()
     turn, records = guard.advance([])
-    assert turn == Turn(7, {"compression": 0})
+    assert turn == TuningTurn(7, {"compression": 0})
     assert len(records) == 1
-    pending.append(Signals(3, 1.0, None, "none"))
+    pending.append(DivergenceSignals(3, 1.0, None, "none"))
     assert not guard.is_urgent()
 
 
 def test_in_advice_nothing_is_watched(guarded: Any) -> None:
     guard, _, pending = guarded
-    guard.begin(Facts("j", 2), [KnobSpace("compression", 0, (0, 1))], mode="advise")
-    pending.append(Signals(2, math.nan, None, "bf16"))
+    guard.begin(JobFacts("j", 2), [KnobSpace("compression", 0, (0, 1))], mode="advise")
+    pending.append(DivergenceSignals(2, math.nan, None, "bf16"))
     assert not guard.is_urgent()
 
 
 # --- what the guard sees with -----------------------------------------------------------------------
 
 
-def stepped() -> tuple[nn.Module, Vigil]:
+def stepped() -> tuple[nn.Module, LossMonitor]:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    return model, Vigil(model)
+    return model, LossMonitor(model)
 
 
 def test_losses_of_micro_batches_add_up_by_their_weights_and_the_norm_is_the_gradients() -> None:
@@ -260,7 +272,7 @@ def test_losses_of_micro_batches_add_up_by_their_weights_and_the_norm_is_the_gra
     vigil.boundary(None)
     numel = sum(p.numel() for p in model.parameters())
     first, second = vigil.take()
-    assert first == Signals(41, 3.25, pytest.approx(2 * math.sqrt(numel)), "bf16")
+    assert first == DivergenceSignals(41, 3.25, pytest.approx(2 * math.sqrt(numel)), "bf16")
     assert (second.step, second.loss) == (42, None)
     assert vigil.take() == []
 

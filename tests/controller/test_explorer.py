@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from pacecar.config import TuneConfig
-from pacecar.controller.experiment.exploration_budget import Purse
+from pacecar.controller.experiment.exploration_budget import ExplorationBudget
 from pacecar.controller.forecast.bucket_timeline import distinct_buckets, pack_buckets, play
-from pacecar.controller.forecast.gain_model import Model
-from pacecar.controller.observation import Facts, KnobSpace, Observation
-from pacecar.controller.policy.candidate_selection import WAITING, Explorer
+from pacecar.controller.forecast.gain_model import GainModel
+from pacecar.controller.observation import JobFacts, KnobSpace, Observation
+from pacecar.controller.policy.candidate_selection import WAITING, CandidateSelection
 from pacecar.records import BackwardWindow, Ledger
 from tests.controller.replay import all_cases, noise, run
 
@@ -20,7 +20,7 @@ MS = 1_000_000
 FORTY = (MIB,) * 40
 DEFAULT = 25 * MIB
 SIZES = (*(MIB * 2**k for k in range(7)), DEFAULT)
-FACTS = Facts(job="j", world_size=2, gradient_bytes=FORTY, bucket_bytes=DEFAULT, first_bucket_bytes=MIB)
+FACTS = JobFacts(job="j", world_size=2, gradient_bytes=FORTY, bucket_bytes=DEFAULT, first_bucket_bytes=MIB)
 SPACE = KnobSpace("bucket_bytes", DEFAULT, tuple(sorted(SIZES)))
 FORWARD_NS, BACKWARD_NS = 110 * MS, 250 * MS
 
@@ -46,7 +46,7 @@ def _step(size: int, alpha_ns: float, ns_per_byte: float, *, streams: int = 1) -
 def _choice(
     alpha_ns: float, ns_per_byte: float, *, windows: int = 1, steps: int = 30, domain: tuple[int, ...] = SPACE.domain
 ) -> tuple[int | None, str]:
-    explorer, purse = Explorer(TuneConfig(), FACTS, [replace(SPACE, domain=domain)]), Purse(0.01)
+    explorer, purse = CandidateSelection(TuneConfig(), FACTS, [replace(SPACE, domain=domain)]), ExplorationBudget(0.01)
     step = _step(DEFAULT, alpha_ns, ns_per_byte)
     for _ in range(windows):
         explorer.model.learn(step)
@@ -91,7 +91,7 @@ def test_an_all_reduce_that_is_no_bucket_makes_the_window_say_no_more_than_its_l
     step = _step(DEFAULT, 0.1 * MS, 8.3)
     assert step.backward is not None
     more = replace(step, backward=BackwardWindow(work_ns=BACKWARD_NS, reduces=(*step.backward.reduces, (1, 2))))
-    model = Model(FACTS)
+    model = GainModel(FACTS)
     model.learn(more)
     model.note_pace(more.values, more.pace_ns)
     forecast = model.expect("bucket_bytes", more.values, MIB)
@@ -112,7 +112,7 @@ def test_the_gain_that_was_measured_on_a_real_link_is_forecast() -> None:
     spans = [(117_304_215, 124_214_815), (275_548_063, 616_459_441), (361_749_628, 608_490_687)]
     backward = BackwardWindow(work_ns=250 * MS, reduces=tuple((a - since, b - since) for a, b in spans))
     values = {"bucket_bytes": DEFAULT}
-    model = Model(FACTS)
+    model = GainModel(FACTS)
     model.learn(Observation(1, 1, values, 626 * MS, True, ledger, True, micro_batches=1, backward=backward))
     model.note_pace(values, 612 * MS)
     forecast = model.expect("bucket_bytes", values, MIB)
@@ -124,7 +124,7 @@ def test_the_gain_that_was_measured_on_a_real_link_is_forecast() -> None:
 def test_a_first_bucket_that_changes_nothing_is_not_tried() -> None:
     values = {"bucket_bytes": 2 * MIB, "first_bucket_bytes": MIB}
     step = replace(_step(2 * MIB, 0.1 * MS, 8.3), values=values)
-    model = Model(FACTS)
+    model = GainModel(FACTS)
     model.learn(step)
     model.note_pace(values, step.pace_ns)
     forecast = model.expect("first_bucket_bytes", values, 2 * MIB)

@@ -12,7 +12,7 @@ from pacecar.controller.guards.node_disturbance import (
     PERIOD_NS_MAX,
     REGAIN_RATIO,
     Disturbance,
-    Gate,
+    DisturbanceGate,
     own_bytes_per_second,
 )
 from pacecar.records.host_signals import HostSignals
@@ -34,7 +34,7 @@ class Daemon:
     """Says one thing each period."""
 
     def __init__(self) -> None:
-        self.gate, self.now_ns = Gate(), 1
+        self.gate, self.now_ns = DisturbanceGate(), 1
 
     def say(self, told: HostSignals | None, times: int = 1) -> str | None:
         for _ in range(times):
@@ -46,8 +46,8 @@ class Daemon:
 
 
 def test_nothing_is_held_while_nobody_says_anything() -> None:
-    assert Gate().reason(10**18) is None
-    assert Gate().link_ratio(0) is None
+    assert DisturbanceGate().reason(10**18) is None
+    assert DisturbanceGate().link_ratio(0) is None
 
 
 def test_a_throttled_device_holds_and_is_named_until_it_is_not() -> None:
@@ -67,7 +67,7 @@ def test_a_signal_is_believed_for_three_periods_and_not_longer(periods: int) -> 
 
 
 def test_a_daemon_that_promises_to_be_silent_for_hours_is_not_believed_for_hours() -> None:
-    gate = Gate()
+    gate = DisturbanceGate()
     gate.heed(signal(period_ns=10**15, throttled_by=("x",)), 0, own_bytes_per_second=None)
     assert gate.reason(AGE_PERIODS * PERIOD_NS_MAX) is not None
     assert gate.reason(AGE_PERIODS * PERIOD_NS_MAX + 1) is None
@@ -118,7 +118,7 @@ def test_zero_is_a_measurement() -> None:
 
 
 def test_a_signal_that_lay_in_a_socket_while_the_job_was_stopped_is_as_old_as_its_tick() -> None:
-    gate = Gate()
+    gate = DisturbanceGate()
     gate.heed(signal(throttled_by=("x",), taken_ns=PERIOD), 30 * PERIOD, own_bytes_per_second=None)
     assert gate.reason(30 * PERIOD) is None
 

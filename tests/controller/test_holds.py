@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pacecar.controller.guards.tuning_pause import KNOB_STEPS_MAX, REASONS_MAX, STRAGGLER_STEPS_MAX, Holds
+from pacecar.controller.guards.tuning_pause import KNOB_STEPS_MAX, REASONS_MAX, STRAGGLER_STEPS_MAX, TuningPause
 from pacecar.records import HangSuspicion, Straggler
 from tests.controller.held import HeldRun
 
@@ -24,7 +24,7 @@ def _hang(*, ended: bool = False) -> HangSuspicion:
 
 
 def test_a_straggler_is_a_reason_until_it_ends() -> None:
-    holds = Holds()
+    holds = TuningPause()
     assert holds.reason(120) is None
     holds.put(_straggler())
     assert holds.reason(121) == "rank 3 is late: throttled, since step 100"
@@ -33,7 +33,7 @@ def test_a_straggler_is_a_reason_until_it_ends() -> None:
 
 
 def test_a_straggler_that_stays_is_the_world() -> None:
-    holds = Holds()
+    holds = TuningPause()
     holds.put(_straggler())
     assert holds.reason(100 + STRAGGLER_STEPS_MAX) is not None
     holds.put(_straggler(since=100))
@@ -42,7 +42,7 @@ def test_a_straggler_that_stays_is_the_world() -> None:
 
 @pytest.mark.parametrize("cause", ["link", "data_wait"])
 def test_a_slow_link_and_late_data_hold_for_a_while_and_are_then_tuned_for(cause: str) -> None:
-    holds = Holds()
+    holds = TuningPause()
     holds.put(_straggler(None, cause))
     assert holds.reason(121) == f"the job is late: {cause}, since step 100"
     assert holds.reason(100 + KNOB_STEPS_MAX) is not None
@@ -51,7 +51,7 @@ def test_a_slow_link_and_late_data_hold_for_a_while_and_are_then_tuned_for(cause
 
 
 def test_a_hang_goes_before_a_straggler_and_ends() -> None:
-    holds = Holds()
+    holds = TuningPause()
     holds.put(_straggler())
     holds.put(_hang())
     assert holds.reason(131) == "rank 0 may hang in backward of step 130"
@@ -62,7 +62,7 @@ def test_a_hang_goes_before_a_straggler_and_ends() -> None:
 
 
 def test_a_hang_that_ended_before_anybody_asked_is_a_reason_once() -> None:
-    holds = Holds()
+    holds = TuningPause()
     holds.put(_hang())
     holds.put(_hang(ended=True))
     assert holds.reason(131) == "rank 0 may hang in backward of step 130"
@@ -70,14 +70,14 @@ def test_a_hang_that_ended_before_anybody_asked_is_a_reason_once() -> None:
 
 
 def test_the_reasons_are_bounded() -> None:
-    holds = Holds()
+    holds = TuningPause()
     for rank in range(2 * REASONS_MAX):
         holds.put(_straggler(rank))
     assert len(holds._late) == REASONS_MAX
 
 
 def test_the_policy_freezes_and_goes_on() -> None:
-    holds = Holds()
+    holds = TuningPause()
     run = HeldRun(holds)
     run.steps(1, 30)
     holds.put(_straggler(since=20))

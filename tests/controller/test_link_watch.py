@@ -8,7 +8,7 @@ import random
 import pytest
 
 from pacecar.controller.observation import Observation
-from pacecar.controller.policy.link_watch import CONFIRM_WINDOWS, REFERENCE_MIN, LinkWatch
+from pacecar.controller.policy.link_watch import CONFIRM_WINDOWS, REFERENCE_MIN, LinkChangeDetector
 from pacecar.records import BackwardWindow, Ledger
 
 MS = 1_000_000
@@ -30,8 +30,8 @@ def _scaled(factor: float) -> Observation:
     return _window(tuple(duration * factor for duration in USUAL_MS))
 
 
-def _settled() -> LinkWatch:
-    watch = LinkWatch()
+def _settled() -> LinkChangeDetector:
+    watch = LinkChangeDetector()
     for _ in range(REFERENCE_MIN):
         assert watch.observe(VALUES, _scaled(1.0)) is None
     return watch
@@ -70,7 +70,7 @@ def test_a_late_rank_that_the_first_bucket_waits_for_is_not_the_link() -> None:
 
 def test_a_dearer_bucket_is_seen_where_buckets_are_small() -> None:
     """Alpha from 1 to 11 ms; 4 ms of each bucket are bytes."""
-    watch = LinkWatch()
+    watch = LinkChangeDetector()
     for _ in range(REFERENCE_MIN):
         watch.observe(VALUES, _window((5.0,) * 40))
     told = [watch.observe(VALUES, _window((15.0,) * 40)) for _ in range(CONFIRM_WINDOWS)]
@@ -103,7 +103,7 @@ def test_loud_windows_raise_no_alarm() -> None:
     """Durations that differ by a quarter from bucket to bucket and by a fifth from window to window, 200 jobs."""
     alarms = windows = 0
     for seed in range(200):
-        draw, watch = random.Random(seed), LinkWatch()
+        draw, watch = random.Random(seed), LinkChangeDetector()
         for _ in range(200):
             common = draw.gauss(0.0, 0.2)
             durations = [d * math.exp(common + draw.gauss(0.0, 0.25)) for d in (7.0, *(40.0,) * 8)]
@@ -116,7 +116,7 @@ def test_a_change_is_found_among_loud_windows() -> None:
     """A link four times as fast under the same noise: seen within ten windows by nearly every job."""
     seen = 0
     for seed in range(100):
-        draw, watch = random.Random(seed), LinkWatch()
+        draw, watch = random.Random(seed), LinkChangeDetector()
         for i in range(20):
             scale = 40.0 if i < 10 else 10.0
             durations = [scale * math.exp(draw.gauss(0.0, 0.25)) for _ in range(8)]

@@ -22,8 +22,8 @@ from pacecar.controller.knobs.actuator import ActuatorError
 from pacecar.controller.knobs.dataloader.knobs import LoaderKnobs
 from pacecar.controller.knobs.dataloader.randomness_check import Draws, WatchedCollate, WatchedInit, fingerprint
 from pacecar.controller.knobs.dataloader.switchable_loader import SwitchableLoader, unfit
-from pacecar.controller.knobs.dataloader.worker_limits import Room
-from pacecar.controller.knobs.dataloader.worker_set import Setting
+from pacecar.controller.knobs.dataloader.worker_limits import WorkerRoom
+from pacecar.controller.knobs.dataloader.worker_set import WorkerSetting
 from tests.controller.loaders import (
     Augmented,
     EagerBatches,
@@ -34,9 +34,9 @@ from tests.controller.loaders import (
     PositionedSampler,
 )
 
-AMPLE = Room(cores=8, shared_bytes=2**34, memory_bytes=2**36, worker_bytes=None)
+AMPLE = WorkerRoom(cores=8, shared_bytes=2**34, memory_bytes=2**36, worker_bytes=None)
 
-Turns = dict[int, Setting]
+Turns = dict[int, WorkerSetting]
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +87,13 @@ def compare(
     switched.close(5)
 
 
-TURNS: Turns = {3: Setting(3, 2), 4: Setting(1, 4), 14: Setting(2, 1), 20: Setting(3, 2), 33: Setting(0, 2)}
+TURNS: Turns = {
+    3: WorkerSetting(3, 2),
+    4: WorkerSetting(1, 4),
+    14: WorkerSetting(2, 1),
+    20: WorkerSetting(3, 2),
+    33: WorkerSetting(0, 2),
+}
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -104,7 +110,7 @@ def test_batches_their_order_and_the_jobs_own_random_numbers_are_those_of_torch_
 def test_every_sample_comes_once_and_in_order_whenever_the_switches_come(seed: int) -> None:
     chance = random.Random(seed)
     turns = {
-        step: Setting(chance.choice([0, 1, 2, 3]), chance.choice([1, 2, 5]))
+        step: WorkerSetting(chance.choice([0, 1, 2, 3]), chance.choice([1, 2, 5]))
         for step in range(1, 49)
         if chance.random() < 0.4
     }
@@ -154,7 +160,7 @@ def test_two_loaders_side_by_side_shuffle_as_with_torch_whichever_has_other_work
         return seen
 
     switched = SwitchableLoader(make())
-    assert run(switched, make(), {0: Setting(2 - workers, 2)}) == run(make(), make(), {})
+    assert run(switched, make(), {0: WorkerSetting(2 - workers, 2)}) == run(make(), make(), {})
     assert switched.failed is None
     switched.close(5)
 
@@ -168,7 +174,7 @@ def test_without_numpy_a_look_at_the_generators_sees_draws_and_nothing_else(monk
 
 
 def test_samples_that_are_not_batched_switch_too() -> None:
-    compare(lambda: DataLoader(Numbers(40), batch_size=None, shuffle=True, num_workers=1), {5: Setting(3, 2)})
+    compare(lambda: DataLoader(Numbers(40), batch_size=None, shuffle=True, num_workers=1), {5: WorkerSetting(3, 2)})
 
 
 def test_a_distributed_sampler_is_told_its_epochs_as_ever() -> None:
@@ -177,7 +183,11 @@ def test_a_distributed_sampler_is_told_its_epochs_as_ever() -> None:
         sampler.state_dict = None  # type: ignore[assignment, method-assign]  # an ordinary one
         return DataLoader(Numbers(), 4, sampler=sampler, num_workers=2)
 
-    compare(make, {3: Setting(3, 1), 11: Setting(1, 1)}, before=lambda loader, epoch: loader.sampler.set_epoch(epoch))
+    compare(
+        make,
+        {3: WorkerSetting(3, 1), 11: WorkerSetting(1, 1)},
+        before=lambda loader, epoch: loader.sampler.set_epoch(epoch),
+    )
 
 
 def test_the_position_that_a_sampler_would_save_is_at_every_step_what_it_would_be_without_a_switch() -> None:
@@ -204,11 +214,11 @@ def test_a_loop_that_breaks_off_in_the_middle_of_a_switch_begins_its_next_epoch_
     loader = SwitchableLoader(DataLoader(Numbers(), 4, num_workers=2))
     for step, _ in enumerate(loader):
         if step == 2:
-            loader.turn(Setting(1, 2))
+            loader.turn(WorkerSetting(1, 2))
         if step == 3:
             break
     assert [batch.tolist() for batch in loader] == [list(range(i, i + 4)) for i in range(0, 64, 4)]
-    assert loader.setting == Setting(1, 2)
+    assert loader.setting == WorkerSetting(1, 2)
 
 
 def test_a_bad_sample_raises_what_it_raises_with_torch_with_any_number_of_workers() -> None:
@@ -218,7 +228,7 @@ def test_a_bad_sample_raises_what_it_raises_with_torch_with_any_number_of_worker
         try:
             for batch in loader:
                 seen += batch.tolist()
-                loader.turn(Setting(3, 2))
+                loader.turn(WorkerSetting(3, 2))
         except LookupError as error:
             return seen, str(error)
         return seen, ""
@@ -236,19 +246,19 @@ def test_a_dataset_that_cannot_bear_workers_costs_no_sample(dies: bool, caplog: 
     for batch in loader:
         seen += batch.tolist()
         if len(seen) == 12:
-            loader.turn(Setting(2, 2))
+            loader.turn(WorkerSetting(2, 2))
     assert seen == list(range(64))
     assert "goes on with 0 workers" in caplog.text
     with pytest.raises(ActuatorError, match="other workers failed"):
-        loader.turn(Setting(4, 2))
-    loader.turn(Setting(0, 2))
+        loader.turn(WorkerSetting(4, 2))
+    loader.turn(WorkerSetting(0, 2))
 
 
 def test_old_workers_end_without_the_loop_waiting_for_them() -> None:
     loader = SwitchableLoader(DataLoader(Numbers(400), 4, num_workers=2))
     for step, _ in enumerate(loader):
         if step in (2, 30, 60):
-            loader.turn(Setting(1 if step == 30 else 2 + step, 1) if step != 60 else Setting(2, 2))
+            loader.turn(WorkerSetting(1 if step == 30 else 2 + step, 1) if step != 60 else WorkerSetting(2, 2))
         assert len(multiprocessing.active_children()) < 40
         if step == 62:
             break
@@ -326,18 +336,18 @@ def test_the_first_loader_is_tuned_and_another_only_when_it_is_named() -> None:
 
 
 def test_the_values_offered_fit_into_the_machine() -> None:
-    def domains(room: Room) -> list[tuple[int, ...]]:
+    def domains(room: WorkerRoom) -> list[tuple[int, ...]]:
         knobs = LoaderKnobs(TuneConfig(), room=lambda pids: room)
         knobs.take(DataLoader(Numbers(), 4, num_workers=2), None)
         assert knobs.loader is not None
         knobs.loader.batch_bytes = 2**20
         return [actuator.domain() for actuator in knobs.actuators]
 
-    assert domains(Room(8, 2**34, 2**36, None)) == [(1, 2, 4, 8, 16), (1, 2, 4, 8, 16)]
-    assert domains(Room(8, 2**34, 2**36, None, ranks=4)) == [(1, 2, 4), (1, 2, 4, 8, 16)]
-    assert domains(Room(8, 8 * 2**20, 2**36, None)) == [(1, 2, 4), (1, 2)], "/dev/shm of a container"
-    assert domains(Room(8, 0, 2**36, None))[0] == (1, 2), "no room at all leaves what there is"
-    assert domains(Room(8, None, 2**30, 2**29))[0] == (1, 2)
+    assert domains(WorkerRoom(8, 2**34, 2**36, None)) == [(1, 2, 4, 8, 16), (1, 2, 4, 8, 16)]
+    assert domains(WorkerRoom(8, 2**34, 2**36, None, ranks=4)) == [(1, 2, 4), (1, 2, 4, 8, 16)]
+    assert domains(WorkerRoom(8, 8 * 2**20, 2**36, None)) == [(1, 2, 4), (1, 2)], "/dev/shm of a container"
+    assert domains(WorkerRoom(8, 0, 2**36, None))[0] == (1, 2), "no room at all leaves what there is"
+    assert domains(WorkerRoom(8, None, 2**30, 2**29))[0] == (1, 2)
 
 
 def test_a_worker_that_is_not_forked_and_cannot_import_us_has_the_users_own_functions(

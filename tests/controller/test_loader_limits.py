@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from pacecar.controller.knobs.dataloader.worker_limits import WALK_BYTES_MAX, Room, entangled, read_room, workers_max
+from pacecar.controller.knobs.dataloader.worker_limits import (
+    WALK_BYTES_MAX,
+    WorkerRoom,
+    entangled,
+    read_room,
+    workers_max,
+)
 
 
 class Holds:
@@ -80,5 +86,5 @@ def test_room_is_read_from_the_machine_and_zero_is_a_measurement(tmp_path: Path)
 
 
 def test_without_a_figure_cores_alone_bound_the_workers() -> None:
-    assert workers_max(Room(16, None, None, None, ranks=8), present=1, prefetch=2, batch_bytes=10) == 4
-    assert workers_max(Room(64, None, None, None, ranks=8), present=1, prefetch=2, batch_bytes=10) == 16
+    assert workers_max(WorkerRoom(16, None, None, None, ranks=8), present=1, prefetch=2, batch_bytes=10) == 4
+    assert workers_max(WorkerRoom(64, None, None, None, ranks=8), present=1, prefetch=2, batch_bytes=10) == 16

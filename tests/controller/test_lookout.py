@@ -8,15 +8,15 @@ import pytest
 
 from pacecar.config import TuneConfig
 from pacecar.controller.forecast.bucket_timeline import pack_buckets, play
-from pacecar.controller.observation import Facts, KnobSpace, Observation
-from pacecar.controller.policy.change_detector import Lookout
-from pacecar.controller.policy.tuning_policy import PacecarPolicy
+from pacecar.controller.observation import JobFacts, KnobSpace, Observation
+from pacecar.controller.policy.change_detector import ChangeDetector
+from pacecar.controller.policy.tuning_policy import TuningPolicy
 from pacecar.records import BackwardWindow, Ledger
 from tests.controller.plant import MIB, Plant, gaussian
 
 MS = 1_000_000
 GRADIENTS = (MIB,) * 40
-FACTS = Facts(job="plant", world_size=2, gradient_bytes=GRADIENTS, bucket_bytes=8 * MIB, first_bucket_bytes=8 * MIB)
+FACTS = JobFacts(job="plant", world_size=2, gradient_bytes=GRADIENTS, bucket_bytes=8 * MIB, first_bucket_bytes=8 * MIB)
 SIZES = (MIB, 8 * MIB, 64 * MIB)
 INTERVAL = 20
 CHANGE_AT = 400
@@ -54,7 +54,7 @@ class World:
         return BackwardWindow(work_ns=BACKWARD_NS, reduces=self._spans(step, values)) if self.is_window else None
 
     def note(self, step: int, policy: object) -> None:
-        assert isinstance(policy, PacecarPolicy)
+        assert isinstance(policy, TuningPolicy)
         if policy.wants_window():
             self.asked.append(step)
             self.is_due = True
@@ -108,7 +108,7 @@ def test_windows_since_the_suspicion_inform_the_new_search() -> None:
 
 
 def test_the_windows_of_the_new_world_are_what_a_change_carries() -> None:
-    lookout, world = Lookout(), World(3.0, 0.6, shows=False)
+    lookout, world = ChangeDetector(), World(3.0, 0.6, shows=False)
     changes = []
     for step in range(INTERVAL, 800, INTERVAL):
         values = {"bucket_bytes": 8 * MIB}

@@ -21,17 +21,17 @@ from pacecar.clock import FakeClock
 from pacecar.controller.memory import knob_store
 from pacecar.controller.memory.knob_store import (
     ENTRIES_MAX,
-    Entry,
     Fingerprint,
-    KnobsFile,
     KnobsFileError,
+    KnobStore,
+    StoredKnobs,
     default_place,
     forgotten,
     remembered,
     stale,
     used,
 )
-from pacecar.controller.memory.store_thread import JobMemory, Keeper, keeper_of
+from pacecar.controller.memory.store_thread import JobMemory, StoreThread, keeper_of
 from tests.kit.records import job_hello
 
 KIND = Fingerprint(
@@ -40,17 +40,17 @@ KIND = Fingerprint(
 )  # fmt: skip
 
 
-def entry(number: int = 0, **changes: Any) -> Entry:
+def entry(number: int = 0, **changes: Any) -> StoredKnobs:
     kind = msgspec.structs.replace(KIND, parameters=f"{number:x}")
     given: dict[str, Any] = {
         "key": kind.key, "fingerprint": kind, "knobs": {"bucket_bytes": 2**20 + number}, "gain_ratio": 0.12,
         "pace_ns": 90_000_000, "steps": 500, "saved_wall_ns": 10**18 + number, "used_wall_ns": 10**18 + number,
         "job": "gpt", "pacecar_version": "0.1.0",
     }  # fmt: skip
-    return Entry(**given | changes)
+    return StoredKnobs(**given | changes)
 
 
-def put(file: KnobsFile, *entries: Entry) -> str | None:
+def put(file: KnobStore, *entries: StoredKnobs) -> str | None:
     told = None
     for one in entries:
         told = file.change(lambda others, one=one: remembered(others, one)) or told  # type: ignore[misc]
@@ -58,11 +58,11 @@ def put(file: KnobsFile, *entries: Entry) -> str | None:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> KnobsFile:
-    return KnobsFile(tmp_path / "state" / "pacecar" / "knobs.json", is_ours=True)
+def file(tmp_path: Path) -> KnobStore:
+    return KnobStore(tmp_path / "state" / "pacecar" / "knobs.json", is_ours=True)
 
 
-def test_what_is_written_is_read_and_the_file_is_its_users_alone(file: KnobsFile) -> None:
+def test_what_is_written_is_read_and_the_file_is_its_users_alone(file: KnobStore) -> None:
     assert file.read() == ()
     put(file, entry(1), entry(2))
     assert file.read() == (entry(1), entry(2))
@@ -97,7 +97,7 @@ WRITER = """
 """
 
 
-def test_two_processes_that_write_at_the_same_time_lose_nothing_and_a_reader_sees_whole_files(file: KnobsFile) -> None:
+def test_two_processes_that_write_at_the_same_time_lose_nothing_and_a_reader_sees_whole_files(file: KnobStore) -> None:
     code = textwrap.dedent(WRITER)
     root = str(Path(__file__).parents[2])
     writers = [
@@ -121,7 +121,7 @@ def test_two_processes_that_write_at_the_same_time_lose_nothing_and_a_reader_see
     }
 
 
-def test_entries_are_bounded_and_the_one_used_longest_ago_goes(file: KnobsFile) -> None:
+def test_entries_are_bounded_and_the_one_used_longest_ago_goes(file: KnobStore) -> None:
     file.change(lambda _: [entry(number) for number in range(ENTRIES_MAX)])
     file.change(lambda entries: used(entries, entry(0), 2 * 10**18))
     put(file, entry(ENTRIES_MAX))
@@ -153,7 +153,7 @@ def test_forgetting_goes_by_the_beginning_of_a_key() -> None:
         (b'{"format": "pacecar knobs", "version": 7, "entries": "of the future"}', "version-7"),
     ],
 )
-def test_what_cannot_be_read_is_moved_aside_and_never_lost(file: KnobsFile, text: bytes, suffix: str) -> None:
+def test_what_cannot_be_read_is_moved_aside_and_never_lost(file: KnobStore, text: bytes, suffix: str) -> None:
     file.path.parent.mkdir(parents=True)
     for number in (1, 2):
         file.path.write_bytes(text)
@@ -170,7 +170,7 @@ def test_a_wrong_path_in_the_configuration_costs_nobody_his_file(tmp_path: Path,
     mine = tmp_path / "notes"
     mine.write_bytes(text)
     with pytest.raises(KnobsFileError, match="left alone"):
-        put(KnobsFile(mine, is_ours=False), entry())
+        put(KnobStore(mine, is_ours=False), entry())
     assert mine.read_bytes() == text
     assert os.listdir(tmp_path) == ["notes"]
 
@@ -179,7 +179,7 @@ def test_pipes_and_folders_in_its_place_are_refused_at_once(tmp_path: Path) -> N
     os.mkfifo(tmp_path / "pipe")
     for name in ("pipe", ""):
         with pytest.raises(KnobsFileError):
-            KnobsFile(tmp_path / name, is_ours=True).read()
+            KnobStore(tmp_path / name, is_ours=True).read()
 
 
 def test_a_link_stays_a_link_and_the_files_mode_stays_its_mode(tmp_path: Path) -> None:
@@ -187,14 +187,14 @@ def test_a_link_stays_a_link_and_the_files_mode_stays_its_mode(tmp_path: Path) -
     real.write_bytes(b"")
     real.chmod(0o640)
     link.symlink_to(real)
-    put(KnobsFile(link, is_ours=False), entry())
+    put(KnobStore(link, is_ours=False), entry())
     assert link.is_symlink()
-    assert KnobsFile(real, is_ours=False).read() == (entry(),)
+    assert KnobStore(real, is_ours=False).read() == (entry(),)
     assert real.stat().st_mode & 0o777 == 0o640
 
 
 def test_a_lock_that_is_never_let_go_is_waited_for_no_longer_than_stated(
-    file: KnobsFile, monkeypatch: pytest.MonkeyPatch
+    file: KnobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(file, entry(1))
     monkeypatch.setattr(knob_store, "LOCK_SECONDS_MAX", 0.05)
@@ -206,7 +206,7 @@ def test_a_lock_that_is_never_let_go_is_waited_for_no_longer_than_stated(
     assert len(file.read()) == 2
 
 
-def test_a_disk_that_is_full_leaves_the_old_file_and_no_draft(file: KnobsFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_leaves_the_old_file_and_no_draft(file: KnobStore, monkeypatch: pytest.MonkeyPatch) -> None:
     put(file, entry(1))
 
     def full(handle: int) -> None:
@@ -231,20 +231,20 @@ def test_the_place_is_the_users_state_folder_and_none_for_a_user_without_home(tm
 # --- the keeper ---
 
 
-def job_memory(keeper: Keeper, clock: FakeClock) -> JobMemory:
+def job_memory(keeper: StoreThread, clock: FakeClock) -> JobMemory:
     return JobMemory(keeper, msgspec.structs.replace(KIND, began={}), job_hello(job="gpt", world_size=4), clock)
 
 
-def settled(keeper: Keeper) -> None:
+def settled(keeper: StoreThread) -> None:
     done = threading.Event()
     keeper.put(lambda entries: (done.set(), entries)[1])  # type: ignore[func-returns-value]
     assert done.wait(10)
 
 
-def test_one_run_keeps_and_the_next_recalls_until_it_is_doubted(file: KnobsFile) -> None:
+def test_one_run_keeps_and_the_next_recalls_until_it_is_doubted(file: KnobStore) -> None:
     began = {"bucket_bytes": 26214400}
     clock = FakeClock(wall_ns=10**18)
-    first = Keeper(file)
+    first = StoreThread(file)
     first.start()
     settled(first)
     assert job_memory(first, clock).recall(began) is None
@@ -252,7 +252,7 @@ def test_one_run_keeps_and_the_next_recalls_until_it_is_doubted(file: KnobsFile)
     run.recall(began)
     run.keep({"bucket_bytes": 2**20}, 0.2, 1000, 77)
     first.close()
-    second = Keeper(file)
+    second = StoreThread(file)
     second.start()
     settled(second)
     known = job_memory(second, clock).recall(began)
@@ -261,7 +261,7 @@ def test_one_run_keeps_and_the_next_recalls_until_it_is_doubted(file: KnobsFile)
     assert job_memory(second, clock).recall({"bucket_bytes": 1}) is None, "the script's own value changed"
     job_memory(second, clock).doubt(known, "slower here")
     second.close()
-    third = Keeper(file)
+    third = StoreThread(file)
     third.start()
     settled(third)
     assert job_memory(third, clock).recall(began) is None
@@ -271,7 +271,7 @@ def test_one_run_keeps_and_the_next_recalls_until_it_is_doubted(file: KnobsFile)
 
 def test_trouble_is_said_once_and_never_raised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "blocked").write_text("a file where a folder should be")
-    keeper = Keeper(KnobsFile(tmp_path / "blocked" / "knobs.json", is_ours=True))
+    keeper = StoreThread(KnobStore(tmp_path / "blocked" / "knobs.json", is_ours=True))
     with caplog.at_level(logging.WARNING):
         keeper.start()
         for number in range(3):
@@ -282,12 +282,12 @@ def test_trouble_is_said_once_and_never_raised(tmp_path: Path, caplog: pytest.Lo
 
 
 def test_a_damaged_file_is_moved_aside_when_the_job_begins_and_the_log_says_where(
-    file: KnobsFile, caplog: pytest.LogCaptureFixture
+    file: KnobStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     file.path.parent.mkdir(parents=True)
     file.path.write_text("{")
     with caplog.at_level(logging.WARNING):
-        keeper = Keeper(file)
+        keeper = StoreThread(file)
         keeper.start()
         settled(keeper)
         keeper.close()
@@ -295,9 +295,9 @@ def test_a_damaged_file_is_moved_aside_when_the_job_begins_and_the_log_says_wher
     assert "knobs.json.damaged" in caplog.text
 
 
-def test_a_disk_that_hangs_holds_up_neither_the_steps_nor_the_end(file: KnobsFile) -> None:
+def test_a_disk_that_hangs_holds_up_neither_the_steps_nor_the_end(file: KnobStore) -> None:
     release = threading.Event()
-    keeper = Keeper(file)
+    keeper = StoreThread(file)
     keeper.start()
     keeper.put(lambda entries: (release.wait(20), entries)[1])  # type: ignore[func-returns-value]
     for number in range(40):  # more than the queue holds

@@ -8,16 +8,16 @@ from hypothesis import strategies as st
 
 from pacecar.controller.forecast.bucket_timeline import pack_buckets, play
 from pacecar.controller.forecast.dataloader import refill_steps
-from pacecar.controller.forecast.gain_model import Model
+from pacecar.controller.forecast.gain_model import GainModel
 from pacecar.controller.forecast.setting_history import SETTINGS_MAX
-from pacecar.controller.observation import Facts, KnobSpace, Observation
-from pacecar.controller.policy.geometric_search import Screen
+from pacecar.controller.observation import JobFacts, KnobSpace, Observation
+from pacecar.controller.policy.geometric_search import GeometricSearch
 from pacecar.records import Ledger
 
 MIB = 2**20
 MS = 1_000_000
 GRADIENTS = (MIB,) * 64
-FACTS = Facts(job="job", world_size=2, gradient_bytes=GRADIENTS, batch_samples=32)
+FACTS = JobFacts(job="job", world_size=2, gradient_bytes=GRADIENTS, batch_samples=32)
 COMPUTE_NS = 300 * MS  # two thirds of it backward
 
 
@@ -70,7 +70,7 @@ def test_one_bucket_overlaps_nothing_and_many_leave_their_tail() -> None:
 
 
 def test_nothing_is_expected_before_a_ledger_was_read() -> None:
-    model, values = Model(FACTS), {"bucket_bytes": 32 * MIB, "micro_batch": 4}
+    model, values = GainModel(FACTS), {"bucket_bytes": 32 * MIB, "micro_batch": 4}
     model.note_pace(values, 3e8)
     assert model.expect("bucket_bytes", values, 16 * MIB) is None
     assert model.expect("micro_batch", values, 8) is None
@@ -78,7 +78,7 @@ def test_nothing_is_expected_before_a_ledger_was_read() -> None:
 
 
 def test_nothing_is_expected_of_buckets_without_gradients() -> None:
-    model, values = Model(Facts(job="job", world_size=2)), {"bucket_bytes": 32 * MIB}
+    model, values = GainModel(JobFacts(job="job", world_size=2)), {"bucket_bytes": 32 * MIB}
     step, pace = _exact(values, 3e5, 4.0)
     model.learn(step)
     model.note_pace(values, pace)
@@ -87,7 +87,7 @@ def test_nothing_is_expected_of_buckets_without_gradients() -> None:
 
 def test_with_two_sizes_seen_the_gain_of_a_third_is_forecast_within_one_percent() -> None:
     alpha, ns_per_byte = 5e6, 3.0
-    model = Model(FACTS)
+    model = GainModel(FACTS)
     for size in (32 * MIB, 16 * MIB):
         step, pace = _exact({"bucket_bytes": size}, alpha, ns_per_byte)
         model.learn(step)
@@ -101,7 +101,7 @@ def test_with_two_sizes_seen_the_gain_of_a_third_is_forecast_within_one_percent(
 
 
 def test_one_size_seen_gives_the_right_sign_with_the_prior() -> None:
-    model, values = Model(FACTS), {"bucket_bytes": 32 * MIB}
+    model, values = GainModel(FACTS), {"bucket_bytes": 32 * MIB}
     step, pace = _exact(values, 3e5, 3.0)
     model.learn(step)
     model.note_pace(values, pace)
@@ -113,7 +113,7 @@ def test_one_size_seen_gives_the_right_sign_with_the_prior() -> None:
 
 
 def test_no_more_is_expected_of_buckets_than_is_exposed() -> None:
-    model, values = Model(FACTS), {"bucket_bytes": 64 * MIB}
+    model, values = GainModel(FACTS), {"bucket_bytes": 64 * MIB}
     step, pace = _exact(values, 3e5, 0.5)
     model.learn(step)
     model.note_pace(values, pace)
@@ -127,7 +127,7 @@ def _compressed(stretch: float = 1.0) -> tuple[float, float]:
     """Expected gain of bf16 and the true one; the only window took `stretch` times as long as a typical step."""
     alpha, ns_per_byte, values = 3e5, 10.0, {"bucket_bytes": 8 * MIB, "compression": 0}
     step, pace = _exact(values, alpha, ns_per_byte, stretch)
-    model = Model(FACTS)
+    model = GainModel(FACTS)
     model.learn(step)
     model.note_pace(values, pace)
     forecast = model.expect("compression", values, 1)
@@ -150,7 +150,7 @@ def test_half_the_bytes_save_no_more_than_half_of_the_communication_however_dist
 
 def test_twice_the_bytes_cost_little_where_they_pass_under_backward() -> None:
     """From bf16 back to none on a fast link: what is not exposed is not lost."""
-    model, values = Model(FACTS), {"bucket_bytes": 8 * MIB, "compression": 1}
+    model, values = GainModel(FACTS), {"bucket_bytes": 8 * MIB, "compression": 1}
     step, pace = _exact(values, 0.0, 1.0)
     model.learn(step)
     model.note_pace(values, pace)
@@ -163,7 +163,7 @@ def test_twice_the_bytes_cost_little_where_they_pass_under_backward() -> None:
 
 def test_two_micro_batch_sizes_forecast_a_third() -> None:
     """The step takes 100 ms, and 10 ms for each of 32 / size micro-batches."""
-    model = Model(FACTS)
+    model = GainModel(FACTS)
     for size in (4, 8):
         model.note_pace({"micro_batch": size}, (100 + 10 * 32 / size) * MS)
     forecast = model.expect("micro_batch", {"micro_batch": 8}, 16)
@@ -173,7 +173,7 @@ def test_two_micro_batch_sizes_forecast_a_third() -> None:
 
 
 def test_one_micro_batch_size_gives_a_floor_from_host_bound_time() -> None:
-    model, values = Model(FACTS), {"micro_batch": 4}
+    model, values = GainModel(FACTS), {"micro_batch": 4}
     ledger = Ledger(wall_ns=200 * MS, compute_ns=120 * MS, host_bound_ns=80 * MS)
     model.learn(Observation(step=1, wall_ns=1, values=values, pace_ns=200 * MS, ledger=ledger, exact=True))
     model.note_pace(values, 200 * MS)
@@ -185,14 +185,14 @@ def test_one_micro_batch_size_gives_a_floor_from_host_bound_time() -> None:
 
 
 def test_estimated_ledgers_teach_nothing() -> None:
-    model, values = Model(FACTS), {"bucket_bytes": 32 * MIB}
+    model, values = GainModel(FACTS), {"bucket_bytes": 32 * MIB}
     step, _ = _exact(values, 3e5, 3.0)
     model.learn(Observation(step=2, wall_ns=2, values=values, pace_ns=step.pace_ns, ledger=step.ledger, exact=False))
     assert model.exposed_ratio is None
 
 
 def test_forecasts_that_were_wrong_widen_the_next() -> None:
-    model = Model(FACTS)
+    model = GainModel(FACTS)
     for size in (4, 8):
         model.note_pace({"micro_batch": size}, (100 + 10 * 32 / size) * MS)
     before = model.expect("micro_batch", {"micro_batch": 8}, 16)
@@ -205,7 +205,7 @@ def test_forecasts_that_were_wrong_widen_the_next() -> None:
 
 
 def test_the_settings_that_are_remembered_are_bounded() -> None:
-    model = Model(Facts(job="job", world_size=2, batch_samples=10**6))
+    model = GainModel(JobFacts(job="job", world_size=2, batch_samples=10**6))
     for size in range(1, 3 * SETTINGS_MAX):
         model.note_pace({"micro_batch": size}, 1e8)
     assert model.expect("micro_batch", {"micro_batch": 1}, 2) is None
@@ -215,9 +215,9 @@ def test_the_settings_that_are_remembered_are_bounded() -> None:
 # --- the data loader ---------------------------------------------------------------------------------
 
 
-def waiting_model(wait_ratio: float, workers: int) -> tuple[Model, dict[str, int]]:
+def waiting_model(wait_ratio: float, workers: int) -> tuple[GainModel, dict[str, int]]:
     values = {"loader_workers": workers, "loader_prefetch": 2}
-    model = Model(Facts(job="job", world_size=1))
+    model = GainModel(JobFacts(job="job", world_size=1))
     for step in range(1, 9):
         model.learn(
             Observation(step=step, wall_ns=0, values=values, pace_ns=1000, data_wait_ns=round(1000 * wait_ratio))
@@ -241,7 +241,7 @@ def test_without_workers_the_load_is_hidden_behind_the_rest_of_the_step() -> Non
 
 def test_a_loader_that_is_not_waited_for_is_left_alone_and_the_reason_is_said_once() -> None:
     model, values = waiting_model(0.01, workers=2)
-    screen = Screen([KnobSpace("loader_workers", 2, (1, 2, 4, 8))])
+    screen = GeometricSearch([KnobSpace("loader_workers", 2, (1, 2, 4, 8))])
     found, left_out = screen.candidates(values, model.expect, None)
     assert found == []
     assert left_out == ["loader_workers: waiting for data is 1.0% of the step, nothing to win"]
@@ -249,7 +249,7 @@ def test_a_loader_that_is_not_waited_for_is_left_alone_and_the_reason_is_said_on
 
 def test_a_rank_that_never_waits_for_data_may_wait_for_one_that_does() -> None:
     values = {"loader_workers": 2}
-    model = Model(Facts(job="job", world_size=2))
+    model = GainModel(JobFacts(job="job", world_size=2))
     for step in range(1, 9):
         model.learn(Observation(step=step, wall_ns=0, values=values, pace_ns=1000, data_wait_ns=100))
     forecast = model.expect("loader_workers", values, 4)

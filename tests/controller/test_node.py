@@ -9,13 +9,13 @@ import torch
 
 from pacecar.clock import NS_PER_SECOND, FakeClock
 from pacecar.controller.consensus.capabilities import KnobOffer, Offer
-from pacecar.controller.consensus.protocol import DISTURBANCE_MAX, Member
+from pacecar.controller.consensus.protocol import DISTURBANCE_MAX, ProtocolMember
 from pacecar.controller.guards.node_disturbance import AGE_PERIODS, WORDS, Disturbance
-from pacecar.controller.guards.node_monitor import SIGNALS_MAX, Node, ranks_on_node
-from pacecar.controller.guards.tuning_pause import Holds
-from pacecar.controller.knobs.memory_forecast import Headroom
+from pacecar.controller.guards.node_monitor import SIGNALS_MAX, NodeMonitor, ranks_on_node
+from pacecar.controller.guards.tuning_pause import TuningPause
+from pacecar.controller.knobs.memory_forecast import MemoryForecast
 from pacecar.controller.observation import KnobSpace, NodeView
-from pacecar.controller.policy.geometric_search import Screen
+from pacecar.controller.policy.geometric_search import GeometricSearch
 from pacecar.controller.policy.sway import FULL_LINK_RATIO, ROOM_RATIO_MIN, STALLED_CPU_RATIO
 from pacecar.records.host_signals import HostSignals
 from tests.controller.held import HeldRun
@@ -30,7 +30,7 @@ class Bench:
     def __init__(self, **changes: Any) -> None:
         self.clock = FakeClock(monotonic_ns=1000 * S)
         options = {"gradient_bytes": 10_000_000, "environ": {"LOCAL_WORLD_SIZE": "1"}} | changes
-        self.node = Node(options.pop("hello", job_hello(world_size=4)), self.clock, **options)
+        self.node = NodeMonitor(options.pop("hello", job_hello(world_size=4)), self.clock, **options)
 
     def say(self, **changes: Any) -> Disturbance | None:
         self.clock.advance(3 * S)
@@ -156,7 +156,7 @@ def test_what_is_known_is_said_in_words() -> None:
 
 
 def test_each_rank_s_disturbance_reaches_all_with_its_paces_and_is_gone_with_the_next() -> None:
-    ranks = [Member(rank, 3) for rank in range(3)]
+    ranks = [ProtocolMember(rank, 3) for rank in range(3)]
     for member in ranks:
         member.offer(Offer((KnobOffer("bucket_bytes", 1, (1, 2), None, ""),)))
     offers = [member.next_vector() or [] for member in ranks]
@@ -185,7 +185,7 @@ def test_every_disturbance_crosses_and_has_words() -> None:
 
 def test_a_policy_is_held_for_the_node_and_goes_on_and_sees_it_with_each_step() -> None:
     bench = Bench()
-    run = HeldRun(Holds(bench.node))
+    run = HeldRun(TuningPause(bench.node))
     run.steps(1, 30)
     bench.say(memory_stalled_ratio=0.5)
     run.steps(30, 60)
@@ -207,7 +207,7 @@ HERE = {space.knob: space.value for space in SPACES}
 
 
 def order(node: NodeView | None) -> tuple[list[tuple[str, int]], list[str]]:
-    found, left_out = Screen(SPACES).candidates(dict(HERE), lambda *_: None, None, node)
+    found, left_out = GeometricSearch(SPACES).candidates(dict(HERE), lambda *_: None, None, node)
     return [(candidate.knob, candidate.value) for candidate in found], left_out
 
 
@@ -237,7 +237,7 @@ def test_where_tasks_wait_for_processors_more_loader_workers_come_last() -> None
 
 
 def test_a_size_that_a_host_may_not_hold_is_not_even_tried() -> None:
-    headroom = Headroom(torch.device("cpu"))
+    headroom = MemoryForecast(torch.device("cpu"))
     assert headroom.refuse(8, 16, None) is None, "nobody knows"
     assert headroom.refuse(8, 16, 2**50) is None
     refused = headroom.refuse(8, 2**30, 0)
@@ -248,5 +248,5 @@ def test_a_size_that_a_host_may_not_hold_is_not_even_tried() -> None:
 def test_a_process_whose_own_memory_cannot_be_read_refuses_nothing(tmp_path: Any) -> None:
     for text in ("", "12", "x y z"):
         (tmp_path / "statm").write_text(text)
-        assert Headroom(torch.device("cpu"), statm=tmp_path / "statm").refuse(8, 2**30, 0) is None
-    assert Headroom(torch.device("cpu"), statm=tmp_path / "none").refuse(8, 2**30, 0) is None
+        assert MemoryForecast(torch.device("cpu"), statm=tmp_path / "statm").refuse(8, 2**30, 0) is None
+    assert MemoryForecast(torch.device("cpu"), statm=tmp_path / "none").refuse(8, 2**30, 0) is None

@@ -10,19 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacecar.config import TuneConfig
-from pacecar.controller.knobs.gradient_noise_scale import MEASUREMENTS_MIN, NoiseScale, learning_rate_factor, progress
-from pacecar.controller.knobs.statistical_pace import ProgressPace
-from pacecar.controller.observation import Facts, KnobSpace, Observation, Policy, Turn
+from pacecar.controller.knobs.gradient_noise_scale import (
+    MEASUREMENTS_MIN,
+    GradientNoiseScale,
+    learning_rate_factor,
+    progress,
+)
+from pacecar.controller.knobs.statistical_pace import StatisticalPace
+from pacecar.controller.observation import JobFacts, KnobSpace, Observation, Policy, TuningTurn
 
 SIZE = 4000
 
 
-def measured(phi: float, small: int, ranks: int, measurements: int, seed: int) -> NoiseScale:
+def measured(phi: float, small: int, ranks: int, measurements: int, seed: int) -> GradientNoiseScale:
     """Gradients with |G|^2 = 1 and tr(Sigma) = phi, `ranks` of them averaged, as DDP does."""
     generator = torch.Generator().manual_seed(seed)
     true = torch.randn(SIZE, generator=generator, dtype=torch.double)
     true /= true.norm()
-    scale = NoiseScale()
+    scale = GradientNoiseScale()
     for _ in range(measurements):
         noise = torch.randn(ranks, SIZE, generator=generator, dtype=torch.double) * math.sqrt(phi / SIZE / small)
         own = true + noise
@@ -39,7 +44,7 @@ def test_a_known_noise_scale_is_found_within_a_fifth(phi: float, small: int, ran
 
 
 def test_the_scale_of_the_loss_does_not_matter() -> None:
-    plain, scaled = NoiseScale(), NoiseScale()
+    plain, scaled = GradientNoiseScale(), GradientNoiseScale()
     for _ in range(MEASUREMENTS_MIN):
         plain.observe(3.0, 8, 2.0, 16)
         scaled.observe(3.0 * 2**30, 8, 2.0 * 2**30, 16)
@@ -47,7 +52,7 @@ def test_the_scale_of_the_loss_does_not_matter() -> None:
 
 
 def test_zero_is_a_measurement_and_too_few_are_none() -> None:
-    scale = NoiseScale()
+    scale = GradientNoiseScale()
     for _ in range(MEASUREMENTS_MIN - 1):
         scale.observe(2.0, 8, 2.0, 16)
     assert scale.samples is None
@@ -56,7 +61,7 @@ def test_zero_is_a_measurement_and_too_few_are_none() -> None:
 
 
 def test_nonsense_is_left_out_and_a_gradient_below_its_noise_is_unknown() -> None:
-    scale = NoiseScale()
+    scale = GradientNoiseScale()
     for numbers in ((math.nan, 8, 1.0, 16), (1.0, 8, math.inf, 16), (1.0, 16, 1.0, 16), (1.0, 0, 1.0, 16)):
         scale.observe(*numbers)
     assert scale.measurements == 0
@@ -95,13 +100,13 @@ class Listening(Policy):
     def __init__(self) -> None:
         self.paces: list[int] = []
 
-    def begin(self, facts: Facts, spaces: object, *, mode: str) -> None:
+    def begin(self, facts: JobFacts, spaces: object, *, mode: str) -> None:
         pass
 
     def hold(self, reason: str | None, *, is_brief: bool = False) -> None:
         pass
 
-    def advance(self, observations: list[Observation]) -> tuple[Turn | None, list[object]]:
+    def advance(self, observations: list[Observation]) -> tuple[TuningTurn | None, list[object]]:
         self.paces += [step.pace_ns for step in observations]
         return None, []
 
@@ -113,7 +118,7 @@ def test_a_policy_sees_the_time_for_the_same_way() -> None:
     """A step of twice the batch that takes 1.5 times as long is faster with much noise, and slower with little."""
     for phi, seen in ((1e9, 750), (0.0, 1500), (None, 1500), (32.0, 1125)):
         inner = Listening()
-        policy = ProgressPace(inner, lambda phi=phi: phi)  # type: ignore[misc]
-        policy.begin(Facts("job", 2), [KnobSpace("batch_samples", 32, (32, 64))], mode="exact")
+        policy = StatisticalPace(inner, lambda phi=phi: phi)  # type: ignore[misc]
+        policy.begin(JobFacts("job", 2), [KnobSpace("batch_samples", 32, (32, 64))], mode="exact")
         policy.advance([Observation(1, 0, {"batch_samples": 32}, 1000), Observation(2, 0, {"batch_samples": 64}, 1500)])
         assert inner.paces == [1000, pytest.approx(seen, abs=1)]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from pacecar.config import TuneConfig
-from pacecar.controller.memory.knob_store import Entry, Fingerprint
+from pacecar.controller.memory.knob_store import Fingerprint, StoredKnobs
 from pacecar.controller.observation import KnobSpace, Policy
-from pacecar.controller.policy.ordered_policy import ORDER_STEPS_MAX, Order, OrderError, Overseer
-from pacecar.controller.policy.tuning_policy import PacecarPolicy
+from pacecar.controller.policy.ordered_policy import ORDER_STEPS_MAX, Order, OrderedPolicy, OrderError
+from pacecar.controller.policy.tuning_policy import TuningPolicy
 from tests.controller.plant import BUCKETS, MIB, MICRO_BATCHES, Plant, both_curve, gaussian, link_curve
 
 MICRO = KnobSpace("micro_batch", 4, MICRO_BATCHES)
@@ -30,7 +30,7 @@ def flat(values: dict[str, int], step: int) -> float:
 class Shelf:
     """A memory that knows one entry and says what it was told."""
 
-    entry: Entry | None = None
+    entry: StoredKnobs | None = None
     began: dict[str, int] = field(default_factory=dict)
     kept: list[dict[str, int]] = field(default_factory=list)
     gains: list[float] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Shelf:
     doubts: list[str] = field(default_factory=list)
     uses: int = 0
 
-    def recall(self, began: Mapping[str, int]) -> Entry | None:
+    def recall(self, began: Mapping[str, int]) -> StoredKnobs | None:
         self.began = dict(began)
         return self.entry
 
@@ -47,18 +47,18 @@ class Shelf:
         self.gains.append(gain_ratio)
         self.paces.append(pace_ns)
 
-    def use(self, entry: Entry) -> None:
+    def use(self, entry: StoredKnobs) -> None:
         self.uses += 1
 
-    def doubt(self, entry: Entry, why: str) -> None:
+    def doubt(self, entry: StoredKnobs, why: str) -> None:
         self.doubts.append(why)
 
 
-def entry(knobs: dict[str, int], gain: float = 0.3) -> Entry:
+def entry(knobs: dict[str, int], gain: float = 0.3) -> StoredKnobs:
     kind = Fingerprint(
         parameters="0", elements=1, world_size=2, device="cpu", backend="gloo", link="local", torch="2.13", began=BEGAN
     )
-    return Entry(
+    return StoredKnobs(
         key=kind.key, fingerprint=kind, knobs=knobs, gain_ratio=gain, pace_ns=1, steps=900, saved_wall_ns=10**18,
         used_wall_ns=10**18, job="before", pacecar_version="0",
     )  # fmt: skip
@@ -73,7 +73,7 @@ class Person:
         self.refused: list[str] = []
 
     def __call__(self, step: int, policy: Policy) -> None:
-        assert isinstance(policy, Overseer)
+        assert isinstance(policy, OrderedPolicy)
         for at, action, values in self.orders:
             if at == step:
 
@@ -99,7 +99,7 @@ def run(
     **settings: Any,
 ) -> tuple[Plant, Person]:
     person = Person(*orders)
-    make = lambda config: Overseer(config, lambda: PacecarPolicy(config), memory=shelf)  # noqa: E731
+    make = lambda config: OrderedPolicy(config, lambda: TuningPolicy(config), memory=shelf)  # noqa: E731
     plant = Plant(curve, gaussian(0.01), list(spaces), 3, config, make=make, at=person, **settings)
     return plant.run(steps), person
 
@@ -202,7 +202,9 @@ def test_one_order_at_a_time_and_none_in_advise_mode_or_before_the_tuner_has_beg
     _, person = run(flat, (70, "freeze", {}), steps=100, mode="advise")
     assert person.refused == ["this job is tuned in mode advise: nothing is turned, and nothing is tried"]
     with pytest.raises(OrderError, match="has not begun"):
-        Overseer(CONFIG, lambda: PacecarPolicy(CONFIG)).take(Order("freeze", {}, "by hand", lambda state, detail: None))
+        OrderedPolicy(CONFIG, lambda: TuningPolicy(CONFIG)).take(
+            Order("freeze", {}, "by hand", lambda state, detail: None)
+        )
 
 
 def test_ranks_that_do_not_turn_refuse_the_order_and_the_old_values_are_asked_for() -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from pacecar.config import TuneConfig
 from pacecar.controller.experiment.ab_trial import DROP_STEPS, SETTLE_STEPS
-from pacecar.controller.observation import Facts, KnobSpace, Observation
+from pacecar.controller.observation import JobFacts, KnobSpace, Observation
 from pacecar.controller.policy.stall_detector import CALM_STEPS, STALL_STEPS
-from pacecar.controller.policy.tuning_policy import PacecarPolicy
+from pacecar.controller.policy.tuning_policy import TuningPolicy
 from pacecar.records import Decision, Ledger, TunerStatus, Verdict
 
 MIB = 2**20
@@ -20,8 +20,8 @@ class Job:
     """A job of which 16 MiB are 20 % faster; obeys at once."""
 
     def __init__(self, **settings: object) -> None:
-        self.policy = PacecarPolicy(TuneConfig(exploration_budget=0.05, **settings))  # type: ignore[arg-type]
-        self.policy.begin(Facts(job="job", world_size=2), [BUCKET], mode="exact")
+        self.policy = TuningPolicy(TuneConfig(exploration_budget=0.05, **settings))  # type: ignore[arg-type]
+        self.policy.begin(JobFacts(job="job", world_size=2), [BUCKET], mode="exact")
         self.values = {"bucket_bytes": 32 * MIB}
         self.step = 0
         self.records: list[Decision | Verdict | TunerStatus] = []

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from pacecar.config import TuneConfig
-from pacecar.controller.observation import Facts, KnobSpace, Observation
+from pacecar.controller.observation import JobFacts, KnobSpace, Observation
 from pacecar.controller.policy.stall_detector import STALL_STEPS
-from pacecar.controller.policy.tuning_policy import SECOND_LOOK_STEPS, PacecarPolicy
+from pacecar.controller.policy.tuning_policy import SECOND_LOOK_STEPS, TuningPolicy
 from pacecar.records import Decision, JobRecord, Ledger, TunerStatus, Verdict
 from tests.controller.plant import BUCKETS, MIB, MICRO_BATCHES, Plant, both_curve, gaussian, link_curve
 
@@ -21,16 +21,16 @@ MICRO = KnobSpace("micro_batch", 4, MICRO_BATCHES)
 BUCKET = KnobSpace("bucket_bytes", 32 * MIB, BUCKETS)
 VALUES = {"micro_batch": 4, "bucket_bytes": 32 * MIB}
 NS = 200_000_000
-GRADIENTS = Facts(job="plant", world_size=2, gradient_bytes=(MIB,) * 64, batch_samples=32)
+GRADIENTS = JobFacts(job="plant", world_size=2, gradient_bytes=(MIB,) * 64, batch_samples=32)
 
 
 def _step(step: int, pace_ns: float = NS, values: dict[str, int] | None = None) -> Observation:
     return Observation(step=step, wall_ns=step, values=dict(values or VALUES), pace_ns=pace_ns)  # type: ignore[arg-type]
 
 
-def _begun(*spaces: KnobSpace, **settings: object) -> PacecarPolicy:
-    policy = PacecarPolicy(TuneConfig(**settings))  # type: ignore[arg-type]
-    policy.begin(Facts(job="job", world_size=2, batch_samples=32), spaces or (MICRO, BUCKET), mode="exact")
+def _begun(*spaces: KnobSpace, **settings: object) -> TuningPolicy:
+    policy = TuningPolicy(TuneConfig(**settings))  # type: ignore[arg-type]
+    policy.begin(JobFacts(job="job", world_size=2, batch_samples=32), spaces or (MICRO, BUCKET), mode="exact")
     return policy
 
 

@@ -16,10 +16,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pacecar.config import TuneConfig
 from pacecar.controller.knobs.actuator import ActuatorError
-from pacecar.controller.knobs.memory_forecast import Headroom, predict
+from pacecar.controller.knobs.memory_forecast import MemoryForecast, predict
 from pacecar.controller.knobs.micro_batch import MicroBatcher
 from pacecar.controller.knobs.micro_batch_knobs import MicroBatchActuator, MicroTokensActuator
-from pacecar.controller.knobs.oom_safe_trial import Rescue, is_out_of_memory
+from pacecar.controller.knobs.oom_safe_trial import OomSafeTrial, is_out_of_memory
 from tests.kit.forking_python import forking_python
 from tests.kit.lone_rank import lone_rank
 
@@ -59,7 +59,7 @@ class Job:
     def __init__(self, micro_batch: int | None = 2, *, where: str = "forward", cap: int | None = None, **how: Any):
         self.net: Any = how.get("net") or Counting()
         self.batcher = MicroBatcher(how.get("ddp"), micro_batch, scaler=how.get("scaler"))
-        self.rescue = Rescue(self.net, self.batcher)
+        self.rescue = OomSafeTrial(self.net, self.batcher)
         self.reasons: list[str] = []
         self.rescue.reverted = self.reasons.append
         self.knob = MicroBatchActuator(self.net, self.batcher, TuneConfig(), self.rescue)
@@ -276,7 +276,7 @@ def test_the_budget_of_tokens_is_offered_from_the_longest_sample_to_the_whole_ba
 def test_the_longest_piece_is_tried_not_the_first() -> None:
     batcher = MicroBatcher(None, micro_tokens=4)
     net = nn.Linear(1, 1).double()
-    rescue = Rescue(net, batcher)
+    rescue = OomSafeTrial(net, batcher)
     MicroTokensActuator(net, batcher, TuneConfig(), rescue).apply(8)
     shapes: list[tuple[int, ...]] = []
 
@@ -302,7 +302,7 @@ def test_a_size_that_is_predicted_not_to_fit_is_not_even_tried(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: peak["now"])
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: {"num_alloc_retries": retries["now"]})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=16 * GIB))
-    headroom = Headroom(torch.device("cuda"))
+    headroom = MemoryForecast(torch.device("cuda"))
     assert headroom.refuse(4, 8) is None
     peak["now"] = 12 * GIB
     assert not headroom.is_strained(8)
@@ -310,7 +310,7 @@ def test_a_size_that_is_predicted_not_to_fit_is_not_even_tried(monkeypatch: pyte
     assert headroom.refuse(8, 12) is None
     retries["now"] = 1
     assert headroom.is_strained(12)
-    assert Headroom(torch.device("cpu")).refuse(1, 2**40) is None
+    assert MemoryForecast(torch.device("cpu")).refuse(1, 2**40) is None
 
 
 CAPPED = """

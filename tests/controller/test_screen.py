@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from pacecar.controller.forecast.forecast import Forecast
 from pacecar.controller.observation import KnobSpace
-from pacecar.controller.policy.geometric_search import Screen
+from pacecar.controller.policy.geometric_search import GeometricSearch
 
 MIB = 2**20
 SIZES = tuple(size * MIB for size in (1, 2, 4, 8, 16, 25, 32, 64, 128))
 HERE = {"bucket_bytes": 25 * MIB}
 
 
-def screen() -> Screen:
-    return Screen([KnobSpace("bucket_bytes", 25 * MIB, SIZES)])
+def screen() -> GeometricSearch:
+    return GeometricSearch([KnobSpace("bucket_bytes", 25 * MIB, SIZES)])
 
 
-def near(one: Screen) -> list[int]:
+def near(one: GeometricSearch) -> list[int]:
     return [value // MIB for value in one.values_near("bucket_bytes", HERE["bucket_bytes"])]
 
 
-def tell(one: Screen, how: str, *sizes: int) -> None:
+def tell(one: GeometricSearch, how: str, *sizes: int) -> None:
     for size in sizes:
         getattr(one, how)("bucket_bytes", size * MIB)
 

@@ -9,8 +9,8 @@ import pytest
 from pacecar.clock import SystemClock
 from pacecar.controller.consensus.agreement import LocalAgreement
 from pacecar.controller.consensus.capabilities import KnobOffer, Offer
-from pacecar.controller.consensus.knob_switch import Switchboard
-from pacecar.controller.consensus.protocol import Kind, Proposal
+from pacecar.controller.consensus.knob_switch import KnobSwitcher
+from pacecar.controller.consensus.protocol import Proposal, ProposalKind
 from pacecar.controller.knobs.actuator import ActuatorError
 
 
@@ -59,39 +59,39 @@ def knob() -> Knob:
 
 
 @pytest.fixture
-def board(knob: Knob) -> Switchboard:
+def board(knob: Knob) -> KnobSwitcher:
     agreement = OneOfMany()
     agreement.offer(Offer((KnobOffer("bucket_bytes", 4, (2, 4, 8), None, ""),)))
-    board = Switchboard({"bucket_bytes": knob}, agreement, SystemClock())
-    assert board.carry_out(Proposal(1, 1, (4,), Kind.REHEARSAL)).is_done
+    board = KnobSwitcher({"bucket_bytes": knob}, agreement, SystemClock())
+    assert board.carry_out(Proposal(1, 1, (4,), ProposalKind.REHEARSAL)).is_done
     return board
 
 
-def test_a_rank_that_cannot_see_its_values_builds_anew_whenever_the_others_do(board: Switchboard, knob: Knob) -> None:
+def test_a_rank_that_cannot_see_its_values_builds_anew_whenever_the_others_do(board: KnobSwitcher, knob: Knob) -> None:
     board._agreement.others_fail = True  # type: ignore[attr-defined]
     knob.is_blind = True
-    assert not board.carry_out(Proposal(2, 1, (8,), Kind.TRIAL)).is_done
+    assert not board.carry_out(Proposal(2, 1, (8,), ProposalKind.TRIAL)).is_done
     assert knob.applied == [4, 4, 8, 4], "to the new value and back, as on the other ranks"
 
 
-def test_a_failed_switch_goes_back_to_what_was_agreed_on(board: Switchboard, knob: Knob) -> None:
+def test_a_failed_switch_goes_back_to_what_was_agreed_on(board: KnobSwitcher, knob: Knob) -> None:
     knob.is_stuck = True
-    assert not board.carry_out(Proposal(2, 1, (8,), Kind.TRIAL)).is_done
+    assert not board.carry_out(Proposal(2, 1, (8,), ProposalKind.TRIAL)).is_done
     assert knob.applied[-1] == 4
     assert board.agreed() == (4,)
     assert board.barred == {"bucket_bytes"}
 
 
-def test_a_value_that_somebody_else_changed_is_not_voted_away(board: Switchboard, knob: Knob) -> None:
-    assert board.can_apply(Proposal(2, 1, (8,), Kind.TRIAL))
+def test_a_value_that_somebody_else_changed_is_not_voted_away(board: KnobSwitcher, knob: Knob) -> None:
+    assert board.can_apply(Proposal(2, 1, (8,), ProposalKind.TRIAL))
     knob.applied.append(2)
-    assert not board.can_apply(Proposal(2, 1, (8,), Kind.TRIAL))
+    assert not board.can_apply(Proposal(2, 1, (8,), ProposalKind.TRIAL))
     assert board.agreed() == (4,)
     board.adopt()
-    assert board.can_apply(Proposal(2, 1, (8,), Kind.TRIAL))
+    assert board.can_apply(Proposal(2, 1, (8,), ProposalKind.TRIAL))
 
 
-def test_a_switch_that_is_done_is_what_the_next_one_begins_from(board: Switchboard) -> None:
-    assert board.carry_out(Proposal(2, 1, (8,), Kind.TRIAL)).turned == {"bucket_bytes": (4, 8)}
-    assert board.carry_out(Proposal(3, 1, (8,), Kind.KEEP)).turned == {}
-    assert board.carry_out(Proposal(4, 2, (2,), Kind.TRIAL)).turned == {"bucket_bytes": (8, 2)}
+def test_a_switch_that_is_done_is_what_the_next_one_begins_from(board: KnobSwitcher) -> None:
+    assert board.carry_out(Proposal(2, 1, (8,), ProposalKind.TRIAL)).turned == {"bucket_bytes": (4, 8)}
+    assert board.carry_out(Proposal(3, 1, (8,), ProposalKind.KEEP)).turned == {}
+    assert board.carry_out(Proposal(4, 2, (2,), ProposalKind.TRIAL)).turned == {"bucket_bytes": (8, 2)}

@@ -14,8 +14,8 @@ from pacecar.controller.experiment.ab_trial import (
     TRIAL_STEPS_MAX,
     WAIT_STEPS_MAX,
     WINDOW_STEPS,
-    Cause,
-    Trial,
+    AbortCause,
+    AbTrial,
     TrialEnd,
 )
 from pacecar.controller.observation import Observation
@@ -25,7 +25,7 @@ BASE_NS = 200_000_000
 WIGGLE = (1.0, 1.02, 0.98, 1.01, 0.99, 1.03, 0.97, 1.0)
 
 
-def _trial(**changes: object) -> Trial:
+def _trial(**changes: object) -> AbTrial:
     arguments: dict[str, object] = {
         "incumbent": OLD,
         "candidate": NEW,
@@ -37,7 +37,7 @@ def _trial(**changes: object) -> Trial:
         "latency_steps": 6,
         **changes,
     }
-    return Trial(**arguments)  # type: ignore[arg-type]
+    return AbTrial(**arguments)  # type: ignore[arg-type]
 
 
 def _step(step: int, values: dict[str, int], pace_ns: float, *, profiled: bool = False) -> Observation:
@@ -45,12 +45,12 @@ def _step(step: int, values: dict[str, int], pace_ns: float, *, profiled: bool =
 
 
 def _play(
-    trial: Trial,
+    trial: AbTrial,
     ratio: float,
     *,
     latency: int = 6,
     transient: float = 1.0,
-    machine: Callable[[Trial, dict[str, int], int], float] = lambda trial, values, since: 1.0,
+    machine: Callable[[AbTrial, dict[str, int], int], float] = lambda trial, values, since: 1.0,
     profiled: Sequence[int] = (),
 ) -> tuple[TrialEnd, list[int]]:
     """Obey the trial `latency` steps later; NEW takes `ratio` of OLD's time.  Return its end and each step's value.
@@ -77,13 +77,15 @@ def _play(
 
 def test_a_20_percent_gain_is_accepted_within_two_pairs_and_45_steps() -> None:
     end, history = _play(_trial(), 0.8)
-    assert end.cause is Cause.ACCEPTED
+    assert end.cause is AbortCause.ACCEPTED
     assert end.gain_ratio == pytest.approx(0.2, abs=0.02)
     assert len(history) <= 45
 
 
-@pytest.mark.parametrize(("ratio", "cause"), [(1.5, Cause.DROPPED), (1.1, Cause.WORSE), (1.0, Cause.FUTILE)])
-def test_a_setting_that_is_no_better_is_refused_for_the_right_reason(ratio: float, cause: Cause) -> None:
+@pytest.mark.parametrize(
+    ("ratio", "cause"), [(1.5, AbortCause.DROPPED), (1.1, AbortCause.WORSE), (1.0, AbortCause.FUTILE)]
+)
+def test_a_setting_that_is_no_better_is_refused_for_the_right_reason(ratio: float, cause: AbortCause) -> None:
     end, _ = _play(_trial(), ratio)
     assert end.cause is cause
 
@@ -92,40 +94,40 @@ def test_a_burst_on_the_machine_does_not_end_a_trial_whose_pairs_speak_for_the_c
     # A gain that takes more than two pairs to prove, and a burst of 40 % in the first steps of its third stretch.
     nulls = (0.05, -0.06, 0.04, -0.05)
 
-    def burst(trial: Trial, values: dict[str, int], since: int) -> float:
+    def burst(trial: AbTrial, values: dict[str, int], since: int) -> float:
         return 1.4 if values == NEW and trial.pairs == 2 and since < SETTLE_STEPS + 3 else 1.0
 
     end, _ = _play(_trial(nulls=nulls), 0.93, machine=burst)
-    assert end.cause is Cause.ACCEPTED
+    assert end.cause is AbortCause.ACCEPTED
 
-    def at_first(trial: Trial, values: dict[str, int], since: int) -> float:
+    def at_first(trial: AbTrial, values: dict[str, int], since: int) -> float:
         return 1.4 if values == NEW and not trial.pairs else 1.0
 
-    assert _play(_trial(nulls=nulls), 0.93, machine=at_first)[0].cause is Cause.DROPPED, (
+    assert _play(_trial(nulls=nulls), 0.93, machine=at_first)[0].cause is AbortCause.DROPPED, (
         "without a word for it: at once"
     )
 
 
 def test_what_an_earlier_trial_measured_does_not_keep_a_bad_setting_for_a_window() -> None:
     end, history = _play(_trial(savings=(0.03, 0.02)), 1.5)
-    assert end.cause is Cause.DROPPED
+    assert end.cause is AbortCause.DROPPED
     assert history.count(8) == SETTLE_STEPS + 2
 
 
 def test_a_machine_that_became_slower_under_the_old_setting_is_not_the_candidates_fault() -> None:
     slow = {"is": False}
 
-    def slower(trial: Trial, values: dict[str, int], since: int) -> float:
+    def slower(trial: AbTrial, values: dict[str, int], since: int) -> float:
         slow["is"] = slow["is"] or (trial.pairs >= 1 and values == OLD)
         return 1.3 if slow["is"] else 1.0
 
     end, _ = _play(_trial(), 1.0, machine=slower)
-    assert end.cause not in (Cause.DROPPED, Cause.ACCEPTED)
+    assert end.cause not in (AbortCause.DROPPED, AbortCause.ACCEPTED)
 
 
 def test_a_setting_half_as_slow_again_is_left_after_two_judged_steps() -> None:
     end, history = _play(_trial(), 1.5)
-    assert end.cause is Cause.DROPPED
+    assert end.cause is AbortCause.DROPPED
     assert history.count(8) == SETTLE_STEPS + 2
 
 
@@ -161,7 +163,7 @@ def test_a_switch_that_never_comes_ends_the_trial() -> None:
     trial = _trial()
     ends = [trial.observe(_step(step, OLD, BASE_NS)) for step in range(1, WAIT_STEPS_MAX + 3)]
     assert ends[-1] is not None
-    assert ends[-1].cause is Cause.NEVER_CAME
+    assert ends[-1].cause is AbortCause.NEVER_CAME
     assert ends[:-2] == [None] * (WAIT_STEPS_MAX)
 
 
@@ -171,14 +173,14 @@ def test_values_that_go_back_unasked_mean_that_the_ranks_took_it_back() -> None:
         assert trial.observe(_step(step, NEW, BASE_NS)) is None
     end = trial.observe(_step(4, OLD, BASE_NS))
     assert end is not None
-    assert end.cause is Cause.TAKEN_BACK
+    assert end.cause is AbortCause.TAKEN_BACK
 
 
 def test_a_trial_in_which_nothing_can_be_judged_ends_by_itself() -> None:
     trial = _trial()
     ends = (trial.observe(_step(step, NEW, BASE_NS, profiled=True)) for step in range(1, TRIAL_STEPS_MAX + 9))
     end = next(end for end in ends if end is not None)
-    assert end.cause is Cause.ENDLESS
+    assert end.cause is AbortCause.ENDLESS
 
 
 def test_the_switch_back_is_asked_for_ahead_by_the_latency_that_was_seen() -> None:
@@ -193,7 +195,7 @@ def test_the_switch_back_is_asked_for_ahead_by_the_latency_that_was_seen() -> No
     assert stretch(4) <= 2 * WINDOW_STEPS + SETTLE_STEPS + 1
 
 
-def _short(**changes: object) -> Trial:
+def _short(**changes: object) -> AbTrial:
     """A trial in windows of four steps whose null pairs are so few and so loud that two pairs do not prove it."""
     opening = [math.log(BASE_NS * w) for w in WIGGLE[:4]]
     return _trial(opening=opening, window_steps=4, nulls=(0.05,), latency_steps=4, **changes)
@@ -205,7 +207,7 @@ def test_a_window_that_every_rank_takes_of_a_better_setting_costs_no_pair(profil
     end, history = _play(_short(), 0.75, latency=4, profiled=profiled)
     assert plain.evidence is not None
     assert end.evidence is not None
-    assert end.cause is plain.cause is Cause.ACCEPTED
+    assert end.cause is plain.cause is AbortCause.ACCEPTED
     assert end.evidence.pairs == plain.evidence.pairs == 3
     # Each stretch has one pair: the third is complete with the first window of the candidate's second stretch.
     begin = history.index(8)
@@ -239,12 +241,12 @@ def test_slow_drift_does_not_pass_for_a_gain() -> None:
             wishes[step] = trial.wanted
 
     end = next(end for end in steps() if end is not None)
-    assert end.cause is not Cause.ACCEPTED
+    assert end.cause is not AbortCause.ACCEPTED
 
 
 def test_a_trial_never_takes_more_pairs_than_its_bound() -> None:
     """A gain below the dead band on a noisy machine cannot be proven: the trial gives up."""
     trial = _trial(nulls=(0.08, -0.07, 0.09, -0.08))
     end, _ = _play(trial, 0.993)
-    assert end.cause in (Cause.UNDECIDED, Cause.FUTILE)
+    assert end.cause in (AbortCause.UNDECIDED, AbortCause.FUTILE)
     assert trial.pairs <= PAIRS_MAX

@@ -12,11 +12,11 @@ import torch.distributed as dist
 
 from pacecar.clock import FakeClock
 from pacecar.config import TuneConfig
-from pacecar.controller.consensus.channels import MeetingError, meet
+from pacecar.controller.consensus.channels import RendezvousError, meet
 from pacecar.controller.consensus.protocol import LONG_STEP_NS
 from pacecar.controller.knobs.actuator import ActuatorError
 from pacecar.controller.knobs.ddp.gradient_check import concerns_gradients
-from pacecar.controller.observation import Facts, Observation, Policy, Turn
+from pacecar.controller.observation import JobFacts, Observation, Policy, TuningTurn
 from pacecar.controller.tuner import OFFER_BOUNDARY, Tuner
 from pacecar.profiler.hook.step_boundary import CountedStep
 from pacecar.records import JobRecord, Knobs, KnobSwitch, StepRecord, TunerStatus
@@ -60,15 +60,15 @@ class Wisher(Policy):
     """A policy that wishes for what it is told to."""
 
     def __init__(self) -> None:
-        self.turn: Turn | None = None
+        self.turn: TuningTurn | None = None
         self.seen: list[Observation] = []
         self.fails: BaseException | None = None
         self.began = self.finished = 0
 
-    def begin(self, facts: Facts, spaces: Sequence[Any], *, mode: str) -> None:
+    def begin(self, facts: JobFacts, spaces: Sequence[Any], *, mode: str) -> None:
         self.began += 1
 
-    def advance(self, observations: Sequence[Observation]) -> tuple[Turn | None, list[Any]]:
+    def advance(self, observations: Sequence[Observation]) -> tuple[TuningTurn | None, list[Any]]:
         if self.fails is not None:
             raise self.fails
         self.seen.extend(observations)
@@ -110,7 +110,7 @@ class Bench:
             config=TuneConfig(mode=mode),  # type: ignore[arg-type]
             policy=self.policy,
             actuators=[self.dial],
-            facts=lambda: Facts("j", 1),
+            facts=lambda: JobFacts("j", 1),
             emit=self.emitted.append,
             set_knobs=lambda knobs: setattr(self, "in_force", knobs),
             request_window=lambda: setattr(self, "windows", self.windows + 1),
@@ -152,7 +152,7 @@ def test_one_rank_turns_a_knob_at_the_next_boundary_and_says_so(bench: Bench) ->
     bench.run(OFFER_BOUNDARY + 2)
     assert bench.dial.turned == [4], "the rehearsal applied what was in force"
     assert bench.policy.began == 1
-    bench.policy.turn = Turn(1, {"micro_batch": 8})
+    bench.policy.turn = TuningTurn(1, {"micro_batch": 8})
     bench.run(4)
     assert bench.switches() == [(7, 1, {"micro_batch": 8})]
     assert bench.tuner.knobs == bench.in_force == Knobs(1, {"micro_batch": 8})
@@ -182,7 +182,7 @@ def test_what_closing_leaves_in_force(mode: str, knob: str, *, is_trial: bool, i
     bench = Bench(mode, knob=knob)
     bench.tuner.start()
     bench.run(OFFER_BOUNDARY + 2)
-    bench.policy.turn = Turn(1, {knob: 8}, is_trial=is_trial)
+    bench.policy.turn = TuningTurn(1, {knob: 8}, is_trial=is_trial)
     bench.run(4)
     assert bench.dial.value() == 8
     bench.tuner.close(is_exit=is_exit)
@@ -193,7 +193,7 @@ def test_what_closing_leaves_in_force(mode: str, knob: str, *, is_trial: bool, i
 def test_who_must_leave_in_a_trial_says_what_stays_and_what_it_was_before(bench: Bench) -> None:
     bench.tuner.start()
     bench.run(OFFER_BOUNDARY + 2)
-    bench.policy.turn = Turn(1, {"micro_batch": 8}, is_trial=True)
+    bench.policy.turn = TuningTurn(1, {"micro_batch": 8}, is_trial=True)
     bench.run(4)
     bench.must_leave = "planted"
     bench.run(1)
@@ -210,14 +210,14 @@ def test_a_trial_takes_one_window_and_what_is_kept_another(bench: Bench) -> None
     bench.run(OFFER_BOUNDARY + 2)
     windows = []
     for value in (8, 4, 8):
-        bench.policy.turn = Turn(1, {"micro_batch": value}, is_trial=True)
+        bench.policy.turn = TuningTurn(1, {"micro_batch": value}, is_trial=True)
         bench.run(4)
         windows.append(bench.windows)
     assert windows == [1, 1, 1]
-    bench.policy.turn = Turn(1, {"micro_batch": 8})
+    bench.policy.turn = TuningTurn(1, {"micro_batch": 8})
     bench.run(4)
     assert bench.windows == 2
-    bench.policy.turn = Turn(2, {"micro_batch": 4}, is_trial=True)
+    bench.policy.turn = TuningTurn(2, {"micro_batch": 4}, is_trial=True)
     bench.run(4)
     assert bench.windows == 3
     assert [values["micro_batch"] for _, _, values in bench.switches()] == [8, 4, 8, 4]
@@ -227,13 +227,13 @@ def test_what_is_proven_is_kept_before_the_next_trial_begins(bench: Bench) -> No
     """Else a freeze in that trial would go back to what was in force before the proven change."""
     bench.tuner.start()
     bench.run(OFFER_BOUNDARY + 2)
-    bench.policy.turn = Turn(1, {"micro_batch": 8}, is_trial=True)
+    bench.policy.turn = TuningTurn(1, {"micro_batch": 8}, is_trial=True)
     bench.run(2)
     agreement: Any = bench.tuner._agreement
     decide, agreement.decide = agreement.decide, lambda can_apply: None  # the ranks take their time
-    bench.policy.turn = Turn(1, {"micro_batch": 8})
+    bench.policy.turn = TuningTurn(1, {"micro_batch": 8})
     bench.run(2)
-    bench.policy.turn = Turn(2, {"micro_batch": 2}, is_trial=True)
+    bench.policy.turn = TuningTurn(2, {"micro_batch": 2}, is_trial=True)
     bench.run(2)
     agreement.decide = decide
     bench.run(3)
@@ -276,7 +276,7 @@ def test_gradients_are_looked_at_after_a_switch_that_can_mix_buckets_up(knob: st
     b.run(OFFER_BOUNDARY + 2)
     assert gradients.armed == [False], "while nothing was changed yet"
     for value in (8, 4):
-        b.policy.turn = Turn(1, {knob: value}, is_trial=True)
+        b.policy.turn = TuningTurn(1, {knob: value}, is_trial=True)
         b.run(4)
     assert b.dial.turned == [4, 8, 4]
     assert gradients.armed == [False, *[True] * looks]
@@ -297,7 +297,7 @@ def test_who_measures_hears_of_a_boundary_that_takes_longer(bench: Bench) -> Non
 def test_off_and_advise_turn_nothing() -> None:
     off, advise = Bench("off"), Bench("advise")
     for b in (off, advise):
-        b.policy.turn = Turn(1, {"micro_batch": 8})
+        b.policy.turn = TuningTurn(1, {"micro_batch": 8})
         b.tuner.start()
         b.run(20)
         b.tuner.close()
@@ -317,7 +317,7 @@ def break_actuator(b: Bench) -> None:
 
 def break_emit(b: Bench) -> None:
     b.tuner._voice._emit = break_policy  # type: ignore[assignment]  # raises: a record has no policy
-    b.policy.turn = Turn(1, {"micro_batch": 8})
+    b.policy.turn = TuningTurn(1, {"micro_batch": 8})
 
 
 @pytest.mark.parametrize("sabotage", [break_policy, break_actuator, break_emit])
@@ -328,7 +328,7 @@ def test_whatever_raises_freezes_the_tuner_and_stays_out_of_the_job(
     bench.run(OFFER_BOUNDARY + 2)
     sabotage(bench)
     with caplog.at_level(logging.ERROR):
-        bench.policy.turn = Turn(1, {"micro_batch": 8})
+        bench.policy.turn = TuningTurn(1, {"micro_batch": 8})
         bench.run(6)
     assert bench.tuner.state == "frozen"
     assert bench.policy.finished == 1
@@ -342,11 +342,11 @@ def test_whatever_raises_freezes_the_tuner_and_stays_out_of_the_job(
 def test_a_freeze_takes_a_trial_back_and_leaves_what_was_kept(bench: Bench) -> None:
     bench.tuner.start()
     bench.run(OFFER_BOUNDARY + 2)
-    bench.policy.turn = Turn(1, {"micro_batch": 8}, is_trial=True)
+    bench.policy.turn = TuningTurn(1, {"micro_batch": 8}, is_trial=True)
     bench.run(2)
-    bench.policy.turn = Turn(1, {"micro_batch": 8})  # proven: nothing to turn, but nothing to go back to either
+    bench.policy.turn = TuningTurn(1, {"micro_batch": 8})  # proven: nothing to turn, but nothing to go back to either
     bench.run(2)
-    bench.policy.turn = Turn(2, {"micro_batch": 2}, is_trial=True)
+    bench.policy.turn = TuningTurn(2, {"micro_batch": 2}, is_trial=True)
     bench.run(2)
     assert [values["micro_batch"] for _, _, values in bench.switches()] == [8, 2]
     break_policy(bench)
@@ -367,7 +367,7 @@ def test_a_value_that_fails_leaves_the_old_one_and_bars_the_knob(bench: Bench) -
     bench.tuner.start()
     bench.run(OFFER_BOUNDARY + 2)
     bench.dial.fails["apply 8"] = ActuatorError("planted")
-    bench.policy.turn = Turn(1, {"micro_batch": 8})
+    bench.policy.turn = TuningTurn(1, {"micro_batch": 8})
     bench.run(10)
     assert bench.switches() == []
     assert bench.dial.turned == [4, 4], "rehearsed once, put back once, not tried again"
@@ -376,7 +376,7 @@ def test_a_value_that_fails_leaves_the_old_one_and_bars_the_knob(bench: Bench) -
 
 def test_a_value_outside_the_domain_is_not_applied(bench: Bench) -> None:
     bench.tuner.start()
-    bench.policy.turn = Turn(1, {"micro_batch": 5})
+    bench.policy.turn = TuningTurn(1, {"micro_batch": 5})
     bench.run(20)
     assert bench.switches() == []
 
@@ -444,7 +444,7 @@ def test_one_much_longer_than_the_one_before_is_not_heard_as_it_held_something_e
 
 def test_after_a_switch_a_step_is_as_long_as_it_is(hearing: Bench) -> None:
     """Under 1 sample at a time a step may take six times what it takes under 32."""
-    hearing.policy.turn = Turn(1, {"micro_batch": 8}, is_trial=True)
+    hearing.policy.turn = TuningTurn(1, {"micro_batch": 8}, is_trial=True)
     count(hearing, 60, 360, 360)
     assert hearing.switches()
     assert [o.pace_ns for o in hearing.policy.seen[-2:]] == [360, 360]
@@ -480,7 +480,7 @@ def come(store: Any, claims: Sequence[str | None], seconds: float) -> list[str]:
         try:
             meet(store, rank, len(claims), claim, name="t", seconds=seconds)
             said[rank] = "go"
-        except MeetingError as error:
+        except RendezvousError as error:
             said[rank] = str(error)
 
     threads = [threading.Thread(target=attend, args=(r, c)) for r, c in enumerate(claims) if c is not None]

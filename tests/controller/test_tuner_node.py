@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pacecar.clock import FakeClock
-from pacecar.controller.guards.node_monitor import Node
-from pacecar.controller.observation import Turn
+from pacecar.controller.guards.node_monitor import NodeMonitor
+from pacecar.controller.observation import TuningTurn
 from pacecar.controller.tuner import OFFER_BOUNDARY
 from pacecar.records.host_signals import HostSignals
 from tests.controller.test_tuner import Bench
@@ -19,7 +19,7 @@ WELL = HostSignals(period_ns=10**9, taken_ns=1, memory_stalled_ratio=0.0)
 @pytest.fixture
 def bench() -> Bench:
     bench = Bench()
-    bench.tuner._node = Node(job_hello(world_size=1), FakeClock(monotonic_ns=1))
+    bench.tuner._node = NodeMonitor(job_hello(world_size=1), FakeClock(monotonic_ns=1))
     bench.tuner.start()
     bench.run(OFFER_BOUNDARY + 2)
     return bench
@@ -32,7 +32,7 @@ def say(bench: Bench, signal: HostSignals | None) -> None:
 
 def test_no_trial_is_turned_while_the_rank_s_node_is_disturbed(bench: Bench) -> None:
     say(bench, SHORT)
-    bench.policy.turn = Turn(1, {"micro_batch": 8}, is_trial=True)
+    bench.policy.turn = TuningTurn(1, {"micro_batch": 8}, is_trial=True)
     bench.run(6)
     assert bench.switches() == []
     say(bench, WELL)
@@ -41,17 +41,17 @@ def test_no_trial_is_turned_while_the_rank_s_node_is_disturbed(bench: Bench) -> 
 
 
 def test_the_way_back_is_open_in_a_disturbance(bench: Bench) -> None:
-    bench.policy.turn = Turn(1, {"micro_batch": 8}, is_trial=True)
+    bench.policy.turn = TuningTurn(1, {"micro_batch": 8}, is_trial=True)
     bench.run(4)
     say(bench, SHORT)
-    bench.policy.turn = Turn(1, {"micro_batch": 4})
+    bench.policy.turn = TuningTurn(1, {"micro_batch": 4})
     bench.run(4)
     assert [knobs["micro_batch"] for _, _, knobs in bench.switches()] == [8, 4]
 
 
 def test_a_silent_daemon_permits_a_trial(bench: Bench) -> None:
     say(bench, SHORT)
-    bench.policy.turn = Turn(1, {"micro_batch": 8}, is_trial=True)
+    bench.policy.turn = TuningTurn(1, {"micro_batch": 8}, is_trial=True)
     bench.run(2)
     assert bench.switches() == []
     say(bench, None)

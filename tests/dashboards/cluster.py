@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from pacecar.config import DaemonConfig
-from pacecar.monitor.collectors.daemon_process import OwnCollector
+from pacecar.monitor.collectors.daemon_process import DaemonProcessCollector
 from pacecar.monitor.daemon import Daemon
 from tests.dashboards.lively_job import LivelyJob
 from tests.dashboards.lively_node import LivelyNode
@@ -43,7 +43,7 @@ def cluster(folder: Path, rules: list[Path]) -> Iterator[Prometheus]:
                 period_seconds=SCRAPE_SECONDS,
                 jitter_ratio=0.0,
             )
-            daemons[name] = Daemon(config, collectors=[node(), OwnCollector()])
+            daemons[name] = Daemon(config, collectors=[node(), DaemonProcessCollector()])
             daemons[name].start()
             until.callback(daemons[name].close)
         sockets = [daemon.socket for daemon in daemons.values()]

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 
-from pacecar.metrics.catalog import WINDOW_NAMES, Kind, by_name
+from pacecar.metrics.catalog import WINDOW_NAMES, MetricKind, by_name
 from pacecar.records import Ok, Outcome, Sample
 
 __all__ = ["LivelyNode"]
@@ -76,7 +76,7 @@ class LivelyNode:
 
     def _samples(self, name: str, labels: tuple[str, ...], figure: Figure, t: float, passed: float) -> Iterable[Sample]:
         is_whole = by_name(name).unit.outside != "ratio"
-        if by_name(name).kind is Kind.COUNTER:
+        if by_name(name).kind is MetricKind.COUNTER:
             self._totals[name, labels] = total = self._totals.get((name, labels), 0.0) + figure(t) * passed
             yield Sample(name, labels, int(total))
             return

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pacecar.dashboards.boards.fleet import NODES_TOP
-from pacecar.metrics.catalog import CATALOG, Kind
+from pacecar.metrics.catalog import CATALOG, MetricKind
 from pacecar.records import LEDGER_HEADINGS
 from tests.dashboards.conftest import drawing_panels
 from tests.dashboards.promql import VARIABLES, check, filled_in
@@ -53,7 +53,7 @@ def series() -> list[dict[str, str]]:
         }
         values = (
             f"0+{growth.get(metric.name, 8)}x40"
-            if metric.kind is Kind.COUNTER
+            if metric.kind is MetricKind.COUNTER
             else f"{int(metric.name not in AT_ZERO)}x40"
         )
         for combination in itertools.product(*choices):

@@ -191,7 +191,7 @@ def test_what_tuning_adds_between_the_ranks_is_what_the_code_adds():
 
 def test_the_pictures_of_the_ledger_are_what_the_attribution_gives():
     """Every column of the drawings in docs/ledger.md, charged by the code that charges real steps."""
-    from pacecar.profiler.ledger.attribution import Cause, Work, attribute
+    from pacecar.profiler.ledger.attribution import LossCause, Work, attribute
     from pacecar.profiler.ledger.intervals import intervals
 
     letters = {"compute": "c", "exposed_communication": "e", "exposed_copy": "y"}
@@ -214,7 +214,7 @@ def test_the_pictures_of_the_ledger_are_what_the_attribution_gives():
                     Work.COPY: at(column, "copy", "#"),
                 },
                 (column, column + 1),
-                causes={Cause.DATA_WAIT: at(column, "host", "d"), Cause.OPTIMIZER: at(column, "host", "o")},
+                causes={LossCause.DATA_WAIT: at(column, "host", "d"), LossCause.OPTIMIZER: at(column, "host", "o")},
             )
             charged = next(heading for heading, ns in ledger.parts().items() if ns)
             assert letters[charged] == letter, f"column {column}"

@@ -235,11 +235,11 @@ class World:
 
     def remembered(self) -> str:
         """Put an entry into the file of best knobs and return the key's first digits."""
-        from pacecar.controller.memory.knob_store import KnobsFile
+        from pacecar.controller.memory.knob_store import KnobStore
         from tests.controller.test_memory import entry, put
 
         one = entry(1)
-        put(KnobsFile(self.folder / "state/pacecar/knobs.json", is_ours=True), one)
+        put(KnobStore(self.folder / "state/pacecar/knobs.json", is_ours=True), one)
         return str(one.key)[:6]
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from pacecar.controller.consensus.channels import SideRoad
+from pacecar.controller.consensus.channels import SideChannel
 
 __all__ = ["wait_for_gathers"]
 
@@ -20,12 +20,12 @@ MOMENT_SECONDS = 0.5
 
 def wait_for_gathers() -> None:
     """From now on this process waits for each gather before it takes its answer."""
-    take = SideRoad.take
+    take = SideChannel.take
 
-    def taken(road: SideRoad) -> Any:
+    def taken(road: SideChannel) -> Any:
         limit = time.monotonic() + MOMENT_SECONDS
         while road._work is not None and not road._work.is_completed() and time.monotonic() < limit:
             time.sleep(0.0002)
         return take(road)
 
-    SideRoad.take = taken  # type: ignore[method-assign]
+    SideChannel.take = taken  # type: ignore[method-assign]

@@ -16,8 +16,8 @@ from playwright.sync_api import sync_playwright
 from rich.console import Console
 
 from pacecar.commands.top.fetch import fetch
-from pacecar.commands.top.screen import View, compose
-from pacecar.records.status_document import Document
+from pacecar.commands.top.screen import ScreenView, compose
+from pacecar.records.status_document import StatusDocument
 from tests.monitor.showcase import ShowJob, show_daemon
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,12 +39,12 @@ def draw_page(port: int, folder: Path) -> None:
         browser.close()
 
 
-def draw_top(document: Document, folder: Path) -> None:
+def draw_top(document: StatusDocument, folder: Path) -> None:
     for width, height in ((80, 24), (200, 60)):
         console = Console(
             file=io.StringIO(), record=True, width=width, height=height, force_terminal=True, highlight=False
         )
-        for line in compose(document, View(), width, height, console):
+        for line in compose(document, ScreenView(), width, height, console):
             console.print(line, soft_wrap=True)
         console.save_svg(str(folder / f"top-{width}x{height}.svg"), title="pacecar top")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pacecar.monitor.activation import inherited_socket
-from pacecar.monitor.ingest.unix_socket import Meeting, MeetingError
+from pacecar.monitor.ingest.unix_socket import UnixSocket, UnixSocketError
 from tests.kit.net import free_port
 from tests.monitor.showcase import ShowJob
 
@@ -155,8 +155,8 @@ def test_a_socket_that_does_not_listen_is_refused(tmp_path):
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as bound:
         bound.bind(str(path))
-        with pytest.raises(MeetingError, match="nobody listens there"):
-            Meeting(path, inherited=bound).open()
+        with pytest.raises(UnixSocketError, match="nobody listens there"):
+            UnixSocket(path, inherited=bound).open()
 
 
 @pytest.mark.parametrize(

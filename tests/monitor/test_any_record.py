@@ -11,14 +11,14 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from pacecar.clock import NS_PER_SECOND, FakeClock
 from pacecar.monitor.export.prometheus import Exporter
 from pacecar.monitor.export.samples import job_samples
-from pacecar.monitor.fault_containment import Faults
-from pacecar.monitor.http.status_document import Builder, Own
+from pacecar.monitor.fault_containment import FaultContainment
+from pacecar.monitor.http.status_document import DaemonOwn, StatusDocumentBuilder
 from pacecar.monitor.http.status_history import points
-from pacecar.monitor.ingest.frame_validation import Conversation, Peer
-from pacecar.monitor.jobs.job_energy import Energies
-from pacecar.monitor.jobs.state import Board
+from pacecar.monitor.ingest.frame_validation import FrameValidation, Peer
+from pacecar.monitor.jobs.job_energy import JobEnergies
+from pacecar.monitor.jobs.state import DaemonState
 from pacecar.records import JobHello, Ok, Sample, Snapshot
-from pacecar.records.status_document import Document
+from pacecar.records.status_document import StatusDocument
 from pacecar.wire import MAGIC, VERSION, FrameError, payload_of
 from tests.kit.anyrecord import JOB_RECORDS, Drawn, Rolled, make, mutated
 
@@ -37,11 +37,11 @@ class Node:
 
     def __init__(self):
         self.clock = FakeClock(monotonic_ns=5_000_000_000)
-        self.faults = Faults()
-        self.board = Board(self.clock, jobs_max=8, ranks_max=32, job_forget_seconds=900.0, faults=self.faults)
+        self.faults = FaultContainment()
+        self.board = DaemonState(self.clock, jobs_max=8, ranks_max=32, job_forget_seconds=900.0, faults=self.faults)
         self.exporter = Exporter(lambda: job_samples(self.board.jobs(), faults=self.faults), self.faults)
-        self.builder = Builder(faults=self.faults)
-        self.energies = Energies(self.faults)
+        self.builder = StatusDocumentBuilder(faults=self.faults)
+        self.energies = JobEnergies(self.faults)
         self.hooks = {}
         self.taken = self.refused = self.ticks = 0
 
@@ -49,7 +49,7 @@ class Node:
         fields = make(
             JobHello, source, job=job, rank=rank, world_size=RANKS, pid=7, device_uuid=f"GPU-{job}-{rank}", launch=""
         )  # fmt: skip  one launch: the ranks are of one job
-        conversation = self.hooks[job, rank] = Conversation(Peer(7, 1000, 1000), own_pid=lambda pid: pid)
+        conversation = self.hooks[job, rank] = FrameValidation(Peer(7, 1000, 1000), own_pid=lambda pid: pid)
         self.say(conversation, fields)
         return conversation
 
@@ -88,7 +88,7 @@ class Node:
         for job in JOBS:
             self.board.rendezvous(job)
         self.board.paces()
-        own = Own("n", "1", 1, 1.0, None, 0.05, 0)
+        own = DaemonOwn("n", "1", 1, 1.0, None, 0.05, 0)
         document = self.builder.build(
             snapshot, self.board.jobs(), own, wall_ns=1, now_ns=self.clock.monotonic_ns(), throttled={}
         )
@@ -98,7 +98,7 @@ class Node:
         assert said == ["200 OK"]
         encoded = msgspec.json.encode(document)
         assert all(math.isfinite(value) for value in points(document).values())
-        assert msgspec.json.decode(encoded, type=Document).jobs_left_out == 0
+        assert msgspec.json.decode(encoded, type=StatusDocument).jobs_left_out == 0
         assert not any(self.faults.counts().values()), "nothing had to be contained"
         return body.decode()
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacecar.clock import NS_PER_SECOND
-from pacecar.monitor.sampling.cpu_budget import UP_RATIO, Budget
+from pacecar.monitor.sampling.cpu_budget import UP_RATIO, CpuBudget
 
 INTERVAL_NS = 15 * NS_PER_SECOND
 
@@ -31,26 +31,26 @@ class Plant:
 
 
 def test_within_the_budget_nothing_changes():
-    plant = Plant(Budget(0.05, 10.0, interval_ns=INTERVAL_NS), base=0.01, each=0.001)
+    plant = Plant(CpuBudget(0.05, 10.0, interval_ns=INTERVAL_NS), base=0.01, each=0.001)
     assert plant.run(20) == 10.0
     assert {change.direction for change in plant.changes} == {None}
     assert plant.changes[0].cpu_ratio == pytest.approx(0.02)
 
 
 def test_over_the_budget_it_halves_the_rate_until_it_fits():
-    plant = Plant(Budget(0.05, 10.0, interval_ns=INTERVAL_NS), base=0.01, each=0.01)
+    plant = Plant(CpuBudget(0.05, 10.0, interval_ns=INTERVAL_NS), base=0.01, each=0.01)
     assert plant.run(10) == 2.5
     assert [change.rate for change in plant.changes[:4]] == [5.0, 2.5, 2.5, 2.5]
 
 
 def test_when_the_ticks_alone_are_over_it_there_are_no_glances():
-    plant = Plant(Budget(0.05, 10.0, interval_ns=INTERVAL_NS), base=0.2, each=0.001)
+    plant = Plant(CpuBudget(0.05, 10.0, interval_ns=INTERVAL_NS), base=0.2, each=0.001)
     assert plant.run(10) == 0.0
     assert plant.changes[-1].cpu_ratio == pytest.approx(0.2)
 
 
 def test_it_goes_up_again_when_it_fits_and_also_from_none():
-    plant = Plant(Budget(0.05, 10.0, interval_ns=INTERVAL_NS), base=0.2, each=0.001)
+    plant = Plant(CpuBudget(0.05, 10.0, interval_ns=INTERVAL_NS), base=0.2, each=0.001)
     plant.run(10)
     plant.base = 0.01
     assert plant.run(10) == 10.0
@@ -60,7 +60,7 @@ def test_it_goes_up_again_when_it_fits_and_also_from_none():
 @settings(max_examples=200, deadline=None)
 @given(st.floats(0.001, 1), st.floats(0, 0.2), st.floats(0, 0.05))
 def test_it_settles_under_a_steady_load_at_the_highest_step_that_fits(allowed, base, each):
-    plant = Plant(Budget(allowed, 10.0, interval_ns=INTERVAL_NS), base, each)
+    plant = Plant(CpuBudget(allowed, 10.0, interval_ns=INTERVAL_NS), base, each)
     rate = plant.run(10)
     assert plant.run(10) == rate
     assert {change.direction for change in plant.changes[-10:]} == {None}
@@ -73,7 +73,7 @@ def test_it_settles_under_a_steady_load_at_the_highest_step_that_fits(allowed, b
 
 def test_costs_that_no_glance_tells_of_do_not_make_it_flap():
     """The calls are made by other threads, so that every step up looks free and is not."""
-    plant = Plant(Budget(0.05, 10.0, interval_ns=INTERVAL_NS), base=0.01, each=0.006)
+    plant = Plant(CpuBudget(0.05, 10.0, interval_ns=INTERVAL_NS), base=0.01, each=0.006)
     plant.tells = 0.0
     plant.run(500)
     changes = [change.direction for change in plant.changes if change.direction is not None]
@@ -83,13 +83,13 @@ def test_costs_that_no_glance_tells_of_do_not_make_it_flap():
 
 
 def test_no_glances_wanted_are_never_made():
-    plant = Plant(Budget(0.05, 0.0, interval_ns=INTERVAL_NS), base=0.2, each=0.1)
+    plant = Plant(CpuBudget(0.05, 0.0, interval_ns=INTERVAL_NS), base=0.2, each=0.1)
     assert plant.run(3) == 0.0
     assert {change.direction for change in plant.changes} == {None}
 
 
 def test_it_looks_once_an_interval_only():
-    budget = Budget(0.05, 10.0, interval_ns=INTERVAL_NS)
+    budget = CpuBudget(0.05, 10.0, interval_ns=INTERVAL_NS)
     assert budget.spend(0, 0, 0) is None
     assert budget.spend(10**12, 0, INTERVAL_NS - 1) is None
     assert budget.spend(0, 0, INTERVAL_NS).rate == 10.0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pacecar.monitor.collectors.cgroup import CgroupCollector, Member
+from pacecar.monitor.collectors.cgroup import CgroupCollector, CgroupMember
 from pacecar.monitor.collectors.source_reader import Files
 
 PODS = "kubepods.slice/kubepods-burstable.slice"
@@ -49,7 +49,7 @@ def container(tmp_path):
 
 
 def read(files: Files) -> dict[tuple[str, str], float]:
-    ranks = [Member("42", "rank", "job", "0"), Member("43", "rank", "job", "1")]
+    ranks = [CgroupMember("42", "rank", "job", "0"), CgroupMember("43", "rank", "job", "1")]
     outcome = CgroupCollector(files, lambda: ranks).collect()
     return {(sample.metric, sample.labels[0]): sample.value for sample in getattr(outcome, "samples", ())}
 

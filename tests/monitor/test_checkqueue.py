@@ -9,7 +9,7 @@ import bcrypt
 import pytest
 
 from pacecar.clock import NS_PER_SECOND, FakeClock
-from pacecar.monitor.http.password_queue import GUESSES_AT_ONCE, REST_RATIO, SOURCES_MAX, WAITING_MAX, CheckQueue
+from pacecar.monitor.http.password_queue import GUESSES_AT_ONCE, REST_RATIO, SOURCES_MAX, WAITING_MAX, PasswordQueue
 from pacecar.monitor.http.server import WebServer
 from pacecar.monitor.http.web_config import Security
 
@@ -21,7 +21,7 @@ def clock():
 
 @pytest.fixture
 def queue(clock):
-    return CheckQueue(clock, random.Random(1))
+    return PasswordQueue(clock, random.Random(1))
 
 
 def drain(queue, most=10_000):
@@ -97,7 +97,7 @@ def test_memory_is_bounded_however_many_sources_and_names(queue):
 
 
 def test_waiting_ends_with_the_queue(clock):
-    queue, got = CheckQueue(clock), []
+    queue, got = PasswordQueue(clock), []
     thread = threading.Thread(target=lambda: got.append(queue.wait()))
     thread.start()
     queue.close()

@@ -5,7 +5,7 @@ import pytest
 from pacecar.knobs import KNOBS
 from pacecar.metrics.catalog import by_name as metric
 from pacecar.monitor.export import prometheus
-from pacecar.monitor.ingest.frame_validation import Conversation, Peer
+from pacecar.monitor.ingest.frame_validation import FrameValidation, Peer
 from pacecar.profiler.ranks.phase_sums_message import PHASES
 from pacecar.profiler.windows.collective_stats import SeenCollective, sum_collectives
 from pacecar.records import (  # fmt: skip
@@ -66,7 +66,7 @@ def records(make_step, knob, phase, name, rung, arithmetic):
 
 @pytest.fixture
 def conversation(make_hello):
-    conversation = Conversation(Peer(4242, 1000, 1000), own_pid=lambda pid: None)
+    conversation = FrameValidation(Peer(4242, 1000, 1000), own_pid=lambda pid: None)
     conversation.take(encode_frame(make_hello()))
     return conversation
 
@@ -112,7 +112,7 @@ def test_a_second_hello_is_the_first_again(conversation, make_hello):
 
 def test_the_page_remembers_no_more_bytes_of_lines_than_it_may(monkeypatch):
     monkeypatch.setattr(prometheus, "LINES_BYTES_MAX", 200_000)
-    pen = prometheus.Pen()
+    pen = prometheus.MetricWriter()
     empty = [""] * (len(metric("pacecar_rank_info").labels) - 2)
     for number in range(3000):
         pen.write([Sample("pacecar_rank_info", ("x" * 250, str(number), *empty), 1)])

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from pacecar.clock import NS_PER_SECOND, FakeClock
 from pacecar.config import DaemonConfig
 from pacecar.monitor.daemon import Daemon
-from pacecar.monitor.fault_containment import Faults, Part
-from pacecar.monitor.watched_threads import LOOKS, RESTARTS_MAX, Verdicts, Watch, WatchedThread
+from pacecar.monitor.fault_containment import ContainedPart, FaultContainment
+from pacecar.monitor.watched_threads import LOOKS, RESTARTS_MAX, ThreadWatch, Verdicts, WatchedThread
 from pacecar.records import Ok, Sample, Vitals
 from tests.kit.waiting import until
 
@@ -121,16 +121,16 @@ def test_a_collector_that_is_odd_costs_itself_alone(start, steady, error):
 
 
 def test_faults_are_counted_by_part_and_logged_once_a_place(caplog):
-    faults = Faults()
+    faults = FaultContainment()
 
     def fail(number):
         return 1 // number
 
     with caplog.at_level(logging.ERROR):
         for _ in range(5):
-            assert faults.contain(Part.TICK, "energy", lambda: fail(0), 9) == 9
-        assert list(faults.each(Part.JOB, "job 'a'", lambda: (1 // n for n in (1, 0)))) == []
-        assert faults.contain(Part.TICK, "energy", lambda: fail(1), 9) == 1
+            assert faults.contain(ContainedPart.TICK, "energy", lambda: fail(0), 9) == 9
+        assert list(faults.each(ContainedPart.JOB, "job 'a'", lambda: (1 // n for n in (1, 0)))) == []
+        assert faults.contain(ContainedPart.TICK, "energy", lambda: fail(1), 9) == 1
     assert {part: count for part, count in faults.counts().items() if count} == {"tick": 5, "job": 1}
     assert len(caplog.records) == 2
     assert "energy" in caplog.text
@@ -146,7 +146,7 @@ def test_a_loop_that_fails_is_entered_again_and_one_that_fails_again_and_again_h
 
     thread = WatchedThread("t", run, clock)
     thread._pause.set()  # do not wait between two runs
-    watch = Watch()
+    watch = ThreadWatch()
     watch.add(lambda: thread)
     assert watch.troubles() == []
     thread.start()

@@ -3,8 +3,8 @@
 import pytest
 
 from pacecar.monitor.export.samples import job_samples
-from pacecar.monitor.jobs.rank_health import SILENT_SECONDS, Crew, crew_samples
-from pacecar.monitor.jobs.state import Board
+from pacecar.monitor.jobs.rank_health import SILENT_SECONDS, RankHealth, crew_samples
+from pacecar.monitor.jobs.state import DaemonState
 from pacecar.records import HangSuspicion, Straggler
 from pacecar.records.job_identity import JobKey
 
@@ -21,7 +21,7 @@ def suspicion(rank, *, ended=False):
 
 @pytest.fixture
 def crew():
-    made = Crew()
+    made = RankHealth()
     for rank in (0, 2):
         made.take(suspicion(rank), 10 * S)
     return made
@@ -46,7 +46,7 @@ def test_who_still_reports_is_not_silent(crew):
 
 @pytest.mark.parametrize("how", ["it steps again", "it says goodbye"])
 def test_nobody_is_silent_when_nobody_suspects_a_hang_any_more(crew, how):
-    assert silent(Crew(), 500 * S, r1=0) == {}
+    assert silent(RankHealth(), 500 * S, r1=0) == {}
     for rank in (0, 2):
         if how == "it steps again":
             crew.take(suspicion(rank, ended=True), 20 * S)
@@ -75,7 +75,7 @@ def late(*, ended=False):
 @pytest.fixture
 def board(clock, make_hello):
     """Two ranks; rank 0 says that rank 1 is late, and suspects a hang."""
-    made = Board(clock, jobs_max=2, ranks_max=4, job_forget_seconds=60)
+    made = DaemonState(clock, jobs_max=2, ranks_max=4, job_forget_seconds=60)
     for rank in (0, 1):
         hello = make_hello(rank=rank)
         made.take(hello, hello=hello, uid=1, owner=rank)

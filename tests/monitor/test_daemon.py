@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_pro
 
 from pacecar.clock import NS_PER_SECOND, FakeClock
 from pacecar.config import DaemonConfig
-from pacecar.metrics.catalog import CATALOG, Subject, Unit, by_name
+from pacecar.metrics.catalog import CATALOG, MetricSubject, MetricUnit, by_name
 from pacecar.monitor.collectors.cpu import CpuCollector
 from pacecar.monitor.collectors.network import NetworkCollector
 from pacecar.monitor.collectors.source_reader import Files
@@ -31,7 +31,7 @@ from pacecar.monitor.sampling.collector_registry import default_collectors, samp
 from pacecar.monitor.sampling.sampler import Sampler
 from pacecar.monitor.sampling.ticker import Beat
 from pacecar.records import Failed, Ok, Sample
-from pacecar.records.status_document import Document
+from pacecar.records.status_document import StatusDocument
 from tests.kit.tools import find_tool
 from tests.kit.waiting import until
 from tests.monitor.testimony import everything
@@ -119,12 +119,16 @@ def test_served_and_catalogued_are_the_same(start, job):
     for name, samples in served.items():
         entry = by_name(name)
         assert {tuple(sorted(s.labels)) for s in samples} == {tuple(sorted(entry.labels))}, name
-    due = {entry.name for entry in CATALOG if entry.subject in (Subject.JOB, Subject.TUNER, Subject.DAEMON)}
+    due = {
+        entry.name
+        for entry in CATALOG
+        if entry.subject in (MetricSubject.JOB, MetricSubject.TUNER, MetricSubject.DAEMON)
+    }
     due -= {"pacecar_daemon_cpu_utilization_ratio"}  # known when the budget was looked at, after a window
     due = {name for name in due if "_otlp_" not in name}  # where [otlp] names an endpoint: test_otlp.py
     due -= {name for name in due if name.startswith("pacecar_job_energy_")}  # of GPUs
     assert due <= served.keys()
-    host = {entry.name for entry in CATALOG if entry.subject is Subject.HOST}
+    host = {entry.name for entry in CATALOG if entry.subject is MetricSubject.HOST}
     depends = re.compile(
         "pressure|disk|swap|link|filesystem|available|numa|frequency|huge|network_.*(utili|carrier)"
     )  # on the kernel and the hardware
@@ -140,7 +144,7 @@ def test_values_come_out_in_base_units(start, job):
     assert steps == {"0": 42.0, "1": 42.0}
     (first, _) = served["pacecar_job_step_wall_seconds_total"]
     assert first.value == 3.6e-6
-    assert outside(next(e for e in CATALOG if e.unit is Unit.NANOSECONDS), 300_000_000) == 0.3
+    assert outside(next(e for e in CATALOG if e.unit is MetricUnit.NANOSECONDS), 300_000_000) == 0.3
     assert outside(by_name("pacecar_gpu_clock_hertz"), 1980) == 1.98e9
     assert outside(by_name("pacecar_gpu_power_watts"), 650_123) == 650.123
 
@@ -167,7 +171,7 @@ def test_other_pages(start, job):
     assert [rank["step"] for rank in node["jobs"][0]["ranks"]] == [41, 41]
     (move,) = node["jobs"][0]["moves"]
     assert (move["outcome"], move["reason"]) == ("kept", 'a "quoted"\nreason')
-    msgspec.json.decode(text, type=Document)
+    msgspec.json.decode(text, type=StatusDocument)
 
 
 def test_series_of_a_forgotten_job_vanish(start, job):

@@ -5,14 +5,14 @@ import pytest
 
 from pacecar.clock import NS_PER_SECOND
 from pacecar.metrics.catalog import by_name
-from pacecar.monitor.http.status_document import JOBS_MAX, RANKS_MAX, RANKS_MIN, Builder, Own
+from pacecar.monitor.http.status_document import JOBS_MAX, RANKS_MAX, RANKS_MIN, DaemonOwn, StatusDocumentBuilder
 from pacecar.monitor.jobs.cgroup_identity import Residence
-from pacecar.monitor.jobs.job_table import Jobs
+from pacecar.monitor.jobs.job_table import JobTable
 from pacecar.monitor.recorder.recorder import Figures
 from pacecar.records import Failed, Goodbye, Ledger, Ok, Sample, Snapshot, Throttling, status_document
 from tests.monitor.testimony import everything
 
-OWN = Own("node-a", "1.2", 5 * NS_PER_SECOND, 1.0, 0.01, 0.05, 3)
+OWN = DaemonOwn("node-a", "1.2", 5 * NS_PER_SECOND, 1.0, 0.01, 0.05, 3)
 
 
 def snapshot(*samples, tick=0, at_seconds=100.0, **outcomes):
@@ -22,14 +22,14 @@ def snapshot(*samples, tick=0, at_seconds=100.0, **outcomes):
 
 
 def build(builder=None, shot=None, jobs=(), now_seconds=100.5, throttled=None):
-    return (builder or Builder()).build(
+    return (builder or StatusDocumentBuilder()).build(
         shot, jobs, OWN, wall_ns=50 * NS_PER_SECOND, now_ns=int(now_seconds * NS_PER_SECOND), throttled=throttled or {}
     )
 
 
 @pytest.fixture
 def jobs(clock):
-    return Jobs(clock, jobs_max=1000, ranks_max=10_000, forget_ns=10**18)
+    return JobTable(clock, jobs_max=1000, ranks_max=10_000, forget_ns=10**18)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def speak(jobs, make_hello, make_step):
 def test_where_a_rank_runs_is_what_identity_says_and_null_where_it_says_nothing(jobs, speak):
     speak(ranks=2)
     places = {0: Residence("t-0", "ml", "uid", "box", "42"), 1: Residence()}
-    document = build(Builder(lambda hello: places[hello.rank]), jobs=jobs.view())
+    document = build(StatusDocumentBuilder(lambda hello: places[hello.rank]), jobs=jobs.view())
     first, second = document.jobs[0].ranks
     assert (first.pod_name, first.pod_namespace, first.slurm_job) == ("t-0", "ml", "42")
     assert (second.pod_name, second.pod_namespace, second.slurm_job) == (None, None, None)
@@ -56,7 +56,7 @@ def test_where_a_rank_runs_is_what_identity_says_and_null_where_it_says_nothing(
 def test_the_recorder_is_in_the_document_unless_it_is_off():
     figures = Figures(6_000_000, 300 * NS_PER_SECOND, 9, {}, {"xid": 2}, 1, 0, 0, None)
     own = OWN._replace(recorder=figures)
-    said = Builder().build(None, (), own, wall_ns=1, now_ns=1, throttled={}).daemon.recorder
+    said = StatusDocumentBuilder().build(None, (), own, wall_ns=1, now_ns=1, throttled={}).daemon.recorder
     assert (said.span_seconds, said.memory_bytes, said.triggers_total) == (300.0, 6_000_000, {"xid": 2})
     assert (said.files_total, said.files_bytes, said.write_failures_total, said.lost_total) == (1, None, 0, 0)
     assert build().daemon.recorder is None
@@ -65,9 +65,13 @@ def test_the_recorder_is_in_the_document_unless_it_is_off():
 @pytest.mark.parametrize(
     ("kind", "prefix", "apart"),
     [
-        (status_document.Recorder, "pacecar_recorder_", set()),
+        (status_document.RecorderStatus, "pacecar_recorder_", set()),
         (status_document.Host, "pacecar_host_", set()),
-        (status_document.Gpu, "pacecar_gpu_", {"gpu", "name", "uuid", "down_reason", "sm_clock_hertz", "throttled_by"}),
+        (
+            status_document.GpuStatus,
+            "pacecar_gpu_",
+            {"gpu", "name", "uuid", "down_reason", "sm_clock_hertz", "throttled_by"},
+        ),
     ],
 )
 def test_each_figure_is_a_metric_of_the_catalog(kind, prefix, apart):
@@ -117,7 +121,7 @@ def test_before_the_first_tick_nothing_is_invented():
 
 
 def test_a_links_rate_needs_two_ticks_and_a_counter_that_fell_has_none():
-    builder = Builder()
+    builder = StatusDocumentBuilder()
 
     def link(tick, received, sent):
         labels = ("eth0",)
@@ -166,7 +170,7 @@ def test_a_job_is_told_with_its_ledger_moves_stragglers_and_ladder(jobs, speak):
 
 
 def test_the_ledger_of_the_last_seconds_is_what_was_added_to_the_totals(jobs, speak):
-    builder = Builder()
+    builder = StatusDocumentBuilder()
 
     def at(seconds, compute, samples):
         ledger = Ledger(wall_ns=compute * 2, compute_ns=compute, unknown_ns=compute)
@@ -211,4 +215,4 @@ def test_of_many_ranks_the_late_and_the_slow_ones_are_shown(jobs, speak, make_he
 def test_the_document_comes_back_from_json_as_it_was(jobs, speak):
     speak(ranks=2)
     document = build(shot=snapshot(Sample("pacecar_host_cpus_online", (), 2)), jobs=jobs.view())
-    assert msgspec.json.decode(msgspec.json.encode(document), type=status_document.Document) == document
+    assert msgspec.json.decode(msgspec.json.encode(document), type=status_document.StatusDocument) == document

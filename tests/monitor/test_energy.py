@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from pacecar.clock import NS_PER_SECOND
-from pacecar.monitor.jobs.job_energy import MIN_SECONDS, SPAN_SECONDS, Energies
+from pacecar.monitor.jobs.job_energy import MIN_SECONDS, SPAN_SECONDS, JobEnergies
 from pacecar.monitor.jobs.job_table import JobView, RankView
 from pacecar.records import Ok, Sample, Snapshot
 
@@ -51,7 +51,7 @@ def figures(samples):
 
 
 def test_a_step_of_two_gpus_takes_what_both_counters_say(view):
-    energies = Energies()
+    energies = JobEnergies()
     for second in range(3 * SPAN_SECONDS):
         # 300 W and 500 W; a step of two seconds, 8 samples on each rank.
         steps = second // 2
@@ -66,7 +66,7 @@ def test_a_step_of_two_gpus_takes_what_both_counters_say(view):
 
 
 def test_a_gpu_that_was_not_read_for_a_while_loses_nothing(view):
-    energies = Energies()
+    energies = JobEnergies()
     for second in range(40):
         lost = 10 <= second < 15
         read = take(
@@ -78,7 +78,7 @@ def test_a_gpu_that_was_not_read_for_a_while_loses_nothing(view):
 
 
 def test_a_shared_gpu_is_given_to_neither_job(view):
-    energies = Energies()
+    energies = JobEnergies()
     for second in range(90):
         jobs = [view("a", {0: ("0", second, second)})]
         if 30 <= second < 60:
@@ -93,13 +93,13 @@ def test_a_shared_gpu_is_given_to_neither_job(view):
 
 @pytest.mark.parametrize("ranks", [{0: (None, 5, 5)}, {0: ("0", 5, 5), 1: (None, 5, 5)}, {0: ("9", 5, 5)}])
 def test_what_is_unknown_is_absent(view, ranks):
-    energies = Energies()
+    energies = JobEnergies()
     for second in range(30):
         assert take(energies, snapshot(second, {"0": 1000 * second}), [view("a", ranks)]) == []
 
 
 def test_a_driver_that_counts_anew_and_a_job_that_attaches_anew_give_no_wrong_number(view):
-    energies = Energies()
+    energies = JobEnergies()
     for second in range(100):
         energy = 1000 * second + (10**9 if second < 40 else 0)
         steps = second if second < 70 else second - 70
@@ -111,7 +111,7 @@ def test_a_driver_that_counts_anew_and_a_job_that_attaches_anew_give_no_wrong_nu
 
 
 def test_ranks_that_may_share_a_sample_have_no_energy_a_sample(view):
-    energies = Energies()
+    energies = JobEnergies()
     for second in range(30):
         job = view("a", {0: ("0", second, second), 1: ("1", second, second)})
         ranks = tuple(
@@ -123,7 +123,7 @@ def test_ranks_that_may_share_a_sample_have_no_energy_a_sample(view):
 
 
 def test_what_a_forgotten_job_left_is_gone(view):
-    energies = Energies()
+    energies = JobEnergies()
     take(energies, snapshot(0, {"0": 0}), [view(f"job-{n}", {0: ("0", 1, 1)}) for n in range(100)])
     assert take(energies, snapshot(1, {"0": 1}), []) == []
     assert not energies._jobs

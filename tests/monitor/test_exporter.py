@@ -14,7 +14,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_prometheus
 
-from pacecar.metrics.catalog import CATALOG, Kind, by_name
+from pacecar.metrics.catalog import CATALOG, MetricKind, by_name
 from pacecar.monitor.export import prometheus as room
 from pacecar.monitor.export.prometheus import Exporter, outside
 from pacecar.records import Sample
@@ -51,7 +51,7 @@ def theirs(samples, write):
             for entry in CATALOG:
                 rows = {s.labels: s.value for s in samples if s.metric == entry.name}
                 if rows:
-                    kind = CounterMetricFamily if entry.kind is Kind.COUNTER else GaugeMetricFamily
+                    kind = CounterMetricFamily if entry.kind is MetricKind.COUNTER else GaugeMetricFamily
                     family = kind(entry.name, entry.help, labels=entry.labels, unit=entry.unit.outside)
                     for labels, value in rows.items():
                         family.add_metric(labels, outside(entry, value))
@@ -79,7 +79,7 @@ values = st.one_of(st.integers(0, 2**63), st.floats(allow_nan=False, min_value=-
 def samples(draw):
     entry = draw(st.sampled_from(CATALOG))
     label = st.text(st.characters(codec="utf-8", exclude_categories=("Cs",)), max_size=8)
-    value = draw(values) if entry.kind is Kind.GAUGE else draw(st.integers(0, 2**63))
+    value = draw(values) if entry.kind is MetricKind.GAUGE else draw(st.integers(0, 2**63))
     return Sample(entry.name, tuple(draw(label) for _ in entry.labels), value)
 
 
@@ -172,7 +172,7 @@ def test_name_parameter_and_methods():
 
 def test_lines_of_labels_that_come_and_go_do_not_fill_memory(monkeypatch):
     monkeypatch.setattr(room, "SERIES_MAX", 10)
-    pen = room.Pen()
+    pen = room.MetricWriter()
     for round_ in range(5):
         pen.write([Sample("pacecar_host_network_up", (f"veth{round_}-{i}",), 1) for i in range(8)])
         assert len(pen._lines) <= 10 + 8

@@ -7,10 +7,10 @@ import pytest
 from pacecar.clock import NS_PER_SECOND
 from pacecar.monitor.recorder.pending_triggers import AFTER_SECONDS, INTERVAL_SECONDS, TRIGGERS_MAX, PendingTriggers
 from pacecar.monitor.recorder.record_queue import HOST, RecordQueue
-from pacecar.monitor.recorder.shelf import FILES_MAX, Shelf, ShelfFullError
-from pacecar.monitor.recorder.user_buffers import Tapes
+from pacecar.monitor.recorder.shelf import FILES_MAX, RecordingFolder, RecordingFolderFullError
+from pacecar.monitor.recorder.user_buffers import UserBuffers
 from pacecar.records import Goodbye, Ok, Sample, Snapshot
-from pacecar.records.recording import Event, Header, Trigger, parts, read_recording
+from pacecar.records.recording import RecordingEvent, RecordingHeader, Trigger, parts, read_recording
 from pacecar.wire import encode_frame, payload_of
 
 ATTACKER, VICTIM = 1000, 1001
@@ -26,13 +26,13 @@ def record(job, reason):
 
 
 def read(tapes, tmp_path, now_ns):
-    header = Header(host="h", pacecar_version="0", written_wall_ns=0, window_ns=1, triggers=())
+    header = RecordingHeader(host="h", pacecar_version="0", written_wall_ns=0, window_ns=1, triggers=())
     (tmp_path / "r").write_bytes(b"".join(parts(header, tapes.seal(now_ns))))
     return read_recording(tmp_path / "r")
 
 
 def test_a_flood_of_one_users_records_flushes_neither_ticks_nor_anothers_records(tmp_path):
-    tapes = Tapes(window_ns=600 * NS_PER_SECOND, bytes_max=2_000_000)
+    tapes = UserBuffers(window_ns=600 * NS_PER_SECOND, bytes_max=2_000_000)
     for second in range(120):
         at_ns = second * NS_PER_SECOND
         tapes.tick(snapshot(second), at_ns)
@@ -49,10 +49,10 @@ def test_a_flood_of_one_users_records_flushes_neither_ticks_nor_anothers_records
 
 
 def test_users_who_say_nothing_any_more_take_nothing():
-    tapes = Tapes(window_ns=60 * NS_PER_SECOND, bytes_max=10**6)
+    tapes = UserBuffers(window_ns=60 * NS_PER_SECOND, bytes_max=10**6)
     for uid in range(100):
         tapes.record(uid, record("j", "r"), 1)
-        tapes.event_of(uid, Event(1, "trigger hang", "x"))
+        tapes.event_of(uid, RecordingEvent(1, "trigger hang", "x"))
     assert (tapes.entries, len(tapes._users)) == (200, 100)
     tapes.expire(50 * NS_PER_SECOND)
     assert len(tapes._users) == 100
@@ -142,7 +142,7 @@ put.moment = 0
 
 @pytest.mark.parametrize("faked", ["hang-uid1000", "stall-uid1000", "xid_of_program", "hang"])
 def test_what_users_can_make_up_evicts_no_real_xid_and_no_other_users_file(tmp_path, faked):
-    shelf = Shelf(tmp_path / "rec", bytes_max=3000)
+    shelf = RecordingFolder(tmp_path / "rec", bytes_max=3000)
     kept = [put(shelf, "xid"), put(shelf, "gpu_lost"), put(shelf, "request"), put(shelf, "hang-uid1001")]
     for _ in range(200):
         put(shelf, faked)
@@ -154,7 +154,7 @@ def test_what_users_can_make_up_evicts_no_real_xid_and_no_other_users_file(tmp_p
 
 
 def test_xids_push_out_what_users_reported_but_leave_them_a_quarter(tmp_path):
-    shelf = Shelf(tmp_path / "rec", bytes_max=4000)
+    shelf = RecordingFolder(tmp_path / "rec", bytes_max=4000)
     for _ in range(10):
         put(shelf, "hang-uid1000", 400)
     for _ in range(50):
@@ -165,7 +165,7 @@ def test_xids_push_out_what_users_reported_but_leave_them_a_quarter(tmp_path):
 
 
 def test_many_small_files_are_shared_out_by_number(tmp_path):
-    shelf = Shelf(tmp_path / "rec", bytes_max=10**9)
+    shelf = RecordingFolder(tmp_path / "rec", bytes_max=10**9)
     first = put(shelf, "xid", 1)
     for _ in range(2 * FILES_MAX):
         put(shelf, "hang-uid1000", 1)
@@ -178,8 +178,8 @@ def test_many_small_files_are_shared_out_by_number(tmp_path):
 
 
 def test_where_the_nodes_leave_no_room_a_users_recording_is_given_up(tmp_path):
-    shelf = Shelf(tmp_path / "rec", bytes_max=1000)
+    shelf = RecordingFolder(tmp_path / "rec", bytes_max=1000)
     kept = put(shelf, "xid", 700)
-    with pytest.raises(ShelfFullError, match="leave no room"):
+    with pytest.raises(RecordingFolderFullError, match="leave no room"):
         put(shelf, "hang-uid1000", 700)
     assert kept.exists()

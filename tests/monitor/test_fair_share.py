@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from pacecar.clock import FakeClock
 from pacecar.monitor.fair_share import giver_to
-from pacecar.monitor.ingest.command_routing import REQUESTS_MAX, Rendezvous, Requests, Target
+from pacecar.monitor.ingest.command_routing import REQUESTS_MAX, CommandRouting, Rendezvous, Target
 from pacecar.monitor.jobs.evictions import JOB_BYTES_MAX, RANK_BYTES_MAX
 from pacecar.monitor.jobs.job_table import REASON_CHARACTERS_MAX
-from pacecar.monitor.jobs.state import Board
+from pacecar.monitor.jobs.state import DaemonState
 from pacecar.records import Decision, Goodbye, Request, Straggler, TunerStatus
 from pacecar.wire import FrameError, Refusal
 
@@ -18,7 +18,7 @@ ATTACKER, VICTIM, THIRD = 1000, 1001, 1002
 
 @pytest.fixture
 def board(clock):
-    return Board(clock, jobs_max=8, ranks_max=16, job_forget_seconds=900)
+    return DaemonState(clock, jobs_max=8, ranks_max=16, job_forget_seconds=900)
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_what_is_kept_of_a_rank_and_of_a_job_is_bounded_in_bytes(board, make_hel
 
 def test_requests_of_one_user_push_out_his_own_and_not_anothers(make_hello):
     sent = []
-    requests = Requests(lambda connection, message: sent.append((connection, message)) or True)
+    requests = CommandRouting(lambda connection, message: sent.append((connection, message)) or True)
 
     def ask(uid, asker, serial):
         job = f"j{uid}"
@@ -194,10 +194,10 @@ def test_requests_of_one_user_push_out_his_own_and_not_anothers(make_hello):
 
 
 def test_time_gives_back_what_a_flood_used_up():
-    from pacecar.monitor.ingest.frame_rate_limit import BURST_TOKENS, TURN_TOKENS, FrameBudgets
+    from pacecar.monitor.ingest.frame_rate_limit import BURST_TOKENS, TURN_TOKENS, FrameRateLimits
 
     clock = FakeClock()
-    budgets = FrameBudgets(clock)
+    budgets = FrameRateLimits(clock)
     flood = budgets.of(ATTACKER, {})
     turns = frames = 0
     while not flood.is_paused:

@@ -19,8 +19,8 @@ import pytest
 
 from pacecar.clock import NS_PER_SECOND, FakeClock
 from pacecar.config import DaemonConfig
-from pacecar.metrics.catalog import CATALOG, Subject
-from pacecar.monitor.collectors.cgroup import CgroupCollector, Member
+from pacecar.metrics.catalog import CATALOG, MetricSubject
+from pacecar.monitor.collectors.cgroup import CgroupCollector, CgroupMember
 from pacecar.monitor.collectors.cpu import CpuCollector
 from pacecar.monitor.collectors.disk import DiskCollector
 from pacecar.monitor.collectors.identity import IdentityCollector
@@ -66,7 +66,7 @@ def statvfs(path):
 def collectors(files, machine, make_hello):
     """Collectors that have read the machine once, a second ago; since then it moved on."""
     clock = FakeClock(monotonic_ns=5 * NS_PER_SECOND)
-    ranks = [Member("4242", "rank", "run-7", "0", LAUNCH), Member("4243", "rank", "run-7", "1", LAUNCH)]
+    ranks = [CgroupMember("4242", "rank", "run-7", "0", LAUNCH), CgroupMember("4243", "rank", "run-7", "1", LAUNCH)]
     made = [
         CpuCollector(files, ticks_per_second=100),
         MemoryCollector(files),
@@ -117,7 +117,7 @@ def test_every_metric_of_the_catalog_but_the_gpus_is_on_the_golden_page():
     once |= {"pacecar_collector_glance_failures_total"}
     once |= {m.name for m in CATALOG if "_otlp_" in m.name}  # where [otlp] names an endpoint
     once |= {m.name for m in CATALOG if m.name.startswith("pacecar_job_energy_")}  # of GPUs
-    missing = {m.name for m in CATALOG if m.subject is not Subject.GPU and f"# TYPE {m.name} " not in page}
+    missing = {m.name for m in CATALOG if m.subject is not MetricSubject.GPU and f"# TYPE {m.name} " not in page}
     assert missing <= once
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pacecar.metrics.catalog import CATALOG, WINDOW_NAMES, Subject, by_name
+from pacecar.metrics.catalog import CATALOG, WINDOW_NAMES, MetricSubject, by_name
 from pacecar.monitor.collectors.gpu import REINIT_AFTER_SECONDS, REOPEN_SECONDS, GpuCollector
 from pacecar.monitor.gpu.call_deadlines import CALL_SECONDS_MIN
 from pacecar.monitor.gpu.device import CALLS_PER_TICK_MAX
@@ -188,7 +188,7 @@ def everything(standin, make, clock, tmp_path):
     return [s for outcome in outcomes for s in outcome.samples]
 
 
-GPU_METRICS = [m.name for m in CATALOG if m.subject is Subject.GPU and m.name not in WINDOWED]
+GPU_METRICS = [m.name for m in CATALOG if m.subject is MetricSubject.GPU and m.name not in WINDOWED]
 CONSTANT = {name for name in GPU_METRICS if name.endswith("_info")} | {
     "pacecar_gpu_last_success_time_seconds",
     "pacecar_gpu_driver_calls_total",

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.monitor.gpu.counter import ROUND, Counter, LinkCounter
+from pacecar.monitor.gpu.counter import ROUND, GpuCounter, LinkCounter
 from pacecar.monitor.gpu.derived import CHARGED_NS_MAX, ClockEvents, MeanPower
 
 TOP = 1 << 32
@@ -12,7 +12,7 @@ SECOND = 1_000_000_000
 
 
 def total(*values, bits=64):
-    counter = Counter()
+    counter = GpuCounter()
     return [counter.take(value, bits) for value in values][-1]
 
 
@@ -40,7 +40,7 @@ def test_a_fall_that_is_no_wrap_is_a_new_start():
 
 
 def test_after_a_reload_a_fall_is_never_a_wrap_and_what_goes_on_is_not_counted_twice():
-    counter = Counter()
+    counter = GpuCounter()
     counter.take(TOP - 10, 32)
     counter.restart()
     assert counter.take(5, 32) == TOP - 5
@@ -51,14 +51,14 @@ def test_after_a_reload_a_fall_is_never_a_wrap_and_what_goes_on_is_not_counted_t
 
 @given(st.lists(st.integers(0, (1 << 64) - 1), min_size=1, max_size=20), st.sampled_from([16, 31, 32, 63, 64]))
 def test_a_total_never_falls(values, bits):
-    counter = Counter()
+    counter = GpuCounter()
     totals = [counter.take(value, bits) for value in values]
     assert totals == sorted(totals)
 
 
 @given(st.integers(0, TOP - 1), st.lists(st.integers(0, TOP // 2 - 1), max_size=20))
 def test_steps_below_half_a_round_add_up_over_any_number_of_wraps(start, steps):
-    counter, at = Counter(), start
+    counter, at = GpuCounter(), start
     counter.take(start, 32)
     for step in steps:
         at += step

@@ -3,15 +3,15 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.monitor.gpu.queries import NEVER, Processes, Question, gpu_questions
-from pacecar.monitor.gpu.query_schedule import REFUSALS_MAX, Schedule
+from pacecar.monitor.gpu.queries import NEVER, Processes, Query, gpu_questions
+from pacecar.monitor.gpu.query_schedule import REFUSALS_MAX, QuerySchedule
 
 SECOND = 1_000_000_000
 BUDGET = 11
 
 
 def question(name, calls=1, stale=0):
-    return Question(name, calls, stale, lambda nvml, handle: ())
+    return Query(name, calls, stale, lambda nvml, handle: ())
 
 
 def names(asked):
@@ -26,7 +26,7 @@ def tick(schedule, now, calls=BUDGET):
 
 
 def test_the_questions_of_every_tick_and_then_the_longest_overdue():
-    schedule = Schedule([question("a"), question("slow", stale=10), question("slower", stale=20)])
+    schedule = QuerySchedule([question("a"), question("slow", stale=10), question("slower", stale=20)])
     assert names(tick(schedule, 0, None)) == ["a", "slow", "slower"]
     assert names(tick(schedule, 5)) == ["a"]
     assert names(tick(schedule, 30, 2)) == ["a", "slow"]
@@ -35,7 +35,7 @@ def test_the_questions_of_every_tick_and_then_the_longest_overdue():
 
 @given(st.lists(st.tuples(st.integers(1, 2), st.integers(1, 20)), max_size=60), st.integers(0, 9))
 def test_no_tick_is_over_its_calls_and_every_question_is_asked_again(slow, fast):
-    schedule = Schedule(
+    schedule = QuerySchedule(
         [
             *(question(f"f{n}") for n in range(fast)),
             *(question(f"s{n}", c, t * SECOND) for n, (c, t) in enumerate(slow)),
@@ -60,7 +60,7 @@ def test_what_is_asked_of_a_gpu_leaves_two_calls_for_the_longest_overdue():
 
 
 def test_a_question_never_answered_is_dropped_at_once_and_an_answered_one_after_some_refusals():
-    schedule = Schedule([question("a")])
+    schedule = QuerySchedule([question("a")])
     [asked] = schedule.due(0, BUDGET)
     assert asked.refused(0)
     asked.answered((), 0)

@@ -12,7 +12,7 @@ from pacecar.clock import SystemClock
 from pacecar.monitor.collectors.gpu import GpuCollector
 from pacecar.monitor.gpu.call_deadlines import CALL_SECONDS_FIRST, CALL_SECONDS_MAX, CALL_SECONDS_MIN, CallTimes
 from pacecar.monitor.gpu.nvml import PyNvml
-from pacecar.monitor.gpu.xid_news import LINES_PER_MINUTE, SETTLE_SECONDS, News
+from pacecar.monitor.gpu.xid_news import LINES_PER_MINUTE, SETTLE_SECONDS, XidNews
 from pacecar.monitor.recorder.triggers import Triggers
 from pacecar.records import Absent, Snapshot
 from tests.kit.waiting import until
@@ -273,7 +273,7 @@ def _refuse(clock):
 
 def test_changes_of_one_kind_are_one_line_and_bounded_in_a_minute(clock, caplog):
     caplog.set_level(logging.INFO)
-    news = News(clock)
+    news = XidNews(clock)
     for gpu in "0123":
         news.tell(logging.WARNING, "slow", gpu, f"words of {gpu}")
     news.flush()

@@ -4,7 +4,7 @@ import gc
 import weakref
 
 from pacecar.clock import NS_PER_SECOND
-from pacecar.monitor.heap_trimming import TIDY_SECONDS, Heap
+from pacecar.monitor.heap_trimming import TIDY_SECONDS, HeapTrimming
 
 
 class Knot:
@@ -15,7 +15,7 @@ class Knot:
 
 
 def test_cycles_are_collected_when_it_is_time_and_not_before() -> None:
-    heap = Heap()
+    heap = HeapTrimming()
     gc.disable()
     try:
         assert heap.tick(0)

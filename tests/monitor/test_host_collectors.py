@@ -7,10 +7,10 @@ import psutil
 import pytest
 
 from pacecar.clock import NS_PER_SECOND, FakeClock
-from pacecar.metrics.catalog import CATALOG, Subject
-from pacecar.monitor.collectors.cgroup import GROUPS_MAX, CgroupCollector, Member, levels_of, parse_memory_limit
+from pacecar.metrics.catalog import CATALOG, MetricSubject
+from pacecar.monitor.collectors.cgroup import GROUPS_MAX, CgroupCollector, CgroupMember, levels_of, parse_memory_limit
 from pacecar.monitor.collectors.cpu import SELDOM_TICKS, CpuCollector, parse_cpulist, utilization
-from pacecar.monitor.collectors.daemon_process import OwnCollector
+from pacecar.monitor.collectors.daemon_process import DaemonProcessCollector
 from pacecar.monitor.collectors.disk import DiskCollector, MountCollector
 from pacecar.monitor.collectors.memory import MemoryCollector
 from pacecar.monitor.collectors.network import INTERFACES_MAX, NetworkCollector
@@ -46,7 +46,7 @@ def rdma(files, clock=None):
     return RdmaCollector(files, clock or FakeClock())
 
 
-RANKS = (Member("4242", "rank", "run-7", "0"), Member("4243", "rank", "run-7", "1"))
+RANKS = (CgroupMember("4242", "rank", "run-7", "0"), CgroupMember("4243", "rank", "run-7", "1"))
 
 
 def cgroup(files):
@@ -409,7 +409,7 @@ def test_any_one_read_may_fail_and_the_others_still_count(make, failing_files, v
 
 
 def test_own_figures_are_those_of_this_process(values):
-    read = values(OwnCollector().collect())
+    read = values(DaemonProcessCollector().collect())
     assert read[("daemon_cpu_seconds_total",)] > 0
     assert read[("daemon_resident_memory_bytes",)] > 1_000_000
     assert read[("daemon_threads",)] >= 1
@@ -421,7 +421,7 @@ def test_own_figures_of_a_process_that_cannot_be_read_are_failed():
         def num_fds(self):
             raise psutil.NoSuchProcess(1)
 
-    outcome = OwnCollector(Gone()).collect()
+    outcome = DaemonProcessCollector(Gone()).collect()
     assert isinstance(outcome, Failed)
     assert "no longer exists" in outcome.reason
 
@@ -643,7 +643,7 @@ def test_cgroups_are_bounded_and_those_left_out_are_said(files, machine):
     for n in range(GROUPS_MAX + 5):
         (machine / f"proc/{n}").mkdir()
         (machine / f"proc/{n}/cgroup").write_text(f"0::/pods/{n}\n")
-        ranks.append(Member(str(n), "rank", "run-7", str(n)))
+        ranks.append(CgroupMember(str(n), "rank", "run-7", str(n)))
     outcome = CgroupCollector(files, lambda: ranks).collect()
     assert isinstance(outcome, Failed)
     assert f"groups beyond the first {GROUPS_MAX} left out" in outcome.reason
@@ -686,7 +686,7 @@ RATES = {
 
 def test_the_recorded_machine_has_every_host_metric_of_the_catalog(files):
     """So that the tests above, values and zeroes, leave no metric out."""
-    subjects = {Subject.HOST, Subject.RDMA, Subject.CGROUP}
+    subjects = {MetricSubject.HOST, MetricSubject.RDMA, MetricSubject.CGROUP}
     listed = {metric.name for metric in CATALOG if metric.subject in subjects and "_window_" not in metric.name}
     read = {sample.metric for make in COLLECTORS.values() for sample in make(files).collect().samples}
     assert read == listed - RATES

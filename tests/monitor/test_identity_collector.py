@@ -5,7 +5,14 @@ import pytest
 from pacecar.clock import NS_PER_SECOND
 from pacecar.monitor.collectors import identity
 from pacecar.monitor.collectors.identity import IdentityCollector, gpu_processes
-from pacecar.monitor.jobs.cgroup_identity import Membership, PodName, Residence, membership_of, parse_pod_folder, reside
+from pacecar.monitor.jobs.cgroup_identity import (
+    CgroupIdentity,
+    PodName,
+    Residence,
+    membership_of,
+    parse_pod_folder,
+    reside,
+)
 from pacecar.records import Absent, Sample
 
 ID = "0123456789abcdef" * 4
@@ -19,43 +26,43 @@ STATIC = "0f343b0931126a20f133d67c2b018a3b"
     ("path", "expected"),
     [
         # cgroupfs driver
-        (f"/kubepods/burstable/pod{UID}/{ID}", Membership(UID, ID)),
-        (f"/kubepods/pod{UID}/{ID}", Membership(UID, ID)),
-        (f"/kubepods/besteffort/pod{UID}/crio-{ID}", Membership(UID, ID)),
-        (f"/kubepods/burstable/pod{STATIC}/{ID}", Membership(STATIC, ID)),
-        (f"/docker/{ID}", Membership(None, ID)),
+        (f"/kubepods/burstable/pod{UID}/{ID}", CgroupIdentity(UID, ID)),
+        (f"/kubepods/pod{UID}/{ID}", CgroupIdentity(UID, ID)),
+        (f"/kubepods/besteffort/pod{UID}/crio-{ID}", CgroupIdentity(UID, ID)),
+        (f"/kubepods/burstable/pod{STATIC}/{ID}", CgroupIdentity(STATIC, ID)),
+        (f"/docker/{ID}", CgroupIdentity(None, ID)),
         # systemd driver
         (f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{FLAT}.slice/cri-containerd-{ID}.scope",
-         Membership(UID, ID)),
-        (f"/kubepods.slice/kubepods-pod{FLAT}.slice/crio-{ID}.scope", Membership(UID, ID)),
+         CgroupIdentity(UID, ID)),
+        (f"/kubepods.slice/kubepods-pod{FLAT}.slice/crio-{ID}.scope", CgroupIdentity(UID, ID)),
         (f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{FLAT}.slice/docker-{ID}.scope/init.scope",
-         Membership(UID, ID)),
+         CgroupIdentity(UID, ID)),
         (f"/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{FLAT}.slice/cri-containerd-{ID}.scope",
-         Membership(UID, ID)),
-        (f"/system.slice/docker-{ID}.scope", Membership(None, ID)),
-        (f"/machine.slice/libpod-{ID}.scope/container", Membership(None, ID)),
-        (f"/user.slice/user-1000.slice/user@1000.service/user.slice/nerdctl-{ID}.scope", Membership(None, ID)),
+         CgroupIdentity(UID, ID)),
+        (f"/system.slice/docker-{ID}.scope", CgroupIdentity(None, ID)),
+        (f"/machine.slice/libpod-{ID}.scope/container", CgroupIdentity(None, ID)),
+        (f"/user.slice/user-1000.slice/user@1000.service/user.slice/nerdctl-{ID}.scope", CgroupIdentity(None, ID)),
         # containerd and the kubelet disagree on the driver
         (f"/system.slice/containerd.service/kubepods-burstable-pod{FLAT}.slice:cri-containerd:{ID}",
-         Membership(UID, ID)),
+         CgroupIdentity(UID, ID)),
         # containers in containers, and a daemon in a control group namespace of its own
-        (f"/docker/{ID}/kubelet/kubepods/besteffort/pod{UID}/{INNER}", Membership(UID, INNER)),
-        (f"/kubepods/burstable/pod{UID}/{ID}/docker/{INNER}", Membership(UID, INNER)),
-        (f"/../../pod{UID}/{ID}", Membership(UID, ID)),
-        (f"/docker/{ID}/kubelet/kubepods/pod{UID}", Membership(UID, None)),
+        (f"/docker/{ID}/kubelet/kubepods/besteffort/pod{UID}/{INNER}", CgroupIdentity(UID, INNER)),
+        (f"/kubepods/burstable/pod{UID}/{ID}/docker/{INNER}", CgroupIdentity(UID, INNER)),
+        (f"/../../pod{UID}/{ID}", CgroupIdentity(UID, ID)),
+        (f"/docker/{ID}/kubelet/kubepods/pod{UID}", CgroupIdentity(UID, None)),
         # Slurm
-        ("/slurm/uid_1000/job_42/step_0/task_0", Membership(None, None, "42")),
-        ("/slurm_node1/uid_1000/job_42/step_batch", Membership(None, None, "42")),
-        ("/system.slice/slurmstepd.scope/job_4711/step_0/user/task_3", Membership(None, None, "4711")),
-        ("/system.slice/node1_slurmstepd.scope/job_4711/step_extern/user", Membership(None, None, "4711")),
+        ("/slurm/uid_1000/job_42/step_0/task_0", CgroupIdentity(None, None, "42")),
+        ("/slurm_node1/uid_1000/job_42/step_batch", CgroupIdentity(None, None, "42")),
+        ("/system.slice/slurmstepd.scope/job_4711/step_0/user/task_3", CgroupIdentity(None, None, "4711")),
+        ("/system.slice/node1_slurmstepd.scope/job_4711/step_extern/user", CgroupIdentity(None, None, "4711")),
         # none of these
-        ("/", Membership()),
-        ("/system.slice/pacecar.service", Membership()),
-        ("/user.slice/user-1000.slice/session-3.scope", Membership()),
-        ("/batch/job_42/step_0", Membership()),
-        (f"/kubepods/pod{UID}/crio-conmon-{ID}.scope", Membership(UID, None)),
-        (f"/x/podcast-{ID}", Membership()),
-        ("", Membership()),
+        ("/", CgroupIdentity()),
+        ("/system.slice/pacecar.service", CgroupIdentity()),
+        ("/user.slice/user-1000.slice/session-3.scope", CgroupIdentity()),
+        ("/batch/job_42/step_0", CgroupIdentity()),
+        (f"/kubepods/pod{UID}/crio-conmon-{ID}.scope", CgroupIdentity(UID, None)),
+        (f"/x/podcast-{ID}", CgroupIdentity()),
+        ("", CgroupIdentity()),
     ],
 )  # fmt: skip
 def test_paths(path, expected):
@@ -64,7 +71,7 @@ def test_paths(path, expected):
 
 def test_of_several_hierarchies_the_first_that_says_it_counts():
     paths = ["/", "/slurm/uid_0/job_7/step_0", f"/docker/{ID}", f"/kubepods/pod{UID}/{INNER}"]
-    assert membership_of(paths) == Membership(UID, ID, "7")
+    assert membership_of(paths) == CgroupIdentity(UID, ID, "7")
 
 
 def test_folders_of_the_kubelet():
@@ -76,9 +83,9 @@ def test_folders_of_the_kubelet():
 
 def test_the_kernels_word_goes_before_the_process_own(make_hello):
     liar = make_hello(slurm_job="1", pod_name="victim", pod_namespace="prod")
-    assert reside(Membership(None, ID, "42"), {}, liar) == Residence(container_id=ID, slurm_job="42")
-    assert reside(Membership(UID, ID), {UID: PodName("real", "dev")}, liar)[:3] == ("real", "dev", UID)
-    assert reside(Membership(UID, ID), {}, liar)[:3] == ("victim", "prod", UID), (
+    assert reside(CgroupIdentity(None, ID, "42"), {}, liar) == Residence(container_id=ID, slurm_job="42")
+    assert reside(CgroupIdentity(UID, ID), {UID: PodName("real", "dev")}, liar)[:3] == ("real", "dev", UID)
+    assert reside(CgroupIdentity(UID, ID), {}, liar)[:3] == ("victim", "prod", UID), (
         "unknown to us: its word is all there is"
     )
     assert reside(None, {}, liar) == Residence("victim", "prod", "", "", "1")

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from pacecar.clock import FakeClock, SystemClock
 from pacecar.monitor.ingest.connection import Connection
-from pacecar.monitor.ingest.frame_validation import Conversation, Peer, own_pid
-from pacecar.monitor.ingest.socket_server import HELLO_SECONDS, Inbox
-from pacecar.monitor.ingest.unix_socket import Meeting, MeetingError
-from pacecar.monitor.jobs.state import Board
+from pacecar.monitor.ingest.frame_validation import FrameValidation, Peer, own_pid
+from pacecar.monitor.ingest.socket_server import HELLO_SECONDS, SocketServer
+from pacecar.monitor.ingest.unix_socket import UnixSocket, UnixSocketError
+from pacecar.monitor.jobs.state import DaemonState
 from pacecar.records import Decision, Goodbye, HelloRefused, Knobs, StepRecord, TunerStatus
 from pacecar.records.ranges import ENTRIES_MAX
 from pacecar.wire import FRAME_BYTES_MAX, VERSION, FrameError, Refusal, decode_frame, encode_frame
@@ -28,12 +28,12 @@ PEER = Peer(pid=4242, uid=1000, gid=1000)
 
 @pytest.fixture
 def board():
-    return Board(SystemClock(), jobs_max=3, ranks_max=4, job_forget_seconds=900)
+    return DaemonState(SystemClock(), jobs_max=3, ranks_max=4, job_forget_seconds=900)
 
 
 @pytest.fixture
 def inbox(board, tmp_path):
-    inbox = Inbox(Meeting(tmp_path / "own" / "pacecar.sock"), board, SystemClock())
+    inbox = SocketServer(UnixSocket(tmp_path / "own" / "pacecar.sock"), board, SystemClock())
     inbox.start()
     yield inbox
     inbox.close()
@@ -162,7 +162,7 @@ def test_goodbye_is_a_quiet_end(inbox, path, board, hooks, hello, caplog):
 def test_a_restarted_inbox_takes_the_same_path_and_the_hook_comes_back(board, tmp_path, hooks, hello, make_step):
     path = tmp_path / "s"
     for round_number in (1, 2):
-        inbox = Inbox(Meeting(path), board, SystemClock())
+        inbox = SocketServer(UnixSocket(path), board, SystemClock())
         inbox.start()
         hooks(path).say(hello(), make_step(step=round_number))
         until(lambda inbox=inbox: inbox.frames == 2, "taken")
@@ -173,8 +173,8 @@ def test_a_restarted_inbox_takes_the_same_path_and_the_hook_comes_back(board, tm
 
 def test_a_full_table_hangs_up_on_the_newcomer_unless_somebody_never_said_hello(tmp_path, hooks, hello, make_step):
     clock = FakeClock()
-    board = Board(clock, jobs_max=3, ranks_max=4, job_forget_seconds=900)
-    inbox = Inbox(Meeting(tmp_path / "s"), board, clock, connections_max=2)
+    board = DaemonState(clock, jobs_max=3, ranks_max=4, job_forget_seconds=900)
+    inbox = SocketServer(UnixSocket(tmp_path / "s"), board, clock, connections_max=2)
     inbox.start()
     try:
         polite, _silent = hooks(tmp_path / "s"), hooks(tmp_path / "s")
@@ -197,7 +197,9 @@ def test_a_full_table_hangs_up_on_the_newcomer_unless_somebody_never_said_hello(
 
 
 def test_one_user_fills_his_own_places_and_not_those_of_others(tmp_path, board, hooks, hello, make_step):
-    inbox = Inbox(Meeting(tmp_path / "s"), board, SystemClock(), connections_max=10, connections_per_uid_max=2)
+    inbox = SocketServer(
+        UnixSocket(tmp_path / "s"), board, SystemClock(), connections_max=10, connections_per_uid_max=2
+    )
     inbox.start()
     try:
         kept = [hooks(tmp_path / "s") for _ in range(2)]
@@ -229,9 +231,9 @@ def test_a_hook_that_closes_without_reading_what_it_was_told_loses_none_of_its_f
 
 
 def test_members_are_in_turns_of_users(tmp_path, board, make_hello):
-    inbox = Inbox(Meeting(tmp_path / "s"), board, SystemClock())
+    inbox = SocketServer(UnixSocket(tmp_path / "s"), board, SystemClock())
     for number, uid in enumerate([1, 1, 1, 2, 1, 2, 3]):
-        conversation = Conversation(Peer(100 + number, uid, uid), own_pid=lambda pid: pid)
+        conversation = FrameValidation(Peer(100 + number, uid, uid), own_pid=lambda pid: pid)
         conversation.hello = make_hello(pid=100 + number)
         inbox._connections[number] = Connection(number, None, conversation, 0)
     assert [pid for pid, _ in inbox.members()] == [100, 103, 106, 101, 105, 102, 104]
@@ -274,7 +276,7 @@ def test_a_stale_socket_is_replaced(tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
         dead.bind(str(path))
     assert path.exists()
-    meeting = Meeting(path)
+    meeting = UnixSocket(path)
     meeting.open().close()
     meeting.close()
     assert not path.exists()
@@ -287,8 +289,8 @@ def test_a_live_socket_is_left_alone(tmp_path, kind):
         live.bind(str(path))
         if kind != socket.SOCK_DGRAM:
             live.listen()
-        with pytest.raises(MeetingError, match=r"is listening on .* already: stop it, or choose"):
-            Meeting(path).open()
+        with pytest.raises(UnixSocketError, match=r"is listening on .* already: stop it, or choose"):
+            UnixSocket(path).open()
         assert stat.S_ISSOCK(path.lstat().st_mode)
 
 
@@ -296,22 +298,22 @@ def test_a_file_or_link_is_never_removed(tmp_path):
     path = tmp_path / "s"
     for make in (lambda: path.write_text("precious"), lambda: path.symlink_to(tmp_path / "nowhere")):
         make()
-        with pytest.raises(MeetingError, match="is no socket: it is left alone"):
-            Meeting(path).open()
+        with pytest.raises(UnixSocketError, match="is no socket: it is left alone"):
+            UnixSocket(path).open()
         assert path.is_symlink() or path.read_text() == "precious"
         path.unlink()
 
 
 def test_a_path_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(MeetingError, match=r"socket .*file/s cannot be made: .*choose a path"):
-        Meeting(tmp_path / "file" / "s").open()
-    with pytest.raises(MeetingError, match="107 are possible: choose a shorter one"):
-        Meeting(tmp_path / ("x" * 120)).open()
+    with pytest.raises(UnixSocketError, match=r"socket .*file/s cannot be made: .*choose a path"):
+        UnixSocket(tmp_path / "file" / "s").open()
+    with pytest.raises(UnixSocketError, match="107 are possible: choose a shorter one"):
+        UnixSocket(tmp_path / ("x" * 120)).open()
 
 
 def test_only_the_owner_may_use_a_socket_of_his_own(tmp_path):
-    meeting = Meeting(tmp_path / "own" / "s")
+    meeting = UnixSocket(tmp_path / "own" / "s")
     listener = meeting.open()
     assert stat.S_IMODE((tmp_path / "own").stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "own" / "s").stat().st_mode) == 0o600
@@ -322,10 +324,10 @@ def test_only_the_owner_may_use_a_socket_of_his_own(tmp_path):
 
 def test_a_socket_that_somebody_else_made_since_is_not_removed(tmp_path):
     path = tmp_path / "s"
-    meeting = Meeting(path)
+    meeting = UnixSocket(path)
     listener = meeting.open()
     path.unlink()
-    other = Meeting(path)
+    other = UnixSocket(path)
     other_listener = other.open()
     meeting.close()
     assert path.exists()
@@ -345,7 +347,7 @@ def refusal_of(conversation, record):
 
 @pytest.fixture
 def conversation(make_hello):
-    conversation = Conversation(PEER, own_pid=lambda pid: None)
+    conversation = FrameValidation(PEER, own_pid=lambda pid: None)
     conversation.take(encode_frame(make_hello()))
     return conversation
 
@@ -359,11 +361,11 @@ def test_a_rank_speaks_for_itself_and_its_job_only(conversation, make_hello, mak
 
 
 def test_a_job_in_a_container_is_known_by_its_own_pid(make_hello):
-    inside = Conversation(Peer(40213, 0, 0), own_pid={40213: 4242}.get)
+    inside = FrameValidation(Peer(40213, 0, 0), own_pid={40213: 4242}.get)
     assert inside.take(encode_frame(make_hello()))[1].pid == 4242
-    unseen = Conversation(Peer(0, 0, 0), own_pid=lambda pid: None)
+    unseen = FrameValidation(Peer(0, 0, 0), own_pid=lambda pid: None)
     assert unseen.take(encode_frame(make_hello()))[1].pid == 4242
-    liar = Conversation(Peer(40213, 0, 0), own_pid={40213: 17}.get)
+    liar = FrameValidation(Peer(40213, 0, 0), own_pid={40213: 17}.get)
     assert refusal_of(liar, make_hello()) is Refusal.IDENTITY
 
 
@@ -380,14 +382,14 @@ def test_impossible_values_are_refused(conversation, make_hello, make_step):
     ):
         assert refusal_of(conversation, record) is Refusal.MALFORMED
     for changes in ({"rank": 2}, {"rank": -1}, {"job": ""}, {"job": "j" * 300}, {"host": "h" * 300}):
-        fresh = Conversation(PEER, own_pid=lambda pid: None)
+        fresh = FrameValidation(PEER, own_pid=lambda pid: None)
         assert refusal_of(fresh, make_hello(**changes)) is Refusal.MALFORMED
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=300), st.booleans())
 def test_no_bytes_make_a_conversation_raise_anything_but_a_refusal(payload, framed):
-    conversation = Conversation(PEER, own_pid=lambda pid: None)
+    conversation = FrameValidation(PEER, own_pid=lambda pid: None)
     frame = struct.pack(">2sBxI", b"PC", VERSION, len(payload)) + payload if framed else payload
     with pytest.raises(FrameError):
         conversation.take(frame)
@@ -406,8 +408,8 @@ def test_a_damaged_real_frame_is_taken_as_a_record_or_refused(data):
     frame = bytearray(struct.pack(">2sBxI", b"PC", VERSION, len(payload)) + payload)
     for _ in range(data.draw(st.integers(0, 4))):
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
-    conversation = Conversation(PEER, own_pid=lambda pid: None)
-    board = Board(FakeClock(), jobs_max=1, ranks_max=1, job_forget_seconds=1)
+    conversation = FrameValidation(PEER, own_pid=lambda pid: None)
+    board = DaemonState(FakeClock(), jobs_max=1, ranks_max=1, job_forget_seconds=1)
     try:
         record, said = conversation.take(bytes(frame))
     except FrameError:

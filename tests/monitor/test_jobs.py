@@ -8,7 +8,7 @@ import pytest
 
 from pacecar.monitor.export.samples import TUNER_STATES, job_samples
 from pacecar.monitor.jobs.job_table import RECENT_MAX, TALLIES_MAX
-from pacecar.monitor.jobs.state import Board
+from pacecar.monitor.jobs.state import DaemonState
 from pacecar.records import (
     Decision,
     DeviceMemory,
@@ -30,7 +30,7 @@ SECOND = 1_000_000_000
 
 @pytest.fixture
 def board(clock):
-    return Board(clock, jobs_max=2, ranks_max=3, job_forget_seconds=60)
+    return DaemonState(clock, jobs_max=2, ranks_max=3, job_forget_seconds=60)
 
 
 def series(board):

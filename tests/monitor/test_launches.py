@@ -10,10 +10,10 @@ import pytest
 from pacecar.clock import SystemClock
 from pacecar.monitor.export.samples import job_samples
 from pacecar.monitor.ingest.authorization import Denied, Target, reachable
-from pacecar.monitor.ingest.command_routing import Rendezvous, Requests
-from pacecar.monitor.ingest.socket_server import Inbox
-from pacecar.monitor.ingest.unix_socket import Meeting
-from pacecar.monitor.jobs.state import Board
+from pacecar.monitor.ingest.command_routing import CommandRouting, Rendezvous
+from pacecar.monitor.ingest.socket_server import SocketServer
+from pacecar.monitor.ingest.unix_socket import UnixSocket
+from pacecar.monitor.jobs.state import DaemonState
 from pacecar.monitor.recorder.triggers import Triggers
 from pacecar.records import Answer, Goodbye, HangSuspicion, HelloRefused, Request
 from pacecar.records.job_identity import JobKey
@@ -28,7 +28,7 @@ ALICE, BOB = 1001, 1002
 
 @pytest.fixture
 def board(clock):
-    return Board(clock, jobs_max=64, ranks_max=512, job_forget_seconds=900)
+    return DaemonState(clock, jobs_max=64, ranks_max=512, job_forget_seconds=900)
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ def test_a_namesake_of_another_user_is_in_nobodys_way_and_out_of_reach(targets):
 
 def test_an_answer_comes_back_to_who_named_a_job_by_its_launch(targets):
     sent = []
-    requests = Requests(lambda connection, message: sent.append((connection, message)) or True)
+    requests = CommandRouting(lambda connection, message: sent.append((connection, message)) or True)
     met = []
     requests.ask(
         ask(f"{NAME}@3f2a"), asker=1, uid=ALICE, targets=targets, meet=lambda key: met.append(key) or Rendezvous()
@@ -170,8 +170,8 @@ def test_a_hang_of_one_job_does_not_hide_that_of_its_namesake():
 
 
 def test_a_rank_that_the_daemon_does_not_show_is_told_why_once(tmp_path, hooks, make_hello, make_step):
-    board = Board(SystemClock(), jobs_max=1, ranks_max=8, job_forget_seconds=900)
-    inbox = Inbox(Meeting(str(tmp_path / "s")), board, SystemClock())
+    board = DaemonState(SystemClock(), jobs_max=1, ranks_max=8, job_forget_seconds=900)
+    inbox = SocketServer(UnixSocket(str(tmp_path / "s")), board, SystemClock())
     inbox.start()
     try:
         shown, turned_away = hooks(tmp_path / "s"), hooks(tmp_path / "s")
@@ -193,8 +193,10 @@ def test_a_rank_that_the_daemon_does_not_show_is_told_why_once(tmp_path, hooks, 
 
 @pytest.mark.parametrize("launch", ["A" * 16, "3f", "g" * 16, "3f2a9c01d4e5b6789", "\n", "3f2a9c01d4e5b67\n"])
 def test_a_launch_that_no_hook_makes_is_refused(tmp_path, hooks, make_hello, launch):
-    inbox = Inbox(
-        Meeting(str(tmp_path / "s")), Board(SystemClock(), jobs_max=1, ranks_max=8, job_forget_seconds=9), SystemClock()
+    inbox = SocketServer(
+        UnixSocket(str(tmp_path / "s")),
+        DaemonState(SystemClock(), jobs_max=1, ranks_max=8, job_forget_seconds=9),
+        SystemClock(),
     )
     inbox.start()
     try:

@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from pacecar.monitor.ingest.frame_validation import Conversation, Peer
+from pacecar.monitor.ingest.frame_validation import FrameValidation, Peer
 from pacecar.monitor.jobs.evictions import RANK_BYTES_MAX
 from pacecar.records import Decision, Goodbye, Vitals
 from pacecar.wire import FrameError, encode_frame
@@ -76,7 +76,7 @@ def drawn_frames(hello, count):
         kind = source.pick(JOB_RECORDS)
         fields = make(kind, source)
         fields |= {name: getattr(hello, name) for name in ("job", "rank") if name in fields}
-        conversation = Conversation(Peer(hello.pid, 0, 0))
+        conversation = FrameValidation(Peer(hello.pid, 0, 0))
         conversation.take(encode_frame(hello))
         try:
             frame = encode_frame(msgspec.convert(fields, kind))

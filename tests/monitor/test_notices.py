@@ -3,12 +3,12 @@
 import logging
 
 from pacecar.clock import NS_PER_SECOND, FakeClock
-from pacecar.monitor.ingest.log_limiter import KINDS_MAX, Notices
+from pacecar.monitor.ingest.log_limiter import KINDS_MAX, LogLimiter
 
 
 def test_each_kind_has_its_lines_a_minute_and_the_rest_is_counted(caplog):
     clock = FakeClock(monotonic_ns=1)
-    notices = Notices(logging.getLogger("x"), 3, clock)
+    notices = LogLimiter(logging.getLogger("x"), 3, clock)
     for number in range(1000):
         notices.warn("flood", "fault %d", number)
     notices.warn("other", "once")
@@ -23,7 +23,7 @@ def test_each_kind_has_its_lines_a_minute_and_the_rest_is_counted(caplog):
 
 
 def test_memory_is_bounded_however_many_kinds_there_are(caplog):
-    notices = Notices(logging.getLogger("x"), 1, FakeClock())
+    notices = LogLimiter(logging.getLogger("x"), 1, FakeClock())
     for number in range(10 * KINDS_MAX):
         notices.warn(number, "a")
     assert len(notices._kinds) <= KINDS_MAX

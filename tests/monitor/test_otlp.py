@@ -15,10 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pacecar.clock import SystemClock
 from pacecar.config import ConfigError, DaemonConfig, OtlpConfig, load_config
-from pacecar.metrics.catalog import CATALOG, Kind, Unit, by_name
+from pacecar.metrics.catalog import CATALOG, MetricKind, MetricUnit, by_name
 from pacecar.monitor.collectors.source_reader import sample
 from pacecar.monitor.daemon import Daemon, DaemonError
-from pacecar.monitor.export.otlp import POINTS_MAX, Otlp, Reading, unit_of
+from pacecar.monitor.export.otlp import POINTS_MAX, Otlp, OtlpReading, unit_of
 from tests.kit.waiting import until
 
 try:
@@ -133,7 +133,7 @@ def test_what_arrives_is_what_is_served_under_the_catalogs_names_and_units(start
         entry = by_name(name)
         assert metric.unit == unit_of(entry)
         assert metric.description == entry.help
-        assert metric.HasField("sum") == (entry.kind is Kind.COUNTER)
+        assert metric.HasField("sum") == (entry.kind is MetricKind.COUNTER)
         if metric.HasField("sum"):
             assert metric.sum.is_monotonic
             assert metric.sum.aggregation_temporality == 2, "cumulative"
@@ -166,7 +166,7 @@ def test_the_resource_says_which_daemon_it_is_and_the_environment_may_say_more(s
 def test_every_unit_of_the_catalog_has_its_ucum_code():
     codes = {unit_of(entry) for entry in CATALOG}
     assert codes <= {"", "1", "s", "By", "By/s", "W", "J", "Cel", "Hz"}
-    counts = {unit_of(entry) for entry in CATALOG if entry.unit is Unit.COUNT}
+    counts = {unit_of(entry) for entry in CATALOG if entry.unit is MetricUnit.COUNT}
     assert counts == {""}, "a gauge of unit 1 is named ..._ratio on its way to Prometheus"
 
 
@@ -302,7 +302,7 @@ def test_zero_is_a_measurement_and_what_the_protocol_cannot_hold_whole_goes_as_a
         sample("pacecar_host_cpu_seconds_total", 300_000_000, "user"),
         sample("pacecar_host_cpu_utilization_ratio", float("nan")),
     ]
-    assert push(receiver, Reading(7, samples)).exports == {"ok": 1, "failed": 0}
+    assert push(receiver, OtlpReading(7, samples)).exports == {"ok": 1, "failed": 0}
     arrived = receiver.metrics()
     (load,) = points(arrived["pacecar_host_load_average"])
     assert (load.WhichOneof("value"), value(load), load.time_unix_nano) == ("as_int", 0, 7)
@@ -316,7 +316,7 @@ def test_many_series_go_in_requests_of_bounded_size_and_each_once(receiver):
     number = 2 * POINTS_MAX + 5
     samples = [sample("pacecar_host_load_average", i, f"w{i}") for i in range(number)]
     later = [sample("pacecar_host_load_average", 1, "not this"), sample("pacecar_host_forks_total", 3)]
-    assert push(receiver, Reading(1, samples), Reading(2, later)).exports["ok"] == 1
+    assert push(receiver, OtlpReading(1, samples), OtlpReading(2, later)).exports["ok"] == 1
     sizes, seen = [], set()
     for request in receiver.requests[:3]:
         metrics = request.resource_metrics[0].scope_metrics[0].metrics

@@ -13,9 +13,9 @@ import pytest
 
 from pacecar.clock import SystemClock
 from pacecar.monitor.ingest.authorization import NOBODY, ROOT, Denied, Target, reachable
-from pacecar.monitor.ingest.socket_server import Inbox
-from pacecar.monitor.ingest.unix_socket import Meeting
-from pacecar.monitor.jobs.state import Board
+from pacecar.monitor.ingest.socket_server import SocketServer
+from pacecar.monitor.ingest.unix_socket import UnixSocket
+from pacecar.monitor.jobs.state import DaemonState
 from pacecar.records import Request
 from pacecar.wire import decode_frame, encode_frame
 
@@ -87,9 +87,9 @@ def folder():
 
 @pytest.fixture
 def inbox(folder):
-    board = Board(SystemClock(), jobs_max=3, ranks_max=4, job_forget_seconds=900)
-    meeting = Meeting(folder / "pacecar.sock")
-    inbox = Inbox(meeting, board, SystemClock())
+    board = DaemonState(SystemClock(), jobs_max=3, ranks_max=4, job_forget_seconds=900)
+    meeting = UnixSocket(folder / "pacecar.sock")
+    inbox = SocketServer(meeting, board, SystemClock())
     inbox.start()
     meeting.path.chmod(0o666)  # as the system's socket is
     yield inbox

@@ -12,9 +12,9 @@ from pacecar.clock import NS_PER_SECOND, FakeClock
 from pacecar.monitor.recorder import recorder as recorders
 from pacecar.monitor.recorder import shelf as shelves
 from pacecar.monitor.recorder import writer as scriveners
-from pacecar.monitor.recorder.recorder import AFTER_SECONDS, INTERVAL_SECONDS, Around, Limits, Recorder
-from pacecar.monitor.recorder.shelf import Shelf
-from pacecar.monitor.recorder.triggers import STALL_STEPS, Pace, Triggers
+from pacecar.monitor.recorder.recorder import AFTER_SECONDS, INTERVAL_SECONDS, Around, FlightRecorder, RecorderLimits
+from pacecar.monitor.recorder.shelf import RecordingFolder
+from pacecar.monitor.recorder.triggers import STALL_STEPS, TriggerPace, Triggers
 from pacecar.records import Absent, Goodbye, HangSuspicion, Ok, Sample, Snapshot
 from pacecar.records.recording import read_recording
 from pacecar.wire import encode_frame, payload_of
@@ -66,12 +66,12 @@ def test_eight_ranks_that_suspect_one_hang_are_one_trigger():
 
 def test_a_job_stalls_once_and_by_its_own_pace():
     triggers = Triggers(stall_ns=300)
-    assert triggers.paces([Pace("a", 299, 1), Pace("slow", 1000, 1000)], 1) == []
-    (first,) = triggers.paces([Pace("a", 300, 1), Pace("slow", 19_999, 1000)], 1)
+    assert triggers.paces([TriggerPace("a", 299, 1), TriggerPace("slow", 1000, 1000)], 1) == []
+    (first,) = triggers.paces([TriggerPace("a", 300, 1), TriggerPace("slow", 19_999, 1000)], 1)
     assert (first.kind, first.subject) == ("stall", "a")
-    assert triggers.paces([Pace("a", 9999, 1)], 1) == []
-    assert triggers.paces([Pace("a", 5, 1)], 1) == []
-    assert len(triggers.paces([Pace("a", 400, 1), Pace("slow", STALL_STEPS * 1000, 1000)], 1)) == 2
+    assert triggers.paces([TriggerPace("a", 9999, 1)], 1) == []
+    assert triggers.paces([TriggerPace("a", 5, 1)], 1) == []
+    assert len(triggers.paces([TriggerPace("a", 400, 1), TriggerPace("slow", STALL_STEPS * 1000, 1000)], 1)) == 2
 
 
 # --- the recorder, its thread played by the test -----------------------------------------------------
@@ -87,12 +87,12 @@ def make(clock, tmp_path, make_hello):
     made = []
 
     def make_recorder(**changes):
-        limits = Limits(
+        limits = RecorderLimits(
             window_ns=120 * NS_PER_SECOND, memory_bytes=10**6, folder=str(tmp_path / "rec"), folder_bytes=10**7,
             stall_ns=300 * NS_PER_SECOND,
         )._replace(**changes)  # fmt: skip
         around = Around((make_hello(),), ())
-        made.append(Recorder(clock, limits, host="node-a", version="0.1.0", around=lambda: around))
+        made.append(FlightRecorder(clock, limits, host="node-a", version="0.1.0", around=lambda: around))
         made[-1].scrivener.start()
         return made[-1]
 
@@ -191,13 +191,13 @@ def test_nobody_waits_and_the_queue_is_bounded(make, make_hello):
 
 def test_a_disk_that_hangs_costs_nobody_anything_and_no_entry(make, run, tmp_path, monkeypatch):
     recorder = make()
-    free, put = threading.Event(), Shelf.put
+    free, put = threading.Event(), RecordingFolder.put
 
     def slow(self, *arguments):
         free.wait(20)
         return put(self, *arguments)
 
-    monkeypatch.setattr(Shelf, "put", slow)
+    monkeypatch.setattr(RecordingFolder, "put", slow)
     run(recorder, 1, gpu(xids=0))
     run(recorder, AFTER_SECONDS + 2, gpu(xids=1))
     assert recorder.scrivener.is_busy
@@ -219,14 +219,14 @@ def test_a_full_disk_is_named_once_counted_and_tried_again_with_the_same_chunks(
     make, run, tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setattr(scriveners, "RETRY_SECONDS", 0.01)
-    put, full = Shelf.put, [True]
+    put, full = RecordingFolder.put, [True]
 
     def maybe(self, *arguments):
         if full[0]:
             raise OSError(errno.ENOSPC, "No space left on device")
         return put(self, *arguments)
 
-    monkeypatch.setattr(Shelf, "put", maybe)
+    monkeypatch.setattr(RecordingFolder, "put", maybe)
     recorder = make()
     run(recorder, 5)
     with caplog.at_level(logging.WARNING, logger="pacecar"):
@@ -264,7 +264,7 @@ def test_who_asks_is_told_of_a_folder_that_cannot_be_and_it_is_given_up_in_time(
 
 
 def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
-    shelf = Shelf(tmp_path / "rec", bytes_max=10**6)
+    shelf = RecordingFolder(tmp_path / "rec", bytes_max=10**6)
 
     def fail(descriptor):
         raise OSError(errno.EIO, "Input/output error")
@@ -277,7 +277,7 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
 
 def test_rotation_keeps_the_newest_and_touches_nothing_else(tmp_path):
     folder = tmp_path / "rec"
-    shelf = Shelf(folder, bytes_max=1000)
+    shelf = RecordingFolder(folder, bytes_max=1000)
     assert shelf.size() == 0
     made = [shelf.put([b"x" * 300], 300, "xid", n * NS_PER_SECOND) for n in range(2)]
     (folder / "notes.txt").write_text("y" * 5000)
@@ -295,15 +295,15 @@ def test_a_folder_that_others_may_write_is_refused(tmp_path):
     folder.mkdir()
     folder.chmod(0o777)
     with pytest.raises(OSError, match="others may write"):
-        Shelf(folder, bytes_max=1000).put([b"x"], 1, "xid", 0)
+        RecordingFolder(folder, bytes_max=1000).put([b"x"], 1, "xid", 0)
 
 
 # --- with its threads --------------------------------------------------------------------------------
 
 
 def test_stopping_writes_what_a_trigger_still_wants_and_warnings_are_events(clock, tmp_path):
-    limits = Limits(10**12, 10**6, str(tmp_path / "rec"), 10**7, 10**12)
-    recorder = Recorder(clock, limits, host="h", version="0")
+    limits = RecorderLimits(10**12, 10**6, str(tmp_path / "rec"), 10**7, 10**12)
+    recorder = FlightRecorder(clock, limits, host="h", version="0")
     recorder.start()
     logging.getLogger("pacecar.monitor.test").warning("the %s is odd", "fan")
     recorder.overhear_tick(snapshot(1, gpu()))

@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from pacecar.config import ConfigError, DaemonConfig, load_config
-from pacecar.monitor.reload import LIVE, Watch, changes, in_force
+from pacecar.monitor.reload import LIVE, ReloadWatch, changes, in_force
 from tests.kit.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +27,7 @@ class Reader:
     def __init__(self, file):
         self.file = file
         self.got = []
-        self.watch = Watch(self.read, lambda: (file,), (ConfigError,))
+        self.watch = ReloadWatch(self.read, lambda: (file,), (ConfigError,))
 
     def read(self):
         self.got.append(load_config(self.file, environ={}).daemon)

@@ -12,12 +12,12 @@ from pacecar.clock import SystemClock
 from pacecar.config import DaemonConfig
 from pacecar.monitor.daemon import Daemon
 from pacecar.monitor.http.event_stream import VIEWERS_MAX
-from pacecar.monitor.http.routes import Screens
+from pacecar.monitor.http.routes import Routes
 from pacecar.monitor.http.server import WebServer
 from pacecar.monitor.http.static_files import ASSETS
 from pacecar.monitor.http.web import pages
-from pacecar.records.status_document import Daemon as Own
-from pacecar.records.status_document import Document, Host
+from pacecar.records.status_document import DaemonStatus as Own
+from pacecar.records.status_document import Host, StatusDocument
 from tests.kit.waiting import until
 
 
@@ -171,11 +171,11 @@ def test_a_flood_of_requests_builds_few_documents():
     def build(viewers):
         built.append(viewers)
         own = Own(pacecar_version="1", start_time_seconds=0.0, period_seconds=1.0)
-        return Document(
+        return StatusDocument(
             version=1, node="n", time_seconds=1.0, tick=None, snapshot_age_seconds=None, daemon=own, host=Host()
         )
 
-    screens = Screens(SystemClock(), 1.0, build)
+    screens = Routes(SystemClock(), 1.0, build)
     server = WebServer("127.0.0.1", 0)
     server.bind()
     server.start(pages(lambda environ, start_response: [], screens, lambda: None))

@@ -11,10 +11,10 @@ from pacecar.monitor.collectors.gpu import GpuCollector
 from pacecar.monitor.collectors.network import NetworkCollector
 from pacecar.monitor.daemon import Daemon
 from pacecar.monitor.gpu.nvml import PyNvml
-from pacecar.monitor.ingest.socket_server import Inbox
-from pacecar.monitor.ingest.unix_socket import Meeting
-from pacecar.monitor.jobs.node_signals import FAULT_SECONDS, SIGNAL_TICKS, Signals
-from pacecar.monitor.jobs.state import Board
+from pacecar.monitor.ingest.socket_server import SocketServer
+from pacecar.monitor.ingest.unix_socket import UnixSocket
+from pacecar.monitor.jobs.node_signals import FAULT_SECONDS, SIGNAL_TICKS, NodeSignalsSource
+from pacecar.monitor.jobs.state import DaemonState
 from pacecar.records import Absent, Ok, Sample, Snapshot, Throttling
 from pacecar.records.host_signals import NAMES_MAX, HostSignals
 from pacecar.wire import FrameError, Refusal, decode_frame, encode_frame
@@ -36,7 +36,7 @@ class Node:
     """A daemon's ticks, a second apart."""
 
     def __init__(self):
-        self.signals, self.tick, self.told = Signals(S), 0, None
+        self.signals, self.tick, self.told = NodeSignalsSource(S), 0, None
 
     def pass_ticks(self, table, ticks=SIGNAL_TICKS, absent=False):
         """Let all ticks read what `table(second)` says."""
@@ -211,7 +211,7 @@ def test_more_faults_than_a_frame_holds_are_cut(rank):
 
 def test_the_real_collector_s_numbers_are_understood(files, make_hello):
     clock = FakeClock(monotonic_ns=S)
-    collector, signals, told = NetworkCollector(files, clock), Signals(S), None
+    collector, signals, told = NetworkCollector(files, clock), NodeSignalsSource(S), None
     for tick in range(2 * SIGNAL_TICKS):
         clock.advance(S)
         outcomes = {"network": collector.collect()}
@@ -249,8 +249,8 @@ def test_a_bad_signal_is_refused_as_a_frame(bad):
 
 
 def test_only_ranks_that_asked_are_told_and_a_hook_that_says_such_a_thing_is_refused(hooks, make_hello, tmp_path):
-    board = Board(SystemClock(), jobs_max=3, ranks_max=4, job_forget_seconds=900)
-    inbox = Inbox(Meeting(tmp_path / "s"), board, SystemClock())
+    board = DaemonState(SystemClock(), jobs_max=3, ranks_max=4, job_forget_seconds=900)
+    inbox = SocketServer(UnixSocket(tmp_path / "s"), board, SystemClock())
     inbox.start()
     try:
         asked, silent = hooks(tmp_path / "s"), hooks(tmp_path / "s")
@@ -272,8 +272,8 @@ def test_only_ranks_that_asked_are_told_and_a_hook_that_says_such_a_thing_is_ref
 
 
 def test_a_rank_that_does_not_read_costs_the_tick_nothing(hooks, make_hello, tmp_path):
-    board = Board(SystemClock(), jobs_max=3, ranks_max=4, job_forget_seconds=900)
-    inbox = Inbox(Meeting(tmp_path / "s"), board, SystemClock())
+    board = DaemonState(SystemClock(), jobs_max=3, ranks_max=4, job_forget_seconds=900)
+    inbox = SocketServer(UnixSocket(tmp_path / "s"), board, SystemClock())
     inbox.start()
     try:
         hooks(tmp_path / "s").say(make_hello(pid=os.getpid(), hears_signals=True))

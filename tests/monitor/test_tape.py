@@ -6,12 +6,12 @@ import pytest
 
 from pacecar.clock import NS_PER_SECOND
 from pacecar.monitor.recorder import ring_buffer as tapes
-from pacecar.monitor.recorder.ring_buffer import CHUNK_SECONDS, Tape
+from pacecar.monitor.recorder.ring_buffer import CHUNK_SECONDS, RingBuffer
 from pacecar.records import Absent, Failed, Goodbye, Ok, Sample, Snapshot
-from pacecar.records.recording import Event, Header, parts, read_recording
+from pacecar.records.recording import RecordingEvent, RecordingHeader, parts, read_recording
 from pacecar.wire import encode_frame, payload_of
 
-HEADER = Header(host="h", pacecar_version="0", written_wall_ns=0, window_ns=0, triggers=())
+HEADER = RecordingHeader(host="h", pacecar_version="0", written_wall_ns=0, window_ns=0, triggers=())
 WALL = 1_700_000_000 * NS_PER_SECOND
 
 
@@ -33,7 +33,7 @@ def read(tmp_path):
 
 def test_ticks_come_back_as_they_were(read):
     chance = random.Random(8)
-    tape, taken = Tape(window_ns=10**12, bytes_max=10**9), []
+    tape, taken = RingBuffer(window_ns=10**12, bytes_max=10**9), []
     names = [("pacecar_host_disk_read_bytes_total", (f"nvme{n}",)) for n in range(40)]
     values = {name: 2**53 + n for n, name in enumerate(names)}
     for tick in range(35):
@@ -52,7 +52,7 @@ def test_ticks_come_back_as_they_were(read):
 
 def test_the_window_is_whole_and_memory_is_flat(read):
     window = 60
-    tape = Tape(window_ns=window * NS_PER_SECOND, bytes_max=10**9)
+    tape = RingBuffer(window_ns=window * NS_PER_SECOND, bytes_max=10**9)
     bye = payload_of(encode_frame(Goodbye(job="j", rank=0, reason="r", wall_ns=1)))
     sizes = []
     for second in range(1000):
@@ -60,7 +60,7 @@ def test_the_window_is_whole_and_memory_is_flat(read):
         tape.tick(snapshot(second, [Sample("pacecar_host_load_average", ("1m",), second)]), at)
         tape.glance([Sample("pacecar_gpu_power_watts", ("0",), second)], at + 1)
         tape.record(bye, at + 2)
-        tape.event(Event(at + 3, "log", str(second)))
+        tape.event(RecordingEvent(at + 3, "log", str(second)))
         if second % 100 == 99:
             recorded = read(tape.seal(at + 3))
             ticks = [tick.tick for tick in recorded.ticks()]
@@ -78,7 +78,7 @@ def test_the_window_is_whole_and_memory_is_flat(read):
 def test_over_its_bytes_the_oldest_goes_and_is_counted(read, monkeypatch):
     monkeypatch.setattr(tapes, "CHUNK_OPEN_BYTES", 20_000)
     chance = random.Random(8)
-    tape = Tape(window_ns=10**15, bytes_max=200_000)
+    tape = RingBuffer(window_ns=10**15, bytes_max=200_000)
     for number in range(2000):
         tape.record(b"\xc4\xc8" + chance.randbytes(200), number)
         assert tape.packed_bytes <= 200_000
@@ -90,14 +90,14 @@ def test_over_its_bytes_the_oldest_goes_and_is_counted(read, monkeypatch):
 
 def test_series_that_come_and_go_do_not_fill_memory(monkeypatch):
     monkeypatch.setattr(tapes, "SERIES_MAX", 100)
-    tape = Tape(window_ns=10**15, bytes_max=10**6)
+    tape = RingBuffer(window_ns=10**15, bytes_max=10**6)
     for tick in range(200):
         tape.tick(snapshot(tick, [Sample("pacecar_gpu_processes", (f"{tick}-{n}",), 1) for n in range(30)]), tick)
         assert len(tape._numbers) <= 130
 
 
 def test_an_empty_tape(read):
-    tape = Tape(window_ns=1, bytes_max=1)
+    tape = RingBuffer(window_ns=1, bytes_max=1)
     assert tape.seal(5) == ()
     assert tape.span_ns(5) == 0
     assert list(read(()).ticks()) == []

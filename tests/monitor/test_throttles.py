@@ -12,9 +12,9 @@ from pacecar.monitor.daemon import Daemon
 from pacecar.monitor.gpu.nvml import PyNvml
 from pacecar.monitor.jobs.throttles import HELD_RATIO, WINDOW_SECONDS, Throttles
 from pacecar.profiler.hook.throttling import ThrottleNews
-from pacecar.profiler.ranks.rank_monitor import Crew
+from pacecar.profiler.ranks.rank_monitor import RankMonitor
 from pacecar.profiler.timing.step_timer import TimedStep
-from pacecar.profiler.transport.daemon_socket import Outbox
+from pacecar.profiler.transport.daemon_socket import DaemonSocket
 from pacecar.records import JobHello, Knobs, Ok, Sample, Snapshot, Straggler, Throttling
 from tests.kit.waiting import until
 
@@ -159,10 +159,10 @@ def test_a_rank_that_computes_late_on_a_throttled_gpu_is_named_with_that_cause_e
     daemon.start()
     hellos = [hello(rank, f"GPU-{rank}") for rank in range(3)]
     news = [ThrottleNews(one) for one in hellos]
-    outboxes = [Outbox(daemon.socket, one, heed=mine.heed) for one, mine in zip(hellos, news, strict=True)]
+    outboxes = [DaemonSocket(daemon.socket, one, heed=mine.heed) for one, mine in zip(hellos, news, strict=True)]
     heard, table = [], [[] for _ in hellos]
     crews = [
-        Crew(
+        RankMonitor(
             one, HookConfig(), Training(), emit=heard.append, road=Seat(table, rank), throttled=news[rank].is_throttled
         )
         for rank, one in enumerate(hellos)

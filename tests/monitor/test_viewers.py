@@ -6,7 +6,7 @@ import time
 import pytest
 
 from pacecar.clock import SystemClock
-from pacecar.monitor.http.event_stream import Viewers
+from pacecar.monitor.http.event_stream import EventStream
 from tests.kit.waiting import until
 
 
@@ -15,7 +15,7 @@ def make_viewers():
     made = []
 
     def make(**limits):
-        made.append(Viewers(SystemClock(), **limits))
+        made.append(EventStream(SystemClock(), **limits))
         made[-1].start()
         return made[-1]
 
@@ -110,7 +110,7 @@ def test_who_leaves_or_speaks_is_forgotten_and_makes_room(make_viewers, look):
 
 
 def test_closing_hangs_up_and_ends_the_thread(look):
-    viewers = Viewers(SystemClock())
+    viewers = EventStream(SystemClock())
     viewers.start()
     end = look(viewers)
     viewers.close()

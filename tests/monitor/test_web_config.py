@@ -16,7 +16,7 @@ import urllib.request
 import pytest
 
 from pacecar.monitor.http import basic_auth
-from pacecar.monitor.http.basic_auth import Gate, Verdict
+from pacecar.monitor.http.basic_auth import AuthVerdict, BasicAuth
 from pacecar.monitor.http.server import WebServer
 from pacecar.monitor.http.web import pages
 from pacecar.monitor.http.web_config import OPEN, Security, WebConfigError, authorization, read_security
@@ -188,10 +188,10 @@ def test_a_password_is_asked_for_and_told_from_a_wrong_one_in_the_same_words(ser
 def test_passwords_may_be_long_and_odd(write):
     long = "ä" * 60
     stored = bcrypt.hashpw(long.encode()[:72], bcrypt.gensalt(CHEAP)).decode()
-    gate = Gate(read_security(write(f"basic_auth_users:\n  me: {stored}\n  you: {hashed('x')}\n")))
-    assert gate.check(basic("me", long)) is Verdict.ALLOWED
-    assert gate.check(basic("you", "x")) is Verdict.ALLOWED
-    assert gate.check(basic("you", "x\0y")) is Verdict.WRONG
+    gate = BasicAuth(read_security(write(f"basic_auth_users:\n  me: {stored}\n  you: {hashed('x')}\n")))
+    assert gate.check(basic("me", long)) is AuthVerdict.ALLOWED
+    assert gate.check(basic("you", "x")) is AuthVerdict.ALLOWED
+    assert gate.check(basic("you", "x\0y")) is AuthVerdict.WRONG
     assert authorization(basic("me", "a:b")) == ("me", "a:b")
 
 
@@ -202,14 +202,14 @@ def test_what_was_right_or_wrong_is_remembered():
         calls.append(stored)
         return password == b"right"
 
-    gate = Gate(Security(users={"me": b"$2b$04$x"}, verify=verify))
-    assert gate.look(basic("me", "right")) is Verdict.UNCHECKED
-    assert gate.check(basic("me", "right")) is Verdict.ALLOWED
-    assert gate.look(basic("me", "old")) is Verdict.UNCHECKED
-    assert gate.check(basic("me", "old")) is Verdict.WRONG
+    gate = BasicAuth(Security(users={"me": b"$2b$04$x"}, verify=verify))
+    assert gate.look(basic("me", "right")) is AuthVerdict.UNCHECKED
+    assert gate.check(basic("me", "right")) is AuthVerdict.ALLOWED
+    assert gate.look(basic("me", "old")) is AuthVerdict.UNCHECKED
+    assert gate.check(basic("me", "old")) is AuthVerdict.WRONG
     for _ in range(100):
-        assert gate.look(basic("me", "right")) is Verdict.ALLOWED
-        assert gate.look(basic("me", "old")) is Verdict.WRONG
+        assert gate.look(basic("me", "right")) is AuthVerdict.ALLOWED
+        assert gate.look(basic("me", "old")) is AuthVerdict.WRONG
     assert len(calls) == 2
 
 
@@ -217,10 +217,10 @@ def test_who_does_not_exist_is_checked_against_a_hash_of_the_same_cost():
     """No timing oracle: the same work for a stranger, the same each time, among the costs that the users have."""
     seen = []
     users = {"me": b"$2b$04$" + b"a" * 53, "you": b"$2b$06$" + b"b" * 53}
-    gate = Gate(Security(users=users, verify=lambda _, stored: bool(seen.append(stored))))
+    gate = BasicAuth(Security(users=users, verify=lambda _, stored: bool(seen.append(stored))))
     for _ in range(2):
         for number in range(40):
-            assert gate.check(basic(f"stranger{number}", "x")) is Verdict.WRONG
+            assert gate.check(basic(f"stranger{number}", "x")) is AuthVerdict.WRONG
     costs = [stored[4:6] for stored in seen]
     assert costs[:40] == costs[40:]
     assert set(costs) == {b"04", b"06"}
@@ -230,7 +230,7 @@ def test_who_does_not_exist_is_checked_against_a_hash_of_the_same_cost():
 
 
 def test_memory_of_the_gate_is_bounded_and_holds_no_password():
-    gate = Gate(Security(users={"me": b"$2b$04$x"}, verify=lambda *_: True))
+    gate = BasicAuth(Security(users={"me": b"$2b$04$x"}, verify=lambda *_: True))
     for number in range(1000):
         gate.check(basic("me", f"pass{number}"))
     assert len(gate._right) == basic_auth.REMEMBERED_MAX
@@ -335,5 +335,5 @@ def test_urllib_logs_in_as_users_do(serve, write):
 
 def test_the_hash_of_htpasswd_is_accepted(write):
     stored = re.sub(r"^\$2b\$", "$2y$", hashed("right"))
-    gate = Gate(read_security(write(f"basic_auth_users:\n  me: {stored}\n")))
-    assert gate.check(basic("me", "right")) is Verdict.ALLOWED
+    gate = BasicAuth(read_security(write(f"basic_auth_users:\n  me: {stored}\n")))
+    assert gate.check(basic("me", "right")) is AuthVerdict.ALLOWED

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacecar.clock import SystemClock
-from pacecar.metrics.catalog import CATALOG, WINDOW_NAMES, Kind, by_name
-from pacecar.monitor.sampling.sampler import Pace, Sampler
+from pacecar.metrics.catalog import CATALOG, WINDOW_NAMES, MetricKind, by_name
+from pacecar.monitor.sampling.sampler import GlanceRate, Sampler
 from pacecar.monitor.sampling.ticker import Beat
-from pacecar.monitor.sampling.window_stats import Window
+from pacecar.monitor.sampling.window_stats import WindowStats
 from pacecar.records import Absent, Failed, Ok, Sample
 
 CPU = "pacecar_host_cpu_utilization_ratio"
@@ -28,7 +28,7 @@ def over(window, value):
 
 
 def test_lowest_mean_and_highest_include_what_was_seen_between_ticks():
-    window = Window(10)
+    window = WindowStats(10)
     window.take([cpu(0.5), cpu(0.25)])
     window.take([cpu(0.75)])
     window.close(1)
@@ -36,21 +36,21 @@ def test_lowest_mean_and_highest_include_what_was_seen_between_ticks():
 
 
 def test_zero_is_a_measurement():
-    window = Window(10)
+    window = WindowStats(10)
     window.take([cpu(0)])
     window.close(1)
     assert over(window, 0) == {LOW: 0, MEAN: 0, HIGH: 0}
 
 
 def test_reading_changes_nothing():
-    window = Window(10)
+    window = WindowStats(10)
     window.take([cpu(0.5), cpu(1.0)])
     window.close(1)
     assert over(window, 1.0) == over(window, 1.0)
 
 
 def test_what_is_not_windowed_and_what_is_gone_now_is_left_out():
-    window = Window(10)
+    window = WindowStats(10)
     window.take([cpu(1.0), cpu(4, "pacecar_host_cpus_online")])
     window.close(1)
     assert window.over([cpu(4, "pacecar_host_cpus_online")]) == []
@@ -61,7 +61,7 @@ def test_what_is_not_windowed_and_what_is_gone_now_is_left_out():
 @given(st.lists(st.lists(st.floats(0, 1), max_size=5), min_size=1, max_size=30), st.integers(1, 10))
 def test_the_window_is_the_values_of_the_last_ticks_and_no_more(ticks, length):
     """Tick n closes at time n: in the window are the values of the ticks after n - length."""
-    window = Window(length)
+    window = WindowStats(length)
     for now, values in enumerate(ticks, start=1):
         window.take(map(cpu, values))
         window.close(now)
@@ -75,7 +75,7 @@ def test_the_window_is_the_values_of_the_last_ticks_and_no_more(ticks, length):
 
 
 def test_the_catalog_windows_gauges_only_and_few():
-    assert all(by_name(name).kind is Kind.GAUGE for names in WINDOW_NAMES.values() for name in names)
+    assert all(by_name(name).kind is MetricKind.GAUGE for names in WINDOW_NAMES.values() for name in names)
     assert len(WINDOW_NAMES) * 3 < len(CATALOG) / 4
 
 
@@ -113,7 +113,7 @@ def run():
     started = []
 
     def start(*collectors, rate=1000.0):
-        pace = Pace(rate)
+        pace = GlanceRate(rate)
         sampler = Sampler(collectors, SystemClock(), deadline_seconds=5.0, pace=pace, window_seconds=60.0)
         sampler.start()
         started.append(sampler)

@@ -6,14 +6,14 @@ import re
 
 import pytest
 
-from pacecar.metrics.catalog import CATALOG, Kind, Metric, Subject, Unit, by_name
+from pacecar.metrics.catalog import CATALOG, Metric, MetricKind, MetricSubject, MetricUnit, by_name
 
 
 def test_names_keep_the_law() -> None:
     def is_lawful(metric: Metric) -> bool:
         return (
             re.fullmatch(r"pacecar_[a-z][a-z0-9]*(_[a-z0-9]+)+", metric.name) is not None
-            and metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
+            and metric.name.endswith("_total") == (metric.kind is MetricKind.COUNTER)
             and metric.name.removesuffix("_total").endswith(metric.unit.outside)
         )
 
@@ -60,20 +60,20 @@ def test_no_name_is_taken_twice_once_the_exporter_drops_total() -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "unit", "text"),
     [
-        ("step_seconds", Kind.GAUGE, Unit.NANOSECONDS, "No prefix."),
-        ("pacecar_steps", Kind.COUNTER, Unit.COUNT, "A counter without total."),
-        ("pacecar_step_seconds_total", Kind.GAUGE, Unit.NANOSECONDS, "A gauge with total."),
-        ("pacecar_step_ms", Kind.GAUGE, Unit.NANOSECONDS, "Not the base unit."),
-        ("pacecar_step_seconds", Kind.GAUGE, Unit.NANOSECONDS, "No full stop"),
+        ("step_seconds", MetricKind.GAUGE, MetricUnit.NANOSECONDS, "No prefix."),
+        ("pacecar_steps", MetricKind.COUNTER, MetricUnit.COUNT, "A counter without total."),
+        ("pacecar_step_seconds_total", MetricKind.GAUGE, MetricUnit.NANOSECONDS, "A gauge with total."),
+        ("pacecar_step_ms", MetricKind.GAUGE, MetricUnit.NANOSECONDS, "Not the base unit."),
+        ("pacecar_step_seconds", MetricKind.GAUGE, MetricUnit.NANOSECONDS, "No full stop"),
     ],
 )
-def test_an_unlawful_metric_cannot_be_made(name: str, kind: Kind, unit: Unit, text: str) -> None:
+def test_an_unlawful_metric_cannot_be_made(name: str, kind: MetricKind, unit: MetricUnit, text: str) -> None:
     with pytest.raises(AssertionError):
-        Metric(name, kind, unit, Subject.JOB, (), text)
+        Metric(name, kind, unit, MetricSubject.JOB, (), text)
 
 
 def test_inside_values_become_base_units() -> None:
-    assert Unit.NANOSECONDS.scale * 1_500_000_000 == pytest.approx(1.5)
-    assert Unit.MILLIWATTS.scale * 250_000 == pytest.approx(250.0)
-    assert Unit.MEGAHERTZ.scale * 1980 == pytest.approx(1.98e9)
-    assert Unit.BYTES.scale == Unit.RATIO.scale == Unit.COUNT.scale == 1.0
+    assert MetricUnit.NANOSECONDS.scale * 1_500_000_000 == pytest.approx(1.5)
+    assert MetricUnit.MILLIWATTS.scale * 250_000 == pytest.approx(250.0)
+    assert MetricUnit.MEGAHERTZ.scale * 1980 == pytest.approx(1.98e9)
+    assert MetricUnit.BYTES.scale == MetricUnit.RATIO.scale == MetricUnit.COUNT.scale == 1.0

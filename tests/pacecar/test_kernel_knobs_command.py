@@ -11,31 +11,31 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pacecar.commands.main import cli
-from pacecar.controller.memory.knob_store import Entry, Fingerprint, KnobsFile, remembered, stale
+from pacecar.controller.memory.knob_store import Fingerprint, KnobStore, StoredKnobs, remembered, stale
 from pacecar.knobs import KNOBS, read_setting, setting
 
 KIND = Fingerprint(
     parameters="f00d", elements=42_000_000, world_size=4, device="NVIDIA H200", backend="nccl",
     link="InfiniBand 200 Gb/s", torch="2.13", began={"bucket_bytes": 26214400, "micro_batch": 4},
 )  # fmt: skip
-ENTRY = Entry(
+ENTRY = StoredKnobs(
     key=KIND.key, fingerprint=KIND, knobs={"bucket_bytes": 4194304}, gain_ratio=0.123, pace_ns=90_500_000, steps=5000,
     saved_wall_ns=1_760_000_000 * 10**9, used_wall_ns=1_770_000_000 * 10**9, job="gpt-40m", pacecar_version="0.1.0",
 )  # fmt: skip
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> KnobsFile:
-    file = KnobsFile(tmp_path / "knobs.json", is_ours=False)
+def file(tmp_path: Path) -> KnobStore:
+    file = KnobStore(tmp_path / "knobs.json", is_ours=False)
     file.change(lambda entries: remembered(entries, ENTRY))
     return file
 
 
-def knobs(file: KnobsFile, *arguments: str) -> Result:
+def knobs(file: KnobStore, *arguments: str) -> Result:
     return CliRunner().invoke(cli, ["knobs", *arguments, "--file", str(file.path)])
 
 
-def test_list_and_show_tell_what_is_remembered_with_units(file: KnobsFile) -> None:
+def test_list_and_show_tell_what_is_remembered_with_units(file: KnobStore) -> None:
     listed = knobs(file, "list")
     assert listed.exit_code == 0
     for word in (ENTRY.key, "saves 12.3 %", "bucket_bytes 4 MiB", "42 M parameters, 4 ranks, NVIDIA H200"):
@@ -49,14 +49,14 @@ def test_list_and_show_tell_what_is_remembered_with_units(file: KnobsFile) -> No
     assert max(map(len, (listed.stdout + shown).splitlines())) <= 80
 
 
-def test_json_is_the_entry_itself(file: KnobsFile) -> None:
+def test_json_is_the_entry_itself(file: KnobStore) -> None:
     (document,) = json.loads(knobs(file, "list", "--json").stdout)
     assert document == json.loads(knobs(file, "show", ENTRY.key, "--json").stdout)
     assert document["gain_ratio"] == 0.123
     assert document["fingerprint"]["world_size"] == 4
 
 
-def test_forget_by_key_by_staleness_and_all(file: KnobsFile) -> None:
+def test_forget_by_key_by_staleness_and_all(file: KnobStore) -> None:
     assert "Forgot 0 entries" in knobs(file, "forget", "--stale").stdout
     file.change(lambda entries: stale(entries, ENTRY, "slower here"))
     assert "not tried any more: slower here" in knobs(file, "show", ENTRY.key).stdout
@@ -76,7 +76,7 @@ def test_forget_by_key_by_staleness_and_all(file: KnobsFile) -> None:
         (("forget", "--all", "--stale"), 2, "give KEYS"),
     ],
 )
-def test_what_is_typed_wrongly_is_said(file: KnobsFile, arguments: tuple[str, ...], code: int, said: str) -> None:
+def test_what_is_typed_wrongly_is_said(file: KnobStore, arguments: tuple[str, ...], code: int, said: str) -> None:
     done = knobs(file, *arguments)
     assert done.exit_code == code
     assert said in done.output
@@ -85,7 +85,7 @@ def test_what_is_typed_wrongly_is_said(file: KnobsFile, arguments: tuple[str, ..
 
 def test_a_damaged_file_is_named_and_left_for_its_owner(tmp_path: Path) -> None:
     (tmp_path / "knobs.json").write_text('{"format": "pacecar knobs", "version":')
-    done = knobs(KnobsFile(tmp_path / "knobs.json", is_ours=False), "list")
+    done = knobs(KnobStore(tmp_path / "knobs.json", is_ours=False), "list")
     assert done.exit_code == 1
     assert "knobs.json: damaged" in done.output
     assert (tmp_path / "knobs.json").exists()

@@ -12,10 +12,10 @@ import pytest
 from pacecar.records import Goodbye, recording
 from pacecar.records.recording import (
     Chunk,
-    Event,
     GlanceRow,
-    Header,
     RecordingError,
+    RecordingEvent,
+    RecordingHeader,
     RecordRow,
     TickRow,
     Trigger,
@@ -27,7 +27,7 @@ from pacecar.records.recording import (
 UP = ("pacecar_gpu_up", ("0",))
 POWER = ("pacecar_gpu_power_watts", ("0",))
 BYE = Goodbye(job="run-7", rank=0, reason="over", wall_ns=5)
-HEADER = Header(
+HEADER = RecordingHeader(
     host="node-a",
     pacecar_version="0.1.0",
     written_wall_ns=99,
@@ -40,7 +40,7 @@ FIRST = Chunk(
      TickRow(12, 2, 3, {1: None}, {"gpu": ("failed", "lost")}, {"gpu": 8})),
     (GlanceRow(11, {1: 650_124}),),
     (RecordRow(11, msgspec.Raw(msgspec.msgpack.encode(BYE))),),
-    (Event(12, "trigger xid", "Xid 79 of GPU 0"),),
+    (RecordingEvent(12, "trigger xid", "Xid 79 of GPU 0"),),
 )  # fmt: skip
 SECOND = Chunk(13, 13, 1000, (POWER,), (TickRow(13, 3, 0, {0: 2**60 + 1}, {}, {}),), (), (), ())
 

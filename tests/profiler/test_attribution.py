@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pacecar.profiler.ledger.attribution import (
     REST,
-    Cause,
+    LossCause,
     Work,
     attribute,
     attribute_phases,
@@ -56,7 +56,7 @@ def drawn(pictures, kind):
     ],
 )
 def test_drawn_windows(work, causes, observed, charged):
-    ledger = attribute(drawn(work, Work), (0, len(charged) * CELL), causes=drawn(causes, Cause), observed=observed)
+    ledger = attribute(drawn(work, Work), (0, len(charged) * CELL), causes=drawn(causes, LossCause), observed=observed)
     expected = dict.fromkeys(LETTERS.values(), 0)
     for letter in charged:
         expected[LETTERS[letter]] += CELL
@@ -88,7 +88,7 @@ rows_strategy = st.lists(
     st.tuples(st.integers(-200, 1200), st.integers(0, 300)).map(lambda p: (p[0], p[0] + p[1])), max_size=12
 ).map(intervals)
 work_strategy = st.dictionaries(st.sampled_from(list(Work)), rows_strategy)
-cause_strategy = st.dictionaries(st.sampled_from(list(Cause)), rows_strategy)
+cause_strategy = st.dictionaries(st.sampled_from(list(LossCause)), rows_strategy)
 
 
 def brute_force(work, causes, start, end):
@@ -102,7 +102,7 @@ def brute_force(work, causes, start, end):
             (Work.COMPUTE, "compute"), (Work.COMMUNICATION, "exposed_communication"),
             (Work.COPY, "exposed_copy"), (Work.OTHER, "unknown"))),
         *((causes, cause, cause.value) for cause in (
-            Cause.STOPPED, Cause.DATA_WAIT, Cause.CHECKPOINT, Cause.HOOK, Cause.OPTIMIZER)),
+            LossCause.STOPPED, LossCause.DATA_WAIT, LossCause.CHECKPOINT, LossCause.HOOK, LossCause.OPTIMIZER)),
     ]  # fmt: skip
     parts = {}
     for instant in range(start, end):

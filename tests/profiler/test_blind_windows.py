@@ -14,7 +14,7 @@ from torch import nn
 from pacecar import torch_internals
 from pacecar.clock import FakeClock
 from pacecar.config import HookConfig
-from pacecar.profiler.windows.window_reader import BLIND_WINDOWS_MAX, WindowMeter
+from pacecar.profiler.windows.window_reader import BLIND_WINDOWS_MAX, WindowReader
 from pacecar.records import StepRecord
 from tests.profiler.test_device_windows import MS, Session, timed
 from tests.profiler.test_reading import Row
@@ -172,7 +172,7 @@ class InterruptedClock(FakeClock):
 def test_a_processor_that_is_taken_amid_a_reading_of_the_clocks_moves_no_rows_out_of_a_short_step(interruptions):
     """An error of 0.9 ms is less than what is thrown away, and all of a step of 1 ms."""
     clock, session = InterruptedClock(monotonic_ns=1000 * MS, wall_ns=5000 * MS), Session()
-    meter = WindowMeter(clock, on_device=False, profiler=session)
+    meter = WindowReader(clock, on_device=False, profiler=session)
     meter.install()
     clock.interruptions = interruptions
     meter.open()

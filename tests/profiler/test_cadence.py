@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pacecar.config import HookConfig
 from pacecar.lastwords import completed
 from pacecar.profiler.hook.step_boundary import CountedStep
-from pacecar.profiler.timing.step_sampling import BURST, EVERY_MAX, REVIEW_STEPS, Cadence, burst_end, next_measured
+from pacecar.profiler.timing.step_sampling import BURST, EVERY_MAX, REVIEW_STEPS, StepSampling, burst_end, next_measured
 from pacecar.records import Goodbye, Ledger, StepRecord
 from tests.kit.forking_python import forking_python
 
@@ -28,29 +28,29 @@ def review(cadence, wall, cost, *, passing=2 * US, rounds=1, is_strained=False):
 
 
 def test_a_long_step_is_always_measured_and_a_short_one_as_often_as_half_the_budget_allows():
-    assert review(Cadence(0.01), 100_000 * US, 80 * US, rounds=3) == 1
-    assert review(Cadence(0.01), 16_000 * US, 80 * US, rounds=3) == 1
-    assert review(Cadence(0.01), 2_000 * US, 60 * US, rounds=3) == 8
-    every = review(Cadence(0.01), 1_000 * US, 60 * US, passing=1 * US, rounds=3)
+    assert review(StepSampling(0.01), 100_000 * US, 80 * US, rounds=3) == 1
+    assert review(StepSampling(0.01), 16_000 * US, 80 * US, rounds=3) == 1
+    assert review(StepSampling(0.01), 2_000 * US, 60 * US, rounds=3) == 8
+    every = review(StepSampling(0.01), 1_000 * US, 60 * US, passing=1 * US, rounds=3)
     assert (60 + (every - 1)) / every <= 5
     assert 16 <= every <= 32
 
 
 def test_it_grows_at_once_and_shrinks_when_there_is_room():
-    cadence = Cadence(0.01)
+    cadence = StepSampling(0.01)
     assert review(cadence, 2_000 * US, 60 * US) == 8
     assert review(cadence, 2_100 * US, 55 * US, rounds=4) == 8, "a little better is not enough"
     assert review(cadence, 100_000 * US, 60 * US, rounds=2) == 1
 
 
 def test_where_even_counting_is_too_much_it_is_none():
-    assert review(Cadence(0.001), 1_000 * US, 60 * US, passing=3 * US, rounds=2) is None
-    cadence = Cadence(0.01)
+    assert review(StepSampling(0.001), 1_000 * US, 60 * US, passing=3 * US, rounds=2) is None
+    cadence = StepSampling(0.01)
     assert review(cadence, 300 * US, 60 * US, passing=1 * US, rounds=4) <= EVERY_MAX
 
 
 def test_under_a_strained_budget_fewer_steps_are_measured_until_the_debt_is_paid():
-    cadence = Cadence(0.01)
+    cadence = StepSampling(0.01)
     assert review(cadence, 8_000 * US, 50 * US) == 2
     assert review(cadence, 8_000 * US, 50 * US, is_strained=True) == 8
     assert review(cadence, 8_000 * US, 50 * US, rounds=2) == 2
@@ -58,18 +58,18 @@ def test_under_a_strained_budget_fewer_steps_are_measured_until_the_debt_is_paid
 
 @pytest.mark.parametrize("ratio", [0.0, 1.0])
 def test_no_limit_and_no_windows_measure_every_step(ratio):
-    assert review(Cadence(ratio), 100 * US, 90 * US, rounds=3) == 1
+    assert review(StepSampling(ratio), 100 * US, 90 * US, rounds=3) == 1
 
 
 def test_somebody_elses_program_on_the_processor_is_no_cost_of_ours():
-    cadence = Cadence(0.01)
+    cadence = StepSampling(0.01)
     for number in range(REVIEW_STEPS):
         cadence.measured(20_000 * US, 5_000 * US if number % 16 == 0 else 50 * US)
     assert cadence.every == 1
 
 
 def test_what_threads_spend_on_records_counts_and_is_averaged_as_it_comes_in_lumps():
-    cadence = Cadence(0.01)
+    cadence = StepSampling(0.01)
     assert review(cadence, 20_000 * US, 60 * US, rounds=4) == 1
     cadence.charged(REVIEW_STEPS * 150 * US)
     assert review(cadence, 20_000 * US, 60 * US) == 1, "four reviews without and one with it"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pacecar.profiler.ledger.estimate import Calibrations
 from pacecar.profiler.timing.step_timer import TimedStep
-from pacecar.profiler.windows.estimate_check import RECENT_STEPS, Checker
+from pacecar.profiler.windows.estimate_check import RECENT_STEPS, EstimateChecker
 from pacecar.profiler.windows.window_reader import Measurement
 from pacecar.records import LEDGER_HEADINGS, EstimateCheck, Knobs, Ledger, StepRecord
 from tests.kit.records import job_hello
@@ -34,7 +34,7 @@ def measured(compute=60, exposed=30, host=10):
 
 @pytest.fixture
 def checker():
-    return Checker(HELLO, Calibrations())
+    return EstimateChecker(HELLO, Calibrations())
 
 
 def test_the_first_window_has_nothing_to_be_checked_against(checker):

@@ -9,11 +9,11 @@ import threading
 import pytest
 
 from pacecar.clock import FakeClock
-from pacecar.profiler.timing.aftermath import AFTERMATH_STEPS, Aftermath
-from pacecar.profiler.timing.overhead_budget import Budget
+from pacecar.profiler.timing.aftermath import AFTERMATH_STEPS, WindowAftermath
+from pacecar.profiler.timing.overhead_budget import OverheadBudget
 from pacecar.profiler.timing.step_timer import TimedStep
 from pacecar.profiler.windows.kineto_window import WindowProfiler, WindowUnavailable
-from pacecar.profiler.windows.window_reader import BLIND_WINDOWS_MAX, WindowMeter
+from pacecar.profiler.windows.window_reader import BLIND_WINDOWS_MAX, WindowReader
 from tests.profiler.test_reading import Row
 
 MS = 1_000_000
@@ -70,7 +70,7 @@ def session():
 
 @pytest.fixture
 def meter(clock, session):
-    meter = WindowMeter(clock, on_device=True, profiler=session)
+    meter = WindowReader(clock, on_device=True, profiler=session)
     meter.install()
     session.log.clear()
     return meter
@@ -188,31 +188,31 @@ def run(aftermath, before, after, *, windows=1, noise=0.0, seed=0):
 
 
 def test_a_slow_down_after_a_window_is_charged_for_as_long_as_it_is_compared():
-    assert run(Aftermath(), 100 * MS, 115 * MS) == AFTERMATH_STEPS * 15 * MS
-    assert run(Aftermath(), 100 * MS, 115 * MS, windows=4) == 4 * AFTERMATH_STEPS * 15 * MS
+    assert run(WindowAftermath(), 100 * MS, 115 * MS) == AFTERMATH_STEPS * 15 * MS
+    assert run(WindowAftermath(), 100 * MS, 115 * MS, windows=4) == 4 * AFTERMATH_STEPS * 15 * MS
 
 
 def test_a_job_that_becomes_faster_pays_nothing_back_and_unknown_is_not_compared():
-    assert run(Aftermath(), 100 * MS, 90 * MS, windows=3) == 0
-    assert run(Aftermath(), None, 900 * MS, windows=3) == 0
+    assert run(WindowAftermath(), 100 * MS, 90 * MS, windows=3) == 0
+    assert run(WindowAftermath(), None, 900 * MS, windows=3) == 0
 
 
 def test_noise_is_hardly_charged_over_many_windows():
     steps = 100 * 3 * AFTERMATH_STEPS
     for seed in range(5):
-        charged = run(Aftermath(), 100 * MS, 100 * MS, windows=100, noise=0.05, seed=seed)
+        charged = run(WindowAftermath(), 100 * MS, 100 * MS, windows=100, noise=0.05, seed=seed)
         assert charged < 0.001 * steps * 100 * MS
 
 
 def test_a_checkpoint_in_the_aftermath_counts_for_half_a_step():
-    aftermath = Aftermath()
+    aftermath = WindowAftermath()
     aftermath.window(100 * MS)
     steps = [100 * MS] * (AFTERMATH_STEPS - 1) + [9000 * MS]
     assert sum(aftermath.step(own) for own in steps) == 50 * MS
 
 
 def test_what_lasts_after_the_first_window_is_said_once_with_a_way_out(caplog):
-    aftermath = Aftermath()
+    aftermath = WindowAftermath()
     run(aftermath, 100 * MS, 112 * MS, windows=3)
     (line,) = (record.getMessage() for record in caplog.records)
     assert "12 % slower" in line
@@ -222,7 +222,7 @@ def test_what_lasts_after_the_first_window_is_said_once_with_a_way_out(caplog):
 def test_the_budget_charges_the_aftermath_of_a_device_job_only():
     costs = {}
     for on_device in (False, True):
-        budget = Budget(0.5, warmup_steps=1, interval_steps=100, on_device=on_device)
+        budget = OverheadBudget(0.5, warmup_steps=1, interval_steps=100, on_device=on_device)
         for _ in range(20):
             budget.step(100 * MS, 0, profiled=False)
         budget.step(100 * MS, 0, profiled=True)

@@ -7,7 +7,7 @@ import torch.distributed as dist
 
 from pacecar.config import HookConfig
 from pacecar.controller.consensus.protocol import JobPace
-from pacecar.controller.consensus.step_observations import Backlog
+from pacecar.controller.consensus.step_observations import ObservationBacklog
 from pacecar.records import StepRecord
 
 
@@ -19,7 +19,7 @@ def lone_rank(tmp_path):
 
 
 def test_a_lone_rank_that_hears_its_own_pace_at_once_sees_its_windows_as_exact_steps(lone_rank, job, attach, sink):
-    backlog, held, observed = Backlog(), [], []
+    backlog, held, observed = ObservationBacklog(), [], []
     backlog.begin(())
 
     def boundary(step):

@@ -12,7 +12,7 @@ from pacecar.profiler.timing.overhead_budget import (
     FIRST_WINDOW_NS,
     FIXED_SHARE,
     PRICE_MARGIN,
-    Budget,
+    OverheadBudget,
     ThreadTime,
 )
 from pacecar.profiler.timing.turns import turn_of
@@ -35,17 +35,17 @@ def run(budget, steps, *, wall=50 * MS, own=10_000, price=4 * MS, request_at=())
 
 
 def test_windows_come_after_the_warmup_at_the_interval():
-    assert run(Budget(0.5, warmup_steps=3, interval_steps=20), 80) == [3, 23, 43, 63]
+    assert run(OverheadBudget(0.5, warmup_steps=3, interval_steps=20), 80) == [3, 23, 43, 63]
 
 
 def test_a_request_brings_the_next_window_forward_to_the_grid():
-    assert run(Budget(0.5, warmup_steps=3, interval_steps=50), 60, request_at=(11,))[:2] == [3, 13]
+    assert run(OverheadBudget(0.5, warmup_steps=3, interval_steps=50), 60, request_at=(11,))[:2] == [3, 13]
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 40), st.sampled_from([0.002, 0.01, 0.05]))
 def test_the_running_ratio_stays_within_the_budget_and_one_window_more(price_ms, ratio):
-    budget = Budget(ratio, warmup_steps=3, interval_steps=10)
+    budget = OverheadBudget(ratio, warmup_steps=3, interval_steps=10)
     taken = run(budget, 2000, price=price_ms * MS)
     wall = (2000 * 50 + len(taken) * price_ms) * MS
     assert budget.cost_ns <= ratio * wall + price_ms * MS
@@ -54,11 +54,11 @@ def test_the_running_ratio_stays_within_the_budget_and_one_window_more(price_ms,
 
 
 def test_no_budget_no_window():
-    assert run(Budget(0.0, warmup_steps=1, interval_steps=1), 200) == []
+    assert run(OverheadBudget(0.0, warmup_steps=1, interval_steps=1), 200) == []
 
 
 def test_the_slow_down_of_a_profiled_step_is_charged_and_luck_is_not_paid_back():
-    budget = Budget(0.5, warmup_steps=1, interval_steps=10)
+    budget = OverheadBudget(0.5, warmup_steps=1, interval_steps=10)
     for _ in range(9):
         assert budget.step(100, 2, profiled=False) == 2
     assert budget.step(130, 2, profiled=True) == 2 + 30
@@ -68,7 +68,7 @@ def test_the_slow_down_of_a_profiled_step_is_charged_and_luck_is_not_paid_back()
 
 def test_the_first_window_is_on_credit_and_the_next_waits_until_it_is_earned_back():
     price = 100
-    budget = Budget(0.01, warmup_steps=3, interval_steps=10)
+    budget = OverheadBudget(0.01, warmup_steps=3, interval_steps=10)
     first, second = run(budget, 700, own=0, price=price * MS)[:2]
     assert first == 3
     assert (second - 1) * 50 * MS * 0.01 >= 2 * (price - 1) * MS, "the first paid back, the second earned"
@@ -79,7 +79,7 @@ def test_a_new_setting_gets_credit_only_if_it_is_soon_earned_back_and_a_known_on
     step, warmup = 50 * MS, 3
 
     def second_window(price, *, on_credit):
-        budget = Budget(0.01, warmup_steps=warmup, interval_steps=10)
+        budget = OverheadBudget(0.01, warmup_steps=warmup, interval_steps=10)
         for number in range(60):
             budget.step(step, price if number == warmup + 1 else 0, profiled=number == warmup)
             if number == warmup + 1:
@@ -104,7 +104,7 @@ def test_whatever_the_budget_puts_off_no_two_ranks_of_eight_open_windows_at_once
     disturbed = 3
     taken = [
         run(
-            Budget(
+            OverheadBudget(
                 0.02, warmup_steps=3, interval_steps=interval, rank=rank, world_size=world_size, on_device=on_device
             ),
             600,
@@ -131,9 +131,9 @@ def test_the_next_turn_is_the_first_that_is_one(rank, world_size, interval, step
 
 
 def test_the_first_window_waits_where_a_thousand_steps_would_not_earn_it_back():
-    slow = run(Budget(0.002, warmup_steps=3, interval_steps=10), 50, wall=15 * MS, own=0)
+    slow = run(OverheadBudget(0.002, warmup_steps=3, interval_steps=10), 50, wall=15 * MS, own=0)
     assert slow[:1] == [3]
-    quick = run(Budget(0.002, warmup_steps=3, interval_steps=10), 20_000, wall=1 * MS, own=0)
+    quick = run(OverheadBudget(0.002, warmup_steps=3, interval_steps=10), 20_000, wall=1 * MS, own=0)
     assert quick
     assert (quick[0] + FIRST_CREDIT_STEPS) * 1 * MS * 0.002 >= FIRST_WINDOW_NS - MS, "a thousand steps pay the rest"
 
@@ -141,7 +141,7 @@ def test_the_first_window_waits_where_a_thousand_steps_would_not_earn_it_back():
 @pytest.mark.parametrize("ratio", [0.002, 0.01])
 def test_a_run_of_sixty_seconds_ends_within_its_budget_though_prices_swing(ratio):
     """Steps of 15 ms, windows of 15 to 30 ms, 12 us of own time a step and a courier that takes 40 us now and then."""
-    budget = Budget(ratio, warmup_steps=3, interval_steps=50)
+    budget = OverheadBudget(ratio, warmup_steps=3, interval_steps=50)
     wall = 15 * MS
     taken = 0
     is_profiled = False
@@ -160,7 +160,7 @@ def test_a_run_of_sixty_seconds_ends_within_its_budget_though_prices_swing(ratio
 
 
 def test_a_look_skips_the_turns_at_which_a_window_cannot_be_paid_yet():
-    budget = Budget(0.01, warmup_steps=3, interval_steps=50)
+    budget = OverheadBudget(0.01, warmup_steps=3, interval_steps=50)
     for step in range(10):
         budget.step(10 * MS, 0, profiled=step == 3)
     budget.window_taken(3, 4 * MS)
@@ -174,7 +174,7 @@ def test_a_look_skips_the_turns_at_which_a_window_cannot_be_paid_yet():
     ("ratio", "cost_ms", "owes"), [(0.01, 119, False), (0.01, 121, True), (0.0, 999, False), (1.0, 999, False)]
 )
 def test_who_takes_too_much_after_fifteen_seconds_has_a_strained_budget_until_it_is_earned(ratio, cost_ms, owes):
-    budget = Budget(ratio, warmup_steps=1, interval_steps=100)
+    budget = OverheadBudget(ratio, warmup_steps=1, interval_steps=100)
     budget.charge(cost_ms * MS)
     for _ in range(1499):
         budget.step(10 * MS, 0, profiled=False)
@@ -188,7 +188,7 @@ def test_who_takes_too_much_after_fifteen_seconds_has_a_strained_budget_until_it
 
 def test_windows_that_fill_the_budget_strain_nobody():
     """They would make the tuner blind: with fewer measured steps its trials take as many times longer."""
-    budget = Budget(0.01, warmup_steps=1, interval_steps=100)
+    budget = OverheadBudget(0.01, warmup_steps=1, interval_steps=100)
     for step in range(2000):
         price_ms = 10 if step % 100 == 50 else 0
         budget.step(10 * MS, price_ms * MS + MS // 20, profiled=False)
@@ -199,7 +199,7 @@ def test_windows_that_fill_the_budget_strain_nobody():
 
 
 def test_what_windows_leave_behind_on_a_device_is_theirs_and_strains_nobody():
-    budget = Budget(0.01, warmup_steps=1, interval_steps=100, on_device=True)
+    budget = OverheadBudget(0.01, warmup_steps=1, interval_steps=100, on_device=True)
     for step in range(2000):
         budget.step(10 * MS if step % 100 >= 20 else 11 * MS, MS // 20, profiled=False)
         if step % 100 == 0:
@@ -209,7 +209,7 @@ def test_what_windows_leave_behind_on_a_device_is_theirs_and_strains_nobody():
 
 
 def test_how_slow_a_profiled_step_was_is_asked_of_the_processor_where_it_knows():
-    budget = Budget(0.5, warmup_steps=1, interval_steps=10)
+    budget = OverheadBudget(0.5, warmup_steps=1, interval_steps=10)
     for _ in range(9):
         budget.step(100, 2, profiled=False)
     busy = ThreadTime(spent_ns=60, usual_ns=50)
@@ -224,7 +224,7 @@ def test_a_window_is_predicted_by_the_micro_batch():
     """One of eight micro-batches was dear; with one of one it pays, with one of eight not yet."""
 
     def first_after(micro_batches):
-        budget = Budget(0.01, warmup_steps=1, interval_steps=10)
+        budget = OverheadBudget(0.01, warmup_steps=1, interval_steps=10)
         for step in range(1, 10_000):
             budget.step(
                 10 * MS, 80 * MS if step == 1 else 0, profiled=False, micro_batches=8 if step == 1 else micro_batches
@@ -245,7 +245,7 @@ def test_a_window_is_predicted_by_the_micro_batch():
 @pytest.mark.parametrize(("own", "is_lent"), [(0, True), (450_000, False)])
 def test_nothing_is_lent_to_who_spends_all_of_the_budget_anyway(own, is_lent):
     """Of 0.01 of 50 ms the always-on part leaves all or a tenth: a hundred steps pay 50 ms back, or 5 ms."""
-    budget = Budget(0.01, warmup_steps=3, interval_steps=10)
+    budget = OverheadBudget(0.01, warmup_steps=3, interval_steps=10)
     for step in range(2000):
         budget.step(50 * MS, own, profiled=False)
         if step == 0:
@@ -257,7 +257,7 @@ def test_nothing_is_lent_to_who_spends_all_of_the_budget_anyway(own, is_lent):
 
 
 def test_the_attach_is_charged_and_is_nothing_that_goes_on():
-    budget = Budget(0.01, warmup_steps=1, interval_steps=10)
+    budget = OverheadBudget(0.01, warmup_steps=1, interval_steps=10)
     budget.charge_start(30 * MS)
     for _ in range(100):
         budget.step(50 * MS, 0, profiled=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from pacecar.profiler.transport.store_rendezvous import MeetingError, meet
+from pacecar.profiler.transport.store_rendezvous import RendezvousError, meet
 
 
 def both(store: object, *, claims: tuple[str, str] = ("a", "a"), name: str = "0") -> list[str]:
@@ -19,7 +19,7 @@ def both(store: object, *, claims: tuple[str, str] = ("a", "a"), name: str = "0"
         try:
             meet(store, rank, 2, claims[rank], name=name, seconds=2.0)
             ends[rank] = "met"
-        except MeetingError as error:
+        except RendezvousError as error:
             ends[rank] = str(error)
 
     threads = [threading.Thread(target=come, args=(rank,)) for rank in range(2)]
@@ -40,7 +40,7 @@ def test_the_verdict_of_a_life_before_is_not_this_one_s(monkeypatch: pytest.Monk
     store = dist.HashStore()  # torchrun's agent keeps its store while it starts workers anew
     assert both(store) == ["met", "met"]
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    with pytest.raises(MeetingError, match="ranks \\[1\\] did not attach"):
+    with pytest.raises(RendezvousError, match="ranks \\[1\\] did not attach"):
         meet(store, 0, 2, "a", name="0", seconds=0.1)
 
 
@@ -49,5 +49,5 @@ def test_a_store_that_forgets_ends_the_meeting(tmp_path: Path) -> None:
     store.set("long ago", "x" * 4096)
     store.get("long ago")
     (tmp_path / "store").unlink()
-    with pytest.raises(MeetingError, match="forgets"):
+    with pytest.raises(RendezvousError, match="forgets"):
         meet(store, 1, 2, "a", name="0", seconds=0.1)

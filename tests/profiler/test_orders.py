@@ -2,7 +2,7 @@
 
 import pytest
 
-from pacecar.profiler.hook.daemon_messages import ORDERS_MAX, NotYet, Orders, Refusal
+from pacecar.profiler.hook.daemon_messages import ORDERS_MAX, DaemonMessages, MessageRefusal, NotYet
 from pacecar.records import Command
 
 
@@ -17,7 +17,7 @@ def answers():
 
 @pytest.fixture
 def orders(answers):
-    return Orders("job", 3, reply=answers.append)
+    return DaemonMessages("job", 3, reply=answers.append)
 
 
 def said(answers):
@@ -39,7 +39,7 @@ def test_a_command_is_carried_out_at_its_step_or_at_once_if_that_has_gone_by(ord
 
 def test_what_cannot_be_done_is_answered_with_a_reason(orders, answers):
     def unwilling(command, answer):
-        raise Refusal("not now")
+        raise MessageRefusal("not now")
 
     def broken(command, answer):
         raise OSError("boom")

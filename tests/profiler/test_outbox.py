@@ -8,8 +8,8 @@ import time
 import msgspec
 import pytest
 
-from pacecar.profiler.transport.daemon_socket import Outbox
-from pacecar.profiler.transport.record_queue import LOOK_SECONDS, Courier, Refused
+from pacecar.profiler.transport.daemon_socket import DaemonSocket
+from pacecar.profiler.transport.record_queue import LOOK_SECONDS, RecordQueue, RecordRefused
 from pacecar.profiler.transport.run_log import RunLog
 from pacecar.records import Answer, Goodbye, HelloRefused, JobRecord, TunerReport
 from pacecar.wire import decode_frame, encode_frame
@@ -56,7 +56,7 @@ class Listener:
 
 def test_hello_comes_first_and_records_in_order(tmp_path):
     daemon = Listener(tmp_path / "s")
-    outbox = Outbox(str(tmp_path / "s"), job_hello())
+    outbox = DaemonSocket(str(tmp_path / "s"), job_hello())
     for number in range(50):
         outbox.put(record(number))
     outbox.close(WAIT_SECONDS)
@@ -68,7 +68,7 @@ def test_hello_comes_first_and_records_in_order(tmp_path):
 
 def test_a_restarted_daemon_gets_a_new_hello_and_the_records_again(tmp_path, caplog):
     first = Listener(tmp_path / "s")
-    outbox = Outbox(str(tmp_path / "s"), job_hello())
+    outbox = DaemonSocket(str(tmp_path / "s"), job_hello())
     outbox.put(record(0))
     until(lambda: len(first.frames) == 2)
     first.kill()
@@ -86,7 +86,7 @@ def test_a_restarted_daemon_gets_a_new_hello_and_the_records_again(tmp_path, cap
 
 
 def test_without_a_daemon_the_oldest_are_dropped_and_counted_and_put_returns(tmp_path):
-    outbox = Outbox(str(tmp_path / "nobody"), job_hello(), queue_length_max=10)
+    outbox = DaemonSocket(str(tmp_path / "nobody"), job_hello(), queue_length_max=10)
     for number in range(100):
         outbox.put(record(number))
     assert 85 <= outbox.dropped <= 90, "ten queued, at most one more in the thread's hands"
@@ -99,7 +99,7 @@ def test_without_a_daemon_the_oldest_are_dropped_and_counted_and_put_returns(tmp
 
 def test_a_daemon_that_does_not_read_blocks_nobody(tmp_path):
     daemon = Listener(tmp_path / "s", reading=False)
-    outbox = Outbox(str(tmp_path / "s"), job_hello(), queue_length_max=50)
+    outbox = DaemonSocket(str(tmp_path / "s"), job_hello(), queue_length_max=50)
     puts = []
 
     def put_all():
@@ -118,7 +118,7 @@ def test_a_daemon_that_does_not_read_blocks_nobody(tmp_path):
 
 def test_a_record_that_cannot_be_framed_is_dropped_and_the_rest_goes_on(tmp_path):
     daemon = Listener(tmp_path / "s")
-    outbox = Outbox(str(tmp_path / "s"), job_hello())
+    outbox = DaemonSocket(str(tmp_path / "s"), job_hello())
     report = TunerReport(
         mode="exact", policy="pacecar", state="off", detail="", step=0, knobs={}, began={}, domains={}, by_hand=(),
         refused={}, trials=0, exploration_ns=0, elapsed_ns=0, budget_ratio=0.0, advice=("x" * 4000,) * 20,
@@ -133,7 +133,7 @@ def test_a_record_that_cannot_be_framed_is_dropped_and_the_rest_goes_on(tmp_path
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_neither_sends_nor_hangs(tmp_path):
-    outbox = Outbox(str(tmp_path / "nobody"), job_hello())
+    outbox = DaemonSocket(str(tmp_path / "nobody"), job_hello())
     outbox.put(record(0))
     child = os.fork()
     if child == 0:
@@ -165,7 +165,7 @@ def test_the_thread_wakes_by_its_own_timer_and_not_for_each_record():
             pass
 
     carrier = Counting()
-    courier = Courier(carrier)
+    courier = RecordQueue(carrier)
     waits = []
     wait = courier._closing.wait
 
@@ -185,7 +185,7 @@ def test_the_thread_wakes_by_its_own_timer_and_not_for_each_record():
 
 
 def test_close_does_not_wait_for_a_daemon_that_never_was_there_and_counts_what_it_leaves(tmp_path):
-    outbox = Outbox(str(tmp_path / "nobody"), job_hello())
+    outbox = DaemonSocket(str(tmp_path / "nobody"), job_hello())
     for number in range(5):
         outbox.put(record(number))
     begun = time.monotonic()
@@ -199,7 +199,7 @@ def test_close_does_not_wait_for_a_daemon_that_never_was_there_and_counts_what_i
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_close_waits_for_a_daemon_that_is_being_restarted_but_not_for_ever(tmp_path, comes_back):
     first = Listener(tmp_path / "s")
-    outbox = Outbox(str(tmp_path / "s"), job_hello())
+    outbox = DaemonSocket(str(tmp_path / "s"), job_hello())
     outbox.put(record(0))
     until(lambda: len(first.frames) == 2)
     first.kill()
@@ -248,13 +248,13 @@ def test_an_error_inside_a_carrier_ends_the_thread_and_not_the_job(caplog):
 
         def deliver(self, record, timeout_seconds):
             if record.wall_ns == 0:
-                raise Refused("no zeros")
+                raise RecordRefused("no zeros")
             raise ZeroDivisionError
 
         def close(self):
             pass
 
-    courier = Courier(Broken())
+    courier = RecordQueue(Broken())
     for number in range(3):
         courier.put(record(number))
     until(lambda: courier.dropped >= 2)
@@ -265,7 +265,7 @@ def test_an_error_inside_a_carrier_ends_the_thread_and_not_the_job(caplog):
 
 def test_that_the_daemon_does_not_show_the_rank_is_said_once_in_the_jobs_log(tmp_path, caplog):
     daemon = Listener(tmp_path / "s")
-    outbox = Outbox(str(tmp_path / "s"), job_hello())
+    outbox = DaemonSocket(str(tmp_path / "s"), job_hello())
     outbox.put(record(0))
     until(lambda: daemon.peers and len(daemon.frames) == 2, "connected", WAIT_SECONDS)
     for _ in range(3):

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from pacecar.profiler.transport.daemon_socket import COMMANDS_PER_LOOK, Outbox
+from pacecar.profiler.transport.daemon_socket import COMMANDS_PER_LOOK, DaemonSocket
 from pacecar.records import Command, Goodbye, Throttling
 from pacecar.records.host_signals import HostSignals
 from pacecar.wire import FRAME_BYTES_MAX, encode_frame
@@ -24,7 +24,7 @@ class Line:
         self.listener.bind(str(path))
         self.listener.listen(1)
         self.heard, self.obeyed = [], []
-        self.outbox = Outbox(str(path), HELLO, obey=self.obeyed.append, heed=self.heard.append)
+        self.outbox = DaemonSocket(str(path), HELLO, obey=self.obeyed.append, heed=self.heard.append)
         self.outbox.put(Goodbye(job="j", rank=0, reason="r", wall_ns=1))
         self.peer, _ = self.listener.accept()
 

@@ -6,8 +6,8 @@ import math
 import msgspec
 import pytest
 
-from pacecar.profiler.transport.field_filter import Sendable
-from pacecar.profiler.transport.record_queue import Courier
+from pacecar.profiler.transport.field_filter import FieldFilter
+from pacecar.profiler.transport.record_queue import RecordQueue
 from pacecar.records import Decision, Goodbye, HangSuspicion, JobHello, Verdict
 from pacecar.records.ranges import COUNT_MAX, TEXT_CHARACTERS_MAX
 from pacecar.wire import decode_frame, encode_frame
@@ -31,7 +31,7 @@ def hang(**changes):
 
 @pytest.mark.parametrize("kind", JOB_RECORDS, ids=lambda kind: kind.__name__)
 def test_a_record_in_order_is_sent_as_it_is(kind):
-    sendable, source = Sendable("here"), Rolled(seed=3)
+    sendable, source = FieldFilter("here"), Rolled(seed=3)
     for _ in range(5):
         record = msgspec.convert(make(kind, source), kind)
         assert sendable.make(record) is record
@@ -50,7 +50,7 @@ def test_a_record_in_order_is_sent_as_it_is(kind):
     ],
 )
 def test_what_is_out_of_range_is_left_out_or_cut_and_said_once(caplog, record, field, becomes):
-    sendable = Sendable("the daemon")
+    sendable = FieldFilter("the daemon")
     with caplog.at_level(logging.WARNING):
         sent = [sendable.make(record) for _ in range(3)]
     assert [getattr(one, field) for one in sent] == [becomes] * 3
@@ -63,14 +63,14 @@ def test_several_fields_of_one_record_are_left_out():
         job="j", decision=1, knob="k", outcome="kept", step=1, wall_ns=1, measured_gain_ratio=math.nan,
         gain_low=-math.inf, gain_high=math.inf, evidence=math.inf, trial_steps=1, exploration_ns=0, reason="r" * 9000,
     )  # fmt: skip
-    sent = Sendable("here").make(verdict)
+    sent = FieldFilter("here").make(verdict)
     assert (sent.measured_gain_ratio, sent.gain_low, sent.gain_high, sent.evidence) == (None,) * 4
     assert len(sent.reason) == TEXT_CHARACTERS_MAX
 
 
 @pytest.mark.parametrize("record", [step_record(overhead_ns=-1), Goodbye(job="j", rank=0, reason="", wall_ns=2**80)])
 def test_a_record_that_cannot_be_mended_is_not_sent_and_said_once(caplog, record):
-    sendable = Sendable("here")
+    sendable = FieldFilter("here")
     assert [sendable.make(record) for _ in range(3)] == [None] * 3
     assert len(caplog.records) == 1
 
@@ -90,7 +90,7 @@ def test_the_courier_sends_what_can_be_sent_and_counts_the_rest():
         def close(self):
             pass
 
-    courier = Courier(Carrier())
+    courier = RecordQueue(Carrier())
     for changes in ({"step": 1}, {"step": 9, "overhead_ns": -1}, {"step": 2, "samples": -1}, {"step": 3}):
         courier.put(step_record(**changes))
     until(lambda: len(came) == 3)
@@ -100,6 +100,6 @@ def test_the_courier_sends_what_can_be_sent_and_counts_the_rest():
 
 
 def test_a_hello_is_mended_before_it_is_kept():
-    sent = Sendable("here").make(job_hello(host="h" * 300, framework="torch\udc80"))
+    sent = FieldFilter("here").make(job_hello(host="h" * 300, framework="torch\udc80"))
     assert isinstance(sent, JobHello)
     assert (len(sent.host), sent.framework) == (256, "torch?")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacecar.profiler.hook.daemon_messages import NotYet, Refusal
-from pacecar.profiler.hook.trace_request import STEPS_MAX, Tracing
+from pacecar.profiler.hook.daemon_messages import MessageRefusal, NotYet
+from pacecar.profiler.hook.trace_request import STEPS_MAX, TraceRequests
 from pacecar.records import Command
 from tests.kit.forking_python import forking_python
 from tests.kit.users import STRANGER, as_user, commons, needs_root
@@ -41,7 +41,7 @@ class Job:
 
     def __init__(self, directory):
         self.step, self.said, self.marks, self.windows = 40, [], [], Rested()
-        self.tracing = Tracing(
+        self.tracing = TraceRequests(
             "a job/1",
             2,
             on_device=False,
@@ -99,14 +99,14 @@ def test_a_job_that_ends_first_leaves_what_there_is(job):
 
 def test_what_cannot_be_traced_is_refused(job):
     for steps in (0, -3, STEPS_MAX + 1, 10**12, "many"):
-        with pytest.raises(Refusal, match="steps must be"):
+        with pytest.raises(MessageRefusal, match="steps must be"):
             job.ask(steps=steps)
-    with pytest.raises(Refusal, match="/proc/self/nowhere"):
+    with pytest.raises(MessageRefusal, match="/proc/self/nowhere"):
         job.ask(directory="/proc/self/nowhere")
-    with torch.profiler.profile(), pytest.raises(Refusal, match="its own script"):
+    with torch.profiler.profile(), pytest.raises(MessageRefusal, match="its own script"):
         job.ask()
     job.ask(steps=2)
-    with pytest.raises(Refusal, match="is being taken"):
+    with pytest.raises(MessageRefusal, match="is being taken"):
         job.ask()
     job.run(2)
     assert not torch._C._autograd._profiler_enabled()
@@ -128,7 +128,7 @@ def test_a_folder_that_all_may_make_is_used_only_if_it_is_ours(tmp_path, monkeyp
     monkeypatch.setattr(tempfile, "tempdir", None)
     job = Job(None)
     (tmp_path / f"pacecar-traces-{os.getuid()}").symlink_to(tmp_path)
-    with pytest.raises(Refusal, match="somebody else"):
+    with pytest.raises(MessageRefusal, match="somebody else"):
         job.ask()
     (tmp_path / f"pacecar-traces-{os.getuid()}").unlink()
     job.ask(steps=1)
@@ -147,7 +147,7 @@ def test_a_rank_that_hears_late_ends_with_the_others_under_their_name_and_says_s
 
 
 def test_a_rank_that_is_too_late_traces_nothing(job):
-    with pytest.raises(Refusal, match="steps 35 to 39 were asked for, and this rank is at 40 already"):
+    with pytest.raises(MessageRefusal, match="steps 35 to 39 were asked for, and this rank is at 40 already"):
         job.ask(at_step=35, steps=5)
     assert not job.tracing.is_tracing
     assert job.marks == []
@@ -166,7 +166,7 @@ def test_a_whole_step_lies_between_a_window_of_ours_and_a_trace(job):
 
 def test_a_record_that_outlived_a_window_would_end_in_the_trace_so_there_is_none(job):
     job.windows.outlived_by = "epoch"
-    with pytest.raises(Refusal, match="'epoch' of the job is open"):
+    with pytest.raises(MessageRefusal, match="'epoch' of the job is open"):
         job.ask()
     assert not torch._C._autograd._profiler_enabled()
 
@@ -352,7 +352,7 @@ def test_a_trace_enters_no_folder_over_a_strangers_link_and_takes_no_default_fol
         default = public / f"pacecar-traces-{os.getuid()}"
         as_user(STRANGER, lambda: default.mkdir())
         for directory in (public / "out", None):
-            with pytest.raises(Refusal, match=f"belongs to somebody else: .*uid {STRANGER}"):
+            with pytest.raises(MessageRefusal, match=f"belongs to somebody else: .*uid {STRANGER}"):
                 Job(directory).ask(steps=1)
         assert os.listdir(public / "roots") == []
 

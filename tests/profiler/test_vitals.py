@@ -7,7 +7,7 @@ import torch
 
 from pacecar.config import HookConfig
 from pacecar.profiler.utilization.allocator_memory import MemoryMeter
-from pacecar.profiler.utilization.model_flops_utilization import VitalsMeter
+from pacecar.profiler.utilization.model_flops_utilization import UtilizationMeter
 from pacecar.records import DeviceMemory, Goodbye, StepRecord, Vitals
 from tests.kit.records import step_record
 
@@ -83,7 +83,7 @@ def make_meter(device=CUDA, name="NVIDIA H200", stats=None, dtype=torch.float32,
     if device == CUDA:  # no GPU here: what matters is that the parameters are where the job is
         model = torch.nn.Linear(4, 4, device="meta", dtype=dtype)
         device = torch.device("meta")
-    return VitalsMeter(model, HookConfig(**options), device=device, stats=stats, device_name=name)
+    return UtilizationMeter(model, HookConfig(**options), device=device, stats=stats, device_name=name)
 
 
 def run(meter, steps=2, **changes):
@@ -134,7 +134,7 @@ def test_without_a_peak_or_without_flops_there_is_no_mfu(changes):
 def test_parameters_on_several_devices_have_no_peak():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2, device="meta"), torch.nn.Linear(2, 2))
     config = HookConfig(flops_per_sample=5.0, vitals_interval_steps=2)
-    meter = VitalsMeter(model, config, device=torch.device("meta"), device_name="NVIDIA H200")
+    meter = UtilizationMeter(model, config, device=torch.device("meta"), device_name="NVIDIA H200")
     (record,) = run(meter)
     assert record.flops == 40
     assert record.peak_flops_per_second is None

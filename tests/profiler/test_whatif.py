@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pacecar.clock import NS_PER_SECOND
 from pacecar.profiler.ranks.totals import TOTALS_WORDS, LedgerTotals, decode_totals, encode_totals, totals_of
-from pacecar.profiler.ranks.what_if import STEPS_MIN, WHAT_IF_SECONDS, JobLadder, RankLadder, Stretch, ladder_of
+from pacecar.profiler.ranks.what_if import STEPS_MIN, WHAT_IF_SECONDS, JobLadder, RankLadder, RankStretch, ladder_of
 from pacecar.records import LEDGER_HEADINGS, Bound, Ledger, WhatIf
 from pacecar.wire import decode_frame, encode_frame
 from tests.kit.records import step_record
@@ -139,7 +139,7 @@ def stretches(draw):
         overlapped_communication_ns=overlapped,
         **parts,
     )
-    return Stretch(whole, draw(st.integers(1, 50)))
+    return RankStretch(whole, draw(st.integers(1, 50)))
 
 
 @given(st.lists(stretches(), min_size=1, max_size=5), st.none() | st.floats(0, 1e10))

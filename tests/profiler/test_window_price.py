@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pacecar.config import HookConfig
-from pacecar.profiler.timing.overhead_budget import CREDIT_NS, PAYBACK_NS, Budget
-from pacecar.profiler.timing.step_sampling import Cadence
+from pacecar.profiler.timing.overhead_budget import CREDIT_NS, PAYBACK_NS, OverheadBudget
+from pacecar.profiler.timing.step_sampling import StepSampling
 from pacecar.profiler.windows.window_price import (
     DENSEST_NS,
     END_NS,
@@ -53,7 +53,7 @@ def test_cost_is_within_the_budget_and_the_debt_at_every_step(seed, step_ns, rat
     the usual time: what was recorded by then is paid.
     """
     dice = random.Random(seed)
-    budget = Budget(ratio, warmup_steps=warmup, interval_steps=10)
+    budget = OverheadBudget(ratio, warmup_steps=warmup, interval_steps=10)
     budget.charge_start(40 * MS)
     model, wanted = WindowPrice(), None
     profiled = sliced = False
@@ -95,7 +95,7 @@ def test_cost_is_within_the_budget_and_the_debt_at_every_step(seed, step_ns, rat
     (0.01, 1, 11, False),  # a thousand steps earn 10 ms
 ])  # fmt: skip
 def test_a_first_window_is_lent_only_what_is_soon_paid_back(ratio, step_ms, price_ms, is_lent):
-    budget = Budget(ratio, warmup_steps=3, interval_steps=10)
+    budget = OverheadBudget(ratio, warmup_steps=3, interval_steps=10)
     for _ in range(3):
         budget.step(step_ms * MS, 0, profiled=False)
     budget.expect(price_ms * MS)
@@ -105,7 +105,7 @@ def test_a_first_window_is_lent_only_what_is_soon_paid_back(ratio, step_ms, pric
 
 
 def test_a_new_setting_is_lent_no_more_than_the_debt_however_long_its_steps():
-    budget = Budget(0.01, warmup_steps=3, interval_steps=10)
+    budget = OverheadBudget(0.01, warmup_steps=3, interval_steps=10)
     for step in range(20):
         budget.step(10_000 * MS, 0, profiled=False)
         if step == 3:
@@ -116,7 +116,7 @@ def test_a_new_setting_is_lent_no_more_than_the_debt_however_long_its_steps():
 
 
 def test_counting_flops_is_lent_no_more_than_a_window_is():
-    budget = Budget(0.01, warmup_steps=3, interval_steps=10)
+    budget = OverheadBudget(0.01, warmup_steps=3, interval_steps=10)
     budget.step(200 * MS, 0, profiled=False)
     assert budget.can_afford(90 * MS, on_credit=True)
     assert not budget.can_afford(200 * MS, on_credit=True)
@@ -206,7 +206,7 @@ def test_a_step_of_twice_the_nodes_is_another_whose_slices_are_taken_anew():
 
 def test_steps_that_cost_milliseconds_to_measure_are_measured_less_before_thirty_two_of_them():
     """An LBFGS step of a hundred closures: 3 ms of hooks in 110."""
-    cadence = Cadence(0.01)
+    cadence = StepSampling(0.01)
     for _ in range(8):
         cadence.measured(110 * MS, 3 * MS)
     assert cadence.every is not None
@@ -442,7 +442,7 @@ def test_a_window_whose_step_is_another_than_the_ones_before_is_cut_off(attach, 
 
 def test_what_a_profiled_step_did_of_its_own_is_not_charged():
     """An evaluation of 30 s that falls into a profiled step is no overhead of the profiler's."""
-    budget = Budget(0.01, warmup_steps=1, interval_steps=10)
+    budget = OverheadBudget(0.01, warmup_steps=1, interval_steps=10)
     for _ in range(5):
         budget.step(100 * MS, 0, profiled=False)
     assert budget.step(30_000 * MS, 2 * MS, profiled=True, slowed_max_ns=9 * MS) == 11 * MS

@@ -29,7 +29,7 @@ from pacecar.monitor.gpu.driver import (
 )
 
 from ..host_access import Looker
-from .model import Gpu, Gpus
+from .model import GpuFacts, Gpus
 from .pci import pci_key
 
 __all__ = ["ANSWER_SECONDS", "read_gpus"]
@@ -75,7 +75,7 @@ class _Interview:
     def __init__(self, nvml: Nvml, looker: Looker) -> None:
         self._nvml = nvml
         self._looker = looker
-        self._boards: dict[int, Gpu] = {}
+        self._boards: dict[int, GpuFacts] = {}
         self._peers: dict[tuple[int, int], int] = {}
         self._versions: tuple[str | None, str | None] = (None, None)
         self._absent: str | None = None
@@ -113,7 +113,7 @@ class _Interview:
                 self._boards[index] = self._board(index, handle)
             except GpuLostError as error:
                 handles.pop(index, None)
-                self._boards[index] = Gpu(index, lost=str(error))
+                self._boards[index] = GpuFacts(index, lost=str(error))
             except DriverStoppedError:
                 raise
             except NvmlError as error:
@@ -140,7 +140,7 @@ class _Interview:
             self._looker.note(f"NVML: {what}: {error}")
             return None
 
-    def _board(self, index: int, handle: Handle) -> Gpu:
+    def _board(self, index: int, handle: Handle) -> GpuFacts:
         nvml = self._nvml
 
         def number(which: Number) -> int | None:
@@ -153,7 +153,7 @@ class _Interview:
         fields = self._fields(index, handle)
         up, down, has_switch = self._links(index, handle, fields.get(_LINK_COUNT))
         persistence, mig = number(Number.PERSISTENCE), number(Number.MIG_MODE)
-        return Gpu(
+        return GpuFacts(
             index=index,
             uuid=identity.uuid,
             name=identity.name,
@@ -211,7 +211,7 @@ class _Interview:
     def result(self, gpus: Gpus, *, hangs: bool, after_seconds: float) -> Gpus:
         boards = dict(self._boards)
         if hangs and self._asking is not None:
-            boards[self._asking] = Gpu(self._asking, lost=f"the driver gave no answer for {after_seconds:g} s")
+            boards[self._asking] = GpuFacts(self._asking, lost=f"the driver gave no answer for {after_seconds:g} s")
         if hangs:
             self._looker.note(f"NVML: no answer within {after_seconds:g} s; what came until then is used")
         driver, cuda = self._versions

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from ..host_access import Looker, integer
-from .model import AccountedTime, Cpus, Limits, Process, Seen
+from .model import AccountedTime, Cpus, ProcessFacts, ProcessLimits, Seen
 
 __all__ = ["cpu_list", "cpus", "limits", "process"]
 
@@ -146,13 +146,13 @@ def _who(looker: Looker) -> str:
     return "self" if looker.places.pid is None else str(looker.places.pid)
 
 
-def limits(looker: Looker) -> Limits:
+def limits(looker: Looker) -> ProcessLimits:
     """Read the limits of the process (--pid, or this one) and the size of /dev/shm as it sees it."""
     folder = looker.places.proc / _who(looker)
     path = folder / "limits"
     text = looker.text(path) or ""
     shm, missing = _shared_memory(looker, folder / "mounts")
-    return Limits(
+    return ProcessLimits(
         files=_limit(looker, path, text, "Max open files"),
         locked_bytes=_limit(looker, path, text, "Max locked memory"),
         may_lock_all=_may_lock(looker, folder / "status"),
@@ -206,7 +206,7 @@ def _shared_memory(looker: Looker, path: Path) -> tuple[Seen[int] | None, Seen[s
     return (found, None) if found is not None else (None, Seen("no mount of /dev/shm", str(path)))
 
 
-def process(looker: Looker) -> Process | None:
+def process(looker: Looker) -> ProcessFacts | None:
     """Read where the process that was asked about may run; None where nobody asked."""
     pid = looker.places.pid
     if pid is None:
@@ -218,4 +218,4 @@ def process(looker: Looker) -> Process | None:
             raise ValueError("no line Cpus_allowed_list")
         return cpu_list(found[1])
 
-    return Process(pid, cpus=looker.parsed(looker.places.proc / str(pid) / "status", allowed))
+    return ProcessFacts(pid, cpus=looker.parsed(looker.places.proc / str(pid) / "status", allowed))

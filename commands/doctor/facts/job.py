@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from pacecar.records import Decision, JobHello, KnobValue, Ledger, Straggler, Vitals, WhatIf
 
-from ..findings import Evidence, Gain
+from ..findings import FindingEvidence, Gain
 
 __all__ = ["UNKNOWN", "Call", "Line", "Log", "Run", "Script"]
 
@@ -22,9 +22,9 @@ class Line:
     text: str
     where: str
 
-    def says(self, what: str) -> Evidence:
+    def says(self, what: str) -> FindingEvidence:
         """Return it as evidence."""
-        return Evidence(what, self.text, self.where)
+        return FindingEvidence(what, self.text, self.where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ class Call:
     is_open: bool = False
     """Whether *args or **kwargs may give more than is seen here."""
 
-    def says(self, what: str) -> Evidence:
+    def says(self, what: str) -> FindingEvidence:
         """Return it as evidence."""
-        return Evidence(what, self.text, self.where)
+        return FindingEvidence(what, self.text, self.where)
 
     def lacks(self, keyword: str) -> bool:
         """Return whether the argument is surely not given."""
@@ -127,11 +127,11 @@ class Run:
             return None
         return self.ledger.parts()[heading] / self.ledger.wall_ns
 
-    def shows(self, heading: str) -> Evidence:
+    def shows(self, heading: str) -> FindingEvidence:
         """Return a heading's share as evidence."""
         share = self.share(heading)
         text = "unknown" if share is None else f"{share:.1%} of the step, over the last {self.steps} steps of all ranks"
-        return Evidence(heading.replace("_", " "), text, self.where)
+        return FindingEvidence(heading.replace("_", " "), text, self.where)
 
     def gain(self, rung: str) -> Gain | None:
         """Return what the what-if ladder allows for `rung`; None where there is no ladder, or nothing to win."""

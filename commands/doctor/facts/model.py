@@ -11,12 +11,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from ..findings import Evidence
+from ..findings import FindingEvidence
 from .job import Log, Run, Script
 
 __all__ = [
-    "ACCELERATOR", "AMD", "DISPLAY", "NETWORK", "NVIDIA", "AccountedTime", "Cpus", "Facts", "Gpu", "Gpus", "Interface",
-    "Limits", "Network", "PciDevice", "Process", "RdmaPort", "Seen", "Settings",
+    "ACCELERATOR",
+    "AMD",
+    "DISPLAY",
+    "NETWORK",
+    "NVIDIA",
+    "AccountedTime",
+    "Cpus",
+    "GpuFacts",
+    "Gpus",
+    "Interface",
+    "Network",
+    "NodeFacts",
+    "PciDevice",
+    "ProcessFacts",
+    "ProcessLimits",
+    "RdmaPort",
+    "Seen",
+    "SettingFacts",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -33,9 +49,9 @@ class Seen(Generic[T]):
     value: T
     where: str
 
-    def says(self, what: str, text: str | None = None) -> Evidence:
+    def says(self, what: str, text: str | None = None) -> FindingEvidence:
         """Return it as evidence; `text` where the bare value needs words."""
-        return Evidence(what, str(self.value) if text is None else text, self.where)
+        return FindingEvidence(what, str(self.value) if text is None else text, self.where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +117,7 @@ class PciDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuFacts:
     """One GPU as NVML tells it; `lost` has the driver's words where it does not answer.
 
     `chip_links` are those of NVLink-C2C, to the processor beside it (Grace).
@@ -142,7 +158,7 @@ class Gpu:
 class Gpus:
     """What NVML says; `absent` has its words where there is no driver.  `peers` is (reader, owner) -> P2P status."""
 
-    boards: tuple[Gpu, ...] = ()
+    boards: tuple[GpuFacts, ...] = ()
     driver: str | None = None
     cuda: str | None = None
     absent: str | None = None
@@ -151,7 +167,7 @@ class Gpus:
     peermem: Seen[str] | None = None
 
     @property
-    def working(self) -> tuple[Gpu, ...]:
+    def working(self) -> tuple[GpuFacts, ...]:
         """Those that answered."""
         return tuple(gpu for gpu in self.boards if gpu.lost is None)
 
@@ -210,7 +226,7 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ProcessLimits:
     """What a process may hold; a limit of None in `Seen` is unlimited.
 
     `may_lock_all`: it has the capability to lock memory beyond its limit; None where that is not told.
@@ -224,7 +240,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class ProcessFacts:
     """The training process that was asked about (--pid)."""
 
     pid: int
@@ -232,7 +248,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SettingFacts:
     """Variables that change how a job trains: the process' own, and those of NCCL's configuration files."""
 
     values: Mapping[str, Seen[str]] = field(default_factory=dict)
@@ -262,7 +278,7 @@ def _says_yes(name: str, value: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class NodeFacts:
     """Everything that was read.  None where nobody asked (`run`, `log`, `script`, `process`)."""
 
     host: str = ""
@@ -270,11 +286,11 @@ class Facts:
     pci: tuple[PciDevice, ...] = ()
     gpus: Gpus = field(default_factory=Gpus)
     network: Network = field(default_factory=Network)
-    limits: Limits = field(default_factory=Limits)
-    settings: Settings = field(default_factory=Settings)
+    limits: ProcessLimits = field(default_factory=ProcessLimits)
+    settings: SettingFacts = field(default_factory=SettingFacts)
     torch_version: str | None = None
     round_trip_ns: int | None = None
-    process: Process | None = None
+    process: ProcessFacts | None = None
     log: Log | None = None
     script: Script | None = None
     run: Run | None = None

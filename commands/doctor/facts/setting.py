@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ..host_access import Looker
-from .model import Seen, Settings
+from .model import Seen, SettingFacts
 
 __all__ = ["read_settings"]
 
@@ -24,7 +24,7 @@ _NAMES = frozenset({
 })  # fmt: skip
 
 
-def read_settings(looker: Looker) -> Settings:
+def read_settings(looker: Looker) -> SettingFacts:
     """Read the variables; where the process' environment may not be read, only the files are there."""
     places = looker.places
     values: dict[str, Seen[str]] = {}
@@ -41,7 +41,7 @@ def read_settings(looker: Looker) -> Settings:
     for path in files:
         for name, seen in _of_file(looker, path):
             values.setdefault(name, seen)
-    return Settings(values)
+    return SettingFacts(values)
 
 
 def _environment(looker: Looker) -> tuple[Mapping[str, str], str]:

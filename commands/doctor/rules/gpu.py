@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from pacecar.monitor.gpu.derived import CLOCK_REASONS
 
-from ..facts.model import NVIDIA, Facts, Gpu
-from ..findings import Evidence, Hit, Rule, Severity
+from ..facts.model import NVIDIA, GpuFacts, NodeFacts
+from ..findings import FindingEvidence, Hit, Rule, Severity
 from ..sources import DRIVER_README, MEMORY_ERRORS, MIG, NVML, PERSISTENCE
 
 __all__ = ["RULES", "on"]
@@ -34,24 +34,24 @@ _PEER_FAULT = 4
 """What somebody can change; the others are how the hardware is (1 and 5 are what GeForce boards say)."""
 
 
-def on(gpu: Gpu) -> str:
+def on(gpu: GpuFacts) -> str:
     """Return where a value of the GPU was read."""
     return f"NVML, GPU {gpu.index}{f' ({gpu.address})' if gpu.address else ''}"
 
 
-def _hit(evidence: Iterable[Evidence], remedy: str) -> Hit | None:
+def _hit(evidence: Iterable[FindingEvidence], remedy: str) -> Hit | None:
     found = tuple(evidence)
     return Hit(found, remedy) if found else None
 
 
 def _of_each(
-    facts: Facts, what: str, says: Callable[[Gpu], str | None], remedy: Callable[[list[int]], str]
+    facts: NodeFacts, what: str, says: Callable[[GpuFacts], str | None], remedy: Callable[[list[int]], str]
 ) -> Hit | None:
     """Return the evidence of all GPUs of which `says` has something to say; `remedy` is given their numbers."""
     found = [(gpu, text) for gpu in facts.gpus.working if (text := says(gpu)) is not None]
     if not found:
         return None
-    evidence = tuple(Evidence(what, text, on(gpu)) for gpu, text in found)
+    evidence = tuple(FindingEvidence(what, text, on(gpu)) for gpu, text in found)
     return Hit(evidence, remedy([gpu.index for gpu, _ in found]))
 
 
@@ -59,34 +59,34 @@ def _numbers(indices: list[int]) -> str:
     return ",".join(map(str, indices))
 
 
-def _driver_missing(facts: Facts) -> Hit | None:
+def _driver_missing(facts: NodeFacts) -> Hit | None:
     if facts.gpus.absent is None or facts.gpus.absent == "not asked":
         return None
     # What is bound to vfio-pci was given to a virtual machine, and is not this host's to use.
     cards = [
         device for device in facts.pci if device.vendor == NVIDIA and device.is_gpu and device.driver != "vfio-pci"
     ]
-    evidence = [Evidence("NVIDIA GPU on the bus", device.address, device.where) for device in cards]
+    evidence = [FindingEvidence("NVIDIA GPU on the bus", device.address, device.where) for device in cards]
     if not evidence:
         return None
     return Hit(
-        (*evidence, Evidence("driver", facts.gpus.absent, "NVML")),
+        (*evidence, FindingEvidence("driver", facts.gpus.absent, "NVML")),
         "sudo modprobe nvidia && nvidia-smi    # in a container: start it with its GPUs (docker run --gpus all)",
     )
 
 
-def _lost(facts: Facts) -> Hit | None:
+def _lost(facts: NodeFacts) -> Hit | None:
     if facts.gpus.absent is not None:
         return None
     evidence = [
-        Evidence("GPU does not answer", gpu.lost, f"NVML, GPU {gpu.index}")
+        FindingEvidence("GPU does not answer", gpu.lost, f"NVML, GPU {gpu.index}")
         for gpu in facts.gpus.boards
         if gpu.lost is not None
     ]
     return _hit(evidence, "sudo dmesg | grep -i xid    # then drain the node and restart it")
 
 
-def _persistence(facts: Facts) -> Hit | None:
+def _persistence(facts: NodeFacts) -> Hit | None:
     return _of_each(
         facts,
         "persistence mode",
@@ -95,8 +95,8 @@ def _persistence(facts: Facts) -> Hit | None:
     )
 
 
-def _power_cap(facts: Facts) -> Hit | None:
-    def says(gpu: Gpu) -> str | None:
+def _power_cap(facts: NodeFacts) -> Hit | None:
+    def says(gpu: GpuFacts) -> str | None:
         limit, default = gpu.power_limit, gpu.power_limit_default
         if limit is None or default is None or limit >= default:
             return None
@@ -110,8 +110,8 @@ def _power_cap(facts: Facts) -> Hit | None:
     return _of_each(facts, "power limit", says, remedy)
 
 
-def _throttled(facts: Facts) -> Hit | None:
-    def says(gpu: Gpu) -> str | None:
+def _throttled(facts: NodeFacts) -> Hit | None:
+    def says(gpu: GpuFacts) -> str | None:
         reasons = [name for bit, name in _SLOWDOWNS.items() if (gpu.clock_reasons or 0) & bit]
         if not reasons:
             return None
@@ -130,8 +130,8 @@ def _throttled(facts: Facts) -> Hit | None:
     )
 
 
-def _locked_clocks(facts: Facts) -> Hit | None:
-    def says(gpu: Gpu) -> str | None:
+def _locked_clocks(facts: NodeFacts) -> Hit | None:
+    def says(gpu: GpuFacts) -> str | None:
         if not (gpu.clock_reasons or 0) & _APPLICATION_CLOCKS or gpu.clock_sm is None or gpu.clock_sm_max is None:
             return None
         return f"{gpu.clock_sm} of {gpu.clock_sm_max} MHz" if gpu.clock_sm < gpu.clock_sm_max else None
@@ -144,8 +144,8 @@ def _locked_clocks(facts: Facts) -> Hit | None:
     )
 
 
-def _pcie(facts: Facts) -> Hit | None:
-    def says(gpu: Gpu) -> str | None:
+def _pcie(facts: NodeFacts) -> Hit | None:
+    def says(gpu: GpuFacts) -> str | None:
         if gpu.chip_links:
             return None  # Grace: the processor is reached by NVLink-C2C, and PCIe carries next to nothing
         parts = []
@@ -168,7 +168,7 @@ def _pcie(facts: Facts) -> Hit | None:
     return _of_each(facts, "PCIe link", says, remedy)
 
 
-def _memory_errors(facts: Facts) -> Iterator[tuple[Gpu, str]]:
+def _memory_errors(facts: NodeFacts) -> Iterator[tuple[GpuFacts, str]]:
     for gpu in facts.gpus.working:
         if gpu.remap_pending:
             yield gpu, "a row remapping waits for a reset"
@@ -176,16 +176,16 @@ def _memory_errors(facts: Facts) -> Iterator[tuple[Gpu, str]]:
             yield gpu, "a page retirement waits for a reset"
 
 
-def _memory_pending(facts: Facts) -> Hit | None:
+def _memory_pending(facts: NodeFacts) -> Hit | None:
     found = [*_memory_errors(facts)]
     numbers = _numbers(sorted({gpu.index for gpu, _ in found}))
     return _hit(
-        (Evidence("memory", text, on(gpu)) for gpu, text in found),
+        (FindingEvidence("memory", text, on(gpu)) for gpu, text in found),
         f"sudo nvidia-smi --gpu-reset -i {numbers}    # when no process uses it",
     )
 
 
-def _memory_failed(facts: Facts) -> Hit | None:
+def _memory_failed(facts: NodeFacts) -> Hit | None:
     return _of_each(
         facts,
         "row remapping",
@@ -196,18 +196,18 @@ def _memory_failed(facts: Facts) -> Hit | None:
     )
 
 
-def _links_down(facts: Facts) -> Hit | None:
+def _links_down(facts: NodeFacts) -> Hit | None:
     """Return the GPUs with fewer links than their own kind.
 
     Bridges between cards take two GPUs of four, or some links of each; in a MIG mode links are off.  So a link that is
     down is a fault where all lead to switches, or where another GPU of the kind has more of them.
     """
-    kinds: dict[str, list[Gpu]] = {}
+    kinds: dict[str, list[GpuFacts]] = {}
     for gpu in facts.gpus.working:
         if not gpu.has_mig:
             kinds.setdefault(gpu.name, []).append(gpu)
 
-    def says(gpu: Gpu) -> str | None:
+    def says(gpu: GpuFacts) -> str | None:
         alike = [] if gpu.has_mig else kinds[gpu.name]
         most = max((len(other.links_up) for other in alike), default=0)
         is_wired = any(other.has_switch for other in alike) or "SXM" in gpu.name
@@ -220,10 +220,10 @@ def _links_down(facts: Facts) -> Hit | None:
     )
 
 
-def _fabric(facts: Facts) -> Hit | None:
+def _fabric(facts: NodeFacts) -> Hit | None:
     states = {_FABRIC_NOT_STARTED: "not started", _FABRIC_RUNNING: "in progress"}
 
-    def says(gpu: Gpu) -> str | None:
+    def says(gpu: GpuFacts) -> str | None:
         if gpu.fabric_state == _FABRIC_DONE and gpu.fabric_status:
             return f"completed with error {gpu.fabric_status}"
         return None if gpu.fabric_state is None else states.get(gpu.fabric_state)
@@ -238,7 +238,7 @@ def _fabric(facts: Facts) -> Hit | None:
     )
 
 
-def _peers(facts: Facts) -> Hit | None:
+def _peers(facts: NodeFacts) -> Hit | None:
     boards = {gpu.index: gpu for gpu in facts.gpus.working}
     evidence = []
     for (reader, owner), status in sorted(facts.gpus.peers.items()):
@@ -248,12 +248,14 @@ def _peers(facts: Facts) -> Hit | None:
         has_links = all(gpu is not None and gpu.links_up and gpu.has_switch and not gpu.has_mig for gpu in both)
         if status == _PEER_FAULT or has_links:
             evidence.append(
-                Evidence(f"P2P between GPU {reader} and {owner}", _PEER_STATUS[status], "NVML, nvmlDeviceGetP2PStatus")
+                FindingEvidence(
+                    f"P2P between GPU {reader} and {owner}", _PEER_STATUS[status], "NVML, nvmlDeviceGetP2PStatus"
+                )
             )
     return _hit(evidence, "nvidia-smi topo -p2p r && cat /proc/driver/nvidia/params | grep -i -e RegistryDwords -e P2P")
 
 
-def _mig(facts: Facts) -> Hit | None:
+def _mig(facts: NodeFacts) -> Hit | None:
     return _of_each(
         facts,
         "MIG mode",
@@ -262,14 +264,14 @@ def _mig(facts: Facts) -> Hit | None:
     )
 
 
-def _mixed(facts: Facts) -> Hit | None:
-    names: dict[tuple[str, int | None], list[Gpu]] = {}
+def _mixed(facts: NodeFacts) -> Hit | None:
+    names: dict[tuple[str, int | None], list[GpuFacts]] = {}
     for gpu in facts.gpus.working:
         names.setdefault((gpu.name, gpu.memory_bytes), []).append(gpu)
     if len(names) < 2 or facts.settings.get("CUDA_VISIBLE_DEVICES") is not None:
         return None  # somebody has chosen
     evidence = [
-        Evidence(
+        FindingEvidence(
             f"GPU {_numbers([gpu.index for gpu in gpus])}",
             name if memory is None else f"{name}, {memory / 2**30:.0f} GiB",
             on(gpus[0]),

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pacecar.formatting.ledger_headings import plural
 
-from ..facts.model import Facts
-from ..findings import Evidence, Hit, Rule, Severity, Source
+from ..facts.model import NodeFacts
+from ..findings import FindingEvidence, FindingSource, Hit, Rule, Severity
 from ..sources import CONTAINERS, CPUFREQ, KERNEL_SYSCTL, TORCH
 from ..transport_paths import local_gain, uses_rdma
 
@@ -37,16 +37,16 @@ _OWN_GOVERNORS = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
 """Drivers whose `powersave` follows the load as others' `ondemand` does (admin-guide/pm/intel_pstate.rst)."""
 
 
-def _governors(facts: Facts, names: frozenset[str]) -> list[Evidence]:
+def _governors(facts: NodeFacts, names: frozenset[str]) -> list[FindingEvidence]:
     cpus = facts.cpus
     return [
-        Evidence("governor", f"{governor} on {plural(len(found), 'CPU')}", cpus.governor_where)
+        FindingEvidence("governor", f"{governor} on {plural(len(found), 'CPU')}", cpus.governor_where)
         for governor, found in sorted(cpus.governors.items())
         if governor in names
     ]
 
 
-def _has_own_governor(facts: Facts) -> bool:
+def _has_own_governor(facts: NodeFacts) -> bool:
     driver = facts.cpus.scaling_driver
     return driver is not None and driver.value in _OWN_GOVERNORS
 
@@ -54,12 +54,12 @@ def _has_own_governor(facts: Facts) -> bool:
 _PERFORMANCE = "sudo cpupower frequency-set -g performance"
 
 
-def _governor_slow(facts: Facts) -> Hit | None:
+def _governor_slow(facts: NodeFacts) -> Hit | None:
     evidence = [] if _has_own_governor(facts) else _governors(facts, _SLOWEST)
     return Hit(evidence, _PERFORMANCE) if evidence else None
 
 
-def _governor_follows(facts: Facts) -> Hit | None:
+def _governor_follows(facts: NodeFacts) -> Hit | None:
     if not facts.gpus.boards and facts.run is None:
         return None  # a machine at rest does well to save power; what trains is asked to be quick
     names = _FOLLOWING | (_SLOWEST if _has_own_governor(facts) else frozenset())
@@ -71,7 +71,7 @@ def _governor_follows(facts: Facts) -> Hit | None:
                local_gain(facts, "launch_gaps_gone"))  # fmt: skip
 
 
-def _boost(facts: Facts) -> Hit | None:
+def _boost(facts: NodeFacts) -> Hit | None:
     boost, no_turbo = facts.cpus.boost, facts.cpus.no_turbo
     if boost is not None and boost.value == 0:
         return Hit((boost.says("boost"),), f"echo 1 | sudo tee {boost.where}")
@@ -80,15 +80,15 @@ def _boost(facts: Facts) -> Hit | None:
     return None
 
 
-def _balancing(facts: Facts) -> Hit | None:
+def _balancing(facts: NodeFacts) -> Hit | None:
     seen = facts.cpus.numa_balancing
     if seen is None or not seen.value & _BALANCING_NORMAL or len(facts.cpus.nodes) < 2 or not facts.gpus.boards:
         return None
-    nodes = Evidence("NUMA nodes", str(len(facts.cpus.nodes)), "/sys/devices/system/node")
+    nodes = FindingEvidence("NUMA nodes", str(len(facts.cpus.nodes)), "/sys/devices/system/node")
     return Hit((seen.says("numa_balancing"), nodes), "sudo sysctl -w kernel.numa_balancing=0")
 
 
-def _node_of_process(facts: Facts) -> tuple[int, int, frozenset[int]] | None:
+def _node_of_process(facts: NodeFacts) -> tuple[int, int, frozenset[int]] | None:
     """Return the process' GPU, its NUMA node and that node's CPUs; None where any of it is not known."""
     if facts.process is None:
         return None
@@ -100,7 +100,7 @@ def _node_of_process(facts: Facts) -> tuple[int, int, frozenset[int]] | None:
     return None
 
 
-def _affinity(facts: Facts, *, is_far: bool) -> Hit | None:
+def _affinity(facts: NodeFacts, *, is_far: bool) -> Hit | None:
     found = _node_of_process(facts)
     if found is None or facts.process is None or facts.process.cpus is None or len(facts.cpus.nodes) < 2:
         return None
@@ -110,12 +110,12 @@ def _affinity(facts: Facts, *, is_far: bool) -> Hit | None:
         return None
     nodes = [str(number) for number, cpus in sorted(facts.cpus.nodes.items()) if cpus & allowed]
     evidence = (
-        Evidence(
+        FindingEvidence(
             f"process {facts.process.pid} may run on",
             f"{len(allowed)} CPUs, of NUMA node {', '.join(nodes)}",
             facts.process.cpus.where,
         ),
-        Evidence(f"its GPU {gpu}", f"on NUMA node {node}", f"NVML, GPU {gpu}"),
+        FindingEvidence(f"its GPU {gpu}", f"on NUMA node {node}", f"NVML, GPU {gpu}"),
     )
     return Hit(
         evidence,
@@ -124,15 +124,15 @@ def _affinity(facts: Facts, *, is_far: bool) -> Hit | None:
     )
 
 
-def _far(facts: Facts) -> Hit | None:
+def _far(facts: NodeFacts) -> Hit | None:
     return _affinity(facts, is_far=True)
 
 
-def _unbound(facts: Facts) -> Hit | None:
+def _unbound(facts: NodeFacts) -> Hit | None:
     return _affinity(facts, is_far=False)
 
 
-def _throttled(facts: Facts) -> Hit | None:
+def _throttled(facts: NodeFacts) -> Hit | None:
     seen = facts.cpus.throttling
     if (
         seen is None
@@ -149,7 +149,7 @@ def _throttled(facts: Facts) -> Hit | None:
     )
 
 
-def _shared_memory(facts: Facts) -> Hit | None:
+def _shared_memory(facts: NodeFacts) -> Hit | None:
     seen, missing = facts.limits.shared_memory_bytes, facts.limits.shared_memory_missing
     remedy = "docker run --shm-size=16g ...    # or --ipc=host; on a host: sudo mount -o remount,size=16G /dev/shm"
     if missing is not None:
@@ -159,7 +159,7 @@ def _shared_memory(facts: Facts) -> Hit | None:
     return Hit((seen.says("size of /dev/shm", f"{seen.value / 2**20:.0f} MiB"),), remedy)
 
 
-def _has_workers(facts: Facts) -> bool:
+def _has_workers(facts: NodeFacts) -> bool:
     workers = None if facts.run is None else facts.run.knobs.get("loader_workers")
     if isinstance(workers, int):
         return workers > 0
@@ -167,14 +167,14 @@ def _has_workers(facts: Facts) -> bool:
     return any(isinstance(number := call.keywords.get("num_workers"), int) and number > 0 for call in loaders)
 
 
-def _files(facts: Facts) -> Hit | None:
+def _files(facts: NodeFacts) -> Hit | None:
     seen = facts.limits.files
     if seen is None or seen.value is None or seen.value >= FILES_MIN or not _has_workers(facts):
         return None
     return Hit((seen.says("open files, soft limit"),), "ulimit -n 65536    # in the shell or unit that starts the job")
 
 
-def _locked(facts: Facts) -> Hit | None:
+def _locked(facts: NodeFacts) -> Hit | None:
     seen = facts.limits.locked_bytes
     if seen is None or seen.value is None or facts.limits.may_lock_all or not uses_rdma(facts):
         return None
@@ -208,10 +208,10 @@ RULES = (
     Rule("cpu-throttled", Severity.WARNING, "A CPU limit holds the processes back",
          "a control group that has used its share is stopped for the rest of each period, with all its threads",
          "machine",
-         Source("Linux kernel", "admin-guide/cgroup-v2.rst, cpu.max and cpu.stat"), _throttled),
+         FindingSource("Linux kernel", "admin-guide/cgroup-v2.rst, cpu.max and cpu.stat"), _throttled),
     Rule("shm-small", Severity.WARNING, "Shared memory is small",
          "loader workers fail with a bus error when /dev/shm is full, and NCCL cannot start without it", "machine",
-         Source("PyTorch README", "Docker Image, Using pre-built images"), _shared_memory),
+         FindingSource("PyTorch README", "Docker Image, Using pre-built images"), _shared_memory),
     Rule("files-low", Severity.INFO, "Few files may be open",
          "loader workers hand over each tensor as an open file, and each peer is a socket", "machine",
          TORCH.at("Multiprocessing package, File descriptor"), _files),

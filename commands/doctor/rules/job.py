@@ -16,8 +16,8 @@ from pacecar.controller.restart_advice import (
 )
 from pacecar.knobs import setting
 
-from ..facts.model import Facts
-from ..findings import Evidence, Gain, Hit, Rule, Severity, Source
+from ..facts.model import NodeFacts
+from ..findings import FindingEvidence, FindingSource, Gain, Hit, Rule, Severity
 from ..sources import TORCH
 from ..transport_paths import is_local_run, loader_workers
 
@@ -30,14 +30,14 @@ SPLIT_RATIO_MIN = 0.25
 """Reserved memory in split blocks that no tensor uses: the allocator holds it, and a large tensor does not fit in."""
 
 
-def _knob(facts: Facts, name: str) -> list[Evidence]:
+def _knob(facts: NodeFacts, name: str) -> list[FindingEvidence]:
     if facts.run is None or name not in facts.run.knobs:
         return []
     value = facts.run.knobs[name]
-    return [Evidence(name, setting(name, value) if isinstance(value, int) else str(value), facts.run.where)]
+    return [FindingEvidence(name, setting(name, value) if isinstance(value, int) else str(value), facts.run.where)]
 
 
-def _over(facts: Facts, heading: str, least: float) -> bool:
+def _over(facts: NodeFacts, heading: str, least: float) -> bool:
     share = None if facts.run is None else facts.run.share(heading)
     return share is not None and share >= least
 
@@ -46,17 +46,17 @@ _TUNE = 'pacecar.attach(model, optimizer, tune="exact")    # or: pacecar run --t
 _COMPRESS = 'pacecar.attach(model, optimizer, tune="lossy")    # the sizes are tuned already; or a faster link'
 
 
-def _exposed(facts: Facts) -> Hit | None:
+def _exposed(facts: NodeFacts) -> Hit | None:
     run = facts.run
     if run is None or not _over(facts, "exposed_communication", EXPOSED_RATIO_MIN):
         return None
     evidence = [run.shows("exposed_communication"), *_knob(facts, "bucket_bytes"), *_knob(facts, "compression")]
     if run.is_tuned:
-        evidence.append(Evidence("tuner", str(run.tuner), run.where))
+        evidence.append(FindingEvidence("tuner", str(run.tuner), run.where))
     return Hit(evidence, _COMPRESS if run.is_tuned else _TUNE, run.gain("communication_hidden"))
 
 
-def _data_wait(facts: Facts) -> Hit | None:
+def _data_wait(facts: NodeFacts) -> Hit | None:
     run = facts.run
     if run is None or not _over(facts, "data_wait", DATA_WAIT_RATIO_MIN):
         return None
@@ -69,7 +69,7 @@ def _data_wait(facts: Facts) -> Hit | None:
     return Hit(evidence, remedy, run.gain("data_free"))
 
 
-def _host_bound(facts: Facts) -> Hit | None:
+def _host_bound(facts: NodeFacts) -> Hit | None:
     run = facts.run
     if run is None or not _over(facts, "host_bound", HOST_BOUND_RATIO_MIN):
         return None
@@ -84,7 +84,7 @@ def _host_bound(facts: Facts) -> Hit | None:
     return Hit(evidence, remedy, run.gain("launch_gaps_gone"))
 
 
-def _copies(facts: Facts) -> Hit | None:
+def _copies(facts: NodeFacts) -> Hit | None:
     run = facts.run
     if run is None or not _over(facts, "exposed_copy", COPY_RATIO_MIN):
         return None
@@ -95,18 +95,18 @@ def _copies(facts: Facts) -> Hit | None:
     )
 
 
-def _optimizer(facts: Facts) -> Hit | None:
+def _optimizer(facts: NodeFacts) -> Hit | None:
     run = facts.run
     if run is None or not _over(facts, "optimizer_host", OPTIMIZER_RATIO_MIN):
         return None
     return Hit((run.shows("optimizer_host"),), "torch.optim.AdamW(..., fused=True)", run.gain_of("optimizer_host"))
 
 
-def _checkpoint(facts: Facts) -> Hit | None:
+def _checkpoint(facts: NodeFacts) -> Hit | None:
     run = facts.run
     if run is None:
         return None
-    worst: tuple[float, Evidence] | None = None
+    worst: tuple[float, FindingEvidence] | None = None
     for rank, vitals in sorted(run.vitals.items()):
         wall = run.total_wall_ns.get(rank)
         if not wall or vitals.total_checkpoints == 0:
@@ -115,7 +115,7 @@ def _checkpoint(facts: Facts) -> Hit | None:
         took = f"{vitals.total_checkpoints} took {vitals.total_checkpoint_ns / 1e9:.1f} s"
         text = f"{took}, {share:.1%} of {wall / 1e9:.0f} s of steps"
         if worst is None or share > worst[0]:
-            worst = share, Evidence(f"checkpoints of rank {rank}", text, f"{run.where}/rank{rank}.jsonl")
+            worst = share, FindingEvidence(f"checkpoints of rank {rank}", text, f"{run.where}/rank{rank}.jsonl")
     if worst is not None and worst[0] >= CHECKPOINT_RATIO_MIN:
         evidence, gain = worst[1], Gain(min(worst[0], 1.0), "the time of all checkpoints since attach")
     elif _over(facts, "checkpoint", CHECKPOINT_RATIO_MIN):
@@ -127,10 +127,10 @@ def _checkpoint(facts: Facts) -> Hit | None:
     )
 
 
-def _fragmentation(facts: Facts) -> Hit | None:
+def _fragmentation(facts: NodeFacts) -> Hit | None:
     if facts.run is None:
         return None
-    evidence: list[Evidence] = []
+    evidence: list[FindingEvidence] = []
     for rank, vitals in sorted(facts.run.vitals.items()):
         memory = vitals.memory
         if memory is None:
@@ -148,7 +148,7 @@ def _fragmentation(facts: Facts) -> Hit | None:
                 else f", {split:.0%} of {memory.reserved_bytes / 2**30:.1f} GiB reserved lies in unused pieces"
             )
             evidence.append(
-                Evidence(
+                FindingEvidence(
                     f"allocator of rank {rank}",
                     f"{retries} retries, {failures} out of memory{unused}",
                     f"{facts.run.where}/rank{rank}.jsonl",
@@ -160,12 +160,12 @@ def _fragmentation(facts: Facts) -> Hit | None:
     return Hit(evidence, "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True") if evidence else None
 
 
-def _straggler(facts: Facts) -> Hit | None:
+def _straggler(facts: NodeFacts) -> Hit | None:
     run = facts.run
     if run is None or not run.stragglers:
         return None
     evidence = [
-        Evidence(
+        FindingEvidence(
             "late since step " + str(said.since_step),
             f"{'the link' if said.late_rank is None else f'rank {said.late_rank}'}: {said.cause},"
             f" {said.excess_ns / 1e6:.1f} ms a step; {said.evidence}",
@@ -176,7 +176,7 @@ def _straggler(facts: Facts) -> Hit | None:
     return Hit(evidence, "pacecar top    # the late rank's device, node and phase", run.gain("straggler_median"))
 
 
-def _gloo(facts: Facts) -> Hit | None:
+def _gloo(facts: NodeFacts) -> Hit | None:
     run = facts.run
     found = (
         []
@@ -190,13 +190,13 @@ def _gloo(facts: Facts) -> Hit | None:
     if run is None or not found:
         return None
     evidence = [
-        Evidence(f"rank {hello.rank}", f"gloo, on {hello.device}", f"{run.where}/rank{hello.rank}.jsonl")
+        FindingEvidence(f"rank {hello.rank}", f"gloo, on {hello.device}", f"{run.where}/rank{hello.rank}.jsonl")
         for hello in found
     ]
     return Hit(evidence, 'torch.distributed.init_process_group("nccl")', run.gain("communication_hidden"))
 
 
-def _arithmetic(facts: Facts, which: str) -> Hit | None:
+def _arithmetic(facts: NodeFacts, which: str) -> Hit | None:
     """Return the ranks that compute in `which` on GPUs of this machine that can do better."""
     run = facts.run
     if run is None or not is_local_run(facts):
@@ -209,8 +209,8 @@ def _arithmetic(facts: Facts, which: str) -> Hit | None:
     assert able[0].capability is not None, "those without were left out"
     major, minor = able[0].capability
     evidence = (
-        *(Evidence(f"most FLOPs of rank {rank}", which, f"{run.where}/rank{rank}.jsonl") for rank in found),
-        Evidence(able[0].name, f"compute capability {major}.{minor}", f"NVML, GPU {able[0].index}"),
+        *(FindingEvidence(f"most FLOPs of rank {rank}", which, f"{run.where}/rank{rank}.jsonl") for rank in found),
+        FindingEvidence(able[0].name, f"compute capability {major}.{minor}", f"NVML, GPU {able[0].index}"),
     )
     remedy = (
         'torch.set_float32_matmul_precision("high")'
@@ -220,19 +220,19 @@ def _arithmetic(facts: Facts, which: str) -> Hit | None:
     return Hit(evidence, remedy, run.gain_of("compute"))
 
 
-def _fp32(facts: Facts) -> Hit | None:
+def _fp32(facts: NodeFacts) -> Hit | None:
     return _arithmetic(facts, "float32")
 
 
-def _tf32(facts: Facts) -> Hit | None:
+def _tf32(facts: NodeFacts) -> Hit | None:
     return _arithmetic(facts, "tf32")
 
 
-def _advice(facts: Facts) -> Hit | None:
+def _advice(facts: NodeFacts) -> Hit | None:
     run = facts.run
     if run is None or not run.advice:
         return None
-    evidence = [Evidence(said.knob, said.reason, f"{run.where} (step {said.step})") for said in run.advice]
+    evidence = [FindingEvidence(said.knob, said.reason, f"{run.where} (step {said.step})") for said in run.advice]
     gains = [said.expected_gain_ratio for said in run.advice if said.expected_gain_ratio is not None]
     gain = Gain(max(gains), "the tuner's model, the best of them") if gains and max(gains) > 0 else None
     return Hit(evidence, "pacecar run --tune exact -- torchrun ...", gain)
@@ -262,7 +262,7 @@ RULES = (
          "--run", TORCH.at("CUDA semantics, Optimizing memory usage with PYTORCH_CUDA_ALLOC_CONF"), _fragmentation),
     Rule("job-straggler", Severity.WARNING, "A rank holds the others up",
          "collectives wait for the last rank, so its excess is everybody's", "--run",
-         Source("pacecar", "docs/ledger.md and docs/efficiency.md"), _straggler),
+         FindingSource("pacecar", "docs/ledger.md and docs/efficiency.md"), _straggler),
     Rule("job-gloo-on-gpu", Severity.WARNING, "Gradients of GPUs go through gloo",
          "gloo copies them to the host and sends them with TCP", "--run",
          TORCH.at("Distributed communication package, Which backend to use?"), _gloo),
@@ -274,5 +274,5 @@ RULES = (
          TORCH.at("Automatic Mixed Precision package (torch.amp)"), _tf32),
     Rule("job-advice", Severity.INFO, "The tuner would turn knobs and may not",
          "it ran in advise mode; its model expects these to be better", "--run",
-         Source("pacecar", "docs/tuning.md, Modes"), _advice),
+         FindingSource("pacecar", "docs/tuning.md, Modes"), _advice),
 )  # fmt: skip

@@ -12,8 +12,8 @@ import re
 
 from pacecar.clock import NS_PER_SECOND
 
-from ..facts.model import Facts, Interface, Seen
-from ..findings import Evidence, Gain, Hit, Rule, Severity, Source
+from ..facts.model import Interface, NodeFacts, Seen
+from ..findings import FindingEvidence, FindingSource, Gain, Hit, Rule, Severity
 from ..sources import IP_SYSCTL, TORCH
 from ..transport_paths import carriers, is_local_run, links, local_gain, reached_as
 
@@ -41,32 +41,32 @@ IDLE_NS = 200_000_000
 SLOWER_RATIO = 2
 
 
-def _gain(facts: Facts) -> Gain | None:
+def _gain(facts: NodeFacts) -> Gain | None:
     return local_gain(facts, "communication_hidden")
 
 
-def _fastest(facts: Facts) -> Interface | None:
+def _fastest(facts: NodeFacts) -> Interface | None:
     return max((card for card in carriers(facts) if card.speed), key=lambda card: card.speed or 0, default=None)
 
 
-def _needed(card: Interface, facts: Facts) -> int:
+def _needed(card: Interface, facts: NodeFacts) -> int:
     """Return the bandwidth-delay product in bytes."""
     round_trip_ns = ASSUMED_ROUND_TRIP_NS if facts.round_trip_ns is None else facts.round_trip_ns
     assert card.speed is not None, "those without a speed were left out"
     return card.speed * round_trip_ns // (8 * NS_PER_SECOND)
 
 
-def _speed(card: Interface) -> Evidence:
-    return Evidence(card.name, f"{(card.speed or 0) / 1e9:g} Gbit/s", f"{card.where}/speed")
+def _speed(card: Interface) -> FindingEvidence:
+    return FindingEvidence(card.name, f"{(card.speed or 0) / 1e9:g} Gbit/s", f"{card.where}/speed")
 
 
-def _product(card: Interface, facts: Facts) -> Evidence:
+def _product(card: Interface, facts: NodeFacts) -> FindingEvidence:
     needed = _needed(card, facts)
     if facts.round_trip_ns is None:
         assumed = f"at an assumed round trip of {ASSUMED_ROUND_TRIP_NS / 1e6:g} ms (--round-trip-ms)"
     else:
         assumed = f"at {facts.round_trip_ns / 1e6:g} ms round trip"
-    return Evidence("bandwidth-delay product", f"{needed / 2**20:.1f} MiB {assumed}", "computed")
+    return FindingEvidence("bandwidth-delay product", f"{needed / 2**20:.1f} MiB {assumed}", "computed")
 
 
 def _largest(seen: Seen[str] | None) -> int | None:
@@ -79,15 +79,15 @@ def _rounded(number: int) -> int:
     return 1 << max(number - 1, 1).bit_length()
 
 
-def _tcp_buffers(facts: Facts) -> Hit | None:
+def _tcp_buffers(facts: NodeFacts) -> Hit | None:
     return None if facts.round_trip_ns is None else _small_buffers(facts)
 
 
-def _tcp_buffers_assumed(facts: Facts) -> Hit | None:
+def _tcp_buffers_assumed(facts: NodeFacts) -> Hit | None:
     return None if facts.round_trip_ns is not None else _small_buffers(facts)
 
 
-def _small_buffers(facts: Facts) -> Hit | None:
+def _small_buffers(facts: NodeFacts) -> Hit | None:
     card = _fastest(facts)
     if card is None:
         return None
@@ -106,7 +106,7 @@ def _small_buffers(facts: Facts) -> Hit | None:
     return Hit((*evidence, _speed(card), _product(card, facts)), f"sudo sysctl -w {' '.join(remedy)}", _gain(facts))
 
 
-def _core_buffers(facts: Facts) -> Hit | None:
+def _core_buffers(facts: NodeFacts) -> Hit | None:
     card = _fastest(facts)
     if card is None or (card.speed or 0) < FAST:
         return None
@@ -126,7 +126,7 @@ def _core_buffers(facts: Facts) -> Hit | None:
     )
 
 
-def _reno(facts: Facts) -> Hit | None:
+def _reno(facts: NodeFacts) -> Hit | None:
     seen = facts.network.sysctls.get("net.ipv4.tcp_congestion_control")
     card = _fastest(facts)
     if seen is None or card is None or seen.value != "reno":
@@ -138,7 +138,7 @@ def _reno(facts: Facts) -> Hit | None:
     )
 
 
-def _retransmits(facts: Facts) -> Hit | None:
+def _retransmits(facts: NodeFacts) -> Hit | None:
     sent, again = facts.network.segments_sent, facts.network.segments_again
     seen = facts.network.sysctls.get("net.ipv4.tcp_congestion_control")
     if not carriers(facts) or sent is None or again is None or sent.value < SEGMENTS_MIN:
@@ -157,7 +157,7 @@ def _retransmits(facts: Facts) -> Hit | None:
     )
 
 
-def _mtu(facts: Facts) -> Hit | None:
+def _mtu(facts: NodeFacts) -> Hit | None:
     found = [
         card
         for card in carriers(facts)
@@ -168,7 +168,7 @@ def _mtu(facts: Facts) -> Hit | None:
     evidence = [
         item
         for card in found
-        for item in (Evidence(f"MTU of {card.name}", str(card.mtu), f"{card.where}/mtu"), _speed(card))
+        for item in (FindingEvidence(f"MTU of {card.name}", str(card.mtu), f"{card.where}/mtu"), _speed(card))
     ]
     return Hit(
         evidence,
@@ -177,9 +177,9 @@ def _mtu(facts: Facts) -> Hit | None:
     )
 
 
-def _duplex(facts: Facts) -> Hit | None:
+def _duplex(facts: NodeFacts) -> Hit | None:
     evidence = [
-        Evidence(f"duplex of {card.name}", card.duplex, f"{card.where}/duplex")
+        FindingEvidence(f"duplex of {card.name}", card.duplex, f"{card.where}/duplex")
         for card in facts.network.interfaces
         if card.is_physical and card.state == "up" and card.duplex == "half"
     ]
@@ -189,7 +189,7 @@ def _duplex(facts: Facts) -> Hit | None:
     return Hit(evidence, f"sudo ethtool -s {name} autoneg on    # at both ends of the cable")
 
 
-def _slow_start(facts: Facts) -> Hit | None:
+def _slow_start(facts: NodeFacts) -> Hit | None:
     seen = facts.network.sysctls.get("net.ipv4.tcp_slow_start_after_idle")
     if seen is None or seen.value != "1" or facts.run is None or not is_local_run(facts) or not carriers(facts):
         return None
@@ -199,7 +199,9 @@ def _slow_start(facts: Facts) -> Hit | None:
     quiet = pace - pace * ledger.communication_ns // ledger.wall_ns
     if quiet < IDLE_NS:
         return None
-    step = Evidence("step", f"{pace / 1e6:.0f} ms, {quiet / 1e6:.0f} ms of it without communication", facts.run.where)
+    step = FindingEvidence(
+        "step", f"{pace / 1e6:.0f} ms, {quiet / 1e6:.0f} ms of it without communication", facts.run.where
+    )
     return Hit(
         (seen.says("tcp_slow_start_after_idle"), step),
         "sudo sysctl -w net.ipv4.tcp_slow_start_after_idle=0",
@@ -207,7 +209,7 @@ def _slow_start(facts: Facts) -> Hit | None:
     )
 
 
-def _slower_card(facts: Facts) -> Hit | None:
+def _slower_card(facts: NodeFacts) -> Hit | None:
     if facts.run is None or not is_local_run(facts):
         return None
     used = [card for card in carriers(facts) if card.speed]
@@ -216,7 +218,7 @@ def _slower_card(facts: Facts) -> Hit | None:
         return None
     backend = next((hello.backend for hello in facts.run.hellos if hello.backend), "") or ""
     variable = "NCCL_SOCKET_IFNAME" if "nccl" in backend else "GLOO_SOCKET_IFNAME"
-    evidence = (Evidence("collectives go through", used[0].name, facts.run.where), _speed(used[0]), _speed(best))
+    evidence = (FindingEvidence("collectives go through", used[0].name, facts.run.where), _speed(used[0]), _speed(best))
     return Hit(evidence, f"export {variable}={reached_as(best)}", _gain(facts))
 
 
@@ -229,20 +231,20 @@ RULES = (
          IP_SYSCTL.at("tcp_rmem; tcp_wmem; tcp_adv_win_scale"), _tcp_buffers_assumed),
     Rule("net-core-buffers", Severity.INFO, "Programs may not ask for buffers that the link needs",
          "TCP sizes buffers by tcp_rmem and tcp_wmem; a program that sets SO_RCVBUF or SO_SNDBUF is held to these",
-         "machine", Source("Linux kernel", "admin-guide/sysctl/net.rst, rmem_max and wmem_max"), _core_buffers),
+         "machine", FindingSource("Linux kernel", "admin-guide/sysctl/net.rst, rmem_max and wmem_max"), _core_buffers),
     Rule("net-reno", Severity.INFO, "TCP grows its window as in 1990",
          "Reno opens the window by one segment a round trip and halves it at each loss, which leaves fast links empty",
-         "machine", Source("RFC 9438", "CUBIC for Fast and Long-Distance Networks, section 1"), _reno),
+         "machine", FindingSource("RFC 9438", "CUBIC for Fast and Long-Distance Networks, section 1"), _reno),
     Rule("net-retransmits", Severity.INFO, "TCP sends much again",
          "a congestion control that takes each loss for congestion slows down at each", "machine",
-         Source("Mathis et al. 1997",
+         FindingSource("Mathis et al. 1997",
          "The Macroscopic Behavior of the TCP Congestion Avoidance Algorithm"), _retransmits),
     Rule("net-mtu", Severity.INFO, "A fast link sends packets of 1500 bytes",
          "six times as many packets as with jumbo frames, each of which costs the processor", "machine",
-         Source("ESnet, fasterdata knowledge base", "MTU Issues"), _mtu),
+         FindingSource("ESnet, fasterdata knowledge base", "MTU Issues"), _mtu),
     Rule("net-half-duplex", Severity.WARNING, "A link is half duplex",
          "sending and receiving take turns; one end failed to negotiate", "machine",
-         Source("ethtool(8)", "--change, autoneg and duplex"), _duplex),
+         FindingSource("ethtool(8)", "--change, autoneg and duplex"), _duplex),
     Rule("net-slow-start", Severity.INFO, "TCP begins slowly after each pause of the steps",
          "a window that was not used for a retransmission timeout is reset, and steps may pause longer than that",
          "--run",

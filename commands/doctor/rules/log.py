@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import shlex
 
-from ..facts.model import Facts
-from ..findings import Evidence, Hit, Rule, Severity
+from ..facts.model import NodeFacts
+from ..findings import FindingEvidence, Hit, Rule, Severity
 from ..sources import NCCL_ENV, NCCL_TROUBLE
 from .nccl import active_ports, gain, linked, nvlinks
 
 __all__ = ["RULES"]
 
 
-def _log_sockets(facts: Facts) -> Hit | None:
+def _log_sockets(facts: NodeFacts) -> Hit | None:
     log = facts.log
     if log is None or "NET/Socket" not in log.transports or not facts.network.active_ports:
         return None
@@ -34,7 +34,7 @@ def _log_sockets(facts: Facts) -> Hit | None:
     )
 
 
-def _log_no_gpudirect(facts: Facts) -> Hit | None:
+def _log_no_gpudirect(facts: NodeFacts) -> Hit | None:
     if facts.log is None:
         return None
     found = {
@@ -49,7 +49,7 @@ def _log_no_gpudirect(facts: Facts) -> Hit | None:
     return Hit(evidence, "lsmod | grep nvidia_peermem || sudo modprobe nvidia-peermem", gain(facts))
 
 
-def _log_shm(facts: Facts) -> Hit | None:
+def _log_shm(facts: NodeFacts) -> Hit | None:
     if facts.log is None or "SHM" not in facts.log.transports or not facts.log.is_of(facts.host):
         return None
     gpus = facts.gpus.working
@@ -64,13 +64,13 @@ def _log_shm(facts: Facts) -> Hit | None:
     )
 
 
-def _log_warnings(facts: Facts) -> Hit | None:
+def _log_warnings(facts: NodeFacts) -> Hit | None:
     if facts.log is None or not facts.log.warnings:
         return None
     evidence = [line.says("warning") for line in facts.log.warnings]
     more = facts.log.warning_count - len(evidence)
     if more > 0:
-        evidence.append(Evidence("warnings", f"{more} more", facts.log.where))
+        evidence.append(FindingEvidence("warnings", f"{more} more", facts.log.where))
     return Hit(evidence, f"grep -n 'NCCL WARN' {shlex.quote(facts.log.where)}")
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 import shlex
 
-from ..facts.model import Facts, Gpu, Seen
-from ..findings import Evidence, Gain, Hit, Rule, Severity, Source
+from ..facts.model import GpuFacts, NodeFacts, Seen
+from ..findings import FindingEvidence, FindingSource, Gain, Hit, Rule, Severity
 from ..sources import NCCL_ENV
 from ..transport_paths import (
     carriers,
@@ -41,7 +41,7 @@ _NVLS_CAPABILITY = (9, 0)
 """NVLink SHARP needs Hopper and NVSwitch 3 (NCCL user guide, NCCL_NVLS_ENABLE)."""
 
 
-def gain(facts: Facts) -> Gain | None:
+def gain(facts: NodeFacts) -> Gain | None:
     """Return what less exposed communication would be worth, where a run says it."""
     return local_gain(facts, "communication_hidden")
 
@@ -54,18 +54,18 @@ def _unset(seen: Seen[str], name: str) -> str:
     return f"sudo sed -i '{line}d' {shlex.quote(place)}"
 
 
-def _set_to(facts: Facts, *names: str) -> list[tuple[str, Seen[str]]]:
+def _set_to(facts: NodeFacts, *names: str) -> list[tuple[str, Seen[str]]]:
     return [(name, seen) for name in names if (seen := facts.settings.get(name)) is not None]
 
 
-def _shown(found: list[tuple[str, Seen[str]]]) -> tuple[Evidence, ...]:
+def _shown(found: list[tuple[str, Seen[str]]]) -> tuple[FindingEvidence, ...]:
     return tuple(seen.says(name) for name, seen in found)
 
 
-def active_ports(facts: Facts) -> tuple[Evidence, ...]:
+def active_ports(facts: NodeFacts) -> tuple[FindingEvidence, ...]:
     """Return the RDMA ports that are up, as evidence."""
     return tuple(
-        Evidence(
+        FindingEvidence(
             f"{port.device} port {port.port}",
             "ACTIVE" if port.rate is None else f"ACTIVE, {port.rate * 8 / 1e9:g} Gbit/s",
             port.where,
@@ -74,27 +74,27 @@ def active_ports(facts: Facts) -> tuple[Evidence, ...]:
     )
 
 
-def nvlinks(facts: Facts) -> tuple[Evidence, ...]:
+def nvlinks(facts: NodeFacts) -> tuple[FindingEvidence, ...]:
     """Return the GPUs with NVLinks, as evidence."""
     return tuple(
-        Evidence(f"GPU {gpu.index}", f"{len(gpu.links_up)} NVLinks up", f"NVML, GPU {gpu.index}")
+        FindingEvidence(f"GPU {gpu.index}", f"{len(gpu.links_up)} NVLinks up", f"NVML, GPU {gpu.index}")
         for gpu in linked(facts)
     )
 
 
-def linked(facts: Facts) -> tuple[Gpu, ...]:
+def linked(facts: NodeFacts) -> tuple[GpuFacts, ...]:
     """Return the GPUs of which an NVLink is up."""
     return tuple(gpu for gpu in facts.gpus.working if gpu.links_up)
 
 
-def _has_nvls(facts: Facts) -> bool:
+def _has_nvls(facts: NodeFacts) -> bool:
     return len(facts.gpus.working) > 1 and all(
         gpu.has_switch and gpu.capability is not None and gpu.capability >= _NVLS_CAPABILITY
         for gpu in facts.gpus.working
     )
 
 
-def _ib_disabled(facts: Facts) -> Hit | None:
+def _ib_disabled(facts: NodeFacts) -> Hit | None:
     disabled, network = facts.settings.is_on("NCCL_IB_DISABLE"), facts.settings.get("NCCL_NET")
     found = [] if disabled is None else [("NCCL_IB_DISABLE", disabled)]
     if network is not None and network.value.lower() == "socket":
@@ -108,12 +108,12 @@ def _ib_disabled(facts: Facts) -> Hit | None:
     return Hit((*_shown(found), *active_ports(facts)), _unset(found[0][1], found[0][0]), gain(facts))
 
 
-def _no_p2p(facts: Facts) -> Seen[str] | None:
+def _no_p2p(facts: NodeFacts) -> Seen[str] | None:
     disabled, level = facts.settings.is_on("NCCL_P2P_DISABLE"), facts.settings.get("NCCL_P2P_LEVEL")
     return disabled or (level if level is not None and level.value.upper() in ("LOC", "0") else None)
 
 
-def _p2p_disabled(facts: Facts) -> Hit | None:
+def _p2p_disabled(facts: NodeFacts) -> Hit | None:
     seen = _no_p2p(facts)
     if seen is None or len(linked(facts)) < 2:
         return None
@@ -121,26 +121,26 @@ def _p2p_disabled(facts: Facts) -> Hit | None:
     return Hit((seen.says(name), *nvlinks(facts)), _unset(seen, name), gain(facts))
 
 
-def _p2p_disabled_pcie(facts: Facts) -> Hit | None:
+def _p2p_disabled_pcie(facts: NodeFacts) -> Hit | None:
     seen = _no_p2p(facts)
     possible = [pair for pair, status in sorted(facts.gpus.peers.items()) if status == 0 and pair[0] < pair[1]]
     if seen is None or not possible or len(linked(facts)) >= 2:
         return None
     name = "NCCL_P2P_DISABLE" if seen is facts.settings.get("NCCL_P2P_DISABLE") else "NCCL_P2P_LEVEL"
     evidence = [
-        Evidence(f"P2P between GPU {one} and {other}", "possible", "NVML, nvmlDeviceGetP2PStatus")
+        FindingEvidence(f"P2P between GPU {one} and {other}", "possible", "NVML, nvmlDeviceGetP2PStatus")
         for one, other in possible
     ]
     return Hit((seen.says(name), *evidence), _unset(seen, name), gain(facts))
 
 
-def _shm_disabled(facts: Facts) -> Hit | None:
+def _shm_disabled(facts: NodeFacts) -> Hit | None:
     seen = facts.settings.is_on("NCCL_SHM_DISABLE")
     impossible = [pair for pair, status in sorted(facts.gpus.peers.items()) if status != 0 and pair[0] < pair[1]]
     if seen is None or not impossible:
         return None
     evidence = [
-        Evidence(f"P2P between GPU {one} and {other}", "not possible", "NVML, nvmlDeviceGetP2PStatus")
+        FindingEvidence(f"P2P between GPU {one} and {other}", "not possible", "NVML, nvmlDeviceGetP2PStatus")
         for one, other in impossible
     ]
     return Hit((seen.says("NCCL_SHM_DISABLE"), *evidence), _unset(seen, "NCCL_SHM_DISABLE"), gain(facts))
@@ -167,21 +167,21 @@ def _without_nvls(text: str | None) -> bool:
     return "nvls" in text if text.startswith("^") else "nvls" not in text
 
 
-def _algo_excludes_nvls(facts: Facts) -> Hit | None:
+def _algo_excludes_nvls(facts: NodeFacts) -> Hit | None:
     seen = facts.settings.get("NCCL_ALGO")
     if seen is None or not _has_nvls(facts) or not _without_nvls(_for_all_reduce(seen.value)):
         return None
     return Hit((seen.says("NCCL_ALGO"), *nvlinks(facts)), _unset(seen, "NCCL_ALGO"), gain(facts))
 
 
-def _nvls_off(facts: Facts) -> Hit | None:
+def _nvls_off(facts: NodeFacts) -> Hit | None:
     seen = facts.settings.is_off("NCCL_NVLS_ENABLE")
     if seen is None or not _has_nvls(facts):
         return None
     return Hit((seen.says("NCCL_NVLS_ENABLE"), *nvlinks(facts)), _unset(seen, "NCCL_NVLS_ENABLE"), gain(facts))
 
 
-def _algo_set(facts: Facts) -> Hit | None:
+def _algo_set(facts: NodeFacts) -> Hit | None:
     seen = facts.settings.get("NCCL_ALGO")
     if seen is None or _algo_excludes_nvls(facts) is not None:
         return None
@@ -195,21 +195,21 @@ def _only_ll(value: str) -> bool:
     return ({"ll", "ll128", "simple"} - named if text.startswith("^") else named) == {"ll"}
 
 
-def _proto_slow(facts: Facts) -> Hit | None:
+def _proto_slow(facts: NodeFacts) -> Hit | None:
     seen = facts.settings.get("NCCL_PROTO")
     if seen is None or not _only_ll(seen.value):
         return None
     return Hit((seen.says("NCCL_PROTO"),), _unset(seen, "NCCL_PROTO"), gain(facts))
 
 
-def _proto_set(facts: Facts) -> Hit | None:
+def _proto_set(facts: NodeFacts) -> Hit | None:
     seen = facts.settings.get("NCCL_PROTO")
     if seen is None or _only_ll(seen.value):
         return None
     return Hit((seen.says("NCCL_PROTO"),), _unset(seen, "NCCL_PROTO"), gain(facts))
 
 
-def _interfaces_of(facts: Facts, name: str) -> tuple[Seen[str], list[str]] | None:
+def _interfaces_of(facts: NodeFacts, name: str) -> tuple[Seen[str], list[str]] | None:
     """Return the variable and the interfaces that it means, None where it is not set or no interface is known."""
     seen = facts.settings.get(name)
     names = [card.name for card in facts.network.interfaces]
@@ -220,9 +220,9 @@ def _interfaces_of(facts: Facts, name: str) -> tuple[Seen[str], list[str]] | Non
     return seen, selected(names, seen.value)
 
 
-def _no_interface(facts: Facts) -> Hit | None:
+def _no_interface(facts: NodeFacts) -> Hit | None:
     by_name = {card.name: card for card in facts.network.interfaces}
-    evidence: list[Evidence] = []
+    evidence: list[FindingEvidence] = []
     remedy = ""
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         found = _interfaces_of(facts, name)
@@ -230,13 +230,13 @@ def _no_interface(facts: Facts) -> Hit | None:
             continue
         there = ", ".join(f"{card.name} ({card.state})" for card in facts.network.interfaces)
         folder = facts.network.interfaces[0].where.rpartition("/")[0]
-        evidence += [found[0].says(name), Evidence("interfaces", there, folder)]
+        evidence += [found[0].says(name), FindingEvidence("interfaces", there, folder)]
         up = [card.name for card in facts.network.interfaces if card.is_physical and card.state == "up"]
         remedy = remedy or (f"export {name}={up[0]}" if up else _unset(found[0], name))
     return Hit(evidence, remedy) if evidence else None
 
 
-def _slow_interface(facts: Facts) -> Hit | None:
+def _slow_interface(facts: NodeFacts) -> Hit | None:
     if uses_rdma(facts):
         return None  # sockets only start the job then
     by_name = {card.name: card for card in facts.network.interfaces}
@@ -248,14 +248,14 @@ def _slow_interface(facts: Facts) -> Hit | None:
             continue
         evidence = [found[0].says(name)]
         evidence += [
-            Evidence(card.name, f"{(card.speed or 0) / 1e9:g} Gbit/s", f"{card.where}/speed")
+            FindingEvidence(card.name, f"{(card.speed or 0) / 1e9:g} Gbit/s", f"{card.where}/speed")
             for card in (*(by_name[card] for card in found[1] if by_name[card].speed), best)
         ]
         return Hit(evidence, f"export {name}={reached_as(best)}", gain(facts))
     return None
 
 
-def _hca_names(facts: Facts) -> tuple[Seen[str], list[str], list[str]] | None:
+def _hca_names(facts: NodeFacts) -> tuple[Seen[str], list[str], list[str]] | None:
     """Return NCCL_IB_HCA, what it selects of `device:port`, and all there is of active ports of the GPUs'."""
     seen = facts.settings.get("NCCL_IB_HCA")
     active = [f"{port.device}:{port.port}" for port in training_ports(facts) if port.is_active]
@@ -279,50 +279,50 @@ def _is_meant(name: str, text: str) -> bool:
     return is_named != text.startswith("^")
 
 
-def _no_hca(facts: Facts) -> Hit | None:
+def _no_hca(facts: NodeFacts) -> Hit | None:
     found = _hca_names(facts)
     if found is None or found[1]:
         return None
     return Hit((found[0].says("NCCL_IB_HCA"), *active_ports(facts)), _unset(found[0], "NCCL_IB_HCA"), gain(facts))
 
 
-def _few_hcas(facts: Facts) -> Hit | None:
+def _few_hcas(facts: NodeFacts) -> Hit | None:
     found = _hca_names(facts)
     if found is None or not found[1] or len(found[1]) == len(found[2]):
         return None
     left_out = [name for name in found[2] if name not in found[1]]
     evidence = (
         found[0].says("NCCL_IB_HCA"),
-        Evidence("active ports left out", ", ".join(left_out), "/sys/class/infiniband"),
+        FindingEvidence("active ports left out", ", ".join(left_out), "/sys/class/infiniband"),
     )
     return Hit(evidence, _unset(found[0], "NCCL_IB_HCA"), gain(facts))
 
 
-def _socket_product(facts: Facts) -> Hit | None:
+def _socket_product(facts: NodeFacts) -> Hit | None:
     found = _set_to(facts, "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
     product = 1
     for _, seen in found:
         product *= int(seen.value) if seen.value.strip().isdigit() else 1
     if product <= SOCKETS_MAX:
         return None
-    return Hit((*_shown(found), Evidence("product", f"{product}, at most {SOCKETS_MAX}", "computed")),
+    return Hit((*_shown(found), FindingEvidence("product", f"{product}, at most {SOCKETS_MAX}", "computed")),
                "export NCCL_SOCKET_NTHREADS=8 NCCL_NSOCKS_PERTHREAD=8")  # fmt: skip
 
 
-def _socket_threads(facts: Facts) -> Hit | None:
+def _socket_threads(facts: NodeFacts) -> Hit | None:
     if not facts.gpus.working or uses_rdma(facts) or _set_to(facts, "NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD"):
         return None
     fast = [card for card in carriers(facts) if (card.speed or 0) >= SOCKET_THREADS_SPEED]
     if not fast:
         return None
     evidence = [
-        Evidence(card.name, f"{(card.speed or 0) / 1e9:g} Gbit/s, no RDMA port in use", f"{card.where}/speed")
+        FindingEvidence(card.name, f"{(card.speed or 0) / 1e9:g} Gbit/s, no RDMA port in use", f"{card.where}/speed")
         for card in fast
     ]
     return Hit(evidence, "export NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=4", gain(facts))
 
 
-def _gdr_off(facts: Facts) -> Hit | None:
+def _gdr_off(facts: NodeFacts) -> Hit | None:
     if not uses_rdma(facts) or not facts.gpus.working:
         return None
     found = [
@@ -363,7 +363,7 @@ RULES = (
          "machine", NCCL_ENV.at("NCCL_ALGO, among the variables for debugging"), _algo_set),
     Rule("nccl-proto-slow", Severity.WARNING, "NCCL_PROTO leaves only the protocol for small messages",
          "half of what LL sends are flags, so large gradients go at half the bandwidth or less", "machine",
-         Source("Hu et al. 2025", "Demystifying NCCL, section on communication protocols"), _proto_slow),
+         FindingSource("Hu et al. 2025", "Demystifying NCCL, section on communication protocols"), _proto_slow),
     Rule("nccl-proto-set", Severity.INFO, "NCCL_PROTO is set",
          "NCCL chooses the protocol by size; its documentation discourages a fixed one", "machine",
          NCCL_ENV.at("NCCL_PROTO"), _proto_set),

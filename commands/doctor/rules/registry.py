@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..facts.model import Facts
+from ..facts.model import NodeFacts
 from ..findings import Finding, Needs, Rule
 from . import gpu, host, job, kernel_tcp, log, nccl, script, topology
 
@@ -40,7 +40,7 @@ class Judgement:
     failed: tuple[str, ...] = ()
 
 
-def judge(facts: Facts, rules: Sequence[Rule] = RULES) -> Judgement:
+def judge(facts: NodeFacts, rules: Sequence[Rule] = RULES) -> Judgement:
     """Apply `rules` to what was read."""
     given: dict[Needs, bool] = {
         "machine": True,

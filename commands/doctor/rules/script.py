@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ..facts.job import Call
-from ..facts.model import Facts
-from ..findings import Evidence, Hit, Rule, Severity, Source
+from ..facts.model import NodeFacts
+from ..findings import FindingEvidence, FindingSource, Hit, Rule, Severity
 from ..sources import CUDA_GUIDE, TORCH
 from ..transport_paths import loader_workers
 from .job import AMPERE
@@ -28,7 +28,7 @@ _LOWER_PRECISION = ("autocast", "bfloat16", "bf16", "float16", "fp16", "half", "
 _WRAPPERS = ("transformers", "accelerate", "lightning", "deepspeed", "pytorch_lightning", "fabric")
 
 
-def _calls(facts: Facts, *names: str) -> Sequence[Call]:
+def _calls(facts: NodeFacts, *names: str) -> Sequence[Call]:
     return () if facts.script is None else facts.script.of(*names)
 
 
@@ -36,28 +36,28 @@ def _hit(calls: Sequence[Call], what: str, remedy: str) -> Hit | None:
     return Hit(tuple(call.says(what) for call in calls), remedy) if calls else None
 
 
-def _ddp(facts: Facts, is_meant: Callable[[Call], bool]) -> list[Call]:
+def _ddp(facts: NodeFacts, is_meant: Callable[[Call], bool]) -> list[Call]:
     return [call for call in _calls(facts, "DistributedDataParallel") if is_meant(call)]
 
 
-def _is_harmless(facts: Facts, heading: str) -> bool:
+def _is_harmless(facts: NodeFacts, heading: str) -> bool:
     share = None if facts.run is None else facts.run.share(heading)
     return share is not None and share < HARMLESS_RATIO
 
 
-def _has_gpu(facts: Facts) -> bool:
+def _has_gpu(facts: NodeFacts) -> bool:
     """Return whether this machine, or the run that was given, has one: on a processor nothing is copied to a device."""
     return bool(facts.gpus.working) or (
         facts.run is not None and any(hello.device.startswith("cuda") for hello in facts.run.hellos)
     )
 
 
-def _find_unused(facts: Facts) -> Hit | None:
+def _find_unused(facts: NodeFacts) -> Hit | None:
     found = _ddp(facts, lambda call: call.keywords.get("find_unused_parameters") is True)
     return _hit(found, "DDP", "find_unused_parameters=False    # where every parameter gets a gradient in every step")
 
 
-def _bucket_view(facts: Facts) -> Hit | None:
+def _bucket_view(facts: NodeFacts) -> Hit | None:
     found = _ddp(
         facts,
         lambda call: call.lacks("gradient_as_bucket_view") or call.keywords.get("gradient_as_bucket_view") is False,
@@ -65,7 +65,7 @@ def _bucket_view(facts: Facts) -> Hit | None:
     return _hit(found, "DDP", "DistributedDataParallel(..., gradient_as_bucket_view=True)")
 
 
-def _static_graph(facts: Facts) -> Hit | None:
+def _static_graph(facts: NodeFacts) -> Hit | None:
     checkpoints = [
         call for call in _calls(facts, "checkpoint", "checkpoint_sequential") if "utils.checkpoint" in call.name
     ]
@@ -86,7 +86,7 @@ def _static_graph(facts: Facts) -> Hit | None:
     )
 
 
-def _bucket_size(facts: Facts) -> Hit | None:
+def _bucket_size(facts: NodeFacts) -> Hit | None:
     def is_odd(call: Call) -> bool:
         size = call.keywords.get("bucket_cap_mb")
         return isinstance(size, (int, float)) and not BUCKET_MB_MIN <= size <= BUCKET_MB_MAX
@@ -98,7 +98,7 @@ def _bucket_size(facts: Facts) -> Hit | None:
     )
 
 
-def _loader_workers(facts: Facts) -> Hit | None:
+def _loader_workers(facts: NodeFacts) -> Hit | None:
     if _is_harmless(facts, "data_wait"):
         return None
     found = [
@@ -114,7 +114,7 @@ def _loader_workers(facts: Facts) -> Hit | None:
     return None if hit is None else Hit(hit.evidence, hit.remedy, gain)
 
 
-def _pin_memory(facts: Facts) -> Hit | None:
+def _pin_memory(facts: NodeFacts) -> Hit | None:
     if facts.script is None or not facts.script.uses_cuda or not _has_gpu(facts) or _is_harmless(facts, "exposed_copy"):
         return None
     found = [
@@ -124,7 +124,7 @@ def _pin_memory(facts: Facts) -> Hit | None:
     return _hit(found, "pageable memory", "DataLoader(..., pin_memory=True) and batch.to(device, non_blocking=True)")
 
 
-def _precision(facts: Facts) -> Hit | None:
+def _precision(facts: NodeFacts) -> Hit | None:
     script = facts.script
     able = [gpu for gpu in facts.gpus.working if gpu.capability is not None and gpu.capability >= AMPERE]
     if (
@@ -148,7 +148,9 @@ def _precision(facts: Facts) -> Hit | None:
     assert able[0].capability is not None, "those without were left out"
     evidence = (
         backward.says("no autocast, no lower precision anywhere"),
-        Evidence(able[0].name, "compute capability {}.{}".format(*able[0].capability), f"NVML, GPU {able[0].index}"),
+        FindingEvidence(
+            able[0].name, "compute capability {}.{}".format(*able[0].capability), f"NVML, GPU {able[0].index}"
+        ),
     )
     return Hit(
         evidence,
@@ -156,7 +158,7 @@ def _precision(facts: Facts) -> Hit | None:
     )
 
 
-def _anomaly(facts: Facts) -> Hit | None:
+def _anomaly(facts: NodeFacts) -> Hit | None:
     found = [
         call for call in _calls(facts, "set_detect_anomaly", "detect_anomaly")
         if call.positional[:1] != (False,) and False not in (call.keywords.get("mode"), call.keywords.get("check_nan"))
@@ -164,7 +166,7 @@ def _anomaly(facts: Facts) -> Hit | None:
     return _hit(found, "anomaly detection", "torch.autograd.set_detect_anomaly(False)")
 
 
-def _data_parallel(facts: Facts) -> Hit | None:
+def _data_parallel(facts: NodeFacts) -> Hit | None:
     found = [call for call in _calls(facts, "DataParallel") if call.name.startswith("torch")]
     return _hit(
         found,
@@ -173,7 +175,7 @@ def _data_parallel(facts: Facts) -> Hit | None:
     )
 
 
-def _gloo(facts: Facts) -> Hit | None:
+def _gloo(facts: NodeFacts) -> Hit | None:
     if not facts.gpus.working or facts.script is None or not facts.script.uses_cuda:
         return None
     found = [
@@ -183,7 +185,7 @@ def _gloo(facts: Facts) -> Hit | None:
     return _hit(found, "backend", 'torch.distributed.init_process_group("nccl")')
 
 
-def _empty_cache(facts: Facts) -> Hit | None:
+def _empty_cache(facts: NodeFacts) -> Hit | None:
     found = [call for call in _calls(facts, "empty_cache") if "cuda" in call.name]
     return _hit(
         found,
@@ -192,7 +194,7 @@ def _empty_cache(facts: Facts) -> Hit | None:
     )
 
 
-def _blocking(facts: Facts) -> Hit | None:
+def _blocking(facts: NodeFacts) -> Hit | None:
     evidence = []
     seen = facts.settings.is_on("CUDA_LAUNCH_BLOCKING")
     if seen is not None:
@@ -206,10 +208,10 @@ def _blocking(facts: Facts) -> Hit | None:
     return Hit(evidence, "unset CUDA_LAUNCH_BLOCKING", gain) if evidence else None
 
 
-def _variable(name: str, *, values: tuple[str, ...] = ()) -> Callable[[Facts], Hit | None]:
+def _variable(name: str, *, values: tuple[str, ...] = ()) -> Callable[[NodeFacts], Hit | None]:
     """Return the check of a variable that is on, or has one of `values`."""
 
-    def check(facts: Facts) -> Hit | None:
+    def check(facts: NodeFacts) -> Hit | None:
         seen = facts.settings.get(name) if values else facts.settings.is_on(name)
         if seen is None or (values and seen.value.strip().upper() not in values):
             return None
@@ -218,7 +220,7 @@ def _variable(name: str, *, values: tuple[str, ...] = ()) -> Callable[[Facts], H
     return check
 
 
-def _tf32_off(facts: Facts) -> Hit | None:
+def _tf32_off(facts: NodeFacts) -> Hit | None:
     seen = facts.settings.get("NVIDIA_TF32_OVERRIDE")
     able = [gpu for gpu in facts.gpus.working if gpu.capability is not None and gpu.capability >= AMPERE]
     if seen is None or seen.value.strip() != "0" or not able:
@@ -243,7 +245,7 @@ RULES = (
          _variable("TORCH_NCCL_BLOCKING_WAIT")),
     Rule("env-tf32-off", Severity.WARNING, "TF32 is forbidden for the whole process",
          "fp32 matrices do not use the tensor cores, whatever the script allows", "machine",
-         Source("NVIDIA, cuBLAS Library", "NVIDIA_TF32_OVERRIDE"), _tf32_off),
+         FindingSource("NVIDIA, cuBLAS Library", "NVIDIA_TF32_OVERRIDE"), _tf32_off),
     Rule("script-find-unused", Severity.INFO, "DDP looks for unused parameters in each step",
          "the graph is walked once more after each forward", "--script",
          TORCH.at("DistributedDataParallel, find_unused_parameters"), _find_unused),

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..facts.model import Facts, PciDevice, RdmaPort
-from ..findings import Evidence, Gain, Hit, Rule, Severity
+from ..facts.model import NodeFacts, PciDevice, RdmaPort
+from ..findings import FindingEvidence, Gain, Hit, Rule, Severity
 from ..sources import GPUDIRECT, NCCL_ENV, NCCL_TROUBLE, NVML
 from ..topology import gpudirect
 from ..transport_paths import DMABUF_KERNEL, local_gain, near_ports, training_ports, uses_rdma
@@ -27,7 +27,7 @@ _TRANSLATES = ("DMA", "DMA-FQ")
 """IOMMU domains that map addresses; `identity` passes them on (Documentation/ABI/testing/sysfs-kernel-iommu_groups)."""
 
 
-def _cards(facts: Facts) -> list[tuple[str, PciDevice]]:
+def _cards(facts: NodeFacts) -> list[tuple[str, PciDevice]]:
     """Return the PCI devices that training depends on, by what they are."""
     found: list[tuple[str, PciDevice]] = []
     for gpu in facts.gpus.working:
@@ -41,7 +41,7 @@ def _cards(facts: Facts) -> list[tuple[str, PciDevice]]:
     return found
 
 
-def _is_pcie_used(facts: Facts) -> bool:
+def _is_pcie_used(facts: NodeFacts) -> bool:
     """Return whether cards would send to each other over PCIe: to the network, or GPUs without NVLink to each other.
 
     In a virtual machine it is the hypervisor's business, which may want it as it is.
@@ -54,7 +54,7 @@ def _is_pcie_used(facts: Facts) -> bool:
     return not facts.cpus.is_virtual and bool(gpus) and (has_peers or uses_rdma(facts))
 
 
-def _nic_pcie(facts: Facts) -> Hit | None:
+def _nic_pcie(facts: NodeFacts) -> Hit | None:
     names = {card.address: card.name for card in facts.network.interfaces if card.state == "up"}
     names |= {port.address: port.device for port in facts.network.active_ports}
     evidence, first = [], ""
@@ -69,13 +69,13 @@ def _nic_pcie(facts: Facts) -> Hit | None:
             parts.append(f"{device.speed:g} of {device.speed_max:g} GT/s")
         if parts:
             first = first or device.address
-            evidence.append(Evidence(f"PCIe link of {name}", ", ".join(parts), f"{device.where}/current_link_*"))
+            evidence.append(FindingEvidence(f"PCIe link of {name}", ", ".join(parts), f"{device.where}/current_link_*"))
     if not evidence:
         return None
     return Hit(evidence, f"sudo lspci -vv -s {first} | grep Lnk    # then reseat the card, or move it to a wider slot")
 
 
-def _rate_of_card(facts: Facts, address: str) -> float:
+def _rate_of_card(facts: NodeFacts, address: str) -> float:
     """Return what all ports of the card that `address` is a function of send together, in bits a second."""
     slot = address.rpartition(".")[0]
     rates: dict[str, float] = {}
@@ -96,14 +96,16 @@ def _carries(device: PciDevice, rate: float) -> bool:
     return device.speed * 1e9 * device.width * coding >= PCIE_OVERHEAD * rate
 
 
-def _acs(facts: Facts) -> Hit | None:
+def _acs(facts: NodeFacts) -> Hit | None:
     if not _is_pcie_used(facts):
         return None
     evidence, bridges = [], []
     for name, device in _cards(facts):
         if device.redirects is not None and device.redirects.value:
             evidence.append(
-                Evidence(f"ACS above {name}", "redirects traffic between cards to the host", device.redirects.where)
+                FindingEvidence(
+                    f"ACS above {name}", "redirects traffic between cards to the host", device.redirects.where
+                )
             )
             bridges += re.findall(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7](?=/config)", device.redirects.where)
     if not evidence:
@@ -114,11 +116,11 @@ def _acs(facts: Facts) -> Hit | None:
     )
 
 
-def _iommu(facts: Facts) -> Hit | None:
+def _iommu(facts: NodeFacts) -> Hit | None:
     if not _is_pcie_used(facts):
         return None
     evidence = [
-        Evidence(f"IOMMU domain of {name}", device.iommu_domain.value, device.iommu_domain.where)
+        FindingEvidence(f"IOMMU domain of {name}", device.iommu_domain.value, device.iommu_domain.where)
         for name, device in _cards(facts)
         if device.iommu_domain is not None and device.iommu_domain.value in _TRANSLATES
     ]
@@ -140,10 +142,10 @@ def _is_spare(port: RdmaPort, ports: Sequence[RdmaPort]) -> bool:
     return has_sibling and not any((at[2], number) == (function, port.port) for at, number in up)
 
 
-def _port_down(facts: Facts) -> Hit | None:
+def _port_down(facts: NodeFacts) -> Hit | None:
     ports = training_ports(facts)
     evidence = [
-        Evidence(f"{port.device} port {port.port}", str(port.state), f"{port.where}/state")
+        FindingEvidence(f"{port.device} port {port.port}", str(port.state), f"{port.where}/state")
         for port in ports
         if port.state is not None and not port.is_active
         and any(other.is_active and other.link_layer == port.link_layer for other in ports)
@@ -154,9 +156,9 @@ def _port_down(facts: Facts) -> Hit | None:
     return Hit(evidence, "ibstat && sudo dmesg | grep -i mlx    # then check cable, transceiver and switch port")
 
 
-def _port_slow(facts: Facts) -> Hit | None:
+def _port_slow(facts: NodeFacts) -> Hit | None:
     ports = [port for port in training_ports(facts) if port.is_active and port.rate]
-    evidence: list[Evidence] = []
+    evidence: list[FindingEvidence] = []
     slow = ""
     for port in ports:
         best = max(other.rate or 0 for other in ports if other.link_layer == port.link_layer)
@@ -164,7 +166,7 @@ def _port_slow(facts: Facts) -> Hit | None:
         if port.rate < best:
             slow = slow or port.device
             text = f"{port.rate * 8 / 1e9:g} Gbit/s, others of this node {best * 8 / 1e9:g}"
-            evidence.append(Evidence(f"{port.device} port {port.port}", text, f"{port.where}/rate"))
+            evidence.append(FindingEvidence(f"{port.device} port {port.port}", text, f"{port.where}/rate"))
     return (
         Hit(evidence, f"sudo mlxlink -d {slow} -m -e    # what the link was trained to, and why (NVIDIA's cards)")
         if evidence
@@ -172,7 +174,7 @@ def _port_slow(facts: Facts) -> Hit | None:
     )
 
 
-def _no_gpudirect(facts: Facts) -> Hit | None:
+def _no_gpudirect(facts: NodeFacts) -> Hit | None:
     module, kernel = facts.gpus.kernel_module, facts.cpus.kernel
     if (
         not facts.gpus.working
@@ -184,7 +186,7 @@ def _no_gpudirect(facts: Facts) -> Hit | None:
     ):
         return None
     evidence = (
-        Evidence("module nvidia_peermem", "not loaded", "/sys/module/nvidia_peermem"),
+        FindingEvidence("module nvidia_peermem", "not loaded", "/sys/module/nvidia_peermem"),
         module.says("driver; for dma-buf an open one", module.value.splitlines()[0]),
         kernel.says("kernel; for dma-buf {}.{}".format(*DMABUF_KERNEL)),
     )
@@ -195,11 +197,11 @@ def _no_gpudirect(facts: Facts) -> Hit | None:
     )
 
 
-def _exposed(facts: Facts) -> Gain | None:
+def _exposed(facts: NodeFacts) -> Gain | None:
     return local_gain(facts, "communication_hidden")
 
 
-def _far(facts: Facts) -> Hit | None:
+def _far(facts: NodeFacts) -> Hit | None:
     active = set(facts.network.active_ports)
     if not active or not uses_rdma(facts):
         return None
@@ -208,14 +210,14 @@ def _far(facts: Facts) -> Hit | None:
     for port in active:
         card = facts.device_at(port.address)
         ports_of_node.setdefault(None if card is None else card.node, []).append(port.device)
-    evidence: list[Evidence] = []
+    evidence: list[FindingEvidence] = []
     for gpu, ports in near.items():
         device = facts.device_at(gpu.address)
         if ports or device is None or device.node is None or device.node in ports_of_node or None in ports_of_node:
             continue
         others = ", ".join(sorted(name for names in ports_of_node.values() for name in names))
         evidence.append(
-            Evidence(
+            FindingEvidence(
                 f"GPU {gpu.index}",
                 f"on NUMA node {device.node}, active ports ({others}) on others",
                 f"{device.where}/numa_node",

@@ -23,10 +23,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any, Protocol
 
-__all__ = ["Feed", "Tap"]
+__all__ = ["IndexFeed", "IndexTap"]
 
 
-class Watch(Protocol):
+class RandomnessWatch(Protocol):
     """Looks at what happens between `begin` and `end`."""
 
     def begin(self) -> None:
@@ -38,7 +38,7 @@ class Watch(Protocol):
         ...
 
 
-class Feed:
+class IndexFeed:
     """The index lists of one epoch.
 
     `source` is the user's batch sampler (or sampler, where batches are not made).  `asks` is how often torch would
@@ -53,7 +53,7 @@ class Feed:
         *,
         asks: int = 1,
         ahead: int | None = None,
-        watch: Watch | None = None,
+        watch: RandomnessWatch | None = None,
     ) -> None:
         self._source = source
         self._asks_left = asks
@@ -139,17 +139,17 @@ class Feed:
                 return
 
 
-class Tap:
+class IndexTap:
     """What one set of workers takes for its sampler.  Shut, it has no more; what went through it is still out."""
 
-    def __init__(self, number: int, feed: Feed, source: Sized, drawn: Callable[[], None]) -> None:
+    def __init__(self, number: int, feed: IndexFeed, source: Sized, drawn: Callable[[], None]) -> None:
         self.number = number
         self.feed = feed
         self.is_open = True
         self._source = source
         self._drawn = drawn
 
-    def __iter__(self) -> Tap:
+    def __iter__(self) -> IndexTap:
         self.feed.begin()
         return self
 

@@ -21,10 +21,10 @@ from pacecar.config import TuneConfig
 
 from ..actuator import Actuator, ActuatorError
 from .switchable_loader import SwitchableLoader, unfit
-from .worker_limits import Room, entangled, read_room, workers_max
-from .worker_set import Setting
+from .worker_limits import WorkerRoom, entangled, read_room, workers_max
+from .worker_set import WorkerSetting
 
-__all__ = ["LoaderKnobs", "PrefetchActuator", "WorkersActuator"]
+__all__ = ["LoaderKnobs", "LoaderPrefetchActuator", "WorkersActuator"]
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ NO_LOADER = "the data loader is not known: iterate over pacer.data(loader)"
 class LoaderKnobs:
     """Both knobs of one loader, and the choice of the loader."""
 
-    def __init__(self, config: TuneConfig, *, room: Callable[[tuple[int, ...]], Room] = read_room) -> None:
+    def __init__(self, config: TuneConfig, *, room: Callable[[tuple[int, ...]], WorkerRoom] = read_room) -> None:
         self._config = config
         self._room = room
         self._reason = NO_LOADER
@@ -46,7 +46,7 @@ class LoaderKnobs:
         if "loader_workers" in names:
             self.actuators.append(WorkersActuator(self, config))
         if "loader_prefetch" in names:
-            self.actuators.append(PrefetchActuator(self, config))
+            self.actuators.append(LoaderPrefetchActuator(self, config))
 
     def take(self, loader: Iterable[T], tune: bool | None) -> Iterable[T]:
         """Return what to iterate instead of `loader`: itself, unless it is the one to tune.
@@ -103,7 +103,7 @@ class LoaderKnobs:
                 return f"the dataset never had two workers, and {tied}"
         return None
 
-    def room(self) -> Room:
+    def room(self) -> WorkerRoom:
         """Return what this machine has for the workers."""
         return self._room(self.known().pids)
 
@@ -125,12 +125,12 @@ class LoaderKnobs:
             ActuatorError: it must not be; nothing was changed.
         """
         loader = self.known()
-        setting = Setting(
+        setting = WorkerSetting(
             loader.agreed.workers if workers is None else workers,
             loader.agreed.prefetch if prefetch is None else prefetch,
         )
         if loader.keeps_position and workers:
-            setting = Setting(workers, max(1, loader.home.in_flight // workers))
+            setting = WorkerSetting(workers, max(1, loader.home.in_flight // workers))
         loader.turn(setting, may_redraw=self._config.loader_redraw)
 
 
@@ -179,7 +179,7 @@ class WorkersActuator:
         self._knobs.turn(workers=value)
 
 
-class PrefetchActuator:
+class LoaderPrefetchActuator:
     """The knob "loader_prefetch": batches that each worker keeps ready."""
 
     def __init__(self, knobs: LoaderKnobs, config: TuneConfig) -> None:

@@ -103,7 +103,7 @@ class Draws:
 
 
 class SamplerWatch:
-    """Whether the sampler draws from a global generator as it goes, in its first lists; see `Feed`."""
+    """Whether the sampler draws from a global generator as it goes, in its first lists; see `IndexFeed`."""
 
     def __init__(self) -> None:
         self.saw_draws = False

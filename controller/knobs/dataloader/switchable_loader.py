@@ -2,7 +2,7 @@
 
 torch fixes workers and prefetching when an iterator is made, and an epoch may take days.  So the user's loader is
 never touched: what is iterated are copies of it that differ in these two numbers, and that share the sampler through a
-`Feed`.  To switch, the tap of the copy in force is shut and another copy opens its own; what the first one has in
+`IndexFeed`.  To switch, the tap of the copy in force is shut and another copy opens its own; what the first one has in
 flight is delivered before anything that the second one loads, so nothing is lost, repeated or out of order:
 
     asked of   A A A A A A B B B B B B        batches arrive in the order of asking, whoever loads them
@@ -35,9 +35,9 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from pacecar.torch_internals import lacking
 
 from ..actuator import ActuatorError
-from .index_sampler import Feed
+from .index_sampler import IndexFeed
 from .randomness_check import Draws, SamplerWatch
-from .worker_set import Setting, Workers, Workforce, sampler_of
+from .worker_set import Workers, WorkerSet, WorkerSetting, sampler_of
 
 __all__ = ["SwitchableLoader", "unfit"]
 
@@ -73,7 +73,7 @@ class SwitchableLoader:
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._loader = loader
-        self.home = Setting(loader.num_workers, loader.prefetch_factor or PREFETCH_DEFAULT)
+        self.home = WorkerSetting(loader.num_workers, loader.prefetch_factor or PREFETCH_DEFAULT)
         self.setting = self.home
         self.agreed = self.home  # what all ranks turned to; another than `setting` after a failure
         self.failed: str | None = None
@@ -84,7 +84,7 @@ class SwitchableLoader:
         self.pids: tuple[int, ...] = ()  # of the workers in force; not they themselves, which must go with the epoch
         self._epochs = 0
         self._standing: dict[int, Workers] = {}
-        self.workforce = Workforce(loader, self.home, self.draws)
+        self.workforce = WorkerSet(loader, self.home, self.draws)
 
     def __iter__(self) -> Iterator[Any]:
         try:
@@ -122,7 +122,7 @@ class SwitchableLoader:
         samplers = (self._loader.sampler, sampler_of(self._loader))
         return any(callable(getattr(sampler, "state_dict", None)) for sampler in samplers)
 
-    def turn(self, setting: Setting, *, may_redraw: bool = False) -> None:
+    def turn(self, setting: WorkerSetting, *, may_redraw: bool = False) -> None:
         """Take another setting from the next batch on; `may_redraw`: also where other random numbers will be drawn.
 
         Raises:
@@ -149,7 +149,7 @@ class SwitchableLoader:
 
     # --- what an epoch asks for -------------------------------------------------------------------
 
-    def begin_epoch(self) -> tuple[Feed, dict[int, Workers], Workers | None]:
+    def begin_epoch(self) -> tuple[IndexFeed, dict[int, Workers], Workers | None]:
         """Return a new epoch's feed, the sets of workers that it may use, and the one in force if it is made already.
 
         What torch would do with the user's own setting decides how often samplers and generators are asked, and when:
@@ -159,7 +159,7 @@ class SwitchableLoader:
         loader, home = self._loader, self.home
         is_reset = loader.persistent_workers and home.workers > 0 and self._epochs > 0
         self._epochs += 1
-        feed = Feed(
+        feed = IndexFeed(
             sampler_of(self._loader),
             asks=1 if is_reset or home.workers == 0 else 2,
             ahead=home.in_flight if self.keeps_position else None,
@@ -191,7 +191,7 @@ class SwitchableLoader:
         self.pids = current.pids()
         return feed, sets, current
 
-    def begin_loading(self, feed: Feed) -> Workers:
+    def begin_loading(self, feed: IndexFeed) -> Workers:
         """Return the set of workers of an epoch that began without one."""
         try:
             current = self.workforce.start(self.setting, feed)
@@ -203,7 +203,7 @@ class SwitchableLoader:
         self.pids = current.pids()
         return current
 
-    def _make_home(self, feed: Feed, error: Exception) -> Workers:
+    def _make_home(self, feed: IndexFeed, error: Exception) -> Workers:
         """Go on with the user's own setting after the one in force failed with `error`."""
         self.fail(error)
         feed.take_back()
@@ -268,7 +268,7 @@ class _Epoch(Iterator[Any]):
     def __len__(self) -> int:
         return len(self._owner)
 
-    def _turn(self, setting: Setting) -> None:
+    def _turn(self, setting: WorkerSetting) -> None:
         """Let the other set take over, unless it still has something out: then later."""
         owner, feed = self._owner, self._feed
         others = [workers for workers in self._sets.values() if workers is not self._current]

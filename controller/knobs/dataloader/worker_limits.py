@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 import torch
 
-__all__ = ["Room", "entangled", "read_room", "workers_max"]
+__all__ = ["WorkerRoom", "entangled", "read_room", "workers_max"]
 
 SHARE_MAX = 0.5
 """Share of the free shared memory and of the available memory that all workers of a node may take."""
@@ -45,7 +45,7 @@ HANDLES = frozenset({"h5py", "lmdb", "sqlite3", "_io", "socket"})
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class WorkerRoom:
     """What this machine has for one rank's workers; None: cannot be told, and does not bound."""
 
     cores: int
@@ -57,7 +57,7 @@ class Room:
 
 def read_room(
     pids: Sequence[int], *, environ: Mapping[str, str] = os.environ, root: Path = Path("/"), shm: str = "/dev/shm"
-) -> Room:
+) -> WorkerRoom:
     """Return what there is now; `pids` are this rank's workers, whose own memory is asked for."""
     ranks = environ.get("LOCAL_WORLD_SIZE", "")
     try:
@@ -67,7 +67,7 @@ def read_room(
         shared = None
     own = [size for pid in pids if (size := _private_bytes(root / f"proc/{pid}/smaps_rollup")) is not None]
     free = [size for size in (_available_bytes(root / "proc/meminfo"), _cgroup_bytes(root)) if size is not None]
-    return Room(
+    return WorkerRoom(
         cores=len(os.sched_getaffinity(0)),
         shared_bytes=shared,
         memory_bytes=min(free, default=None),
@@ -76,7 +76,7 @@ def read_room(
     )
 
 
-def workers_max(room: Room, *, present: int, prefetch: int, batch_bytes: int | None) -> int:
+def workers_max(room: WorkerRoom, *, present: int, prefetch: int, batch_bytes: int | None) -> int:
     """Return the largest number of workers that fits, at least `present`: with `prefetch` batches ready in each."""
     ceiling = max(WORKERS_FLOOR, WORKERS_PER_CORE * room.cores // room.ranks)
     more: list[int] = []

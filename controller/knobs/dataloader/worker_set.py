@@ -1,6 +1,6 @@
 """How is one set of a data loader's workers started and ended?  As a copy of the user's loader, which is never touched.
 
-The copy has its own workers and prefetching, draws from a `Tap` in place of the sampler, and tells what draws random
+The copy has its own workers and prefetching, draws from a `IndexTap` in place of the sampler, and tells what draws random
 numbers.  torch waits for workers to end when their iterator goes; a training step must not, so a set that is not needed
 ends on a thread of its own.
 
@@ -21,17 +21,17 @@ from torch.utils.data import DataLoader
 
 from pacecar.torch_internals import find
 
-from .index_sampler import Feed, Tap
+from .index_sampler import IndexFeed, IndexTap
 from .randomness_check import Draws, WatchedCollate, WatchedInit
 
-__all__ = ["Setting", "Workers", "Workforce", "sampler_of"]
+__all__ = ["WorkerSet", "WorkerSetting", "Workers", "sampler_of"]
 
 RETIRING_MAX = 4
 """Sets of workers that end on threads at once; one more is waited for, as torch does at the end of an epoch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class WorkerSetting:
     """Worker processes (0: the training process loads) and the batches that each keeps ready."""
 
     workers: int
@@ -46,14 +46,14 @@ class Setting:
 class Workers:
     """One set of workers: a copy of the user's loader with its own numbers, and the tap that it draws from."""
 
-    def __init__(self, loader: DataLoader[Any], tap: Tap, setting: Setting, *, is_home: bool) -> None:
+    def __init__(self, loader: DataLoader[Any], tap: IndexTap, setting: WorkerSetting, *, is_home: bool) -> None:
         self.loader = loader
         self.tap = tap
         self.setting = setting
         self.is_home = is_home
         self.iterator: Iterator[Any] = iter(())
 
-    def open(self, feed: Feed) -> None:
+    def open(self, feed: IndexFeed) -> None:
         """Begin to load from `feed`; what is already asked for must have been delivered or be given up."""
         self.tap.feed, self.tap.is_open = feed, True
         self.iterator = iter(self.loader)
@@ -69,10 +69,10 @@ class Workers:
             shut_down()
 
 
-class Workforce:
+class WorkerSet:
     """Starts and ends sets of workers for the user's `loader`; `home` is his own setting."""
 
-    def __init__(self, loader: DataLoader[Any], home: Setting, draws: Draws) -> None:
+    def __init__(self, loader: DataLoader[Any], home: WorkerSetting, draws: Draws) -> None:
         self._loader = loader
         self._home = home
         self._draws = draws
@@ -80,7 +80,7 @@ class Workforce:
         self._retiring: list[threading.Thread] = []
 
     def start(
-        self, setting: Setting, feed: Feed, generator: torch.Generator | None = None, *, is_own: bool = False
+        self, setting: WorkerSetting, feed: IndexFeed, generator: torch.Generator | None = None, *, is_own: bool = False
     ) -> Workers:
         """Start a set of workers.  `is_own`: it takes its seed where torch would, else from a generator of its own."""
         number = next(self._numbers)
@@ -89,7 +89,7 @@ class Workforce:
         # Nothing that a tap holds leads back to who asked: in a cycle workers would outlive their last use.  Where the
         # training process loads itself, what moves the generators after the tap is the data.
         begin = self._draws.begin if setting.workers == 0 else _nothing
-        tap = Tap(number, feed, sampler_of(self._loader), begin)
+        tap = IndexTap(number, feed, sampler_of(self._loader), begin)
         if not is_own:
             generator = torch.Generator()
             generator.manual_seed((torch.initial_seed() + number) % 2**63)

@@ -38,7 +38,7 @@ from ...restart_advice import engine_advice
 from ..actuator import ActuatorError
 from . import torch_internals as private
 
-__all__ = ["CommHook", "DdpReducer", "Plan"]
+__all__ = ["BucketPlan", "CommHook", "DdpReducer"]
 
 Recipe = Literal["ordered", "helper"]
 
@@ -62,7 +62,7 @@ class CommHook(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BucketPlan:
     """What the Reducer shall be.
 
     `first_bytes` None: as DDP does it, 1 MiB with the size that it came with if that was the default, else the size of
@@ -74,7 +74,7 @@ class Plan:
     hook: CommHook | None = None
 
 
-_in_force: weakref.WeakKeyDictionary[nn.Module, Plan] = weakref.WeakKeyDictionary()
+_in_force: weakref.WeakKeyDictionary[nn.Module, BucketPlan] = weakref.WeakKeyDictionary()
 """What an earlier tuner left in force; DDP itself says what the user gave."""
 
 
@@ -90,15 +90,15 @@ class DdpReducer:
         self.ddp = ddp
         self._initial = {} if ddp is None else {n: getattr(ddp, n) for n in private.CAP_ATTRIBUTES if hasattr(ddp, n)}
         self._initial_first = None if ddp is None else private.initial_first_bytes(ddp)
-        self._plan = None if ddp is None else _in_force.get(ddp) or Plan(ddp.bucket_bytes_cap)
-        self._wanted: Plan | None = None
+        self._plan = None if ddp is None else _in_force.get(ddp) or BucketPlan(ddp.bucket_bytes_cap)
+        self._wanted: BucketPlan | None = None
         self._depth = 0
         self._order: tuple[int, ...] | None = None
         self._signature: tuple[tuple[int, ...], str] | None = None
         self.recipe: Recipe | None = None
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> BucketPlan:
         """What is in force.
 
         Raises:
@@ -245,7 +245,7 @@ class DdpReducer:
             raise ActuatorError(f"{_named(wanted)}: {type(error).__name__}: {error}") from error
         self._plan = wanted
 
-    def _rebuild(self, ddp: private.PrivateDdp, plan: Plan) -> None:
+    def _rebuild(self, ddp: private.PrivateDdp, plan: BucketPlan) -> None:
         parts = private.parts_of(ddp)
         if private.signature_of(parts) != self._signature:
             raise ActuatorError("the model's parameters changed since tuning began")
@@ -270,7 +270,7 @@ class DdpReducer:
             plan.hook.renew()
             private.register_hook(ddp, plan.hook, type(plan.hook).hook)
 
-    def _sizes(self, plan: Plan) -> tuple[int, int]:
+    def _sizes(self, plan: BucketPlan) -> tuple[int, int]:
         """Return the size of the buckets and of the first one; a first one above the others would be no first one."""
         cap, first = plan.bucket_bytes, plan.first_bytes
         if first is None and cap == self._initial["bucket_bytes_cap"]:
@@ -284,7 +284,7 @@ class DdpReducer:
         return self._order
 
 
-def _named(plan: Plan) -> str:
+def _named(plan: BucketPlan) -> str:
     return f"buckets of {plan.bucket_bytes} bytes" + ("" if plan.hook is None else " with a communication hook")
 
 

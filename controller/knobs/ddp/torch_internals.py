@@ -27,8 +27,8 @@ from ..actuator import ActuatorError
 
 __all__ = [
     "CAP_ATTRIBUTES",
-    "Parts",
     "PrivateDdp",
+    "ReducerParts",
     "build_by_helper",
     "build_ordered",
     "drop_reducer",
@@ -65,7 +65,7 @@ def find_ddp(model: nn.Module) -> DistributedDataParallel | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ReducerParts:
     """What a Reducer is built of."""
 
     parameters: list[nn.Parameter]
@@ -73,13 +73,13 @@ class Parts:
     names: dict[int, str]
 
 
-def parts_of(ddp: PrivateDdp) -> Parts:
+def parts_of(ddp: PrivateDdp) -> ReducerParts:
     """Return what DDP would build a Reducer of now."""
     parameters, expect_sparse = ddp._build_params_for_reducer()
-    return Parts(parameters, expect_sparse, ddp._build_debug_param_to_name_mapping(parameters))
+    return ReducerParts(parameters, expect_sparse, ddp._build_debug_param_to_name_mapping(parameters))
 
 
-def signature_of(parts: Parts) -> tuple[tuple[int, ...], str]:
+def signature_of(parts: ReducerParts) -> tuple[tuple[int, ...], str]:
     """Return what tells one set of parameters from another."""
     return tuple(id(p) for p in parts.parameters), repr([tuple(p.shape) for p in parts.parameters])
 
@@ -145,7 +145,7 @@ def _forget_copies(reducer: weakref.ref[Any]) -> None:
             holder.pop("logger", None)
 
 
-def build_ordered(ddp: PrivateDdp, parts: Parts, order: tuple[int, ...], cap: int, first: int) -> None:
+def build_ordered(ddp: PrivateDdp, parts: ReducerParts, order: tuple[int, ...], cap: int, first: int) -> None:
     """Give `ddp` a Reducer whose buckets follow `order`, laid out just as the Reducer's own rebuild would."""
     parameters: list[Tensor] = list(parts.parameters)
     ordered = [parameters[i] for i in order]
@@ -168,7 +168,7 @@ def build_ordered(ddp: PrivateDdp, parts: Parts, order: tuple[int, ...], cap: in
     _begin(ddp)
 
 
-def build_by_helper(ddp: PrivateDdp, parts: Parts) -> None:
+def build_by_helper(ddp: PrivateDdp, parts: ReducerParts) -> None:
     """Give `ddp` a Reducer by its own helper, with the sizes that were set."""
     ddp._ddp_init_helper(parts.parameters, parts.expect_sparse, parts.names, ddp.static_graph)
     _begin(ddp)
@@ -189,7 +189,7 @@ def register_hook(ddp: PrivateDdp, state: object, hook: Any) -> None:  # noqa: A
     need("torch.distributed._register_comm_hook")(ddp.reducer, state, hook)
 
 
-def _reducer_options(ddp: PrivateDdp, parts: Parts, cap: int, first: int) -> dict[str, Any]:
+def _reducer_options(ddp: PrivateDdp, parts: ReducerParts, cap: int, first: int) -> dict[str, Any]:
     """Return the keyword arguments that this torch's Reducer takes.
 
     Raises:
@@ -220,7 +220,7 @@ def probe_reducer(ddp: PrivateDdp) -> str | None:
     """Build and drop a Reducer of one small parameter, without communication; return what went wrong, or None."""
     try:
         parameter = nn.Parameter(torch.zeros(1, device=ddp.device))
-        parts = Parts([parameter], [False], {0: "probe"})
+        parts = ReducerParts([parameter], [False], {0: "probe"})
         indices, limits = need(_ASSIGNMENT)([parameter], [1024, 1024], [False], [0])
         options = _reducer_options(ddp, parts, 1024, 1024)
         reducer = need(_REDUCER)([parameter], indices, limits, ddp.process_group, **options)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pacecar.commands.bench.alpha_beta_fit import fit_line
 from pacecar.commands.bench.document import LineFit, Operation, Rated, Row
-from pacecar.commands.bench.rated_bandwidth import Site, interface_speed, look, rate
+from pacecar.commands.bench.rated_bandwidth import RatedLinks, interface_speed, look, rate
 from pacecar.commands.bench.sizes import SIZES_MAX, SizeError, parse_size, steps
 from pacecar.commands.bench.text import operation_lines, row_line, summary_lines
 from tests.kit.machines import machine
@@ -82,9 +82,9 @@ def test_two_sizes_are_no_fit():
     assert fit_line([1024, 1024, 1024], [1.0, 2.0, 3.0]) is None
 
 
-def site(network: str, **known: int) -> Site:
+def site(network: str, **known: int) -> RatedLinks:
     nothing: dict[str, int | None] = {"interface_speed": None, "rdma_speed": None, "nvlink_speed": None}
-    return Site(network=network, host=network, address="10.0.0.1", interface="eth0", **{**nothing, **known})
+    return RatedLinks(network=network, host=network, address="10.0.0.1", interface="eth0", **{**nothing, **known})
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pacecar.commands.demo.model import GPT, GPTConfig
-from pacecar.commands.demo.training_text import CORPUS_BYTES_MAX, Windows, load_corpus, source_files
+from pacecar.commands.demo.training_text import CORPUS_BYTES_MAX, TextWindows, load_corpus, source_files
 
 
 def library(root: Path, files: int = 64) -> Path:
@@ -60,7 +60,7 @@ def test_too_little_text_is_an_error_that_names_the_folder(tmp_path: Path) -> No
 
 
 def test_windows_are_disjoint_but_for_the_byte_that_is_target_and_next_input() -> None:
-    windows = Windows(torch.arange(100, dtype=torch.uint8), context=10)
+    windows = TextWindows(torch.arange(100, dtype=torch.uint8), context=10)
     assert len(windows) == 9
     assert windows[0].tolist() == list(range(11))
     assert windows[8].tolist() == list(range(80, 91))

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from pacecar.clock import FakeClock
-from pacecar.commands.demo.result import Losses
+from pacecar.commands.demo.result import DemoLosses
 from pacecar.commands.demo.runfolder import (
     LINE_BYTES_MAX,
     RecordTail,
@@ -102,9 +102,9 @@ def test_a_document_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) ->
 
 def test_first_and_last_losses_are_found_also_when_the_job_was_killed(tmp_path: Path) -> None:
     path = tmp_path / "losses.jsonl"
-    assert read_losses(path) == Losses()
+    assert read_losses(path) == DemoLosses()
     path.write_text(
         '{"step": 0, "validation_bits_per_byte": 8.0}\n{"step": 1, "loss": 5.5}\n'
         '{"step": 20, "loss": 0.0}\n{"step": 40, "lo'
     )
-    assert read_losses(path) == Losses(first=5.5, last=0.0, validation_first=8.0, validation_last=8.0)
+    assert read_losses(path) == DemoLosses(first=5.5, last=0.0, validation_first=8.0, validation_last=8.0)

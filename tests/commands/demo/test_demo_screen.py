@@ -16,14 +16,22 @@ from pacecar.commands.demo.progress import (
     EVENTS_MAX,
     PLAIN_CELLS_MAX,
     RECENT_STEPS,
+    DemoSetup,
     Progress,
-    Surroundings,
     event_line,
     plain_line,
     screen,
 )
-from pacecar.commands.demo.rest_detector import REST_SECONDS, Rest
-from pacecar.commands.demo.result import DecisionOutcome, LedgerSum, Losses, Overhead, RankCount, Result, Throughput
+from pacecar.commands.demo.rest_detector import REST_SECONDS, RestDetector
+from pacecar.commands.demo.result import (
+    DecisionOutcome,
+    DemoLosses,
+    DemoOverhead,
+    LedgerSum,
+    RankCount,
+    Result,
+    Throughput,
+)
 from pacecar.formatting.ledger_bar import ledger_bar
 from pacecar.formatting.ledger_headings import percent
 from pacecar.formatting.units import knob_text
@@ -41,7 +49,7 @@ from pacecar.records import (
     WhatIf,
 )
 
-AROUND = Surroundings(
+AROUND = DemoSetup(
     "20261121T000000Z-abcd",
     "http://127.0.0.1:9850/metrics",
     "runs/20261121T000000Z-abcd",
@@ -179,8 +187,8 @@ def a_result(*decisions: DecisionOutcome, early: bool = False) -> Result:
     return Result(
         world_size=2, steps=600, ledger_before=ledger, ledger_after=ledger, exact_before=None, exact_after=None,
         knobs_before={"micro_batch": 2}, knobs_after={"micro_batch": 4}, throughput_before=rate, throughput_after=rate,
-        decisions=decisions, switches=3, overhead=Overhead(0.0042, 120.0), exploration_ns=0, tuner=None,
-        losses=Losses(first=5.5, last=2.0), ranks=(RankCount(0, 600, 610, 0, None),),
+        decisions=decisions, switches=3, overhead=DemoOverhead(0.0042, 120.0), exploration_ns=0, tuner=None,
+        losses=DemoLosses(first=5.5, last=2.0), ranks=(RankCount(0, 600, 610, 0, None),),
     )  # fmt: skip
 
 
@@ -246,17 +254,17 @@ def test_a_trial_without_a_verdict_is_open_and_its_gain_a_dash() -> None:
 @pytest.mark.parametrize(
     ("overhead", "said"),
     [
-        (Overhead(0.0099, 90.0), "0.99 % of the run's wall time was pacecar's own, on all ranks"),
-        (Overhead(0.0099, 90.0), "within its budget of 1.0 %"),
-        (Overhead(0.013, 100.0, 0.007), "over its budget of 1.0 %"),
-        (Overhead(0.013, 100.0, 0.007), "start and trials are paid back after 100 s more of training"),
-        (Overhead(0.01003, 99.0, 0.009), "start and trials are paid back after 3.0 s more of training"),
-        (Overhead(0.013, 100.0, 0.012), "it goes on like that, with 1.20 % of late"),
-        (Overhead(0.013, 100.0), "too early to say"),
+        (DemoOverhead(0.0099, 90.0), "0.99 % of the run's wall time was pacecar's own, on all ranks"),
+        (DemoOverhead(0.0099, 90.0), "within its budget of 1.0 %"),
+        (DemoOverhead(0.013, 100.0, 0.007), "over its budget of 1.0 %"),
+        (DemoOverhead(0.013, 100.0, 0.007), "start and trials are paid back after 100 s more of training"),
+        (DemoOverhead(0.01003, 99.0, 0.009), "start and trials are paid back after 3.0 s more of training"),
+        (DemoOverhead(0.013, 100.0, 0.012), "it goes on like that, with 1.20 % of late"),
+        (DemoOverhead(0.013, 100.0), "too early to say"),
     ],
 )
 def test_what_pacecar_cost_stands_beside_its_budget_and_with_the_time_by_which_it_is_paid(
-    overhead: Overhead, said: str
+    overhead: DemoOverhead, said: str
 ) -> None:
     text = closed(replace(a_result(outcome("kept")), overhead=overhead, overhead_budget=0.01))
     assert said in text
@@ -333,14 +341,14 @@ def resting(*, cost_ns: int = 0) -> Progress:
 
 
 def test_the_demo_ends_when_something_was_kept_and_nothing_is_tried_for_a_while() -> None:
-    rest, progress = Rest(0.01), resting()
+    rest, progress = RestDetector(0.01), resting()
     assert not rest.is_over(progress, 100.0)
     assert not rest.is_over(progress, 99.0 + REST_SECONDS)
     assert rest.is_over(progress, 100.0 + REST_SECONDS)
 
 
 def test_another_trial_and_another_look_begin_the_rest_anew() -> None:
-    rest, progress = Rest(0.01), resting()
+    rest, progress = RestDetector(0.01), resting()
     assert not rest.is_over(progress, 0.0)
     progress.take([a_trial(2), a_status("trial")])
     assert not rest.is_over(progress, REST_SECONDS)
@@ -356,7 +364,7 @@ def test_who_found_nothing_does_not_rest_and_who_owes_neither() -> None:
     nothing.take([a_step(0, 1), a_trial(1), a_verdict(1, "rolled_back"), a_status("watching")])
     owing = resting(cost_ns=LEDGER.wall_ns // 50)
     for progress in (nothing, owing):
-        rest = Rest(0.01)
+        rest = RestDetector(0.01)
         assert not rest.is_over(progress, 0.0)
         assert not rest.is_over(progress, 100 * REST_SECONDS)
     assert rest.is_over(resting(cost_ns=LEDGER.wall_ns // 200), 101 * REST_SECONDS), "paid meanwhile"

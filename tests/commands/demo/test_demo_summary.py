@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from pacecar.commands.demo.result import Losses, as_document
+from pacecar.commands.demo.result import DemoLosses, as_document
 from pacecar.commands.demo.summary import summarize
 from pacecar.comparing import WARMUP_STEPS
 from pacecar.records import (
@@ -246,7 +246,7 @@ def test_a_run_without_steps_can_still_say_what_the_tuner_did() -> None:
 
 
 def test_a_loss_that_is_not_a_number_is_missing_in_the_document() -> None:
-    document = as_document(summarize([], Losses(first=2.0, last=float("nan"))))
+    document = as_document(summarize([], DemoLosses(first=2.0, last=float("nan"))))
     assert document["losses"]["first"] == 2.0
     assert document["losses"]["last"] is None
 

@@ -12,16 +12,16 @@ from pathlib import Path
 import msgspec
 
 from pacecar.commands.doctor.collect_facts import examine
-from pacecar.commands.doctor.host_access import Places
+from pacecar.commands.doctor.host_access import HostAccess
 from pacecar.monitor.gpu.driver import (
+    DriverMemory,
     DriverMissingError,
+    DriverProcess,
     Fabric,
     FieldValue,
     GpuLostError,
     Identity,
-    Memory,
     Number,
-    Process,
     RemoteLink,
     UnsupportedError,
 )
@@ -116,14 +116,14 @@ class RecordedDriver:
         return self.peers.get((handle, other), self.peers.get((other, handle), 0))
 
     def memory(self, handle):
-        return Memory(self.boards[handle].memory, 0, 0)
+        return DriverMemory(self.boards[handle].memory, 0, 0)
 
     def fields(self, handle, ids):
         known = {91: len(self.boards[handle].links), **self.boards[handle].fields}
         return [FieldValue(known[number], 32) if number in known else UnsupportedError("no") for number, _ in ids]
 
     def processes(self, handle):
-        return [Process(pid, None) for pid in self.boards[handle].pids]
+        return [DriverProcess(pid, None) for pid in self.boards[handle].pids]
 
     def fabric(self, handle):
         return self.boards[handle].fabric
@@ -171,11 +171,11 @@ class Machine:
             if text is not None:
                 (root / name).write_text(text)
 
-    def places(self, root: Path) -> Places:
+    def places(self, root: Path) -> HostAccess:
         driver = RecordedDriver(self.boards, self.peers, missing=self.driver_missing)
         for folder in ("proc", "sys", "etc", "home"):
             (root / folder).mkdir(exist_ok=True)
-        return Places(root / "proc", root / "sys", root / "etc", root / "home", self.environ, driver, self.pid)  # type: ignore[arg-type]  # the driver answers what the doctor asks
+        return HostAccess(root / "proc", root / "sys", root / "etc", root / "home", self.environ, driver, self.pid)  # type: ignore[arg-type]  # the driver answers what the doctor asks
 
     def examine(self, place: Path | Site):
         self.write(place)

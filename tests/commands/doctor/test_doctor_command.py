@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pacecar.commands.doctor.findings import Evidence, Finding, Gain, Severity, Source
+from pacecar.commands.doctor.findings import Finding, FindingEvidence, FindingSource, Gain, Severity
 from pacecar.commands.doctor.rules.registry import Judgement, judge
 from pacecar.commands.doctor.terminal_report import EVIDENCE_MAX, picture, render
 from tests.commands.doctor.faults import FAULTS
@@ -177,8 +177,10 @@ def test_a_range_has_no_gap_that_is_told_otherwise(tmp_path):
 
 def test_marks_in_what_people_wrote_are_text(tmp_path):
     facts = h100_node().examine(tmp_path)
-    evidence = tuple(Evidence(f"[bold]{n}", f"[link=file:///]{n}[/]", "[red]x") for n in range(EVIDENCE_MAX + 5))
-    finding = Finding("x", Severity.INFO, "[title]", "[why]", evidence, "[do]", Gain(0.5, "[b]"), Source("[d]", "[s]"))
+    evidence = tuple(FindingEvidence(f"[bold]{n}", f"[link=file:///]{n}[/]", "[red]x") for n in range(EVIDENCE_MAX + 5))
+    finding = Finding(
+        "x", Severity.INFO, "[title]", "[why]", evidence, "[do]", Gain(0.5, "[b]"), FindingSource("[d]", "[s]")
+    )
     text = rendered(facts, Judgement((finding,), 1, {}))
     for part in ("[bold]0", "[link=file:///]3[/]", "[why]", "[do]", "[red]x", "and 5 more"):
         assert part in text
@@ -186,8 +188,8 @@ def test_marks_in_what_people_wrote_are_text(tmp_path):
 
 def test_what_would_steer_a_terminal_is_shown_and_not_sent(tmp_path):
     facts = dataclasses.replace(h100_node().examine(tmp_path), unreadable=("a\x1b[2Jb",))
-    evidence = (Evidence("w\x1b", "\x1b]0;title\x07", "log\x9b:1"),)
-    finding = Finding("x", Severity.INFO, "t", "w", evidence, "rm \x1b[8m", None, Source("d", "s"))
+    evidence = (FindingEvidence("w\x1b", "\x1b]0;title\x07", "log\x9b:1"),)
+    finding = Finding("x", Severity.INFO, "t", "w", evidence, "rm \x1b[8m", None, FindingSource("d", "s"))
     text = rendered(facts, Judgement((finding,), 1, {}))
     assert not [letter for letter in text if letter != "\n" and not letter.isprintable()]
     assert "\\x1b]0;title\\x07" in text

@@ -14,10 +14,10 @@ from pacecar.commands.report.build import BuildOptions, build_report
 from pacecar.commands.report.document import Report
 from pacecar.commands.report.inputs import find_inputs
 from pacecar.commands.report.line_reader import LINE_BYTES_MAX
-from pacecar.commands.report.notices import NOTICES_MAX, Notices, ReportError
+from pacecar.commands.report.notices import NOTICES_MAX, ReportError, ReportNotices
 from pacecar.commands.report.recorded_utilization import Hosts
 from pacecar.formatting.plain_text import clean
-from pacecar.records.recording import Chunk, Header, RecordRow, Tick, TickRow, pack, parts
+from pacecar.records.recording import Chunk, RecordingHeader, RecordRow, Tick, TickRow, pack, parts
 from tests.commands.report.runs import MS, START_NS, hello, lines, step, untuned
 
 
@@ -209,13 +209,13 @@ def test_a_file_that_may_not_be_read_is_named(folder: Path) -> None:
 
 def test_names_from_files_are_one_clean_line() -> None:
     assert clean("a\nb\x1b[31m\tc") == "a\ufffdb\ufffd[31m\ufffdc"
-    notices = Notices()
+    notices = ReportNotices()
     notices.add("place", "kind", "x" * 10_000)
     assert len(notices.list()[0].text) == 300
 
 
 def test_a_million_faults_are_a_hundred_notices() -> None:
-    notices = Notices()
+    notices = ReportNotices()
     for number in range(1000):
         notices.add("here", f"kind {number}", "bad", is_damage=number == 999)
     found = notices.list()
@@ -278,7 +278,7 @@ def recording(path: Path, **jobs: int) -> Path:
                 payload = msgspec.Raw(msgspec.msgpack.encode(record))
                 rows.append(RecordRow((number + 1) * 100 * MS, payload))
     hellos = tuple(hello(rank, job=name, uuid="GPU-0") for name in jobs for rank in (0, 1))
-    header = Header(
+    header = RecordingHeader(
         host="node-a", pacecar_version="0.1.0", written_wall_ns=9, window_ns=300, triggers=(), hellos=hellos
     )
     chunk = Chunk(0, 30 * 10**9, START_NS, tuple(series), tuple(ticks), (), tuple(rows), ())

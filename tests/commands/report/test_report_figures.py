@@ -22,7 +22,7 @@ from pacecar.commands.report.figures import (
     spread_of,
     student_over_normal,
 )
-from pacecar.commands.report.windows import WINDOWS_MAX, Windows
+from pacecar.commands.report.windows import WINDOWS_MAX, WindowSums
 from pacecar.comparing import WINDOW_STEPS
 
 VALUES = st.lists(st.floats(0.001, 1e9), min_size=1, max_size=60)
@@ -195,7 +195,7 @@ def test_a_difference_of_three_times_the_noise_is_found() -> None:
 @settings(max_examples=30)
 @given(st.integers(1, 3 * WINDOW_STEPS + 3))
 def test_a_window_takes_as_long_as_its_slowest_rank(steps: int) -> None:
-    windows = Windows()
+    windows = WindowSums()
     for number in range(steps):
         # Ranks take turns in being late: over two steps each takes 300.
         windows.add([100, 200] if number % 2 else [200, 100], 4, None)
@@ -210,7 +210,7 @@ def test_a_window_takes_as_long_as_its_slowest_rank(steps: int) -> None:
 
 
 def test_windows_are_bounded_and_lose_nothing_when_joined() -> None:
-    windows = Windows()
+    windows = WindowSums()
     steps = WINDOW_STEPS * (WINDOWS_MAX + 100)
     for _ in range(steps):
         windows.add([1000], 2, 3)

@@ -20,8 +20,8 @@ import pytest
 from pacecar.commands.top.fetch import FetchError, address, fetch
 from pacecar.commands.top.keys import Keys
 from pacecar.commands.top.panes import calibration_lines, recorder_lines, where_words
-from pacecar.commands.top.screen import GPU_SORTS, View, compose, everything, on_key, shown_jobs
-from pacecar.commands.top.table import Column, gauge, rows
+from pacecar.commands.top.screen import GPU_SORTS, ScreenView, compose, everything, on_key, shown_jobs
+from pacecar.commands.top.table import TableColumn, gauge, rows
 from pacecar.commands.top.words import amount, binary, duration, percent
 from pacecar.formatting.plain_text import clean
 from pacecar.records import status_document
@@ -55,25 +55,25 @@ def job(name="run-7", ranks=8, **changes):
             step=41, steps=40, pace_seconds=0.4, source="exact", calibration_age_steps=0, rungs=(rung,)
         ),
     }  # fmt: skip
-    return status_document.Job(**(given | changes))
+    return status_document.JobStatus(**(given | changes))
 
 
 def document(jobs=2, gpus=8, links=2):
-    own = status_document.Daemon(
+    own = status_document.DaemonStatus(
         pacecar_version="1", start_time_seconds=0.0, period_seconds=1.0, cpu_utilization_ratio=0.0,
-        recorder=status_document.Recorder(
+        recorder=status_document.RecorderStatus(
             span_seconds=300.0, memory_bytes=6 << 20, triggers_total={"xid": 2, "hang": 0}, files_total=1,
             files_bytes=3 << 20, write_failures_total=0, lost_total=0,
         ),
     )  # fmt: skip
-    return status_document.Document(
+    return status_document.StatusDocument(
         version=status_document.VERSION, node="node-a", time_seconds=1_700_000_000.0, tick=3, snapshot_age_seconds=0.1, daemon=own,
         host=status_document.Host(cpus_online=64, cpu_utilization_ratio=0.4, memory_size_bytes=1 << 40, memory_used_bytes=1 << 38),
         gpus=tuple(
-            status_document.Gpu(gpu=str(n), name="H200", up=1, utilization_ratio=n / 10, power_watts=700.0 - n)
+            status_document.GpuStatus(gpu=str(n), name="H200", up=1, utilization_ratio=n / 10, power_watts=700.0 - n)
             for n in range(gpus)
         ),
-        links=tuple(status_document.Link(kind="host_network", name=f"eth{n}", up=1) for n in range(links)),
+        links=tuple(status_document.LinkStatus(kind="host_network", name=f"eth{n}", up=1) for n in range(links)),
         jobs=tuple(job(f"job-{n:02}") for n in range(jobs)),
     )  # fmt: skip
 
@@ -83,7 +83,7 @@ def console(width=80, height=24, **options):
 
 
 def screen(view=None, width=80, height=24, said=None):
-    lines = compose(said or document(), view or View(), width, height, console(width, height))
+    lines = compose(said or document(), view or ScreenView(), width, height, console(width, height))
     return [line.plain for line in lines]
 
 
@@ -93,7 +93,7 @@ def screen(view=None, width=80, height=24, said=None):
 def test_every_screen_is_exactly_as_large_as_the_terminal(page, size, many):
     width, height = size
     said = document(*many)
-    view = View(page=page, job=said.jobs[-1].job if said.jobs else None, rank=99)
+    view = ScreenView(page=page, job=said.jobs[-1].job if said.jobs else None, rank=99)
     lines = compose(said, view, width, height, console(width, height))
     assert len(lines) == height
     assert max(line.cell_len for line in lines) <= width
@@ -150,7 +150,7 @@ def test_a_rank_is_where_its_node_pod_and_slurm_job_are():
 
 
 def test_the_chosen_job_is_on_the_screen_however_many_there_are():
-    said, view = document(jobs=40), View()
+    said, view = document(jobs=40), ScreenView()
     for _ in range(33):
         on_key("down", view, said)
     assert view.job == JobKey("job-32", "")
@@ -159,7 +159,7 @@ def test_the_chosen_job_is_on_the_screen_however_many_there_are():
 
 def test_the_chosen_rank_is_on_the_screen_however_many_there_are():
     said = msgspec.structs.replace(document(), jobs=(job("a", ranks=200),))
-    view = View()
+    view = ScreenView()
     for key in ("enter", "end"):
         on_key(key, view, said)
     assert (view.page, view.rank) == ("job", 199)
@@ -167,7 +167,7 @@ def test_the_chosen_rank_is_on_the_screen_however_many_there_are():
 
 
 def test_keys_do_what_the_help_says():
-    view, said = View(), document()
+    view, said = ScreenView(), document()
     first, second = JobKey("job-00", ""), JobKey("job-01", "")
     for key, (field, value) in {
         "h": ("page", "help"), "escape": ("page", "overview"), "P": ("gpu_sort", "utilization"),
@@ -191,7 +191,7 @@ def test_keys_do_what_the_help_says():
 
 @pytest.mark.parametrize("by", GPU_SORTS)
 def test_gpus_are_sorted_and_what_is_unknown_comes_last(by):
-    text = screen(View(gpu_sort=by))
+    text = screen(ScreenView(gpu_sort=by))
     order = [int(line.split()[0]) for line in text if line[:3].strip().isdigit()]
     assert sorted(order) == list(range(8))
     assert order[0] == {"utilization": 7}.get(by, 0)
@@ -201,7 +201,7 @@ def test_no_text_of_a_job_reaches_the_terminal_as_a_command():
     evil = "\x1b[2Jgone\r\n\x07"
     said = msgspec.structs.replace(document(), node=evil, jobs=(job(evil),))
     for page in ("overview", "job"):
-        text = "".join(screen(View(page=page, job=evil), said=said))
+        text = "".join(screen(ScreenView(page=page, job=evil), said=said))
         assert "\x1b" not in text
         assert "\r" not in text
         assert "\x07" not in text
@@ -223,7 +223,7 @@ def test_what_is_not_known_is_a_dash_and_zero_is_zero():
 
 
 def test_columns_leave_in_order_when_room_is_short():
-    columns = [Column("a", 5, str), Column("b", 5, str, rank=2), Column("c", 5, str, rank=1)]
+    columns = [TableColumn("a", 5, str), TableColumn("b", 5, str, rank=2), TableColumn("c", 5, str, rank=1)]
     assert [line.plain.split() for line in rows(columns, [1], 17)] == [["a", "b", "c"], ["1"] * 3]
     assert rows(columns, [1], 12)[0].plain.split() == ["a", "c"]
     assert rows(columns, [1], 5)[0].plain.split() == ["a"]
@@ -390,7 +390,7 @@ def test_in_a_terminal_it_draws_obeys_and_gives_the_terminal_back(serve):
 
 
 def test_the_help_names_every_letter_that_does_something():
-    text = "\n".join(screen(View(page="help"), width=130))
+    text = "\n".join(screen(ScreenView(page="help"), width=130))
     for word in ("Up, Down", "PgUp", "Enter", "Esc", "F3", "F5", "F6", "N P M W T", "q  F10"):
         assert word in text
 
@@ -398,6 +398,6 @@ def test_the_help_names_every_letter_that_does_something():
 def test_a_ledger_without_an_exact_window_is_said_to_be_so_and_why():
     waiting = msgspec.structs.replace(rank(0), ledger_uncalibrated="price")
     assert calibration_lines(job(ranks=2), 100) == []
-    (line,) = calibration_lines(status_document.Job(job="j", world_size=2, ranks=(waiting, rank(1)), ranks_left_out=0,
+    (line,) = calibration_lines(status_document.JobStatus(job="j", world_size=2, ranks=(waiting, rank(1)), ranks_left_out=0,
                                                finished=False), 120)  # fmt: skip
     assert line.plain.startswith("not calibrated on 1 of 2 ranks: an exact window would cost more than")

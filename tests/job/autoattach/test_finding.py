@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pacecar.job.autoattach.model_finder import Probes, children_of, parameters_of, roots_of
-from pacecar.job.autoattach.rank_gathering import LEAD_STEPS, STEPS_MAX, Gathering
+from pacecar.job.autoattach.model_finder import ModelProbes, children_of, parameters_of, roots_of
+from pacecar.job.autoattach.rank_gathering import LEAD_STEPS, STEPS_MAX, RankGathering
 
 
 def pair() -> tuple[nn.Module, nn.Module]:
@@ -27,7 +27,7 @@ def test_the_root_is_the_module_that_no_other_holds() -> None:
 def test_of_what_is_called_the_outermost_with_most_parameters_comes_first_and_evaluation_does_not_count() -> None:
     model, other = pair()
     parameters = parameters_of(torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1))
-    probes = Probes([other, model[0], model])
+    probes = ModelProbes([other, model[0], model])
     probes.install()
     with torch.no_grad():
         model(torch.ones(1, 2))
@@ -45,7 +45,7 @@ def test_of_what_is_called_the_outermost_with_most_parameters_comes_first_and_ev
 def gather(come_at: list[int], steps: int) -> list[tuple[int, bool | None]]:
     """Each rank's verdict and the iteration in which it had it; a rank's first step is in iteration `come_at`."""
     store = dist.HashStore()
-    ranks = [Gathering(store, rank, len(come_at), "mode-exact") for rank in range(len(come_at))]
+    ranks = [RankGathering(store, rank, len(come_at), "mode-exact") for rank in range(len(come_at))]
     verdicts: list[tuple[int, bool | None]] = [(-1, None)] * len(come_at)
     for iteration in range(steps):
         for rank in reversed(range(len(come_at))):  # rank 0 comes last: the others must read it a step later

@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 
 from pacecar.profiler.ledger.attribution import Work
-from pacecar.profiler.trace.columns import NONE, WORKS, Collective, DeviceRows, HostKind, HostRows, StepMark, Trace
+from pacecar.profiler.trace.columns import (
+    NONE,
+    WORKS,
+    CollectiveColumns,
+    DeviceRows,
+    HostKind,
+    HostRows,
+    StepMark,
+    Trace,
+)
 
 __all__ = ["build"]
 
@@ -17,7 +26,7 @@ def build(
     device: Sequence[tuple[Any, ...]] = (),
     host: Sequence[tuple[Any, ...]] = (),
     steps: Sequence[tuple[int, int, int]] = (),
-    collectives: Sequence[Collective] = (),
+    collectives: Sequence[CollectiveColumns] = (),
     **fields: Any,
 ) -> Trace:
     """Return a trace.

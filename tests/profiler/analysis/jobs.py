@@ -17,21 +17,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pacecar.profiler.ledger.attribution import Work
-from pacecar.profiler.trace.columns import NONE, WORKS, Collective, DeviceRows, HostKind, HostRows, StepMark, Trace
+from pacecar.profiler.trace.columns import (
+    NONE,
+    WORKS,
+    CollectiveColumns,
+    DeviceRows,
+    HostKind,
+    HostRows,
+    StepMark,
+    Trace,
+)
 
 __all__ = ["BEAT_NS", "COLLECTIVES", "collective_places", "keep_rows", "make_job", "make_trace", "play"]
 
 BEAT_NS = 1_000_000
 
 COLLECTIVES = {
-    "A": Collective(operation="all_reduce", bytes=4_000_000, dtype="float"),
-    "B": Collective(operation="all_reduce", bytes=8_000_000, dtype="float"),
-    "G": Collective(operation="all_gather", bytes=2_000_000, dtype="float"),
-    "R": Collective(operation="reduce_scatter", bytes=2_000_000, dtype="float"),
-    "T": Collective(operation="all_to_all", bytes=1_000_000, dtype="float"),
-    "P": Collective(operation="send_recv"),
-    "S": Collective(operation="send", bytes=1_000_000),
-    "X": Collective(operation="broadcast", bytes=1_000_000),
+    "A": CollectiveColumns(operation="all_reduce", bytes=4_000_000, dtype="float"),
+    "B": CollectiveColumns(operation="all_reduce", bytes=8_000_000, dtype="float"),
+    "G": CollectiveColumns(operation="all_gather", bytes=2_000_000, dtype="float"),
+    "R": CollectiveColumns(operation="reduce_scatter", bytes=2_000_000, dtype="float"),
+    "T": CollectiveColumns(operation="all_to_all", bytes=1_000_000, dtype="float"),
+    "P": CollectiveColumns(operation="send_recv"),
+    "S": CollectiveColumns(operation="send", bytes=1_000_000),
+    "X": CollectiveColumns(operation="broadcast", bytes=1_000_000),
 }
 
 _HOST = {"d": HostKind.LOADER, "o": HostKind.OPTIMIZER, "k": HostKind.CHECKPOINT}
@@ -70,7 +79,7 @@ def make_trace(
     """
     device: list[tuple[int, int, int, int, int]] = []  # start, end, work, name, collective
     host_rows: list[tuple[int, int, int, int, int]] = []  # start, end, kind, name, collective
-    collectives: list[Collective] = []
+    collectives: list[CollectiveColumns] = []
     names = ["kernel", "copy", "collective", "host"]
     lanes = [drawing] if isinstance(drawing, str) else list(drawing)
     for lane in lanes:

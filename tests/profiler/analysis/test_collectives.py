@@ -9,7 +9,7 @@ from pacecar.profiler.analysis.collectives import bus_bandwidth_factor, coverage
 from pacecar.profiler.analysis.one_trace import analyze_trace
 from pacecar.profiler.ledger.attribution import Work
 from pacecar.profiler.ledger.intervals import intervals, union
-from pacecar.profiler.trace.columns import Collective
+from pacecar.profiler.trace.columns import CollectiveColumns
 from tests.profiler.analysis.built import build
 
 COMM = Work.COMMUNICATION
@@ -41,7 +41,9 @@ def test_factors_of_nccl_tests(operation, ranks, factor):
 
 def test_alike_means_operation_size_type_group_and_number_of_ranks_but_not_sequence():
     def make(operation, size, sequence):
-        return Collective(operation=operation, bytes=size, dtype="Float", group="0", group_size=4, sequence=sequence)
+        return CollectiveColumns(
+            operation=operation, bytes=size, dtype="Float", group="0", group_size=4, sequence=sequence
+        )
 
     metas = [
         make("all_reduce", 4000, 1),
@@ -88,7 +90,7 @@ def test_what_is_not_known_is_none_and_the_operation_comes_from_the_kernel():
 
 
 def test_the_number_of_ranks_may_come_from_their_list_and_zero_bytes_are_a_measurement():
-    meta = Collective(operation="all_gather", bytes=0, ranks=(0, 3))
+    meta = CollectiveColumns(operation="all_gather", bytes=0, ranks=(0, 3))
     (total,) = analyze_trace(build([(0, 10, COMM, "x", -1, 0)], collectives=[meta])).collectives
     assert (total.group_size, total.bytes, total.algorithm_bandwidth, total.bus_bandwidth) == (2, 0, 0.0, 0.0)
 

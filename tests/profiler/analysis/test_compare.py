@@ -13,7 +13,7 @@ from rich.console import Console
 from pacecar.profiler.analysis.compare import HEADINGS, compare
 from pacecar.profiler.analysis.comparetext import comparison_text
 from pacecar.profiler.analysis.parallel_reading import Options, analyze_files
-from pacecar.profiler.analysis.report import Comparison, Document, TraceReport
+from pacecar.profiler.analysis.report import TraceComparison, TraceDocument, TraceReport
 from pacecar.profiler.trace.columns import TraceWarning
 from tests.profiler.analysis.test_command import as_json, pacecar
 from tests.profiler.analysis.tracefiles import write_trace
@@ -29,7 +29,7 @@ def reports(folder: Path, drawing: str, steps: int, rank: int = 0, **options: ob
     return analyze_files([path], Options(window="steps")).traces
 
 
-def rows(comparison: Comparison) -> dict[str, tuple[float, float, float]]:
+def rows(comparison: TraceComparison) -> dict[str, tuple[float, float, float]]:
     return {row.name: (row.before_ns, row.after_ns, row.change_ns) for row in comparison.headings}
 
 
@@ -127,7 +127,7 @@ def test_the_table_says_the_pace_and_what_moved_it(tmp_path: Path) -> None:
     sides = (reports(tmp_path, BEFORE, 2), reports(tmp_path, AFTER, 2))
     comparison, _ = compare(("before.json", sides[0]), ("after.json", sides[1]))
     console = Console(file=io.StringIO(), width=80, color_system=None, highlight=False, markup=False)
-    for part in comparison_text(Document(traces=[*sides[0], *sides[1]], comparison=comparison), console):
+    for part in comparison_text(TraceDocument(traces=[*sides[0], *sides[1]], comparison=comparison), console):
         console.print(part)
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()

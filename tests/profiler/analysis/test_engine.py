@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from pacecar.profiler.analysis import parallel_reading
-from pacecar.profiler.analysis.parallel_reading import Answer, EngineError, Options, Task, analyze, analyze_files
-from pacecar.profiler.analysis.report import Document
+from pacecar.profiler.analysis.parallel_reading import EngineError, Options, Task, WorkerAnswer, analyze, analyze_files
+from pacecar.profiler.analysis.report import TraceDocument
 from pacecar.profiler.analysis.workers import run_in_processes
 from pacecar.profiler.trace.columns import TraceWarning
 from tests.profiler.analysis.tracefiles import write_trace
@@ -32,7 +32,7 @@ def ranks(tmp_path: Path) -> list[Path]:
     ]
 
 
-def encoded(document: Document) -> bytes:
+def encoded(document: TraceDocument) -> bytes:
     return msgspec.json.encode(document)
 
 
@@ -108,7 +108,7 @@ def task(name: str) -> Task:
     return Task(Path(name), "trace", None, False)
 
 
-def answer_by_name(task: Task, progress: Callable[[int, int | None], None]) -> Answer:
+def answer_by_name(task: Task, progress: Callable[[int, int | None], None]) -> WorkerAnswer:
     """Do what the file's name says; runs in a process of its own."""
     progress(1, 2)
     match task.path.name:
@@ -126,7 +126,7 @@ def answer_by_name(task: Task, progress: Callable[[int, int | None], None]) -> A
                 os.kill(os.getpid(), signal.SIGKILL)
         case "slow":
             time.sleep(1)
-    return Answer(error=TraceWarning("done", task.path.name))
+    return WorkerAnswer(error=TraceWarning("done", task.path.name))
 
 
 def run(names: list[str], jobs: int = 2, folder: Path = Path()) -> dict[str, TraceWarning]:

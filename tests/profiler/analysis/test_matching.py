@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacecar.profiler.analysis.collective_matching import Matched, events_of, match
-from pacecar.profiler.trace.columns import Collective, Trace, TraceWarning
+from pacecar.profiler.trace.columns import CollectiveColumns, Trace, TraceWarning
 from tests.profiler.analysis.jobs import collective_places, keep_rows, make_job, make_trace, play
 
 
@@ -32,7 +32,7 @@ def without(trace: Trace, lost: Sequence[int]) -> Trace:
     return keep_rows(trace, keep)
 
 
-def bearing(trace: Trace, *collectives: Collective) -> Trace:
+def bearing(trace: Trace, *collectives: CollectiveColumns) -> Trace:
     return replace(trace, collectives=collectives)
 
 

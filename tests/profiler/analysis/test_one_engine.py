@@ -8,7 +8,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from pacecar.profiler.analysis.one_trace import charges_of
-from pacecar.profiler.ledger.attribution import Cause, attribute
+from pacecar.profiler.ledger.attribution import LossCause, attribute
 from pacecar.profiler.trace.reader import read_trace
 from pacecar.profiler.windows.trace_spans import read_rows
 
@@ -42,7 +42,7 @@ def test_memory_and_file_agree_to_the_nanosecond(tmp_path):
     offset = trace.wall_offset_ns
 
     reading = read_rows(rows, training_thread=threading.get_native_id(), on_device=False)
-    causes = {Cause.DATA_WAIT: reading.data_wait - offset, Cause.OPTIMIZER: charges.causes[Cause.OPTIMIZER]}
+    causes = {LossCause.DATA_WAIT: reading.data_wait - offset, LossCause.OPTIMIZER: charges.causes[LossCause.OPTIMIZER]}
     work = {kind: spans - offset for kind, spans in reading.work.items()}
     from_memory = attribute(work, charges.window, causes=causes, observed=charges.observed)
     from_file = attribute(charges.work, charges.window, causes=charges.causes, observed=charges.observed)

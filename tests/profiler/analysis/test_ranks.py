@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pacecar.profiler.analysis.all_ranks import analyze_job
 from pacecar.profiler.analysis.one_trace import analyze_trace
-from pacecar.profiler.analysis.report import Job
+from pacecar.profiler.analysis.report import TraceJob
 from pacecar.profiler.trace.columns import Trace
 from pacecar.profiler.trace.reader import read_trace
 from tests.profiler.analysis.jobs import BEAT_NS, collective_places, keep_rows, make_job, make_trace, play
@@ -23,11 +23,11 @@ from tests.profiler.trace.traces import trace_file
 DLRM = "param_dlrm_8xV100"
 
 
-def analyzed(traces: Sequence[Trace]) -> Job:
+def analyzed(traces: Sequence[Trace]) -> TraceJob:
     return analyze_job(traces, [analyze_trace(trace) for trace in traces])
 
 
-def codes(job: Job) -> dict[str, int]:
+def codes(job: TraceJob) -> dict[str, int]:
     return {warning.code: warning.count for warning in job.warnings}
 
 

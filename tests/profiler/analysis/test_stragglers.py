@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.profiler.analysis.report import Job
+from pacecar.profiler.analysis.report import TraceJob
 from pacecar.profiler.analysis.stragglers import LATE_NS_MIN
 from tests.profiler.analysis.jobs import BEAT_NS, make_job, play
 from tests.profiler.analysis.test_ranks import analyzed
@@ -24,7 +24,7 @@ HEADINGS = {
 }
 
 
-def late_by(letter: str, beats: int, *, times: int = 4, ranks: int = 3, late: int = 1) -> Job:
+def late_by(letter: str, beats: int, *, times: int = 4, ranks: int = 3, late: int = 1) -> TraceJob:
     """Return a job in which one rank does `letter` for so long before each collective, after one that none is late to.
 
     All have a host row outside of everything, so that idle time has a cause.

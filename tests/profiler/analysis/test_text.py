@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 
 from pacecar.formatting.plain_text import clean
 from pacecar.profiler.analysis.parallel_reading import Options, analyze_files
-from pacecar.profiler.analysis.report import Document, Scenario, StepReport
+from pacecar.profiler.analysis.report import Scenario, StepReport, TraceDocument
 from pacecar.profiler.analysis.text import WARNINGS_MAX, document_text, ladder_table, warning_lines
 from pacecar.profiler.analysis.units import amount, bandwidth, duration, kernel_name, unit_for
 from pacecar.profiler.trace.columns import TraceWarning
@@ -27,7 +27,7 @@ def shown(*parts: RenderableType, width: int = 80) -> str:
     return console.file.getvalue()
 
 
-def text_of(document: Document, width: int = 80) -> str:
+def text_of(document: TraceDocument, width: int = 80) -> str:
     return shown(*document_text(document, Console(width=width, color_system=None)), width=width)
 
 

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import pacecar
 from pacecar.profiler.windows.kineto_window import WindowProfiler
-from pacecar.profiler.windows.window_reader import WindowMeter
+from pacecar.profiler.windows.window_reader import WindowReader
 
 sys.path.insert(0, str(Path(__file__).parent))
 from loops import KINDS
@@ -37,7 +37,7 @@ def watch_windows():
     A record says when its step ended a little later, much later where the machine was busy with something else.
     """
     rows = []
-    close_profiler, close_window = WindowProfiler.close, WindowMeter.close
+    close_profiler, close_window = WindowProfiler.close, WindowReader.close
 
     def profiler_closed(self):
         found, names_threads = close_profiler(self)
@@ -56,7 +56,7 @@ def watch_windows():
             SEEN.append({"start": step.start_ns + offset, "end": step.end_ns + offset, "rows": list(rows)})
         return measured
 
-    WindowProfiler.close, WindowMeter.close = profiler_closed, window_closed
+    WindowProfiler.close, WindowReader.close = profiler_closed, window_closed
 
 
 def wall_offset_ns():

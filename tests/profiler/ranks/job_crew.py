@@ -29,8 +29,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pacecar.config import HookConfig
 from pacecar.profiler.hook.hook import Hook, make_hello
-from pacecar.profiler.ranks.rank_monitor import Crew, sees_waits_in_forward
-from pacecar.profiler.transport.daemon_socket import Outbox
+from pacecar.profiler.ranks.rank_monitor import RankMonitor, sees_waits_in_forward
+from pacecar.profiler.transport.daemon_socket import DaemonSocket
 from pacecar.records import HangSuspicion, JobLedger, JobRecord, Straggler
 
 TBF = "tc qdisc add dev eth0 root tbf rate 60mbit burst 32kb latency 200ms"
@@ -204,12 +204,12 @@ def main() -> None:
         overhead_budget=settings.get("overhead_budget", 0.01),
     )
     hello = make_hello(model, environ={}, job="crew")
-    outboxes = [Outbox(settings["socket"], hello)] if "socket" in settings else []
+    outboxes = [DaemonSocket(settings["socket"], hello)] if "socket" in settings else []
     hook = Hook(model, optimizer, hello=hello, config=config, sinks=outboxes)
     for outbox in outboxes:
         outbox.put(hello)
         outbox.before_look = hook.look
-    crew = Crew(
+    crew = RankMonitor(
         hello,
         config,
         hook,

@@ -6,8 +6,8 @@ import random
 
 import msgspec
 
-from pacecar.profiler.ranks.phase_sums_message import ROWS_MAX, StepNote, Surroundings, decode, encode, gather_range
-from pacecar.profiler.ranks.straggler_detector import Diagnosis
+from pacecar.profiler.ranks.phase_sums_message import ROWS_MAX, HostPressure, StepNote, decode, encode, gather_range
+from pacecar.profiler.ranks.straggler_detector import StragglerDetector
 
 MS = 1_000_000
 PERIOD = 4
@@ -34,7 +34,7 @@ def simulate(seed, *, steps, world=4, slow=None, until=None, busy=None):
     `busy` is the rank whose sockets are busy while the link is slow; None: nobody's are.
     """
     rng = random.Random(seed)
-    diagnosis, heard = Diagnosis(world), []
+    diagnosis, heard = StragglerDetector(world), []
     shared = _Bursts(rng, 40)
     starved = [_Bursts(rng, 12) for _ in range(world)]
     others = [_Bursts(rng, 6) for _ in range(world)]
@@ -77,7 +77,7 @@ def _range(rng, step, notes, waits, pressed, busy):
     for rank, mine in enumerate(notes):
         row = gather_range(mine, number=step // PERIOD)
         wall = row.sums["wall"]
-        around = Surroundings(rng.random() * 0.25 + busy[rank] / wall, waits[rank] / wall, min(1.0, pressed / wall))
+        around = HostPressure(rng.random() * 0.25 + busy[rank] / wall, waits[rank] / wall, min(1.0, pressed / wall))
         rows.append(msgspec.structs.replace(row, around=around))
     return decode(step, encode(step, rows)).rows if len(rows) <= ROWS_MAX else rows
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pacecar.profiler.ranks.cusum import THRESHOLD, Evidence
-from pacecar.profiler.ranks.phase_sums_message import PHASES, RankRange, Surroundings
-from pacecar.profiler.ranks.straggler_detector import WARMUP_RANGES, Diagnosis
+from pacecar.profiler.ranks.cusum import THRESHOLD, Cusum
+from pacecar.profiler.ranks.phase_sums_message import PHASES, HostPressure, RankRange
+from pacecar.profiler.ranks.straggler_detector import WARMUP_RANGES, StragglerDetector
 from tests.profiler.ranks.simulation import simulate
 
 MS = 1_000_000
@@ -29,7 +29,7 @@ def row(number, *, tail=5, epoch=0, disturbed=False, on_device=False, busy=0.0, 
         medians=None if disturbed else medians,
         on_device=on_device,
         waits_in_forward=forward_waits,
-        around=Surroundings(busy, cpu_wait * MS / medians["wall"], pressure * MS / medians["wall"]),
+        around=HostPressure(busy, cpu_wait * MS / medians["wall"], pressure * MS / medians["wall"]),
         is_throttled=throttled,
     )
 
@@ -45,7 +45,7 @@ def hear(diagnosis, ranges, *, start=0, late=None, world=4, **more):
 
 @pytest.fixture
 def diagnosis():
-    made = Diagnosis(4)
+    made = StragglerDetector(4)
     assert hear(made, 12) == []
     return made
 
@@ -93,7 +93,7 @@ def test_one_late_range_in_four_is_noise_and_raises_the_bound(diagnosis):
 
 
 def test_nobody_is_named_in_the_first_ranges():
-    fresh = Diagnosis(4)
+    fresh = StragglerDetector(4)
     assert hear(fresh, WARMUP_RANGES + 2, late=50, forward=50) == []
 
 
@@ -114,14 +114,14 @@ def test_a_device_that_holds_its_clocks_down_is_the_cause_of_slow_compute(diagno
 
 
 def test_of_two_ranks_the_late_one_is_named():
-    pair = Diagnosis(2)
+    pair = StragglerDetector(2)
     hear(pair, 12, world=2)
     (finding,) = hear(pair, 3, start=12, world=2, late=9, data_wait=9)
     assert finding.rank == 1
 
 
 def test_on_a_device_host_timers_name_late_data_and_stay_silent_about_compute():
-    device = Diagnosis(4)
+    device = StragglerDetector(4)
     findings = []
     for number in range(40):
         late = number >= 12
@@ -133,7 +133,7 @@ def test_on_a_device_host_timers_name_late_data_and_stay_silent_about_compute():
 
 def link(ranges, *, start=0, tail=5, diagnosis=None, **more):
     """Tell ranges in which all wait `tail` ms and rank 2 has `more`; return the diagnosis and what it found."""
-    diagnosis, findings = diagnosis or Diagnosis(4), []
+    diagnosis, findings = diagnosis or StragglerDetector(4), []
     for number in range(start, start + ranges):
         rows = [row(number, tail=tail, **({"busy": 0.1} | more if rank == 2 else {"busy": 0.1})) for rank in range(4)]
         findings += diagnosis.hear(rows)
@@ -177,7 +177,7 @@ def test_nothing_is_usual_before_eight_ranges_so_no_link_is_slow():
 
 
 def test_ranges_too_short_to_be_independent_count_for_less():
-    diagnosis, heard = Diagnosis(4), []
+    diagnosis, heard = StragglerDetector(4), []
     for number in range(40):
         is_slow = number >= 20
         busy = [0.9 if is_slow and rank == 2 else 0.1 for rank in range(4)]
@@ -197,21 +197,21 @@ def groups(number, *, late, **flags):
 
 
 def test_who_waits_inside_its_forward_is_not_taken_for_the_late_one():
-    diagnosis, findings = Diagnosis(4), []
+    diagnosis, findings = StragglerDetector(4), []
     for number in range(40):
         findings += diagnosis.hear(groups(number, late=9 if number >= 12 else 0, forward_waits=True))
     assert [(f.rank, f.cause) for f in findings] == [(0, "data_wait")]
 
 
 def test_other_knobs_make_other_waiting_usual():
-    diagnosis = Diagnosis(4)
+    diagnosis = StragglerDetector(4)
     for number in range(40):
         epoch = int(number >= 12)
         assert diagnosis.hear([row(number, tail=5 + 35 * epoch, epoch=epoch) for _ in range(4)]) == []
 
 
 def test_three_late_ranges_raise_and_three_quiet_ones_lower():
-    evidence = Evidence()
+    evidence = Cusum()
     assert [evidence.add(True) for _ in range(4)] == [None, None, "raised", None]
     assert [evidence.add(False) for _ in range(4)] == [None, None, "lowered", None]
     assert evidence.is_clear

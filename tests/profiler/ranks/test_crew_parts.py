@@ -19,30 +19,30 @@ from pacecar.config import HookConfig
 from pacecar.profiler.hook.timed_loader import TimedLoader
 from pacecar.profiler.ranks import rank_monitor as crew_module
 from pacecar.profiler.ranks.collectives import describe_last
-from pacecar.profiler.ranks.gather_schedule import Exchange
-from pacecar.profiler.ranks.hang_detector import CHECKPOINT_SECONDS, FIRST_SECONDS, HangWatch, is_in_loader, where
-from pacecar.profiler.ranks.host_pressure import READ_SECONDS, SurroundingsReader, parse_pressure, parse_schedstat
+from pacecar.profiler.ranks.gather_schedule import GatherSchedule
+from pacecar.profiler.ranks.hang_detector import CHECKPOINT_SECONDS, FIRST_SECONDS, HangDetector, is_in_loader, where
+from pacecar.profiler.ranks.host_pressure import READ_SECONDS, HostPressureReader, parse_pressure, parse_schedstat
 from pacecar.profiler.ranks.noise import Usual, excesses, median, upper
 from pacecar.profiler.ranks.phase_sums_message import (
     MESSAGE_WORDS,
     PHASES,
     ROWS_MAX,
+    HostPressure,
+    RangeMessageError,
     StepNote,
-    Surroundings,
-    WordsError,
     decode,
     encode,
     gather_range,
 )
-from pacecar.profiler.ranks.rank_monitor import Crew
+from pacecar.profiler.ranks.rank_monitor import RankMonitor
 from pacecar.profiler.ranks.step_ranges import (
     GLANCE_SECONDS_MIN,
     LAG,
     RANGE_SECONDS_MIN,
     RANGE_STEPS_MAX,
     WAITING_MAX,
-    Ranges,
     RangesError,
+    StepRanges,
     gather_seconds,
     glance_seconds,
 )
@@ -79,7 +79,7 @@ rows = st.builds(
     ),
     st.lists(st.tuples(phases, st.integers(0, 10**9), st.booleans()), max_size=8),
     st.integers(0, 10**6),
-    st.builds(Surroundings, ratios, ratios, ratios),
+    st.builds(HostPressure, ratios, ratios, ratios),
     st.none() | st.booleans(),
     st.booleans(),
 )
@@ -101,10 +101,10 @@ def sent(row):
 
 def test_zero_is_a_measurement_and_missing_is_missing_in_a_row():
     row = gather_range([StepNote(0, 10, {}, 0, False)])
-    zero = sent(msgspec.structs.replace(row, around=Surroundings(0.0, 0.0, 0.0), is_throttled=False))
-    assert (zero.around, zero.is_throttled) == (Surroundings(0.0, 0.0, 0.0), False)
+    zero = sent(msgspec.structs.replace(row, around=HostPressure(0.0, 0.0, 0.0), is_throttled=False))
+    assert (zero.around, zero.is_throttled) == (HostPressure(0.0, 0.0, 0.0), False)
     missing = sent(row)
-    assert (missing.around, missing.is_throttled) == (Surroundings(None, None, None), None)
+    assert (missing.around, missing.is_throttled) == (HostPressure(None, None, None), None)
 
 
 def test_one_long_step_in_four_is_in_the_sum_and_not_in_the_median():
@@ -127,7 +127,7 @@ def test_messages_of_another_number_version_or_length_are_refused():
         (5, [99, *words[1:]]),
         (5, [*words[:2], ROWS_MAX + 1, *words[3:]]),
     ):
-        with pytest.raises(WordsError):
+        with pytest.raises(RangeMessageError):
             decode(number, wrong)
 
 
@@ -156,7 +156,7 @@ def row_of(cut):
 def test_ranks_that_measure_other_steps_cut_the_same_ranges_and_lose_none(cadences, wall):
     """Each rank changes how often it measures every 300 steps."""
     made = []
-    ranks = [Ranges(4) for _ in cadences]
+    ranks = [StepRanges(4) for _ in cadences]
     cuts = [[] for _ in cadences]
     heard = 0
     for step in range(1800):
@@ -182,7 +182,7 @@ def test_ranks_that_measure_other_steps_cut_the_same_ranges_and_lose_none(cadenc
 
 
 def test_ranges_grow_until_every_rank_measures_a_period_in_each():
-    ranges, heard = Ranges(4), []
+    ranges, heard = StepRanges(4), []
     for step in range(0, 4000, 16):
         for made in cut(ranges, [note(step, every=16)]):
             ranges.hear([row_of(made), row_of(made)])
@@ -195,7 +195,7 @@ def test_ranges_grow_until_every_rank_measures_a_period_in_each():
 @pytest.mark.parametrize("wall", [1_000, 3_000_000, 14_000_000, 100_000_000, 1_500_000_000])
 def test_ranges_are_told_together_for_about_as_long_as_gathers_should_be_apart(wall, every):
     """Steps of a second are not told by the minute."""
-    ranges, ends, step = Ranges(4, 2.0), [], 0
+    ranges, ends, step = StepRanges(4, 2.0), [], 0
     while len(ends) < 6:
         for made in cut(ranges, [note(step, wall=wall, every=every)]):
             ranges.hear([row_of(made)] * 2)
@@ -210,7 +210,7 @@ def test_ranges_are_told_together_for_about_as_long_as_gathers_should_be_apart(w
 
 
 def test_no_range_is_longer_than_a_person_would_wait():
-    ranges = Ranges(4)
+    ranges = StepRanges(4)
     made = []
     for step in range(8000):
         for one in cut(ranges, [note(step, wall=1000)]):
@@ -220,14 +220,14 @@ def test_no_range_is_longer_than_a_person_would_wait():
 
 
 def test_nobody_runs_further_ahead_than_all_have_heard_and_waits_in_a_bounded_queue():
-    ranges = Ranges(4)
+    ranges = StepRanges(4)
     assert len(cut(ranges, [note(step) for step in range(1000)])) == LAG + 1
     with pytest.raises(RangesError, match="did not answer"):
         cut(ranges, [note(step) for step in range(1000, 1000 + WAITING_MAX)])
 
 
 def test_ranks_that_speak_of_different_steps_cannot_go_on():
-    ranges = Ranges(4)
+    ranges = StepRanges(4)
     with pytest.raises(RangesError, match="different steps"):
         ranges.hear([gather_range([], first_step=0, steps=4), gather_range([], first_step=1, steps=4)])
 
@@ -265,13 +265,13 @@ def seats(world):
 def test_whatever_the_order_of_waking_all_ranks_hear_the_same_ranges_in_order(events):
     """Ranks add rows and look at random moments; then each looks until nothing more comes."""
     now = [0]
-    ranks = [Exchange(road, 3, lambda: now[0]) for road in seats(3)]
+    ranks = [GatherSchedule(road, 3, lambda: now[0]) for road in seats(3)]
     added, heard = [0] * 3, [[] for _ in ranks]
 
     def turn(rank):
         heard[rank] += [[row.number for row in rows] for rows in ranks[rank].take()]
         if ranks[rank].is_due:
-            ranks[rank].post(Surroundings())
+            ranks[rank].post(HostPressure())
 
     for rank, adds, ms in events:
         now[0] += ms * 1_000_000
@@ -297,7 +297,7 @@ def test_whatever_the_order_of_waking_all_ranks_hear_the_same_ranges_in_order(ev
 )
 def test_rows_of_usual_steps_wait_for_each_other_and_an_unusual_one_goes_at_once_if_it_may(may_hurry, expected):
     now = [0]
-    exchange = Exchange(seats(1)[0], 1, lambda: now[0])
+    exchange = GatherSchedule(seats(1)[0], 1, lambda: now[0])
     exchange.may_hurry = may_hurry
     posted = []
     for number in range(64):
@@ -308,14 +308,14 @@ def test_rows_of_usual_steps_wait_for_each_other_and_an_unusual_one_goes_at_once
         list(exchange.take())
         if exchange.is_due:
             posted.append(number)
-            exchange.post(Surroundings())
+            exchange.post(HostPressure())
     assert posted == expected, "batches end at the same ranges whatever was told between"
 
 
 def test_hurrying_for_ever_is_not_within_the_budget():
     """Now and then a range is long, for ever: after a first burst gathers are as far apart as the budget wants."""
     now = [0]
-    exchange = Exchange(seats(1)[0], 1, lambda: now[0], gather_seconds=4.0)
+    exchange = GatherSchedule(seats(1)[0], 1, lambda: now[0], gather_seconds=4.0)
     posted = []
     for number in range(12 * ROWS_MAX):
         now[0] += 200_000_000
@@ -324,7 +324,7 @@ def test_hurrying_for_ever_is_not_within_the_budget():
         list(exchange.take())
         if exchange.is_due:
             posted.append(number)
-            exchange.post(Surroundings())
+            exchange.post(HostPressure())
     assert posted[:6] == [11, 12, 13, 14, 15, 17]
     late = [number for number in posted if number >= 4 * ROWS_MAX]
     batches = [number for number in late if number % ROWS_MAX == ROWS_MAX - 1]
@@ -406,15 +406,15 @@ def test_surroundings_are_ratios_over_the_time_between_two_readings_and_none_whe
     (task / "schedstat").write_text("1 1000000 3\n")
     busy = [100, 100 + 150_000_000, 0]
     sockets = BusySockets(lambda: now[0], find=lambda: [4], read=lambda known: {4: busy.pop(0)})
-    reader = SurroundingsReader(lambda: now[0], sockets=sockets, proc=str(tmp_path))
+    reader = HostPressureReader(lambda: now[0], sockets=sockets, proc=str(tmp_path))
     reader.open(77)
     (task / "schedstat").write_text("1 51000000 3\n")
     now[0] = round(READ_SECONDS * 1e9) - 1
-    assert reader.latest() == Surroundings(), "too soon for a ratio"
+    assert reader.latest() == HostPressure(), "too soon for a ratio"
     now[0] = 200_000_000
-    assert reader.latest() == Surroundings(0.75, 0.25, None)
+    assert reader.latest() == HostPressure(0.75, 0.25, None)
     now[0] += 1
-    assert reader.latest() == Surroundings(0.75, 0.25, None), "ranges cut together share a reading"
+    assert reader.latest() == HostPressure(0.75, 0.25, None), "ranges cut together share a reading"
     reader.close()
     reader.close()
 
@@ -423,7 +423,7 @@ def test_surroundings_are_ratios_over_the_time_between_two_readings_and_none_whe
 
 
 def watched():
-    watch = HangWatch(10 * S, 0)
+    watch = HangDetector(10 * S, 0)
     for step in range(8):
         watch.stepped(step, S // 10, step * S)
     return watch
@@ -446,12 +446,12 @@ def test_a_hang_is_suspected_once_and_taken_back_when_a_step_ends():
 def test_a_checkpoint_an_evaluation_and_the_first_step_have_longer():
     assert watched().check(round(CHECKPOINT_SECONDS) * S, "checkpoint") is None
     assert watched().check(30 * S, "outside", alive_ns=25 * S) is None
-    assert HangWatch(10 * S, 0).check(round(FIRST_SECONDS) * S - 1, "forward") is None
-    assert HangWatch(10 * S, 0).check(round(FIRST_SECONDS) * S + 1, "forward") is not None
+    assert HangDetector(10 * S, 0).check(round(FIRST_SECONDS) * S - 1, "forward") is None
+    assert HangDetector(10 * S, 0).check(round(FIRST_SECONDS) * S + 1, "forward") is not None
 
 
 def test_slow_steps_have_thirty_times_their_own_length():
-    watch = HangWatch(10 * S, 0)
+    watch = HangDetector(10 * S, 0)
     watch.stepped(0, 5 * S, 5 * S)
     assert watch.check(150 * S, "forward") is None
     assert watch.check(156 * S, "forward") is not None
@@ -563,7 +563,7 @@ class Echo:
 def make_crew(road, *, rank=0, world=2, config=None, clock=None):
     records = []
     hello = job_hello(rank, world)
-    crew = Crew(hello, config or HookConfig(), Training(), emit=records.append, road=road, clock=clock)
+    crew = RankMonitor(hello, config or HookConfig(), Training(), emit=records.append, road=road, clock=clock)
     return crew, records
 
 

@@ -14,7 +14,16 @@ from typing import Any
 import numpy as np
 
 from pacecar.profiler.ledger.classification import classify_device
-from pacecar.profiler.trace.columns import NONE, WORKS, Collective, DeviceRows, HostKind, HostRows, StepMark, Trace
+from pacecar.profiler.trace.columns import (
+    NONE,
+    WORKS,
+    CollectiveColumns,
+    DeviceRows,
+    HostKind,
+    HostRows,
+    StepMark,
+    Trace,
+)
 
 __all__ = ["plain_read"]
 
@@ -43,7 +52,7 @@ def plain_read(path: Path) -> Trace:
     distributed = header.get("distributedInfo") or {}
     names: dict[str, int] = {}
     threads: dict[tuple[str, str], int] = {}
-    collectives: dict[Collective, int] = {}
+    collectives: dict[CollectiveColumns, int] = {}
     device: list[tuple[int, ...]] = []
     host: list[tuple[int, ...]] = []
     steps: list[StepMark] = []
@@ -128,9 +137,9 @@ def _whole(text: object) -> int | None:
     return None if text is None else int(str(text))
 
 
-def _collective(args: dict[str, Any]) -> Collective:
+def _collective(args: dict[str, Any]) -> CollectiveColumns:
     ranks = str(args.get("Process Group Ranks", "")).strip("[]")
-    return Collective(
+    return CollectiveColumns(
         operation=str(args["Collective name"]),
         bytes=None,  # the fast reader's tests look at the conversion of types
         dtype=args.get("dtype"),

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from pacecar.profiler.trace.collectives import from_kernel, from_metadata, operation_of
-from pacecar.profiler.trace.columns import NONE, WORKS, Collective
+from pacecar.profiler.trace.columns import NONE, WORKS, CollectiveColumns
 from pacecar.profiler.trace.events import Args
 from pacecar.profiler.trace.reader import read_trace
 from tests.profiler.trace.writing import document, host, kernel, launch
@@ -19,7 +19,7 @@ SAID = {
     "Process Group Ranks": "[0, 1, 2, 3, 4, 5, 6, 7]",
     "Seq": 0,
 }
-MEANT = Collective(
+MEANT = CollectiveColumns(
     operation="all_gather",
     bytes=402176,
     dtype="BFloat16",
@@ -88,25 +88,29 @@ def annotated(name="nccl:all_to_all", shapes=([1024, 8],), types=("float",), ope
 
 def test_the_annotation_around_the_launch_says_what_send_recv_is(read):
     assert said_of(read(*annotated())) == [
-        ("communication", Collective(operation="all_to_all", bytes=32768, dtype="Float"))
+        ("communication", CollectiveColumns(operation="all_to_all", bytes=32768, dtype="Float"))
     ]
 
 
 def test_the_operator_around_it_knows_the_output_too(read):
     events = annotated("nccl:_all_gather_base", ([16],), ("c10::Half",), ([128], [16]), ("c10::Half", "c10::Half"))
-    assert said_of(read(*events)) == [("communication", Collective(operation="all_gather", bytes=256, dtype="Half"))]
+    assert said_of(read(*events)) == [
+        ("communication", CollectiveColumns(operation="all_gather", bytes=256, dtype="Half"))
+    ]
 
 
 def test_a_gathers_bytes_are_unknown_from_its_input_alone(read):
     events = annotated("nccl:_all_gather_base", ([16],), ("c10::Half",))
-    assert said_of(read(*events)) == [("communication", Collective(operation="all_gather", bytes=None, dtype="Half"))]
+    assert said_of(read(*events)) == [
+        ("communication", CollectiveColumns(operation="all_gather", bytes=None, dtype="Half"))
+    ]
 
 
 def test_a_launch_outside_or_on_another_thread_is_not_the_annotations(read):
     rows = [host(30, 40, "nccl:all_to_all", "user_annotation")]
     for stray in (launch(80, 2, 7), launch(50, 2, 7, tid=5), launch(10, 2, 7)):
         trace = read(*rows, stray, kernel(60, 9, "ncclKernel_SendRecv_RING", 7))
-        assert said_of(trace) == [("communication", Collective(operation="send_recv"))]
+        assert said_of(trace) == [("communication", CollectiveColumns(operation="send_recv"))]
 
 
 def test_the_innermost_annotation_that_is_still_open_counts(read):
@@ -121,16 +125,16 @@ def test_the_innermost_annotation_that_is_still_open_counts(read):
 def test_a_single_group_of_everybody_is_every_collectives_group(read):
     config = [{"pg_name": "0", "pg_size": 2, "ranks": [0, 1]}]
     trace = read(kernel(name="ncclDevKernel_AllReduce"), distributedInfo={"world_size": 2, "pg_config": config})
-    assert trace.collectives == (Collective(operation="all_reduce", group="0", group_size=2, ranks=(0, 1)),)
+    assert trace.collectives == (CollectiveColumns(operation="all_reduce", group="0", group_size=2, ranks=(0, 1)),)
     config.append({"pg_name": "1", "pg_size": 2, "ranks": [0, 1]})
     trace = read(kernel(name="ncclDevKernel_AllReduce"), distributedInfo={"world_size": 2, "pg_config": config})
-    assert trace.collectives == (Collective(operation="all_reduce"),)
+    assert trace.collectives == (CollectiveColumns(operation="all_reduce"),)
 
 
 def test_the_work_of_a_host_group_has_its_shapes(read):
     shapes = {"Input Dims": [[4160], []], "Input type": ["float", "Scalar"]}
     trace = read(host(name="gloo:all_reduce", cat="user_annotation", **shapes), host(200, name="c10d::allreduce_"))
-    assert trace.collectives == (Collective(operation="all_reduce", bytes=16640, dtype="Float"),)
+    assert trace.collectives == (CollectiveColumns(operation="all_reduce", bytes=16640, dtype="Float"),)
     assert trace.host_rows.collective.tolist() == [0, NONE]
 
 
@@ -162,7 +166,7 @@ def test_torchs_words_for_operations(word, operation):
     ],
 )
 def test_a_kernels_name_says_the_operation_or_stands_for_itself(name, operation):
-    assert from_kernel(name) == Collective(operation=operation)
+    assert from_kernel(name) == CollectiveColumns(operation=operation)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacecar.profiler.trace.columns import NONE, WORKS, Collective, HostKind, StepMark
-from pacecar.profiler.trace.events import KNOWN_EVENTS, DigitEvent, Event
+from pacecar.profiler.trace.columns import NONE, WORKS, CollectiveColumns, HostKind, StepMark
+from pacecar.profiler.trace.events import KNOWN_EVENTS, DigitEvent, TraceEvent
 from pacecar.profiler.trace.reader import TraceError, read_trace
 from tests.profiler.trace.writing import PACKINGS, codes, document, host, kernel, launch
 
@@ -78,7 +78,7 @@ def test_members_are_read_on_either_side_of_the_events(read, where):
     trace = read(document([kernel(name="ncclDevKernel", **allreduce)], **{where: members}))
     assert (trace.rank, trace.world_size, trace.backend, trace.host) == (0, 8, "nccl", "node7")
     assert (trace.gpus, trace.wall_offset_ns) == (("A", "B"), 1711964646000000000)
-    assert trace.collectives == (Collective(operation="all_reduce", group="3", group_size=2, ranks=(4, 5)),)
+    assert trace.collectives == (CollectiveColumns(operation="all_reduce", group="3", group_size=2, ranks=(4, 5)),)
     assert trace.warnings == ()
 
 
@@ -253,7 +253,7 @@ def test_the_same_things_are_kept_once(read):
     said = {"Collective name": "allreduce", "dtype": "Float", "In msg nelems": 4, "Out msg nelems": 4}
     trace = read(document([kernel(n, 1, "ncclKernel", n, **said) for n in range(50)]))
     assert trace.names == ("ncclKernel",)
-    assert trace.collectives == (Collective(operation="all_reduce", bytes=16, dtype="Float"),)
+    assert trace.collectives == (CollectiveColumns(operation="all_reduce", bytes=16, dtype="Float"),)
     assert set(trace.device.collective.tolist()) == {0}
 
 
@@ -263,7 +263,7 @@ def test_a_missing_file_and_a_folder_are_one_clear_error(tmp_path):
             read_trace(path)
 
 
-@pytest.mark.parametrize("form", [KNOWN_EVENTS, list[Event], list[DigitEvent]])
+@pytest.mark.parametrize("form", [KNOWN_EVENTS, list[TraceEvent], list[DigitEvent]])
 def test_the_typed_decoders_take_what_kineto_writes(form):
     """Else everything would be right all the same, and five times slower."""
     said = {"Collective name": "allreduce", "Input Dims": [[3], []], "Process Group Ranks": "[0]", "Seq": 0}
